@@ -1,0 +1,57 @@
+# Works with GNU make 3.81 and with BSD or GNU tools. `make` alone lists the interface.
+
+PY = .venv/bin/python
+ARGS =
+
+.PHONY: help demo test fast check format bench docs pins clean
+
+help: ## this list
+	@echo "Each command first sets up what it needs in .venv; all it takes is Python 3.11 or newer."
+	@echo
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "Settings:  PYTHON=python3.12  the Python to use     UV=  use pip although uv is installed"
+	@echo "           ARGS='...'         more arguments for demo, test, fast and bench"
+
+demo: .venv/.ready-core ## see the product at work
+	$(PY) examples/demo.py $(ARGS)
+
+test: .venv/.ready-dev ## run every test
+	$(PY) -m pytest $(ARGS)
+
+fast: .venv/.ready-dev ## run the unit and twin tests only, in seconds
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+check: .venv/.ready-dev ## lint, format, types, imports, sizes and the conformance matrix
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+	$(PY) tools/judge_check.py
+	$(PY) tools/size_report.py
+	$(PY) tools/conformance.py --check
+
+format: .venv/.ready-dev ## format the code and apply safe fixes
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+
+bench: .venv/.ready-bench ## measure the engines beside their peers
+	$(PY) benchmarks/engine.py $(ARGS)
+
+docs: .venv/.ready-docs ## regenerate the reference pages and build the site into build/docs
+	$(PY) tools/conformance.py
+	$(PY) -m mkdocs build --quiet --strict --config-file tools/mkdocs.yml
+	@echo "the site is in build/docs"
+
+pins: ## resolve all dependencies anew and write constraints.txt
+	@python=$$(sh tools/setup.sh python) && "$$python" tools/pins.py
+
+clean: ## remove everything these commands made
+	rm -rf .venv build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find src tests tools examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# One stamp per set of dependencies: a second run is instant, a changed pin installs again.
+.venv/.ready-core .venv/.ready-dev .venv/.ready-bench .venv/.ready-docs: \
+		pyproject.toml constraints.txt tools/setup.sh tools/requirements.py
+	@sh tools/setup.sh $(patsubst .venv/.ready-%,%,$@)

@@ -1,0 +1,114 @@
+"""No-op transactions per second through the whole lifecycle, beside others, in one run.
+
+One JSON line per case and contestant goes to standard output, a table to standard error. Telemetry
+providers are global, so each group runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import lineup
+import memory
+from rounds import Effort, Watcher, race
+
+GROUPS = ("plain", "sdk", "sdk+metrics", *memory.shapes())
+LONGEST = 300.0
+"""Seconds after which a group is given up."""
+
+
+def main() -> int:
+    """Run every group in a child and show what they say."""
+    options = _options()
+    if options.group is not None:
+        for record in _run_group(options):
+            print(json.dumps(record), flush=True)
+        return 0
+    records = []
+    for group in GROUPS:
+        for record in _ask_child(group):
+            records.append(record)
+            print(json.dumps(record), flush=True)
+    _show(records)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, help="turns of each contestant (5; quick: 3)")
+    parser.add_argument("--count", type=int, help="transactions per turn, instead of a time")
+    parser.add_argument("--case", default="", help="only cases whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="a rough answer within 40 seconds")
+    parser.add_argument("--group", choices=GROUPS, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _ask_child(group: str) -> Iterator[dict[str, Any]]:
+    command = [sys.executable, __file__, *sys.argv[1:], "--group", group]
+    try:
+        child = subprocess.run(  # noqa: S603 - this very file
+            command, stdout=subprocess.PIPE, text=True, timeout=LONGEST, check=False
+        )
+    except subprocess.TimeoutExpired:
+        yield {"case": group, "skipped": f"not finished after {LONGEST:g} seconds"}
+        return
+    yield from map(json.loads, child.stdout.splitlines())
+    if child.returncode != 0:
+        yield {"case": group, "skipped": f"the process ended with exit code {child.returncode}"}
+
+
+def _run_group(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    group: str = options.group
+    if group in memory.shapes():
+        if options.case in group:
+            yield memory.measure(group, options.count or (100_000 if options.quick else 1_000_000))
+        return
+    watcher = Watcher()
+    if group != "plain":
+        try:
+            from recording import Recording
+        except ImportError as error:
+            yield {"case": group, "skipped": f"opentelemetry-sdk is not installed: {error}"}
+            return
+        watcher = Recording(with_metrics=group == "sdk+metrics")
+    cases = lineup.plain() if group == "plain" else lineup.recorded(group)
+    yield from race(
+        [case for case in cases if options.case in case.name], _effort(options), watcher
+    )
+
+
+def _effort(options: argparse.Namespace) -> Effort:
+    rounds = options.rounds or (3 if options.quick else 5)
+    return Effort(rounds, 0.04 if options.quick else 0.25, options.count)
+
+
+def _show(records: list[dict[str, Any]]) -> None:
+    lines: list[tuple[str, ...]] = [
+        ("case", "who", "per second", "spread", "ratio", "target", "met")
+    ]
+    lines += [_cells(record) for record in records]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join(cells).rstrip(), file=sys.stderr)
+
+
+def _cells(record: dict[str, Any]) -> tuple[str, ...]:
+    if "skipped" in record:
+        return (record["case"], record.get("who", ""), "skipped", record["skipped"], "", "", "")
+    if "per_second" in record:
+        rate, spread = f"{record['per_second']:,}", "{:,} to {:,}".format(*record["spread"])
+    else:
+        rate, spread = "", f"{record['resident_growth_bytes'] / 1024:,.0f} KiB more"
+    met = {True: "yes", False: "NO"}.get(record.get("met"), "")  # type: ignore[arg-type]
+    ratio = f"{record['ratio']:.2f}" if "ratio" in record else ""
+    return (record["case"], record["who"], rate, spread, ratio, record.get("target", ""), met)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

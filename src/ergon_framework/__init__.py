@@ -1,0 +1,1 @@
+"""Ergon: a framework and runtime for work that must not get lost."""

@@ -1,0 +1,328 @@
+"""The connector itself: both colours, settlement by object, and the checks of its arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self, cast
+
+from ergon_framework.connector.jsonl import codec
+from ergon_framework.connector.jsonl.codec import JsonlConnectorError, MalformedLineError
+from ergon_framework.connector.jsonl.inbox import Inbox
+from ergon_framework.connector.jsonl.lines import Line
+from ergon_framework.connector.jsonl.outbox import Outbox
+from ergon_framework.errors import ConfigurationError, EnvelopeError, describe
+from ergon_framework.ports.transaction import Transaction
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+ROTATE_BYTES = 64 * 1024 * 1024
+_set = object.__setattr__
+
+
+class _Delivery(Transaction):
+    """A delivered transaction that knows its line and how it was settled."""
+
+    __slots__ = ("line", "owner", "verb")
+
+    line: Line
+    owner: JsonlConnector
+    verb: str | None
+
+
+@dataclass(slots=True)
+class _Handover:
+    """A fetch on its way to a caller who may have stopped waiting for it."""
+
+    batch: list[Transaction] = field(default_factory=list)
+    is_abandoned: bool = False
+
+
+class JsonlConnector:
+    """Consumes JSON Lines files from ``inbox`` and produces them into ``outbox``.
+
+    Either may be left out, and both may be the same directory, which makes it a durable queue. One
+    connector at a time may read an inbox. Settle the very object that was delivered.
+
+    ``dead_letters`` is a file, by default ``inbox/.ergon/dead_letters.jsonl``. ``name`` becomes
+    the source of transactions that have none. ``strict`` raises :class:`MalformedLineError`
+    instead of setting a malformed line aside. Without ``fsync`` a crash of the process loses
+    nothing either, but a power failure may.
+    """
+
+    def __init__(
+        self,
+        inbox: str | PathLike[str] | None = None,
+        outbox: str | PathLike[str] | None = None,
+        dead_letters: str | PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        raw: bool = False,
+        strict: bool = False,
+        fsync: bool = True,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        rotate_bytes: int = ROTATE_BYTES,
+    ) -> None:
+        _check_bounds(max_line_bytes=max_line_bytes, rotate_bytes=rotate_bytes)
+        self.name = name
+        self._raw = raw
+        self._max_line_bytes = max_line_bytes
+        self._closed = False
+        self._settling = threading.Lock()
+        self._fetching = threading.Lock()
+        self._inbox: Inbox[_Delivery] | None = None
+        self._outbox: Outbox | None = None
+        source, dead = _check_places(inbox, outbox, dead_letters)
+        if outbox is not None:
+            self._outbox = Outbox(Path(outbox), rotate_bytes=rotate_bytes, fsync=fsync)
+        if source is not None:
+            self._inbox = Inbox(
+                source,
+                self._parse,
+                dead_letters=dead,
+                strict=strict,
+                fsync=fsync,
+                max_line_bytes=max_line_bytes,
+            )
+
+    @property
+    def malformed(self) -> int:
+        """How many malformed lines were set aside since this connector was opened."""
+        return 0 if self._inbox is None else self._inbox.malformed
+
+    def fetch_transactions(self, batch_size: int, **extra: Any) -> list[Transaction]:
+        """Up to ``batch_size`` transactions: by file name, then by line."""
+        return self._fetch(batch_size, extra, _Handover())
+
+    def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
+        """Append them all, or none of them when one cannot be written as JSON without loss."""
+        _refuse_extra(extra)
+        outbox = self._writing()
+        outbox.append([codec.encode(each, self._max_line_bytes) for each in transactions])
+
+    def ack(self, transaction: Transaction) -> None:
+        """It succeeded: never deliver it again. On disk when this returns."""
+        with self._claimed(transaction, "ack") as line:
+            if line is not None:
+                self._reading().settle(line)
+
+    def nack(self, transaction: Transaction, exc: Exception) -> None:
+        """It failed for good: write it to the dead-letter file with its reason."""
+        with self._claimed(transaction, "nack") as line:
+            if line is not None:
+                self._reading().set_aside(line, transaction.transaction_id, describe(exc))
+
+    def release(self, transaction: Transaction) -> None:
+        """It was not worked to an end: deliver it again, before what comes after it."""
+        with self._claimed(transaction, "release") as line:
+            if line is not None:
+                self._reading().give_back([line])
+
+    def get_transactions_count(self) -> int:
+        """How many lines wait; what is in flight does not count. Reads the rest of every file."""
+        return self._reading().count()
+
+    def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
+        """The first one with this id in any inbox file, settled or not. It claims nothing."""
+        for line in self._reading().lines():
+            try:
+                found = None if line.data is None or line.is_blank else self._parse(line)
+            except MalformedLineError:
+                continue
+            if found is not None and found.transaction_id == transaction_id:
+                return found
+        return None
+
+    def read_dead_letters(self) -> Iterator[dict[str, Any]]:
+        """The dead letters, oldest first: place, reason, and ``value``, ``text`` or ``base64``."""
+        with self._reading().dead_path.open("rb") as file:
+            for text in file:
+                yield codec.decode(text)
+
+    def health(self) -> bool:
+        """Whether it can be used: open, and no write has failed."""
+        parts: list[Inbox[_Delivery] | Outbox | None] = [self._inbox, self._outbox]
+        return not self._closed and all(part is None or part.is_sound for part in parts)
+
+    def close(self) -> None:
+        """Close every file. What is in flight is delivered again to the next connector."""
+        self._closed = True
+        if self._inbox is not None:
+            self._inbox.close()
+        if self._outbox is not None:
+            self._outbox.close()
+
+    async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> list[Transaction]:
+        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the lines back."""
+        handover = _Handover()
+        try:
+            return await asyncio.to_thread(self._fetch, batch_size, extra, handover)
+        except asyncio.CancelledError:
+            self._abandon(handover)
+            raise
+
+    async def dispatch_transactions_async(
+        self, transactions: Iterable[Transaction], **extra: Any
+    ) -> None:
+        """The asyncio twin of :meth:`dispatch_transactions`."""
+        await asyncio.to_thread(self.dispatch_transactions, list(transactions), **extra)
+
+    async def ack_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`ack`."""
+        await asyncio.to_thread(self.ack, transaction)
+
+    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
+        """The asyncio twin of :meth:`nack`."""
+        await asyncio.to_thread(self.nack, transaction, exc)
+
+    async def release_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`release`."""
+        await asyncio.to_thread(self.release, transaction)
+
+    async def get_transactions_count_async(self) -> int:
+        """The asyncio twin of :meth:`get_transactions_count`."""
+        return await asyncio.to_thread(self.get_transactions_count)
+
+    async def fetch_transaction_by_id_async(self, transaction_id: str) -> Transaction | None:
+        """The asyncio twin of :meth:`fetch_transaction_by_id`."""
+        return await asyncio.to_thread(self.fetch_transaction_by_id, transaction_id)
+
+    async def aclose(self) -> None:
+        """The asyncio twin of :meth:`close`."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _fetch(
+        self, batch_size: int, extra: dict[str, Any], handover: _Handover
+    ) -> list[Transaction]:
+        _refuse_extra(extra)
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
+        inbox = self._reading()
+        with self._fetching:
+            if not handover.is_abandoned:
+                handover.batch += [delivery for _, delivery in inbox.take(batch_size)]
+            return handover.batch
+
+    def _abandon(self, handover: _Handover) -> None:
+        # Waits for a fetch under way: nobody else may fetch between its end and the giving back.
+        with self._fetching:
+            handover.is_abandoned = True
+            for transaction in handover.batch:
+                self.release(transaction)
+
+    def _parse(self, line: Line) -> _Delivery:
+        value = codec.decode(line.data or b"")
+        try:
+            delivery = self._wrap(line, value) if self._raw else self._open(value)
+        except (EnvelopeError, OverflowError) as error:
+            raise MalformedLineError(f"not a transaction: {describe(error)}") from error
+        _set(delivery, "line", line)
+        _set(delivery, "owner", self)
+        _set(delivery, "verb", None)
+        return delivery
+
+    def _wrap(self, line: Line, value: Any) -> _Delivery:
+        place = {"file": line.file.name, "line": line.number}
+        return _Delivery(f"{line.file.name}:{line.number}", value, place, source=self.name)
+
+    def _open(self, value: Any) -> _Delivery:
+        if self.name is not None and isinstance(value, dict):
+            value.setdefault("source", self.name)
+        return cast(_Delivery, _Delivery.from_dict(value))  # it makes the class it is called on
+
+    @contextmanager
+    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[Line | None]:
+        """The line to act upon, or None when it was settled in this way before."""
+        self._reading()
+        if not isinstance(transaction, _Delivery) or transaction.owner is not self:
+            raise JsonlConnectorError(
+                f"cannot {verb} {transaction!r}: this connector did not deliver this object",
+                remedy="settle the very object that fetch_transactions returned, not a copy",
+            )
+        with self._settling:
+            before = transaction.verb
+            if before is None:
+                _set(transaction, "verb", verb)
+        if before not in (None, verb):
+            raise JsonlConnectorError(
+                f"cannot {verb} {transaction!r}: it was settled with {before} before",
+                remedy="settle each delivery once",
+            )
+        try:
+            yield transaction.line if before is None else None
+        except BaseException:
+            if before is None:
+                _set(transaction, "verb", None)  # it may be tried again
+            raise
+
+    def _reading(self) -> Inbox[_Delivery]:
+        self._refuse_when_closed()
+        if self._inbox is None:
+            raise ConfigurationError(
+                "this JsonlConnector has no inbox", remedy="give it one: JsonlConnector(inbox=...)"
+            )
+        return self._inbox
+
+    def _writing(self) -> Outbox:
+        self._refuse_when_closed()
+        if self._outbox is None:
+            raise ConfigurationError(
+                "this JsonlConnector has no outbox",
+                remedy="give it one: JsonlConnector(outbox=...)",
+            )
+        return self._outbox
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise JsonlConnectorError(
+                "this JsonlConnector is closed",
+                remedy="open a new one; close it after the last use",
+            )
+
+
+def _refuse_extra(extra: dict[str, Any]) -> None:
+    if extra:
+        raise ConfigurationError(
+            f"JsonlConnector does not know the setting {min(extra)!r}",
+            remedy="it takes no settings per call",
+        )
+
+
+def _check_bounds(**bounds: int) -> None:
+    for name, value in bounds.items():
+        if value < 1:
+            raise ConfigurationError(f"{name} must be at least 1, not {value!r}")
+
+
+def _check_places(
+    inbox: str | PathLike[str] | None,
+    outbox: str | PathLike[str] | None,
+    dead_letters: str | PathLike[str] | None,
+) -> tuple[Path | None, Path | None]:
+    if inbox is None and outbox is None:
+        raise ConfigurationError(
+            "a JsonlConnector needs an inbox or an outbox",
+            remedy="JsonlConnector(inbox=...) to consume, JsonlConnector(outbox=...) to produce",
+        )
+    source = None if inbox is None else Path(inbox)
+    if source is not None and not source.is_dir():
+        raise ConfigurationError(f"the inbox {source} is not a directory", remedy="create it first")
+    dead = None if dead_letters is None else Path(dead_letters)
+    if dead is not None and source is None:
+        raise ConfigurationError("dead_letters without an inbox: nothing can be set aside")
+    if dead is not None and source is not None and dead.parent.resolve() == source.resolve():
+        raise ConfigurationError(
+            f"the dead letters {dead} would be read as work: they lie in the inbox",
+            remedy="put them into another directory",
+        )
+    return source, dead

@@ -1,0 +1,227 @@
+"""Files that survive a crash: append-only files, their torn tails, and the lock on a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterable
+from io import FileIO
+from pathlib import Path
+from typing import NoReturn
+
+from ergon_framework.connector.jsonl.codec import NEWLINE, JsonlConnectorError, is_complete
+
+_sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+_BLOCK = 1 << 16
+_LONGEST_TAIL = 1 << 24
+
+
+class LockedError(JsonlConnectorError):
+    """Another connector, here or in another process, holds the directory or the file."""
+
+    code = "jsonl_locked"
+
+
+def failpoint(name: str) -> None:
+    """Mark a place where dying is interesting. Does nothing; crash tests replace it."""
+
+
+class AppendFile:
+    """A file that only grows. What :meth:`append` was given is on disk when it returns.
+
+    Threads that append at the same time share one fsync. After a failed write or fsync nobody knows
+    what is on disk, so everything further is refused until the file is opened again.
+    """
+
+    def __init__(self, path: Path, label: str, *, fsync: bool = True, lock: bool = False) -> None:
+        self.path = path
+        self._label = label
+        self._fsync = fsync
+        self._writing = threading.Lock()
+        self._syncing = threading.Lock()
+        self._written = 0  # how many writes were made …
+        self._synced = 0  # … and how many of them are known to be on disk
+        self._broken: OSError | None = None
+        self._file = self._open(lock)
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it takes further writes."""
+        return self._broken is None and not self._file.closed
+
+    def append(self, pieces: Iterable[bytes]) -> None:
+        """Write and wait until it is on disk."""
+        self.sync(self.write(pieces))
+
+    def write(self, pieces: Iterable[bytes]) -> int:
+        """Write whole lines; returns the ticket that :meth:`sync` takes."""
+        with self._writing:
+            self._refuse_when_broken()
+            failpoint(f"{self._label}.before_write")
+            start = self.size
+            try:
+                for piece in pieces:
+                    _write_all(self._file, piece)
+            except OSError as error:
+                self._cut(start)
+                self._give_up(error)
+            except BaseException:
+                self._cut(start)
+                raise
+            self._written += 1
+            failpoint(f"{self._label}.written")
+            return self._written
+
+    def sync(self, ticket: int) -> None:
+        """Wait until the write with this ticket is on disk."""
+        if not self._fsync:
+            return
+        with self._syncing:
+            if self._synced >= ticket:
+                return
+            self._refuse_when_broken()
+            covered = self._written
+            try:
+                _sync(self._file.fileno())
+            except OSError as error:
+                self._give_up(error)
+            self._synced = covered
+            failpoint(f"{self._label}.synced")
+
+    def replace(self, content: bytes) -> None:
+        """Put ``content`` in place of everything, in one step as far as a crash can see."""
+        with self._writing, self._syncing:
+            self._refuse_when_broken()
+            fresh = self.path.with_suffix(".tmp")
+            try:
+                with fresh.open("wb", buffering=0) as file:
+                    _write_all(file, content)
+                    _sync(file.fileno())
+                failpoint(f"{self._label}.rewritten")
+                fresh.replace(self.path)
+                failpoint(f"{self._label}.renamed")
+                sync_directory(self.path.parent)
+                self._file.close()
+                self._file = self.path.open("a+b", buffering=0)
+            except OSError as error:
+                self._give_up(error)
+            self._synced = self._written
+
+    def close(self) -> None:
+        """Bring everything to disk and close. Closing twice is fine."""
+        with self._writing, self._syncing:
+            if self._file.closed:
+                return
+            if self._fsync and self._broken is None:
+                _sync(self._file.fileno())
+            self._synced = self._written
+            self._file.close()
+
+    def _open(self, lock: bool) -> FileIO:
+        is_new = not self.path.exists()
+        file = self.path.open("a+b", buffering=0)
+        if lock and not _try_lock(file):
+            file.close()
+            raise LockedError(
+                f"{self.path} is being written by another connector",
+                remedy="give each connector a file of its own",
+            )
+        _repair_tail(file)
+        if is_new:
+            sync_directory(self.path.parent)
+        return file
+
+    def _refuse_when_broken(self) -> None:
+        if self._broken is not None:
+            raise JsonlConnectorError(
+                f"{self.path} failed before ({self._broken.strerror}); what it holds is uncertain",
+                remedy="close the connector, mend the disk, and open a new one",
+            ) from self._broken
+        if self._file.closed:
+            raise JsonlConnectorError(f"{self.path} is closed", remedy="open a new connector")
+
+    def _cut(self, size: int) -> None:
+        with contextlib.suppress(OSError):  # a torn tail is repaired when it is opened again
+            os.ftruncate(self._file.fileno(), size)
+
+    def _give_up(self, error: OSError) -> NoReturn:
+        self._broken = error
+        raise JsonlConnectorError(
+            f"cannot write {self.path}: {error.strerror}",
+            remedy="close the connector, free space or mend the disk, and open a new one",
+        ) from error
+
+
+class DirectoryLock:
+    """Held by one connector at a time, whatever process it is in. Freed by the system on death."""
+
+    def __init__(self, path: Path, directory: Path) -> None:
+        self._file = path.open("a+b", buffering=0)
+        if not _try_lock(self._file):
+            self._file.seek(0)
+            holder = self._file.read(20).decode("ascii", "replace").strip() or "unknown"
+            self._file.close()
+            who = "this process" if holder == str(os.getpid()) else f"process {holder}"
+            raise LockedError(
+                f"{directory} is already being read by another connector, in {who}",
+                remedy="close that one first, or give each consumer an inbox of its own",
+            )
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()).encode("ascii"))
+
+    def close(self) -> None:
+        """Let the next one in. The file stays: removing it would race with whoever opens it."""
+        self._file.close()
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the names in a directory to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _try_lock(file: FileIO) -> bool:
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _repair_tail(file: FileIO) -> None:
+    """End a whole last line with its newline, and cut off a torn one: it was never promised."""
+    size = os.fstat(file.fileno()).st_size
+    start = _after_last_newline(file, size)
+    if start == size:
+        return
+    if size - start <= _LONGEST_TAIL and is_complete(os.pread(file.fileno(), size - start, start)):
+        _write_all(file, NEWLINE)
+    else:
+        os.ftruncate(file.fileno(), start)
+
+
+def _after_last_newline(file: FileIO, size: int) -> int:
+    end = size
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        found = os.pread(file.fileno(), end - start, start).rfind(NEWLINE)
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0

@@ -1,0 +1,258 @@
+"""Reading a directory of JSON Lines files: what to deliver next, and what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ergon_framework.connector.jsonl import codec
+from ergon_framework.connector.jsonl.codec import (
+    JsonlConnectorError,
+    LineTooLongError,
+    MalformedLineError,
+)
+from ergon_framework.connector.jsonl.files import AppendFile, DirectoryLock, sync_directory
+from ergon_framework.connector.jsonl.lines import Line, fingerprint, pieces, scan
+from ergon_framework.connector.jsonl.progress import FileProgress, Progress
+from ergon_framework.errors import describe
+
+STATE = ".ergon"
+_MOST_LETTERS = 256  # malformed lines set aside with one fsync
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Gathered(Generic[T]):
+    """What one look into one file gave."""
+
+    file: FileProgress
+    items: list[tuple[Line, T]] = field(default_factory=list)
+    malformed: list[tuple[Line, MalformedLineError]] = field(default_factory=list)
+    is_exhausted: bool = False
+    error: JsonlConnectorError | None = None
+
+
+class Inbox(Generic[T]):
+    """The lines of a directory, each delivered until it is settled.
+
+    ``parse`` makes of a line what is delivered, or raises :class:`MalformedLineError`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        parse: Callable[[Line], T],
+        *,
+        dead_letters: Path | None,
+        strict: bool,
+        fsync: bool,
+        max_line_bytes: int,
+    ) -> None:
+        self._directory = directory
+        self._parse = parse
+        self._strict = strict
+        self._limit = max_line_bytes
+        self._lock = threading.RLock()
+        self._names: deque[str] = deque()  # files still to be looked into in this round
+        self._released: list[tuple[str, int, int, Line]] = []
+        self._tie = itertools.count()
+        self.malformed = 0
+        state = directory / STATE
+        state.mkdir(exist_ok=True)
+        sync_directory(directory)
+        self.dead_path = dead_letters or state / "dead_letters.jsonl"
+        self.dead_path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as opened:
+            self._guard = DirectoryLock(state / "lock", directory)
+            opened.callback(self._guard.close)
+            self._dead = AppendFile(self.dead_path, "dead_letters", fsync=fsync, lock=True)
+            opened.callback(self._dead.close)
+            self._progress = Progress(directory, state / "progress.jsonl", fsync=fsync)
+            self._opened = opened.pop_all()  # nothing failed: they stay open until close()
+            self._opened.callback(self._progress.close)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether settlements can still be written down."""
+        return self._dead.is_sound and self._progress.is_sound
+
+    def take(self, count: int) -> list[tuple[Line, T]]:
+        """Up to ``count`` items in order: what was given back first, then by file and line."""
+        with self._lock:
+            items: list[tuple[Line, T]] = []
+            try:
+                while self._released and len(items) < count:
+                    line = heapq.heappop(self._released)[3]
+                    items.append((line, self._parse(line)))
+                self._take_new(items, count)
+            except BaseException:
+                self.give_back(line for line, _ in items)
+                raise
+            return items
+
+    def settle(self, line: Line) -> None:
+        """The line is done with. On disk when this returns."""
+        with self._lock:
+            ticket = self._progress.record([line])
+        self._progress.sync(ticket)
+
+    def set_aside(self, line: Line, transaction_id: str, reason: str) -> None:
+        """Write a dead letter, then settle: dying in between repeats it, but never loses it."""
+        where = _place(line) | {"transaction_id": transaction_id}
+        self._dead.append([codec.letter(reason, where, line.data or b"")])
+        self.settle(line)
+
+    def give_back(self, lines: Iterable[Line]) -> None:
+        """Deliver the lines again, before everything that comes after them."""
+        with self._lock:
+            for line in lines:
+                entry = (line.file.name, line.number, next(self._tie), line)
+                heapq.heappush(self._released, entry)
+
+    def count(self) -> int:
+        """How many lines wait, counted by reading the rest of every file."""
+        with self._lock:
+            unread = sum(1 for name in self._listed() for _ in self._unread(name))
+            return len(self._released) + unread
+
+    def lines(self) -> Iterator[Line]:
+        """Every line that can be read, settled or not."""
+        for name in self._listed():
+            with (self._directory / name).open("rb") as file:
+                yield from scan(file, FileProgress(name), self._limit)
+
+    def close(self) -> None:
+        """Close the files and let the next connector in."""
+        with self._lock:
+            self._opened.close()
+
+    def _take_new(self, items: list[tuple[Line, T]], count: int) -> None:
+        is_new_round = False
+        while len(items) < count:
+            if not self._names:
+                if is_new_round:
+                    return
+                is_new_round = True
+                self._names.extend(self._listed())
+                continue
+            seen = self._look_into(self._names[0], count - len(items))
+            items += seen.items
+            self._bury(seen.malformed)
+            self._progress.fold(seen.file)
+            if seen.is_exhausted:
+                self._names.popleft()
+            if seen.error is not None:
+                if items:
+                    return  # deliver these first; the next fetch meets the error again
+                raise seen.error
+
+    def _look_into(self, name: str, room: int) -> _Gathered[T]:
+        """Read on in one file until there is no room, too much is malformed, or it ends."""
+        seen: _Gathered[T] = _Gathered(self._progress.of(name))
+        try:
+            size = (self._directory / name).stat().st_size
+            if size in (seen.file.next_offset, seen.file.stalled_size):
+                seen.is_exhausted = True
+                return seen
+            with (self._directory / name).open("rb") as file:
+                seen.file = self._progress.verified(name, file)
+                try:
+                    self._gather(seen, file, room)
+                finally:
+                    seen.file.check = fingerprint(file, seen.file.next_offset)
+                    seen.file.is_at_end = seen.file.next_offset == os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            seen.is_exhausted = True  # removed since it was listed
+        except OSError as error:
+            seen.error = JsonlConnectorError(
+                f"cannot read {self._directory / name}: {error.strerror}",
+                remedy="make the file readable, or move it away",
+            )
+        return seen
+
+    def _gather(self, seen: _Gathered[T], file: BufferedReader, room: int) -> None:
+        known = seen.file
+        for line in scan(file, known, self._limit):
+            if not line.is_ready:
+                known.stalled_size = line.end  # wait for the rest of it
+                break
+            if _is_done(line):
+                known.read(line)
+                known.settle(line)
+                continue
+            try:
+                seen.items.append((line, self._parsed(line)))
+            except MalformedLineError as error:
+                if self._strict:
+                    seen.error = error
+                    return
+                seen.malformed.append((line, error))
+            known.read(line)
+            if len(seen.items) == room or len(seen.malformed) == _MOST_LETTERS:
+                return
+        seen.is_exhausted = True
+
+    def _parsed(self, line: Line) -> T:
+        place = f"{line.file.name}, line {line.number}"
+        if line.data is None:
+            raise LineTooLongError(
+                f"{place}: {line.end - line.start} bytes long; at most {self._limit} are allowed",
+                remedy="split the work, or raise max_line_bytes",
+            )
+        try:
+            return self._parse(line)
+        except MalformedLineError as error:
+            raise MalformedLineError(
+                f"{place}: {error.message}", remedy="mend the line and put it into a new file"
+            ) from error
+
+    def _bury(self, malformed: list[tuple[Line, MalformedLineError]]) -> None:
+        if not malformed:
+            return
+        self._dead.append(piece for line, error in malformed for piece in self._letter(line, error))
+        self._progress.sync(self._progress.record([line for line, _ in malformed]))
+        self.malformed += len(malformed)
+
+    def _letter(self, line: Line, error: MalformedLineError) -> Iterable[bytes]:
+        if line.data is not None:
+            return [codec.letter(describe(error), _place(line), line.data)]
+        content = pieces(self._directory / line.file.name, line.start, line.end)
+        return codec.long_letter(describe(error), _place(line), content)
+
+    def _listed(self) -> list[str]:
+        """The names of the inbox files, in order; what is known about others is dropped."""
+        with os.scandir(self._directory) as entries:
+            names = sorted(
+                entry.name
+                for entry in entries
+                if entry.name.endswith(".jsonl") and entry.name[0] != "." and entry.is_file()
+            )
+        with self._lock:
+            self._progress.forget_missing(set(names))
+        return names
+
+    def _unread(self, name: str) -> Iterator[Line]:
+        path = self._directory / name
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            known = self._progress.verified(name, file)
+            for line in scan(file, known, self._limit):
+                if line.is_ready and not _is_done(line):
+                    yield line
+
+
+def _is_done(line: Line) -> bool:
+    return line.is_blank or line.file.remembered.get(line.number) == line.check
+
+
+def _place(line: Line) -> dict[str, Any]:
+    return {"file": line.file.name, "line": line.number}

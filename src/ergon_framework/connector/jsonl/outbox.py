@@ -1,0 +1,77 @@
+"""Writing a directory of JSON Lines files: numbered parts, each with one writer at a time."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+from ergon_framework.connector.jsonl.codec import JsonlConnectorError
+from ergon_framework.connector.jsonl.files import AppendFile, LockedError
+
+_PART = re.compile(r"part-(\d{8,})\.jsonl")
+
+
+class Outbox:
+    """Appends lines to ``part-00000001.jsonl`` and its successors.
+
+    A part is continued after a restart until it has ``rotate_bytes``. Several connectors may write
+    into one directory: each has a part to itself.
+    """
+
+    def __init__(self, directory: Path, *, rotate_bytes: int, fsync: bool) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._rotate_bytes = rotate_bytes
+        self._fsync = fsync
+        self._lock = threading.Lock()
+        self._part: AppendFile | None = None
+        self._closed = False
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether lines can still be written."""
+        return self._part is None or self._part.is_sound
+
+    def append(self, lines: list[bytes]) -> None:
+        """Write all lines into one part. On disk when this returns."""
+        if not lines:
+            return
+        with self._lock:
+            if self._closed:
+                raise JsonlConnectorError("the outbox is closed", remedy="open a new connector")
+            part = self._part
+            if part is None or part.size >= self._rotate_bytes:
+                part = self._part = self._turn_over()
+            ticket = part.write([b"".join(lines)])
+        part.sync(ticket)
+
+    def close(self) -> None:
+        """Bring everything to disk and close the part."""
+        with self._lock:
+            self._closed = True
+            if self._part is not None:
+                self._part.close()
+
+    def _turn_over(self) -> AppendFile:
+        if self._part is not None:
+            self._part.close()
+            self._part = None
+        number = max(self._numbers(), default=0)
+        if number == 0 or self._path(number).stat().st_size >= self._rotate_bytes:
+            number += 1
+        while True:
+            try:
+                return self._open(number)
+            except LockedError:
+                number += 1  # another connector writes that one
+
+    def _open(self, number: int) -> AppendFile:
+        return AppendFile(self._path(number), "outbox", fsync=self._fsync, lock=True)
+
+    def _numbers(self) -> list[int]:
+        found = (_PART.fullmatch(path.name) for path in self._directory.iterdir())
+        return [int(match[1]) for match in found if match is not None]
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"part-{number:08}.jsonl"

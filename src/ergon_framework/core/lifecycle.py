@@ -1,0 +1,268 @@
+"""The lifecycle of one transaction: process, then one of two handlers, then exactly one ending.
+
+Rules for editors: what follows what stands in ``ROUTES`` and nowhere else; whether a failed attempt
+is repeated is decided by ``judge`` and nowhere else. ``advance`` only combines the two.
+
+Theory of operation. A driver owns a :class:`Cursor` and asks ``advance`` what to do about an event.
+The answer is one action: call a hook, sleep, or end. The driver does it and comes back with the
+next event. Time reaches the machine only as ``now``. Three scopes of timeout are told apart: a
+*step's* is a failed attempt like any other and goes to the judge; the *lifecycle's* leads to the one
+exception phase; the *loop's* aborts, because starting a handler would overrun the very bound that
+passed.
+
+The lifecycle deadline lies one ``timeout`` after the beginning. The exception phase may use one
+further ``timeout``, since a transaction without an outcome is worse than a bounded overrun.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias, assert_never
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.retry import Again, RetryRule, judge
+
+
+class Step(StrEnum):
+    """Where a lifecycle stands. PROCESS is the producer's PRODUCE too."""
+
+    PROCESS = "process"
+    ON_SUCCESS = "success"
+    ON_EXCEPTION = "exception"
+
+
+class Cue(StrEnum):
+    """What ends a step, after its retries."""
+
+    OK = "ok"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    STOPPED = "stopped"
+
+
+class Ending(StrEnum):
+    """The one recorded outcome of a transaction."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    ABORTED = "aborted"
+
+
+class Scope(StrEnum):
+    """Whose time ran out."""
+
+    STEP = "step"
+    LIFECYCLE = "lifecycle"
+    LOOP = "loop"
+
+
+ROUTES: dict[tuple[Step, Cue], Step | Ending] = {
+    (Step.PROCESS, Cue.OK): Step.ON_SUCCESS,
+    (Step.PROCESS, Cue.FAILED): Step.ON_EXCEPTION,
+    (Step.PROCESS, Cue.EXPIRED): Step.ON_EXCEPTION,
+    (Step.PROCESS, Cue.STOPPED): Ending.ABORTED,
+    (Step.ON_SUCCESS, Cue.OK): Ending.SUCCEEDED,
+    (Step.ON_SUCCESS, Cue.FAILED): Step.ON_EXCEPTION,
+    (Step.ON_SUCCESS, Cue.EXPIRED): Step.ON_EXCEPTION,
+    (Step.ON_SUCCESS, Cue.STOPPED): Ending.ABORTED,
+    # FAILED reads TIMED_OUT when the failure that led here was a timeout.
+    (Step.ON_EXCEPTION, Cue.OK): Ending.FAILED,
+    (Step.ON_EXCEPTION, Cue.FAILED): Ending.FAILED,
+    (Step.ON_EXCEPTION, Cue.EXPIRED): Ending.FAILED,
+    (Step.ON_EXCEPTION, Cue.STOPPED): Ending.ABORTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepRule:
+    """How one step is tried: its retries, and the time of a single attempt."""
+
+    retry: RetryRule = RetryRule()
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleRule:
+    """The rules of all three steps, and the time of the whole lifecycle."""
+
+    process: StepRule = StepRule()
+    success: StepRule = StepRule()
+    exception: StepRule = StepRule()
+    timeout: float | None = None
+
+    def of(self, step: Step) -> StepRule:
+        """The rule of one step."""
+        if step is Step.PROCESS:
+            return self.process
+        return self.success if step is Step.ON_SUCCESS else self.exception
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The lifecycle got its permit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The hook returned; any value is a success, an exception object included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The hook raised."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The wait before the next attempt is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Time ran out during a call or a wait."""
+
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The whole call is being aborted."""
+
+
+Event: TypeAlias = Began | Returned | Raised | Woke | Expired | Stopped
+
+BEGAN = Began()
+RETURNED = Returned()
+WOKE = Woke()
+STOPPED = Stopped()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call the hook of a step; ``attempt`` counts from 0."""
+
+    step: Step
+    attempt: int
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Wait, then report ``Woke``."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """It is over. ``handler_failure`` is set when the exception handler itself failed."""
+
+    how: Ending
+    failure: Failure | None = None
+    handler_failure: Failure | None = None
+
+
+Action: TypeAlias = Call | Sleep | End
+
+
+class Cursor:
+    """Where one lifecycle stands. Slotted, mutable, owned by one driver at a time."""
+
+    __slots__ = ("attempt", "began_at", "end", "failure", "step", "step_began_at")
+
+    def __init__(self, began_at: float) -> None:
+        self.step = Step.PROCESS
+        self.attempt = 0
+        self.began_at = began_at
+        self.step_began_at = began_at
+        self.failure: Failure | None = None
+        self.end: End | None = None
+
+
+def deadline(rule: LifecycleRule, cursor: Cursor) -> float | None:
+    """When the lifecycle's own time is over, seen from the step it stands in."""
+    if rule.timeout is None:
+        return None
+    spans = 2 if cursor.step is Step.ON_EXCEPTION else 1
+    return cursor.began_at + spans * rule.timeout
+
+
+def first_to_expire(step_at: float | None, lifecycle_at: float | None) -> Scope | None:
+    """Which of the two deadlines acts first; the wider scope wins a tie."""
+    if lifecycle_at is not None and (step_at is None or lifecycle_at <= step_at):
+        return Scope.LIFECYCLE
+    return None if step_at is None else Scope.STEP
+
+
+def advance(rule: LifecycleRule, cursor: Cursor, event: Event, now: float, dice: float) -> Action:
+    """What to do about ``event``. After the end, every event gets the same end again."""
+    if cursor.end is not None:
+        return cursor.end
+    match event:
+        case Began():
+            return _call(rule, cursor)
+        case Woke():
+            cursor.attempt += 1
+            return _call(rule, cursor)
+        case Returned():
+            return _leave(rule, cursor, Cue.OK, None, now)
+        case Raised(failure):
+            return _retry_or_leave(rule, cursor, failure, now, dice)
+        case Expired(Scope.STEP):
+            return _retry_or_leave(rule, cursor, _timeout(Scope.STEP, cursor), now, dice)
+        case Expired(Scope.LIFECYCLE):
+            failure = _timeout(Scope.LIFECYCLE, cursor)
+            return _leave(rule, cursor, Cue.EXPIRED, failure, now)
+        case Expired() | Stopped():
+            return _leave(rule, cursor, Cue.STOPPED, cursor.failure, now)
+        case _:
+            assert_never(event)
+
+
+def _retry_or_leave(
+    rule: LifecycleRule, cursor: Cursor, failure: Failure, now: float, dice: float
+) -> Action:
+    retry = rule.of(cursor.step).retry
+    verdict = judge(retry, cursor.attempt, cursor.step_began_at, failure, now, dice)
+    if not isinstance(verdict, Again):
+        return _leave(rule, cursor, Cue.FAILED, failure, now)
+    if verdict.delay > 0.0:
+        return Sleep(verdict.delay)
+    cursor.attempt += 1
+    return _call(rule, cursor)
+
+
+def _leave(
+    rule: LifecycleRule, cursor: Cursor, cue: Cue, failure: Failure | None, now: float
+) -> Action:
+    came_from = cursor.step
+    route = ROUTES[came_from, cue]
+    if isinstance(route, Step):
+        cursor.step, cursor.attempt, cursor.step_began_at = route, 0, now
+        if route is Step.ON_EXCEPTION:
+            cursor.failure = failure
+        return _call(rule, cursor)
+    cursor.end = _end(cursor, came_from, route, cue, failure)
+    return cursor.end
+
+
+def _end(cursor: Cursor, came_from: Step, how: Ending, cue: Cue, failure: Failure | None) -> End:
+    if came_from is not Step.ON_EXCEPTION or how is Ending.ABORTED:
+        return End(how, failure)
+    if cursor.failure is not None and cursor.failure.kind is Kind.TIMEOUT:
+        how = Ending.TIMED_OUT
+    return End(how, cursor.failure, None if cue is Cue.OK else failure)
+
+
+def _call(rule: LifecycleRule, cursor: Cursor) -> Call:
+    return Call(cursor.step, cursor.attempt, rule.of(cursor.step).timeout)
+
+
+def _timeout(scope: Scope, cursor: Cursor) -> Failure:
+    what = "the attempt" if scope is Scope.STEP else "the lifecycle"
+    message = f"{what} ran out of time in step {cursor.step.value}, attempt {cursor.attempt}"
+    return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", message)

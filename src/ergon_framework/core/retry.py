@@ -1,0 +1,121 @@
+"""The one delay formula and the one decision about another attempt.
+
+Rules for editors: nothing here reads a clock or rolls dice; both are arguments, so every property
+can be tested. No other file in the product computes a delay or decides whether to try again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from ergon_framework.core.failure import Failure, Kind
+
+LONGEST_DELAY = 1e9
+"""Seconds. An uncapped schedule ends here instead of overflowing; no platform waits longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """``base * factor**k``, clipped to ``cap`` when that is above zero, then jittered.
+
+    The jitter multiplies by a number between ``low`` and ``high``: none is (1, 1), full is (0, 1),
+    symmetric twenty per cent is (0.8, 1.2). It comes after the cap. The first ``free`` waits are
+    zero and do not advance the power.
+    """
+
+    base: float = 0.0
+    factor: float = 2.0
+    cap: float = 0.0
+    low: float = 1.0
+    high: float = 1.0
+    free: int = 0
+
+    def delay(self, k: int, dice: float = 0.5) -> float:
+        """The wait after the failed attempt with 0-based index ``k``; ``dice`` lies in [0, 1)."""
+        if k < self.free or self.base == 0.0:
+            return 0.0
+        try:
+            # Infinity would become NaN under a jitter of zero, and a huge int would not multiply.
+            wait = min(self.base * float(self.factor) ** (k - self.free), LONGEST_DELAY)
+        except OverflowError:
+            wait = LONGEST_DELAY
+        if self.cap > 0.0:
+            wait = min(wait, self.cap)
+        if self.low != self.high:
+            wait *= self.low + (self.high - self.low) * dice
+        elif self.low != 1.0:
+            wait *= self.low
+        return min(wait, LONGEST_DELAY)
+
+    @property
+    def is_jittered(self) -> bool:
+        """Whether ``dice`` matters: drivers roll them only then."""
+        return self.low != self.high
+
+
+RFC_STEP_RETRIES = frozenset(Kind) - {Kind.REJECTED, Kind.HELD, Kind.CANCELLED}
+"""What a process, produce, exception or fetch step retries."""
+
+RFC_SUCCESS_RETRIES = RFC_STEP_RETRIES | {Kind.REJECTED}
+"""A success handler retries refusals too: RFC-005 section 8 reads each of its errors as SYSTEM."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRule:
+    """How often, how long and after which failures something is tried again."""
+
+    attempts: int = 1
+    backoff: Backoff = Backoff()
+    on: frozenset[Kind] = RFC_STEP_RETRIES
+    budget: float | None = None
+    max_retry_after: float | None = None
+
+
+class Why(StrEnum):
+    """Why no further attempt is made."""
+
+    NOT_RETRYABLE = "not_retryable"
+    ATTEMPTS_SPENT = "attempts_spent"
+    BUDGET_SPENT = "budget_spent"
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Try again after ``delay`` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Do not try again."""
+
+    why: Why
+
+
+Verdict: TypeAlias = Again | Stop
+
+
+def judge(
+    rule: RetryRule, attempt: int, began_at: float, failure: Failure, now: float, dice: float
+) -> Verdict:
+    """Decide what follows the failed attempt with 0-based index ``attempt``.
+
+    A failure that carries ``retry_after`` is never retried earlier than that, but the peer cannot
+    make us wait longer than ``max_retry_after``. A wait that would outlast the budget is not begun.
+    """
+    if failure.kind not in rule.on:
+        return Stop(Why.NOT_RETRYABLE)
+    if attempt + 1 >= rule.attempts:
+        return Stop(Why.ATTEMPTS_SPENT)
+    delay = rule.backoff.delay(attempt, dice)
+    if failure.retry_after is not None:
+        asked = min(max(0.0, failure.retry_after), LONGEST_DELAY)
+        if rule.max_retry_after is not None:
+            asked = min(asked, rule.max_retry_after)
+        delay = max(delay, asked)
+    if rule.budget is not None and now - began_at + delay >= rule.budget:
+        return Stop(Why.BUDGET_SPENT)
+    return Again(delay)

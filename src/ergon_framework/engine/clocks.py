@@ -1,0 +1,115 @@
+"""Real time. The only file of the product that sleeps, beside its virtual twin for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+
+from ergon_framework.ports.clock import Clock
+
+
+class ThreadSignal:
+    """A condition on the engine's lock, waiting for an instant instead of a duration."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._condition = threading.Condition(lock)
+        self.notify = self._condition.notify
+        self.notify_all = self._condition.notify_all
+
+    def wait(self, until: float | None) -> None:
+        """Sleep until notified or until the clock shows ``until``; may wake early."""
+        if until is None:
+            self._condition.wait()
+            return
+        seconds = until - time.monotonic()
+        if seconds > 0:
+            self._condition.wait(min(seconds, threading.TIMEOUT_MAX))
+
+
+class SystemClock:
+    """The monotonic clock of this process."""
+
+    now = staticmethod(time.monotonic)
+
+    def signal(self, lock: threading.Lock) -> ThreadSignal:
+        """A condition on ``lock``."""
+        return ThreadSignal(lock)
+
+    def spawn(self, name: str, body: Callable[[], None]) -> threading.Thread:
+        """Start a daemonic thread: one that hangs must not keep the interpreter from exiting."""
+        thread = threading.Thread(target=body, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def join_time(self) -> None:
+        """Real time needs no participants."""
+
+    def leave_time(self) -> None:
+        """Real time needs no participants."""
+
+
+SYSTEM_CLOCK = SystemClock()
+
+
+class AsyncSignal:
+    """The asyncio twin of :class:`ThreadSignal`; it follows the time of the running loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sleepers: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self, until: float | None) -> None:
+        """Sleep until notified or until the loop's clock shows ``until``; may wake early."""
+        sleeper = self._loop.create_future()
+        self._sleepers.append(sleeper)
+        timer = None if until is None else self._loop.call_at(until, _wake, sleeper)
+        try:
+            await sleeper
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if sleeper in self._sleepers:
+                self._sleepers.remove(sleeper)
+
+    def notify(self, n: int = 1) -> None:
+        """Wake up to ``n`` sleepers, the longest waiting first."""
+        while n and self._sleepers:
+            n -= _wake(self._sleepers.popleft())
+
+    def notify_all(self) -> None:
+        """Wake every sleeper."""
+        self.notify(len(self._sleepers))
+
+
+def _wake(sleeper: asyncio.Future[None]) -> bool:
+    if sleeper.done():
+        return False
+    sleeper.set_result(None)
+    return True
+
+
+async def pause() -> None:
+    """Let the other tasks of the event loop run once."""
+    await asyncio.sleep(0)
+
+
+_CLOCK: ContextVar[Clock] = ContextVar("ergon_clock", default=SYSTEM_CLOCK)
+
+
+def current_clock() -> Clock:
+    """The clock of this context: the system's, or the virtual one a test has put in its place."""
+    return _CLOCK.get()
+
+
+def use_clock(clock: Clock) -> Token[Clock]:
+    """Let threaded calls in this context follow ``clock``; undo with :func:`restore_clock`."""
+    return _CLOCK.set(clock)
+
+
+def restore_clock(token: Token[Clock]) -> None:
+    """Undo :func:`use_clock`."""
+    _CLOCK.reset(token)

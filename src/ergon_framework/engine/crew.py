@@ -1,0 +1,182 @@
+"""What both drivers' workers do without waiting.
+
+The lock is the thread driver's; under asyncio it is a context manager that does nothing, so that
+the two colours share this text word for word.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from ergon_framework.core.lifecycle import Ending, Event, Step
+from ergon_framework.core.loop import Fetch, Finish, StopReason
+from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.classify import is_outbreak
+from ergon_framework.engine.decisions import expired, raised, tell_ended
+from ergon_framework.engine.delivery import Delivery
+from ergon_framework.engine.flight import Flight
+from ergon_framework.engine.outcome import SUCCEEDED
+from ergon_framework.engine.run import Run, Worker
+from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.transaction import Transaction
+
+
+class Bell(Protocol):
+    """The half of a signal that does not wait."""
+
+    def notify(self, n: int = 1) -> None:
+        """Wake up to ``n`` sleepers."""
+
+    def notify_all(self) -> None:
+        """Wake every sleeper."""
+
+
+class Crew(Flight):
+    """The workers of one call, seen without their colour."""
+
+    lock: AbstractContextManager[Any]
+    work: Bell  # idle workers wait here
+    naps: Bell  # workers between two attempts
+    watch: Bell  # the supervisor
+    fetched: Bell  # whoever waits for a fetch that hangs
+
+    @abstractmethod
+    def _hire(self, job: Callable[[Worker], Any] | None) -> None:
+        """Start one more worker, with something to finish first if ``job`` is given."""
+
+    @abstractmethod
+    def _hand_back_later(self) -> None:
+        """Hand back what a fetch brought after the call was over."""
+
+    def _stop(self, error: BaseException | None = None) -> None:
+        """Begin to stop, because of ``error`` if there is one. The lock is held."""
+        if error is not None:
+            self.interrupt(error)
+        self.begin_stop(StopReason.STOPPED)
+        self.work.notify_all()
+        self.naps.notify_all()
+        self.watch.notify()
+
+    def _plan(self) -> Fetch | Finish | None:
+        """The loop's plan; None while there is something ready or something to wait for."""
+        if self.is_finished or self.is_aborted:
+            return Finish(self.loop.reason or StopReason.STOPPED)
+        if self.ready:
+            return None
+        action = self.loop.plan(self.now(), self.outstanding())
+        if isinstance(action, Finish):
+            self.is_finished = True
+            self.watch.notify()
+            self.work.notify_all()
+            return action
+        if isinstance(action, Fetch):
+            self.loop.fetch_began(self.now())
+            return action
+        self.resume_at = action.until
+        return None
+
+    def _rouse(self) -> None:
+        """Get one more worker going. It will rouse the next: no herd is woken for a short batch."""
+        with self.lock:
+            if self.is_rousing or self.is_finished:
+                return
+            if self.idle:
+                self.is_rousing = True
+                self.work.notify()
+            elif len(self.workers) < self.allowed():
+                self.is_rousing = True
+                self._hire(None)
+
+    def _left(self, worker: Worker, outbreak: BaseException | None) -> None:
+        """A worker's last act. A defect of ours must end the call, not hang it."""
+        with self.lock:
+            if outbreak is not None:
+                self._stop(outbreak)
+            self.dismiss(worker)
+            self.watch.notify()
+
+    def _failed(self, attempt: Attempt, step: Step, error: BaseException) -> Event | None:
+        """A hook raised. None when the supervisor took the run away meanwhile."""
+        if not attempt.claim():
+            self._late(attempt)
+            return None
+        if is_outbreak(error):
+            with self.lock:
+                self._stop(error)
+        elif self.is_overdue(attempt):
+            return expired(self, attempt)
+        return raised(self, attempt, step, error)
+
+    def is_overdue(self, attempt: Attempt) -> bool:
+        """An attempt that took longer than its time is a timeout, whoever noticed first."""
+        deadline_at = attempt.deadline_at
+        return attempt.expired or (deadline_at is not None and self.now() >= deadline_at)
+
+    def _late(self, attempt: Attempt) -> None:
+        """The supervisor gave up on this call and went on without us: the result is dropped."""
+        with self.lock:
+            self.came_back(attempt)
+            self.work.notify_all()
+
+    def _settled(self, transaction: Transaction, verb: Verb, problem: BaseException | None) -> None:
+        if problem is None:
+            return
+        with self.lock:
+            self.settle_failed(transaction, verb, problem)
+            if is_outbreak(problem):
+                self._stop(problem)
+
+    def _close(self, worker: Worker, run: Run) -> bool:
+        """Record the outcome and let the next one with the same id go."""
+        end = run.end
+        if end is None:
+            raise AssertionError("a run was closed before its end")
+        transaction = run.transaction
+        waiting = self.let_go(transaction.transaction_id)
+        if waiting is not None:
+            with self.lock:
+                self.pass_on(transaction.transaction_id, waiting)
+        if self.is_watched or end is not SUCCEEDED:
+            tell_ended(self, run, end)
+        if end is SUCCEEDED:
+            worker.succeeded += 1
+            return True
+        if end.how is Ending.ABORTED:
+            self.returning.append(transaction)
+        worker.count(end)
+        return True
+
+    def _receive(self, delivery: Delivery, attempt: Attempt) -> None:
+        """A fetch came back in time, or its late answer is wanted after all. The lock is held."""
+        if delivery.error is not None and is_outbreak(delivery.error):
+            self._stop(delivery.error)
+        self.receive(delivery, attempt)
+
+    def _fetched_late(self, attempt: Attempt, delivery: Delivery) -> None:
+        """A fetch came back after it was given up: what it brought is kept or handed back."""
+        with self.lock:
+            self.came_back(attempt)
+            self.emit("fetch.late", delivered=len(delivery.transactions))
+            if self.is_finished:
+                self.returning.extend(delivery.transactions)
+                self._hand_back_later()
+                return
+            if self.loop.reason is None:
+                self.late = delivery
+                self.fetched.notify_all()
+            else:
+                self.stuck = None
+                self._receive(delivery, attempt)
+            self.work.notify()
+
+    def _take_late(self) -> None:
+        """A repeated fetch ends: with what the hanging one brought, or with another timeout."""
+        if self.late is not None and self.stuck is not None:
+            late, attempt = self.late, self.stuck
+            self.late = self.stuck = None
+            self._receive(late, attempt)
+        elif not self.is_aborted:
+            self.fetch_still_hangs()

@@ -1,0 +1,173 @@
+"""What a driver asks about one run, and what it tells about it. Nothing here waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.lifecycle import (
+    STOPPED,
+    Action,
+    End,
+    Event,
+    Expired,
+    Raised,
+    Scope,
+    Sleep,
+    Step,
+    advance,
+)
+from ergon_framework.core.settlement import VERBS, Verb
+from ergon_framework.engine.classify import classify, timeout_exception
+from ergon_framework.engine.flight import SETTLE, Flight
+from ergon_framework.engine.run import Run
+from ergon_framework.ports.context import CURRENT, Attempt
+
+logger = logging.getLogger("ergon.engine")
+
+
+def invoke(attempt: Attempt, hook: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run a hook; the caller does so inside the attempt's private context."""
+    CURRENT.set(attempt)
+    return hook(*arguments)
+
+
+def arguments(flight: Flight, run: Run, step: Step) -> tuple[Any, ...]:
+    """What the hook of a step is called with."""
+    transaction = run.transaction
+    if flight.plan.payload_copies:
+        transaction = transaction.with_payload_copy()
+    if step is Step.PROCESS:
+        return (transaction,)
+    return (transaction, run.result if step is Step.ON_SUCCESS else run.exception)
+
+
+def decide(flight: Flight, run: Run, event: Event) -> Action:
+    """Ask the core what follows, and note what only a driver knows about it."""
+    step, attempt = run.step, run.attempt
+    backoff = flight.rule.of(step).retry.backoff
+    dice = flight.plan.dice() if backoff.is_jittered else 0.0
+    action = advance(flight.rule, run, event, flight.now(), dice)
+    if isinstance(event, Expired):
+        _note_timeout(run, step, action)
+    if flight.sink is not None and isinstance(event, Raised | Expired):
+        _tell_retry(flight, run, event, step, attempt, action)
+    return action
+
+
+def _note_timeout(run: Run, step: Step, action: Action) -> None:
+    key = run.transaction.transaction_id
+    if isinstance(action, End):
+        if action.handler_failure is not None:
+            run.handler_exception = timeout_exception(action.handler_failure, key)
+    elif step is not Step.ON_EXCEPTION and run.step is Step.ON_EXCEPTION and run.failure:
+        run.exception = timeout_exception(run.failure, key)
+
+
+def _tell_retry(
+    flight: Flight, run: Run, event: Raised | Expired, step: Step, attempt: int, action: Action
+) -> None:
+    if isinstance(action, End) or run.step is not step:
+        return
+    delay = action.seconds if isinstance(action, Sleep) else 0.0
+    failure = event.failure if isinstance(event, Raised) else timed_out(event.scope)
+    phase = flight.steps[step][1]
+    flight.emit(
+        "retry.scheduled", run=run, phase=phase, attempt=attempt, delay=delay, failure=failure
+    )
+
+
+def raised(flight: Flight, attempt: Attempt, step: Step, error: BaseException) -> Event:
+    """A hook raised, and the caller owns the attempt."""
+    run: Run = attempt.run
+    if isinstance(error, KeyboardInterrupt):
+        tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "interrupted"), error)
+        return STOPPED
+    failure, exception = classify(error, step, run.transaction.transaction_id)
+    if step is Step.ON_EXCEPTION:
+        run.handler_exception = exception
+    else:
+        run.exception = exception
+    tell_attempt(flight, attempt, failure, exception)
+    return Raised(failure)
+
+
+def expired(flight: Flight, attempt: Attempt) -> Expired:
+    """The attempt's time is over, and the caller owns it."""
+    scope: Scope = attempt.scope
+    tell_attempt(flight, attempt, timed_out(scope), None)
+    return Expired(scope)
+
+
+def timed_out(scope: Scope) -> Failure:
+    """The failure of an engine deadline, for those who listen."""
+    return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
+
+
+def tell_attempt(
+    flight: Flight,
+    attempt: Attempt,
+    failure: Failure | None,
+    error: BaseException | None,
+    result: Any = None,
+) -> None:
+    """Tell the sink how an attempt ended."""
+    if flight.sink is not None:
+        flight.emit(
+            "attempt.ended", attempt=attempt, failure=failure, exception=error, result=result
+        )
+
+
+def verb_for(flight: Flight, end: End) -> Verb | None:
+    """What the source is to be told now. Aborted ones are handed back when the call ends."""
+    verb = VERBS[end.how]
+    if flight.settlement is None or verb is Verb.RELEASE:
+        return None
+    return verb if verb in flight.settlement.verbs else None
+
+
+def tell_ended(flight: Flight, run: Run, end: End) -> None:
+    """Log what nobody else would mention, and tell the sink."""
+    key = run.transaction.transaction_id
+    if end.handler_failure is not None:
+        logger.error(
+            "the exception handler failed for transaction %s: %s",
+            key,
+            end.handler_failure.message,
+            exc_info=run.handler_exception,
+        )
+    elif end.failure is not None and flight.plan.hooks.exception is None:
+        logger.error("transaction %s failed: %s", key, end.failure.message)
+    if flight.plan.ended is not None:
+        flight.plan.ended(run)
+    if flight.sink is not None:
+        flight.emit(
+            "transaction.ended",
+            run=run,
+            ending=end.how.value,
+            failure=end.failure,
+            handler_failure=end.handler_failure,
+        )
+
+
+def cut_off(flight: Flight, attempt: Attempt) -> None:
+    """The call is aborted while this attempt runs, and the supervisor claimed it."""
+    run: Run | None = attempt.run
+    if run is None:
+        flight.loop.fetching = False
+        return
+    if attempt.phase == SETTLE and run.end is not None:
+        # The outcome stands; only the source may not have heard of it.
+        flight.settlement_failures += 1
+        end = run.end
+    else:
+        action = advance(flight.rule, run, STOPPED, flight.now(), 0.0)
+        if not isinstance(action, End):
+            raise AssertionError(f"a stop led to {action}")
+        end = action
+        flight.returning.append(run.transaction)
+        tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "aborted"), None)
+    flight.past.count(end)
+    tell_ended(flight, run, end)

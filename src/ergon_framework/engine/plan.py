@@ -1,0 +1,65 @@
+"""What a driver is given: the policy compiled into plain numbers, the hooks, and the source."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ergon_framework.core.lifecycle import LifecycleRule
+from ergon_framework.core.loop import LoopRule
+from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.run import Run
+
+Hook = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The user's code for one role. A handler that is None is skipped and counts as returned."""
+
+    process: Hook
+    success: Hook | None = None
+    exception: Hook | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How the source is told about outcomes. A verb it does not offer is absent."""
+
+    verbs: dict[Verb, Hook]
+    timeout: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Times and numbers that belong to the driver, not to a machine of the core."""
+
+    loop_timeout: float | None = None
+    fetch_timeout: float | None = None
+    stop_grace: float = 30.0
+    cancel_grace: float = 1.0
+    max_abandoned: int | None = None  # None: as many as ``concurrency``
+    hold_abandoned: bool = False  # whether an abandoned call still counts as running
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """One consume or produce call, ready to be driven."""
+
+    role: str
+    task: str
+    fetch: Callable[[int], Any]
+    hooks: Hooks
+    lifecycle: LifecycleRule = LifecycleRule()
+    loop: LoopRule = LoopRule()
+    bounds: Bounds = Bounds()
+    settlement: Settlement | None = None
+    duplicates: Callable[[], Iterable[str]] = tuple
+    leftovers: Callable[[], Iterable[str]] = tuple
+    ended: Callable[[Run], None] | None = None  # told about every ending
+    payload_copies: bool = False
+    compiled: bool = True  # False drives every step through the machine: for the test that compares
+    dice: Callable[[], float] = random.random
+    settings: dict[str, Any] = field(default_factory=dict)

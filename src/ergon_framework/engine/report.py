@@ -1,0 +1,102 @@
+"""What a consume or produce call answers: a number that knows where it comes from."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from ergon_framework.core.loop import StopReason
+
+_FIELDS = (
+    "succeeded",
+    "failed",
+    "timed_out",
+    "handler_failures",
+    "aborted",
+    "released",
+    "settlement_failures",
+    "abandoned",
+    "batches",
+    "stranded",
+    "duplicates",
+    "elapsed",
+    "stop_reason",
+)
+
+
+class Report(int):
+    """The number of transactions that got an outcome: succeeded + failed + timed out.
+
+    ``handler_failures`` counts exception handlers that failed themselves (their transactions are
+    among the failed); ``aborted`` those cut off without an outcome; ``released`` those handed back
+    to their source unstarted; ``abandoned`` the calls that did not come back in time. ``stranded``
+    are ids that were taken in but neither started nor handed back, ``duplicates`` ids a producer
+    was given more than once.
+    """
+
+    succeeded: int
+    failed: int
+    timed_out: int
+    handler_failures: int
+    aborted: int
+    released: int
+    settlement_failures: int
+    abandoned: int
+    batches: int
+    stranded: tuple[str, ...]
+    duplicates: tuple[str, ...]
+    elapsed: float
+    stop_reason: StopReason
+
+    def __new__(
+        cls,
+        *,
+        succeeded: int = 0,
+        failed: int = 0,
+        timed_out: int = 0,
+        stop_reason: StopReason = StopReason.EMPTY,
+        **fields: Any,
+    ) -> Self:
+        """Make a report; counts default to zero, tuples to empty."""
+        self = super().__new__(cls, succeeded + failed + timed_out)
+        values = {
+            "succeeded": succeeded,
+            "failed": failed,
+            "timed_out": timed_out,
+            "stop_reason": stop_reason,
+            **fields,
+        }
+        unknown = set(values) - set(_FIELDS)
+        if unknown:
+            raise TypeError(f"Report has no field {min(unknown)!r}")
+        for name in _FIELDS:
+            empty: Any = () if name in ("stranded", "duplicates") else 0
+            setattr(self, name, values.get(name, empty))
+        return self
+
+    @property
+    def processed(self) -> int:
+        """The report as a plain ``int``."""
+        return int(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the command line prints them."""
+        shape = {name: getattr(self, name) for name in _FIELDS}
+        shape["stop_reason"] = self.stop_reason.value
+        shape["stranded"] = list(self.stranded)
+        shape["duplicates"] = list(self.duplicates)
+        return {"processed": int(self), **shape}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restore, ({name: getattr(self, name) for name in _FIELDS},))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{name}={getattr(self, name)!r}" for name in _FIELDS if getattr(self, name)
+        )
+        return f"Report({int(self)}: {shown})"
+
+    __str__ = __repr__
+
+
+def _restore(values: dict[str, Any]) -> Report:
+    return Report(**values)

@@ -1,0 +1,149 @@
+"""How the asyncio driver talks to the source: one fetch at a time, and handing back at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import nullcontext
+from typing import Any
+
+from ergon_framework.core.lifecycle import Scope
+from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.clocks import AsyncSignal
+from ergon_framework.engine.crew import Crew
+from ergon_framework.engine.delivery import Delivery, sort_out
+from ergon_framework.engine.flight import FETCH, RELEASE_GRACE
+from ergon_framework.engine.plan import EnginePlan
+from ergon_framework.engine.run import Worker
+from ergon_framework.engine.trampoline import await_inside
+from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.transaction import Transaction
+
+
+class TaskSource(Crew):
+    """Fetching and handing back with asyncio, and the signals all tasks of a call share."""
+
+    def __init__(self, plan: EnginePlan, sink: Sink | None) -> None:
+        self.event_loop = asyncio.get_running_loop()
+        super().__init__(plan, self.event_loop.time, sink)
+        self.lock = nullcontext()
+        self.work: AsyncSignal = AsyncSignal()
+        self.naps: AsyncSignal = AsyncSignal()
+        self.watch: AsyncSignal = AsyncSignal()
+        self.fetched: AsyncSignal = AsyncSignal()
+
+    def _publish(self, worker: Worker, attempt: Attempt) -> None:
+        worker.attempt = attempt
+        if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
+            self.next_check = attempt.deadline_at
+            self.watch.notify()
+
+    async def _fetch(self, worker: Worker, at_most: int) -> bool:
+        if self.stuck is not None:
+            return await self._fetch_again()
+        attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
+        attempt.began_at = self.now()
+        timeout = self.plan.bounds.fetch_timeout
+        if timeout is not None:
+            attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
+        self._publish(worker, attempt)
+        self.emit("fetch.began", attempt=attempt, requested=at_most)
+        delivery = Delivery(at_most)
+        context = self.context.copy()
+        self.enter(attempt, context)
+        try:
+            answer = await await_inside(context, context.run(self.plan.fetch, at_most))
+            if hasattr(answer, "__aiter__"):
+                answer = await await_inside(context, _use_up(answer, delivery))
+            sort_out(answer, delivery)
+        except BaseException as error:
+            delivery.error = error
+        if not attempt.claim():
+            self._fetched_late(attempt, delivery)
+            return False
+        worker.attempt = None
+        self._receive(delivery, attempt)
+        return True
+
+    def _receive(self, delivery: Delivery, attempt: Attempt) -> None:
+        was_cancelled = isinstance(delivery.error, asyncio.CancelledError)
+        if was_cancelled and (attempt.expired or self.is_aborted):
+            forgive()
+            delivery.error = None
+            if not delivery.transactions:
+                self.fetch_still_hangs()
+                return
+        super()._receive(delivery, attempt)
+
+    async def _fetch_again(self) -> bool:
+        """The previous fetch still hangs: wait for that one, since two must not overlap."""
+        timeout = self.plan.bounds.fetch_timeout
+        until = self.now() + (timeout or 0.0)
+        while self.late is None and not self.is_aborted and self.now() < until:
+            await self.fetched.wait(until)
+        self._take_late()
+        return True
+
+    def _hand_back_later(self) -> None:
+        keep(self.event_loop.create_task(self._hand_back()))
+
+    async def _hand_back(self) -> None:
+        """Return what was not begun, without waiting for a source that hangs."""
+        left, self.returning = deque(self.returning), []
+        verbs = self.settlement.verbs if self.settlement else {}
+        if left and Verb.RELEASE in verbs:
+            releasing = self.event_loop.create_task(self._release(left))
+            keep(releasing)
+            await asyncio.wait({releasing}, timeout=RELEASE_GRACE)
+            releasing.cancel()
+        self.strand(left)
+        left.clear()
+
+    async def _release(self, left: deque[Transaction]) -> None:
+        release = self.settlement.verbs[Verb.RELEASE] if self.settlement else None
+        while left and release is not None:
+            transaction = left[0]
+            problem: Exception | None = None
+            try:
+                answer = release(transaction)
+                if hasattr(answer, "__await__"):
+                    await answer
+            except Exception as error:
+                problem = error
+            if not left:  # the supervisor lost patience and called them stranded
+                return
+            left.popleft()
+            if problem is None:
+                self.released += 1
+            else:
+                self.settle_failed(transaction, Verb.RELEASE, problem)
+
+
+async def _use_up(answer: Any, delivery: Delivery) -> list[Any]:
+    """The items of an async generator; what it gave before it raised is kept."""
+    items: list[Any] = []
+    try:
+        async for item in answer:
+            items.append(item)  # noqa: PERF401 - a comprehension would lose what came before an error
+    except BaseException:
+        sort_out(items, delivery)
+        raise
+    return items
+
+
+_KEPT: set[asyncio.Task[Any]] = set()
+"""Tasks nobody awaits: the event loop itself holds them only weakly."""
+
+
+def keep(task: asyncio.Task[Any]) -> None:
+    """Hold on to a task until it is done."""
+    _KEPT.add(task)
+    task.add_done_callback(_KEPT.discard)
+
+
+def forgive() -> None:
+    """The engine's own cancellation was delivered: the worker task goes on."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()

@@ -1,0 +1,112 @@
+"""The asyncio driver: the calling task supervises, a few long-lived worker tasks do the rest.
+
+The same machine as the thread driver, with one more means: a call that is overdue is cancelled
+first. Only code that swallows the cancellation beyond a short grace is abandoned and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ergon_framework.core.loop import StopReason
+from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.decisions import cut_off, expired
+from ergon_framework.engine.flight import BACKOFF, SETTLE
+from ergon_framework.engine.outcome import conclude
+from ergon_framework.engine.plan import EnginePlan
+from ergon_framework.engine.report import Report
+from ergon_framework.engine.run import Run, Worker
+from ergon_framework.engine.task_workers import TaskWorkers
+from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.sink import Sink
+
+
+class TaskEngine(TaskWorkers):
+    """Drives one call with asyncio. Made inside a running event loop."""
+
+    def __init__(self, plan: EnginePlan, *, sink: Sink | None = None) -> None:
+        super().__init__(plan, sink)
+
+    async def run(self) -> Report:
+        """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
+        self.emit("call.began")
+        await self._supervise()
+        await self._hand_back()
+        return conclude(self)
+
+    def request_stop(self) -> None:
+        """Ask for a graceful stop; a second time, for an immediate one. Safe from anywhere."""
+        self.stops += 1
+        self.event_loop.call_soon_threadsafe(self._stop)
+
+    # -- the supervisor ----------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        while not self.is_finished:
+            try:
+                await self._look_after(self.now())
+                if not self.workers and not self.is_finished:
+                    self._hire(None)
+                if not self.is_finished:
+                    await self.watch.wait(self.next_alarm())
+            except asyncio.CancelledError as error:
+                # Whoever cancels the call wants it to end: no grace, but nobody left behind.
+                self._stop(error)
+                self.stops += 2
+            except BaseException as error:
+                self._stop(error)
+
+    async def _look_after(self, now: float) -> None:
+        reason = self.must_abort(now)
+        if reason is not None:
+            await self._abort(reason)
+            return
+        for worker, attempt in self.overdue(now):
+            if not attempt.expired:
+                self._cancel(worker, attempt, now)
+            elif attempt.claim():
+                self.give_up_on(worker, attempt)
+                self._take_over(attempt)
+
+    def _cancel(self, worker: Worker, attempt: Attempt, now: float) -> None:
+        """Ask an overdue call to end; it has a short grace to do so."""
+        attempt.expired = True
+        attempt.deadline_at = now + self.plan.bounds.cancel_grace
+        self.next_check = min(self.next_check, attempt.deadline_at)
+        worker.handle.cancel()
+
+    def _take_over(self, attempt: Attempt) -> None:
+        """A fresh worker goes on where the abandoned one hangs."""
+        run: Run | None = attempt.run
+        if run is None:
+            self.fetch_hangs(attempt)
+            self._hire(None)
+        elif attempt.phase == SETTLE:
+            self.settle_failed(run.transaction, Verb(attempt.note), TimeoutError("no answer"))
+            self._hire(lambda worker: self._close_later(worker, run))
+        else:
+            event = expired(self, attempt)
+            self._hire(lambda worker: self._drive(worker, run, event))
+
+    async def _close_later(self, worker: Worker, run: Run) -> bool:
+        return self._close(worker, run)
+
+    async def _abort(self, reason: StopReason) -> None:
+        """End everything now. Nothing that swallows its cancellation is waited for."""
+        self.begin_abort(reason)
+        for worker in self.workers:
+            attempt = worker.attempt
+            if attempt is not None and attempt.ticket and attempt.phase != BACKOFF:
+                worker.handle.cancel()
+        self.work.notify_all()
+        self.naps.notify_all()
+        self.fetched.notify_all()
+        patience = self.now() + self.plan.bounds.cancel_grace
+        while self.workers and self.now() < patience:
+            await self.watch.wait(patience)
+        for worker in list(self.workers):
+            attempt = worker.attempt
+            if attempt is not None and attempt.claim():
+                self.give_up_on(worker, attempt)
+                cut_off(self, attempt)
+        self.is_finished = True

@@ -1,0 +1,110 @@
+"""How the thread driver talks to the source: one fetch at a time, and handing back at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from ergon_framework.core.lifecycle import Scope
+from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.crew import Crew
+from ergon_framework.engine.delivery import Delivery, sort_out
+from ergon_framework.engine.flight import FETCH, RELEASE_GRACE
+from ergon_framework.engine.plan import EnginePlan
+from ergon_framework.engine.run import Worker
+from ergon_framework.ports.clock import Clock, Signal
+from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.transaction import Transaction
+
+
+class ThreadSource(Crew):
+    """Fetching and handing back with threads, and the signals all threads of a call share."""
+
+    def __init__(self, plan: EnginePlan, clock: Clock, sink: Sink | None) -> None:
+        super().__init__(plan, clock.now, sink)
+        self.clock = clock
+        self.lock: threading.Lock = threading.Lock()
+        self.work: Signal = clock.signal(self.lock)
+        self.naps: Signal = clock.signal(self.lock)
+        self.watch: Signal = clock.signal(self.lock)
+        self.fetched: Signal = clock.signal(self.lock)
+
+    def _publish(self, worker: Worker, attempt: Attempt) -> None:
+        worker.attempt = attempt
+        if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
+            with self.lock:
+                self.next_check = min(self.next_check, attempt.deadline_at)
+                self.watch.notify()
+
+    def _fetch(self, worker: Worker, at_most: int) -> bool:
+        if self.stuck is not None:
+            return self._fetch_again()
+        attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
+        attempt.began_at = self.now()
+        timeout = self.plan.bounds.fetch_timeout
+        if timeout is not None:
+            attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
+        self._publish(worker, attempt)
+        if self.is_aborted:
+            attempt.claim()
+            return True
+        self.emit("fetch.began", attempt=attempt, requested=at_most)
+        delivery = Delivery(at_most)
+        context = self.context.copy()
+        self.enter(attempt, context)
+        try:
+            sort_out(context.run(self.plan.fetch, at_most), delivery)
+        except BaseException as error:
+            delivery.error = error
+        if not attempt.claim():
+            self._fetched_late(attempt, delivery)
+            return False
+        worker.attempt = None
+        with self.lock:
+            self._receive(delivery, attempt)
+        return True
+
+    def _fetch_again(self) -> bool:
+        """The previous fetch still hangs: wait for that one, since two must not overlap."""
+        timeout = self.plan.bounds.fetch_timeout
+        with self.lock:
+            until = self.now() + (timeout or 0.0)
+            while self.late is None and not self.is_aborted and self.now() < until:
+                self.fetched.wait(until)
+            self._take_late()
+        return True
+
+    def _hand_back_later(self) -> None:
+        self._hand_back()
+
+    def _hand_back(self) -> None:
+        """Return what was not begun, without waiting for a source that hangs."""
+        left, self.returning = deque(self.returning), []
+        verbs = self.settlement.verbs if self.settlement else {}
+        if left and Verb.RELEASE in verbs:
+            self.clock.spawn("ergon-release", lambda: self._release(left))
+            patience = self.now() + RELEASE_GRACE
+            while left and self.now() < patience:
+                self.watch.wait(patience)
+        self.strand(left)
+        left.clear()
+
+    def _release(self, left: deque[Transaction]) -> None:
+        release = self.settlement.verbs[Verb.RELEASE] if self.settlement else None
+        while left and release is not None:
+            transaction = left[0]
+            problem: Exception | None = None
+            try:
+                release(transaction)
+            except Exception as error:
+                problem = error
+            with self.lock:
+                if not left:  # the supervisor lost patience and called them stranded
+                    return
+                left.popleft()
+                if problem is None:
+                    self.released += 1
+                else:
+                    self.settle_failed(transaction, Verb.RELEASE, problem)
+                self.watch.notify()

@@ -1,0 +1,208 @@
+"""The workers of the thread driver: pull a transaction, drive its lifecycle, plan when idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ergon_framework.core.lifecycle import (
+    BEGAN,
+    RETURNED,
+    STOPPED,
+    WOKE,
+    Call,
+    End,
+    Event,
+    Expired,
+    Scope,
+    Sleep,
+    Step,
+    deadline,
+)
+from ergon_framework.core.loop import Finish
+from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.decisions import (
+    arguments,
+    decide,
+    expired,
+    invoke,
+    tell_attempt,
+    verb_for,
+)
+from ergon_framework.engine.flight import BACKOFF, SETTLE
+from ergon_framework.engine.outcome import SUCCEEDED
+from ergon_framework.engine.run import Run, Worker
+from ergon_framework.engine.thread_source import ThreadSource
+from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.transaction import Transaction
+
+Job = Callable[[Worker], bool]
+
+
+class ThreadWorkers(ThreadSource):
+    """The half of the thread driver that runs in worker threads."""
+
+    def _hire(self, job: Job | None) -> None:
+        worker = Worker()
+        self.workers.append(worker)
+        name = f"ergon-{self.plan.task}-{len(self.workers)}"
+        self.clock.spawn(name, lambda: self._body(worker, job))
+
+    # -- a worker ----------------------------------------------------------------------------
+
+    def _body(self, worker: Worker, job: Job | None) -> None:
+        outbreak: BaseException | None = None
+        try:
+            self.is_rousing = False
+            if job is None or job(worker):
+                self._work(worker)
+        except BaseException as error:
+            outbreak = error
+        self._left(worker, outbreak)
+
+    def _work(self, worker: Worker) -> None:
+        ready = self.ready
+        concurrency = self.plan.loop.concurrency
+        while True:
+            if self.is_gated and not self._idle(worker):
+                return
+            try:
+                transaction = ready.popleft()
+            except IndexError:
+                if not self._idle(worker):
+                    return
+                continue
+            if ready and not self.is_rousing and (self.idle or len(self.workers) < concurrency):
+                self._rouse()
+            if not self._live(worker, transaction):
+                return
+
+    def _idle(self, worker: Worker) -> bool:
+        """Nothing can be begun now: do what the loop plans. False when nothing is left to do."""
+        worker.attempt = None
+        while True:
+            with self.lock:
+                action = self._plan()
+                while action is None:
+                    if self.ready and self.may_start():
+                        return True
+                    self._rest()
+                    action = self._plan()
+                if isinstance(action, Finish):
+                    return False
+            if not self._fetch(worker, action.at_most):
+                return False
+
+    def _rest(self) -> None:
+        self.idle += 1
+        try:
+            self.work.wait(None if self.ready else self.resume_at)
+        finally:
+            self.idle -= 1
+            self.is_rousing = False
+
+    # -- one lifecycle -----------------------------------------------------------------------
+
+    def _live(self, worker: Worker, transaction: Transaction) -> bool:
+        """Drive one transaction to its end. False when the supervisor took the run away from us.
+
+        As long as every hook returns, the machine has nothing to decide: this is its happy path,
+        written out. The first other event enters it.
+        """
+        run = Run(transaction, self.now())
+        if self.sink is not None:
+            self.emit("transaction.began", run=run)
+        if not self.plan.compiled:
+            return self._drive(worker, run, BEGAN)
+        event = self._attempt(worker, run, Step.PROCESS)
+        if event is RETURNED:
+            run.step = Step.ON_SUCCESS
+            event = self._attempt(worker, run, Step.ON_SUCCESS)
+            if event is RETURNED:
+                run.end = SUCCEEDED
+                return self._finish(worker, run, SUCCEEDED)
+        return event is not None and self._drive(worker, run, event)
+
+    def _drive(self, worker: Worker, run: Run, event: Event) -> bool:
+        """Do what the machine says until the end; starts at any event."""
+        next_event: Event | None = event
+        while next_event is not None:
+            action = decide(self, run, next_event)
+            if isinstance(action, Call):
+                next_event = self._attempt(worker, run, action.step)
+            elif isinstance(action, Sleep):
+                next_event = self._sleep(worker, run, action.seconds)
+            else:
+                return self._finish(worker, run, action)
+        return False
+
+    def _attempt(self, worker: Worker, run: Run, step: Step) -> Event | None:
+        """Call a hook. None when the supervisor took the run away meanwhile."""
+        hook, phase, timeout = self.steps[step]
+        if hook is None:
+            return RETURNED
+        attempt = Attempt(self.call, run, phase, run.attempt)
+        if self.is_timed and not self.arm(attempt, run, timeout):
+            return Expired(attempt.scope)
+        self._publish(worker, attempt)
+        if self.is_aborted:
+            return STOPPED if attempt.claim() else None
+        context = self.context.copy()
+        if self.sink is not None:
+            self.enter(attempt, context)
+        try:
+            result = context.run(invoke, attempt, hook, arguments(self, run, step))
+        except BaseException as error:
+            return self._failed(attempt, step, error)
+        if not attempt.claim():
+            self._late(attempt)
+            return None
+        if self.is_overdue(attempt):
+            return expired(self, attempt)
+        if step is Step.PROCESS:
+            run.result = result
+        if self.sink is not None:
+            tell_attempt(self, attempt, None, None, result)
+        return RETURNED
+
+    def _sleep(self, worker: Worker, run: Run, seconds: float) -> Event | None:
+        """Wait before the next attempt; a wait that outlives the grace of a stop ends at once."""
+        nap = Attempt(self.call, run, BACKOFF, run.attempt)
+        worker.attempt = nap
+        wake_at = self.now() + seconds
+        lifecycle_at = deadline(self.rule, run)
+        until = wake_at if lifecycle_at is None else min(wake_at, lifecycle_at)
+        with self.lock:
+            while self.now() < until <= self.grace_at and not self.is_aborted:
+                self.naps.wait(until)
+        if not nap.claim():
+            return None
+        if self.is_aborted or until > self.grace_at:
+            return STOPPED
+        return WOKE if until == wake_at and until != lifecycle_at else Expired(Scope.LIFECYCLE)
+
+    def _finish(self, worker: Worker, run: Run, end: End) -> bool:
+        verb = None if self.settlement is None else verb_for(self, end)
+        if verb is not None and not self._settle(worker, run, verb):
+            return False
+        return self._close(worker, run)
+
+    def _settle(self, worker: Worker, run: Run, verb: Verb) -> bool:
+        """Tell the source. False when it did not answer in time and another worker went on."""
+        settlement = self.settlement
+        if settlement is None:
+            return True
+        attempt = Attempt(self.call, run, SETTLE, 0)
+        attempt.note = verb
+        attempt.deadline_at = self.now() + settlement.timeout
+        self._publish(worker, attempt)
+        arguments = (run.transaction, run.exception)[: 1 if verb is Verb.ACK else 2]
+        problem: BaseException | None = None
+        try:
+            self.context.copy().run(invoke, attempt, settlement.verbs[verb], arguments)
+        except BaseException as error:
+            problem = error
+        if not attempt.claim():
+            self._late(attempt)
+            return False
+        self._settled(run.transaction, verb, problem)
+        return True

@@ -1,0 +1,118 @@
+"""The thread driver. The calling thread supervises; long-lived daemonic workers do the rest.
+
+A worker pulls transactions from the shared batch and drives each lifecycle inline. One that finds
+nothing asks the loop machine and does what it plans, a fetch included, so that a busy call wakes no
+other thread. The supervisor is the watchdog: it sleeps until the nearest deadline, claims the
+attempts that are overdue and hires a worker in the place of each that hangs.
+"""
+
+from __future__ import annotations
+
+from ergon_framework.core.loop import StopReason
+from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.engine.decisions import cut_off, expired
+from ergon_framework.engine.flight import BACKOFF, SETTLE
+from ergon_framework.engine.outcome import conclude
+from ergon_framework.engine.plan import EnginePlan
+from ergon_framework.engine.report import Report
+from ergon_framework.engine.run import Run
+from ergon_framework.engine.thread_workers import ThreadWorkers
+from ergon_framework.ports.clock import Clock
+from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.sink import Sink
+
+
+class ThreadEngine(ThreadWorkers):
+    """Drives one call with threads."""
+
+    def __init__(
+        self, plan: EnginePlan, *, clock: Clock = SYSTEM_CLOCK, sink: Sink | None = None
+    ) -> None:
+        super().__init__(plan, clock, sink)
+
+    def run(self) -> Report:
+        """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
+        self.clock.join_time()
+        try:
+            self.emit("call.began")
+            with self.lock:
+                self._supervise()
+                self._hand_back()
+            return conclude(self)
+        finally:
+            self.clock.leave_time()
+
+    def request_stop(self) -> None:
+        """Ask for a graceful stop; a second time, for an immediate one. Safe in a signal handler.
+
+        A handler may interrupt the very thread that holds the lock, so it is never waited for here.
+        """
+        self.stops += 1
+        if self.lock.acquire(blocking=False):
+            try:
+                self._stop()
+            finally:
+                self.lock.release()
+        else:
+            self.clock.spawn("ergon-stop", self._stop_later)
+
+    def _stop_later(self) -> None:
+        with self.lock:
+            self._stop()
+
+    # -- the supervisor ----------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        while not self.is_finished:
+            try:
+                self._look_after(self.now())
+                if not self.workers and not self.is_finished:
+                    self._hire(None)
+                if not self.is_finished:
+                    self.watch.wait(self.next_alarm())
+            except BaseException as error:  # Ctrl-C, or no thread can be started
+                self._stop(error)
+
+    def _look_after(self, now: float) -> None:
+        reason = self.must_abort(now)
+        if reason is not None:
+            self._abort(reason)
+            return
+        for worker, attempt in self.overdue(now):
+            if attempt.claim():
+                self.give_up_on(worker, attempt)
+                self._take_over(attempt)
+
+    def _take_over(self, attempt: Attempt) -> None:
+        """A fresh worker goes on where the abandoned one hangs."""
+        run: Run | None = attempt.run
+        if run is None:
+            self.fetch_hangs(attempt)
+            self._hire(None)
+        elif attempt.phase == SETTLE:
+            self.settle_failed(run.transaction, Verb(attempt.note), TimeoutError("no answer"))
+            self._hire(lambda worker: self._close(worker, run))
+        else:
+            event = expired(self, attempt)
+            self._hire(lambda worker: self._drive(worker, run, event))
+
+    def _abort(self, reason: StopReason) -> None:
+        """End everything now. Nothing that hangs is waited for."""
+        self.begin_abort(reason)
+        for worker in list(self.workers):
+            attempt = worker.attempt
+            if attempt is not None and attempt.claim():
+                if attempt.phase != BACKOFF:
+                    self.give_up_on(worker, attempt)
+                else:
+                    self.dismiss(worker)
+                cut_off(self, attempt)
+        self.work.notify_all()
+        self.naps.notify_all()
+        self.fetched.notify_all()
+        # Those that were between two calls see the flag at once and leave.
+        patience = self.now() + self.plan.bounds.cancel_grace
+        while self.workers and self.now() < patience:
+            self.watch.wait(patience)
+        self.is_finished = True

@@ -1,0 +1,78 @@
+"""What the engines ask of a connector. No base class is needed: methods are found by name.
+
+Required of a source is one method: ``fetch_transactions`` or ``fetch_transactions_async``. All
+others are offers. The engine never runs two fetches of one call at the same time, but fetches may
+come from different threads. Settlement (``ack``, ``nack``, ``release``) is called exactly once per
+delivered transaction, from the thread or task that ran its lifecycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
+
+from ergon_framework.ports.transaction import Transaction
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Something to consume from, with threads."""
+
+    def fetch_transactions(self, batch_size: int, **extra: Any) -> Iterable[Transaction] | None:
+        """Up to ``batch_size`` transactions; empty or None when there are none now."""
+
+
+@runtime_checkable
+class AsyncSource(Protocol):
+    """Something to consume from, with asyncio."""
+
+    async def fetch_transactions_async(
+        self, batch_size: int, **extra: Any
+    ) -> Iterable[Transaction] | None:
+        """Up to ``batch_size`` transactions; empty or None when there are none now."""
+
+
+@runtime_checkable
+class Target(Protocol):
+    """Something to produce to, with threads."""
+
+    def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
+        """Deliver them all; an exception means that the outcome is unknown for each."""
+
+
+@runtime_checkable
+class AsyncTarget(Protocol):
+    """Something to produce to, with asyncio."""
+
+    async def dispatch_transactions_async(
+        self, transactions: Iterable[Transaction], **extra: Any
+    ) -> None:
+        """Deliver them all; an exception means that the outcome is unknown for each."""
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A source that keeps a transaction until it is told how it ended."""
+
+    def ack(self, transaction: Transaction) -> None:
+        """It succeeded: forget it."""
+
+    def nack(self, transaction: Transaction, exc: Exception) -> None:
+        """It failed for good: set it aside with its reason."""
+
+    def release(self, transaction: Transaction) -> None:
+        """It was not worked to an end: deliver it again."""
+
+
+@runtime_checkable
+class AsyncSettling(Protocol):
+    """The asyncio twin of :class:`Settling`."""
+
+    async def ack_async(self, transaction: Transaction) -> None:
+        """It succeeded: forget it."""
+
+    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
+        """It failed for good: set it aside with its reason."""
+
+    async def release_async(self, transaction: Transaction) -> None:
+        """It was not worked to an end: deliver it again."""

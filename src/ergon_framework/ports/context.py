@@ -1,0 +1,99 @@
+"""What user code may ask about the attempt it runs in.
+
+The variable is set inside a private copy of the context for each attempt, so it never leaks from
+one transaction into another, and an abandoned attempt keeps seeing its own, cancelled, state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ergon_framework.ports.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One consume or produce call: what all its attempts share."""
+
+    role: str  # "consumer" or "producer"
+    task: str  # the task's class name
+    call_id: str
+    now: Callable[[], float]
+    settings: dict[str, Any]  # the policy as plain numbers and words, for telemetry
+
+
+class Attempt:
+    """One call of one hook for one transaction. ``number`` counts from 0."""
+
+    __slots__ = (
+        "began_at",
+        "call",
+        "deadline_at",
+        "expired",
+        "note",
+        "number",
+        "phase",
+        "run",
+        "scope",
+        "ticket",
+    )
+
+    def __init__(self, call: Call, run: Any, phase: str, number: int) -> None:
+        self.call = call
+        self.run = run
+        self.phase = phase
+        self.number = number
+        self.began_at = 0.0
+        self.deadline_at: float | None = None
+        self.scope: Any = None  # whose time ``deadline_at`` is: the step's or the lifecycle's
+        self.expired = False  # the deadline passed and the call was asked to end
+        self.note: Any = None  # belongs to the sink: its span, its start time
+        # Whoever pops the one element owns what happens next: the worker whose call returned or
+        # the watchdog that gave up on it. Popping is atomic, so no lock is taken.
+        self.ticket: list[None] = [None]
+
+    @property
+    def transaction(self) -> Transaction:
+        """The transaction this attempt works on."""
+        transaction: Transaction = self.run.transaction
+        return transaction
+
+    @property
+    def task(self) -> str:
+        """The task's class name."""
+        return self.call.task
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the engine gave up on this attempt: its result will be dropped."""
+        return not self.ticket
+
+    def claim(self) -> bool:
+        """Become the owner of what follows. True for exactly one caller."""
+        try:
+            self.ticket.pop()
+        except IndexError:
+            return False
+        return True
+
+    def remaining(self) -> float | None:
+        """Seconds until the engine gives up, or None when nothing bounds this attempt."""
+        if self.deadline_at is None:
+            return None
+        return max(0.0, self.deadline_at - self.call.now())
+
+
+CURRENT: ContextVar[Attempt | None] = ContextVar("ergon_attempt", default=None)
+
+
+def current_attempt() -> Attempt | None:
+    """The attempt this code runs in, or None outside of any lifecycle.
+
+    Long-running code looks at ``is_cancelled`` or ``remaining()`` now and then and returns early: a
+    thread cannot be killed, and its work after a timeout is thrown away.
+    """
+    return CURRENT.get()

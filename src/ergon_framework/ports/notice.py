@@ -1,0 +1,73 @@
+"""The catalogue of notices: every state change Ergon tells anybody about, named once.
+
+A notice is a name, an instant and a few fields. Spans, metrics, logs, progress displays and the
+operator's commands are readers of notices; none of them is fed in another way. Later parts add
+their names here. A name is dotted and in the past tense.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "call.began": ("A consume or produce call started.", ("call",)),
+    "call.ended": ("It ended; the report says how.", ("call", "report", "error")),
+    "fetch.began": ("A fetch attempt started.", ("call", "attempt", "requested")),
+    "fetch.ended": (
+        "A fetch attempt ended with a delivery or a failure.",
+        ("call", "attempt", "requested", "delivered", "failure", "began_at"),
+    ),
+    "fetch.late": ("A fetch returned after its timeout.", ("call", "delivered")),
+    "queue.empty": ("Nothing was delivered; the next fetch waits.", ("call", "empties", "delay")),
+    "batch.ended": ("Every transaction of a batch has its outcome.", ("call", "number", "size")),
+    "transaction.began": ("A lifecycle started.", ("call", "run")),
+    "attempt.ended": (
+        "A hook returned, raised or ran out of time.",
+        ("attempt", "failure", "exception", "result"),
+    ),
+    "retry.scheduled": (
+        "Another attempt will follow.",
+        ("call", "run", "phase", "attempt", "delay", "failure"),
+    ),
+    "attempt.abandoned": (
+        "The engine gave up on a call that cannot be stopped.",
+        ("attempt", "abandoned"),
+    ),
+    "attempt.late": ("An abandoned call came back; its result was dropped.", ("attempt",)),
+    "transaction.ended": (
+        "A lifecycle reached its one outcome.",
+        ("call", "run", "ending", "failure", "handler_failure"),
+    ),
+    "transaction.duplicate": ("A producer was given an id twice.", ("call", "transaction_id")),
+    "transaction.stranded": (
+        "A delivered transaction was neither started nor given back.",
+        ("call", "transaction_id"),
+    ),
+    "settlement.failed": (
+        "ack, nack or release raised; the source will deliver again.",
+        ("call", "transaction_id", "verb", "error"),
+    ),
+    "workers.stalled": (
+        "Too many abandoned calls: no new work starts until one returns.",
+        ("call", "abandoned"),
+    ),
+    "stop.asked": ("A graceful stop was requested.", ("call", "grace")),
+}
+"""Name to (what it means, its fields)."""
+
+
+class Notice:
+    """One thing that happened. Built only when somebody listens."""
+
+    __slots__ = ("at", "fields", "name")
+
+    def __init__(self, name: str, at: float, fields: dict[str, Any]) -> None:
+        self.name = name
+        self.at = at
+        self.fields = fields
+
+    def __getitem__(self, field: str) -> Any:
+        return self.fields[field]
+
+    def __repr__(self) -> str:
+        return f"Notice({self.name!r}, at={self.at!r}, fields={sorted(self.fields)})"

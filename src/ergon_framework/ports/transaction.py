@@ -1,0 +1,219 @@
+"""The transaction: the unit of work that travels through every part (RFC-001).
+
+An immutable envelope of identity, metadata and payload. The payload is the user's; the framework
+never looks into it, never validates it and never prints it.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from ergon_framework.errors import EnvelopeError
+from ergon_framework.ports.context import CURRENT
+
+FIELDS = (
+    "transaction_id",
+    "payload",
+    "metadata",
+    "correlation_id",
+    "trace_id",
+    "created_at",
+    "source",
+    "parent_id",
+)
+_NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+_set = object.__setattr__
+
+
+class Transaction:
+    """One unit of work. Two transactions are equal when all their fields are.
+
+    ``id`` is accepted and readable as another name of ``transaction_id``. A transformation makes a
+    new transaction with a new id: see :meth:`derive`.
+    """
+
+    __slots__ = (*FIELDS, "__weakref__")
+
+    transaction_id: str
+    payload: Any
+    metadata: Mapping[str, Any]
+    correlation_id: str | None
+    trace_id: str | None
+    created_at: datetime
+    source: str | None
+    parent_id: str | None
+
+    def __init__(
+        self,
+        transaction_id: str | None = None,
+        payload: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,
+        correlation_id: str | None = None,
+        trace_id: str | None = None,
+        created_at: datetime | None = None,
+        source: str | None = None,
+        parent_id: str | None = None,
+    ) -> None:
+        _set(self, "transaction_id", _one_id(transaction_id, id))
+        _set(self, "payload", payload)
+        _set(self, "metadata", _NO_METADATA if metadata is None else _frozen(metadata))
+        _set(self, "correlation_id", _text("correlation_id", correlation_id))
+        _set(self, "trace_id", _text("trace_id", trace_id))
+        _set(self, "created_at", datetime.now(UTC) if created_at is None else _utc(created_at))
+        _set(self, "source", _text("source", source))
+        _set(self, "parent_id", _text("parent_id", parent_id))
+
+    @property
+    def id(self) -> str:
+        """The same as ``transaction_id``."""
+        return self.transaction_id
+
+    @property
+    def attempt_count(self) -> int:
+        """How often the current phase was attempted, this attempt included; 0 when not running.
+
+        Kept by the engine, not in the envelope, so that every retry starts from identical state.
+        """
+        attempt = CURRENT.get()
+        if attempt is None or attempt.transaction is not self:
+            return 0
+        return attempt.number + 1
+
+    def derive(self, payload: Any = None, **changes: Any) -> Transaction:
+        """A new transaction caused by this one: new id, with parent and correlation carried over."""
+        unknown = set(changes) - set(FIELDS) - {"id"}
+        if unknown:
+            raise EnvelopeError(
+                f"derive() got an unknown field {min(unknown)!r}",
+                remedy=f"known fields are {', '.join(FIELDS)}",
+            )
+        if "id" not in changes:
+            changes.setdefault("transaction_id", new_id())
+        changes.setdefault("parent_id", self.transaction_id)
+        changes.setdefault("correlation_id", self.correlation_id or self.transaction_id)
+        changes.setdefault("trace_id", self.trace_id)
+        return Transaction(payload=payload, **changes)
+
+    def with_payload_copy(self) -> Transaction:
+        """The same envelope around a deep copy of the payload, so that attempts share nothing."""
+        values = {name: getattr(self, name) for name in FIELDS}
+        values["payload"] = copy.deepcopy(self.payload)
+        return Transaction(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The envelope as plain values, ``created_at`` as RFC 3339 text, without unset fields."""
+        shape: dict[str, Any] = {"transaction_id": self.transaction_id, "payload": self.payload}
+        if self.metadata:
+            shape["metadata"] = dict(self.metadata)
+        for name in ("correlation_id", "trace_id", "source", "parent_id"):
+            value = getattr(self, name)
+            if value is not None:
+                shape[name] = value
+        shape["created_at"] = self.created_at.isoformat()
+        return shape
+
+    @classmethod
+    def from_dict(cls, shape: Mapping[str, Any]) -> Transaction:
+        """The inverse of :meth:`to_dict`. Fields a later version may add are ignored."""
+        if not isinstance(shape, Mapping):
+            raise EnvelopeError(
+                f"a transaction must be an object, not {type(shape).__name__}",
+                remedy='for example {"transaction_id": "t1", "payload": {}}',
+            )
+        known = {name: shape[name] for name in (*FIELDS, "id") if name in shape}
+        created = known.get("created_at")
+        if isinstance(created, str):
+            try:
+                known["created_at"] = datetime.fromisoformat(created)
+            except ValueError as error:
+                raise EnvelopeError(
+                    f"created_at is not an RFC 3339 instant: {created!r}",
+                    remedy="for example 2026-01-31T12:00:00+00:00",
+                ) from error
+        metadata = known.get("metadata")
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise EnvelopeError(f"metadata must be an object, not {type(metadata).__name__}")
+        return cls(**known)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise EnvelopeError(
+            f"a Transaction is immutable: cannot set {name!r}",
+            remedy="make a new one with transaction.derive(...)",
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise EnvelopeError(f"a Transaction is immutable: cannot delete {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Transaction):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in FIELDS)
+
+    def __hash__(self) -> int:
+        return hash(self.transaction_id)
+
+    def __repr__(self) -> str:
+        # The payload and the metadata stay out: a repr ends up in logs.
+        source = f", source={self.source!r}" if self.source else ""
+        return f"Transaction({self.transaction_id!r}{source})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {name: getattr(self, name) for name in FIELDS}
+        values["metadata"] = dict(self.metadata)
+        return (_restore, (values,))
+
+
+def new_id() -> str:
+    """A fresh transaction id: a random UUID as text."""
+    return str(uuid.uuid4())
+
+
+def _restore(values: dict[str, Any]) -> Transaction:
+    return Transaction(**values)
+
+
+def _one_id(transaction_id: object, alias: object) -> str:
+    if transaction_id is not None and alias is not None and transaction_id != alias:
+        raise EnvelopeError(
+            "transaction_id and id contradict each other",
+            remedy="give one of the two; the payload is the second argument",
+        )
+    value = alias if transaction_id is None else transaction_id
+    if not isinstance(value, str) or not value:
+        # The value itself stays out: a payload may stand in the wrong place.
+        found = "an empty one" if value == "" else type(value).__name__
+        raise EnvelopeError(
+            f"transaction_id must be a non-empty string, not {found}",
+            remedy="give the stable id of the unit of work, or str(uuid.uuid4())",
+        )
+    return value
+
+
+def _text(field: str, value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise EnvelopeError(f"{field} must be a string or None, not {type(value).__name__}")
+
+
+def _frozen(metadata: object) -> Mapping[str, Any]:
+    if not isinstance(metadata, Mapping):
+        raise EnvelopeError(f"metadata must be a mapping, not {type(metadata).__name__}")
+    return MappingProxyType(dict(metadata))
+
+
+def _utc(instant: object) -> datetime:
+    if not isinstance(instant, datetime):
+        raise EnvelopeError(f"created_at must be a datetime, not {type(instant).__name__}")
+    if instant.tzinfo is None:
+        raise EnvelopeError("created_at has no time zone", remedy="use datetime.now(timezone.utc)")
+    try:
+        return instant.astimezone(UTC)
+    except OverflowError as error:
+        raise EnvelopeError("created_at is outside of the years 1 to 9999") from error

@@ -1,0 +1,113 @@
+"""The base classes of tasks: domain logic with its dependencies injected (RFC-002)."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ergon_framework.errors import WiringError
+from ergon_framework.ports.context import current_attempt
+
+
+class Stoppable(Protocol):
+    """A running call."""
+
+    def request_stop(self) -> None:
+        """Ask for a graceful stop; a second time, for an immediate one."""
+
+
+class BaseTask:
+    """A task with its connectors and services. One instance may serve many transactions at once.
+
+    ``self.connectors["orders"]`` is also ``self.orders_connector``, and likewise for services.
+    """
+
+    connectors: Mapping[str, Any] = MappingProxyType({})
+    services: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(
+        self,
+        connectors: Mapping[str, Any] | None = None,
+        services: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.connectors = _named("connectors", connectors)
+        self.services = _named("services", services)
+
+    def __getattr__(self, name: str) -> Any:
+        for suffix, group in (("_connector", self.connectors), ("_service", self.services)):
+            key = name.removesuffix(suffix)
+            if key != name and key in group:
+                return group[key]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def request_stop(self) -> None:
+        """Ask every running call of this task to stop gracefully; a second time, at once.
+
+        Safe in signal handlers and from any thread. Work in flight is finished within
+        ``loop.stop_grace``; calls made from inside a running transaction belong to that work.
+        """
+        for call in tuple(_calls(self)):
+            call.request_stop()
+
+
+class BaseAsyncTask(BaseTask):
+    """A task whose hooks are coroutines."""
+
+
+def begin_call(task: BaseTask, call: Stoppable) -> None:
+    """Let ``request_stop`` reach a call, unless it is part of a transaction's own work."""
+    if current_attempt() is None:
+        with _LOCK:
+            _calls(task).append(call)
+
+
+def end_call(task: BaseTask, call: Stoppable) -> None:
+    """The call is over."""
+    with _LOCK:
+        if call in _calls(task):
+            _calls(task).remove(call)
+
+
+def choose_connector(task: BaseTask, name: str | None) -> tuple[str, Any]:
+    """The named connector, or the only one there is."""
+    known = ", ".join(sorted(task.connectors)) or "none"
+    if name is not None:
+        if name in task.connectors:
+            return name, task.connectors[name]
+        near = difflib.get_close_matches(name, list(task.connectors), 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known connectors: {known}"
+        raise WiringError(f"{type(task).__name__} has no connector {name!r}", remedy=hint)
+    if len(task.connectors) == 1:
+        return next(iter(task.connectors.items()))
+    if not task.connectors:
+        raise WiringError(
+            f"{type(task).__name__} has no connector",
+            remedy=f"{type(task).__name__}(connectors={{'name': connector}}, services={{}})",
+        )
+    raise WiringError(
+        f"{type(task).__name__} has several connectors ({known}): which one is meant is ambiguous",
+        remedy="name it in steps.fetch.connector_name",
+    )
+
+
+_LOCK = threading.Lock()
+
+
+def _calls(task: BaseTask) -> list[Stoppable]:
+    # Not in __init__: a subclass that forgets super().__init__() can still be stopped.
+    calls: list[Stoppable] = task.__dict__.setdefault("_ergon_calls", [])
+    return calls
+
+
+def _named(what: str, group: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if group is None:
+        return MappingProxyType({})
+    if not isinstance(group, Mapping):
+        raise WiringError(
+            f"{what} must be a mapping of names to objects, not {type(group).__name__}",
+            remedy=f"{what}={{'name': object}}",
+        )
+    return MappingProxyType(dict(group))

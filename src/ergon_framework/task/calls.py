@@ -1,0 +1,70 @@
+"""Running a plan for a task: the one place where task, driver, clock and telemetry meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ergon_framework.core.lifecycle import Ending
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.engine.plan import EnginePlan
+from ergon_framework.engine.report import Report
+from ergon_framework.engine.run import Run
+from ergon_framework.engine.tasks import TaskEngine
+from ergon_framework.engine.threads import ThreadEngine
+from ergon_framework.errors import EnvelopeError
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.task.base import BaseTask, begin_call, end_call
+from ergon_framework.telemetry import install_log_context, make_sink
+
+
+def drive(task: BaseTask, plan: EnginePlan) -> Report:
+    """Run a call with threads."""
+    install_log_context()
+    engine = ThreadEngine(plan, clock=current_clock(), sink=make_sink())
+    begin_call(task, engine)
+    try:
+        return engine.run()
+    finally:
+        end_call(task, engine)
+
+
+async def drive_async(task: BaseTask, plan: EnginePlan) -> Report:
+    """Run a call with asyncio."""
+    install_log_context()
+    engine = TaskEngine(plan, sink=make_sink())
+    begin_call(task, engine)
+    try:
+        return await engine.run()
+    finally:
+        end_call(task, engine)
+
+
+class Single:
+    """A plan for one transaction, and the run it led to."""
+
+    def __init__(self, plan: EnginePlan, transaction: object) -> None:
+        if not isinstance(transaction, Transaction):
+            raise EnvelopeError(
+                f"a Transaction is needed, not {type(transaction).__name__}",
+                remedy="Transaction(transaction_id=..., payload=...)",
+            )
+        self._waiting: list[Transaction] = [transaction]
+        self._run: Run | None = None
+        self.plan = replace(plan, fetch=self._fetch, ended=self._ended, settlement=None)
+
+    def _fetch(self, _at_most: int) -> list[Transaction]:
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def _ended(self, run: Run) -> None:
+        self._run = run
+
+    def answer(self) -> tuple[bool, Any]:
+        """(True, the result) or (False, the final exception)."""
+        run = self._run
+        if run is None or run.end is None:
+            return False, None
+        if run.end.how is Ending.SUCCEEDED:
+            return True, run.result
+        return False, run.handler_exception or run.exception

@@ -1,0 +1,114 @@
+"""What a producer is given: any iterable, read in chunks, each id once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any
+
+from ergon_framework.errors import EnvelopeError, WiringError
+from ergon_framework.ports.context import current_attempt
+from ergon_framework.ports.transaction import FIELDS, Transaction
+from ergon_framework.telemetry import inject
+
+
+class Input:
+    """Reads the user's iterable lazily; later duplicates of an id are skipped and remembered."""
+
+    def __init__(self, given: object) -> None:
+        _check(given)
+        self._sequence = given if isinstance(given, Sequence) else None
+        self._position = 0
+        self._seen: set[str | bytes] = set()
+        self._iterator: Iterator[Any] | None = iter(given) if isinstance(given, Iterable) else None
+        self._async = aiter(given) if isinstance(given, AsyncIterable) else None
+        self._parent = current_attempt()
+        self.duplicates: list[str] = []
+
+    def fetch(self, at_most: int) -> Any:
+        """The next transactions, each id once; fewer than asked for only at the end."""
+        if self._async is not None:
+            return self._fetch_async(self._async, at_most)
+        return self._fetch(at_most)
+
+    def _fetch(self, at_most: int) -> Iterator[Any]:
+        if self._iterator is None:
+            return
+        while at_most > 0:
+            try:
+                item = next(self._iterator)
+            except StopIteration:
+                return
+            if self._is_new(item):
+                at_most -= 1
+                yield self._prepare(item)
+
+    async def _fetch_async(self, iterator: AsyncIterator[Any], at_most: int) -> list[Any]:
+        taken: list[Any] = []
+        while len(taken) < at_most:
+            try:
+                item = await anext(iterator)
+            except StopAsyncIteration:
+                break
+            if self._is_new(item):
+                taken.append(self._prepare(item))
+        return taken
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Ids of a list's items that were never asked for. A generator's are still in its hands."""
+        if self._sequence is None:
+            return ()
+        rest = self._sequence[self._position :]
+        return tuple(item.transaction_id for item in rest if isinstance(item, Transaction))
+
+    def _is_new(self, item: object) -> bool:
+        self._position += 1
+        if not isinstance(item, Transaction):
+            return True  # refused further on, with its position
+        key = _short(item.transaction_id)
+        if key in self._seen:
+            self.duplicates.append(item.transaction_id)
+            return False
+        self._seen.add(key)
+        return True
+
+    def _prepare(self, item: Any) -> Any:
+        """Let an outgoing transaction carry its lineage and the trace it belongs to."""
+        if not isinstance(item, Transaction):
+            return item
+        parent = self._parent.transaction if self._parent is not None else None
+        if parent is not None and parent.transaction_id != item.transaction_id:
+            item = _child_of(parent, item)
+        return inject(item)
+
+
+def _child_of(parent: Transaction, item: Transaction) -> Transaction:
+    if item.parent_id is not None and item.correlation_id is not None:
+        return item
+    values = {name: getattr(item, name) for name in FIELDS}
+    values["parent_id"] = item.parent_id or parent.transaction_id
+    values["correlation_id"] = item.correlation_id or parent.correlation_id or parent.transaction_id
+    return Transaction(**values)
+
+
+def _check(given: object) -> None:
+    """Refuse what cannot be input, before anything starts."""
+    if isinstance(given, str | bytes | dict | Transaction) or not isinstance(
+        given, Iterable | AsyncIterable
+    ):
+        raise WiringError(
+            f"transactions must be an iterable of Transaction, not {type(given).__name__}",
+            remedy="pass a list or a generator: produce_transactions([transaction], policy)",
+        )
+    if isinstance(given, Sequence):
+        for position, item in enumerate(given):
+            if not isinstance(item, Transaction):
+                raise EnvelopeError(
+                    f"item {position} of transactions is {type(item).__name__}, not a Transaction",
+                    remedy="wrap it: Transaction(transaction_id=..., payload=item)",
+                )
+
+
+def _short(key: str) -> str | bytes:
+    """At most 16 bytes per id: a producer of millions must not grow with its input."""
+    return key if len(key) <= 16 else hashlib.blake2b(key.encode(), digest_size=16).digest()

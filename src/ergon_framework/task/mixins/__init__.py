@@ -1,0 +1,1 @@
+"""Mixins that make a task a consumer, a producer, or both."""

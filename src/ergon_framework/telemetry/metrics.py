@@ -1,0 +1,181 @@
+"""Notices become metrics: the seven families of RFC-000, without any work by the user.
+
+Labels are the task's class name, the role, and words from closed lists. Never an id, a counter or a
+size: those would make the number of series grow with uptime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opentelemetry.metrics import Meter
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.lifecycle import Scope
+from ergon_framework.errors import LoopTimeoutException
+from ergon_framework.ports.context import Attempt, Call
+from ergon_framework.ports.notice import Notice
+from ergon_framework.telemetry.totals import Totals
+
+_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+    0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0,
+)  # fmt: skip
+_SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+
+_HOOKS = {"process", "produce", "success", "exception"}
+_LIFECYCLE = f"{Scope.LIFECYCLE}_timeout"  # the code of a failure that a lifecycle's deadline made
+
+_SUMS = {
+    "ergon.transactions": (
+        ("task", "role", "outcome"), "{transaction}", "Transactions that got their outcome.",
+    ),
+    "ergon.handler.failures": (
+        ("task", "role"), "{failure}", "Exception handlers that failed themselves.",
+    ),
+    "ergon.timeouts": (("task", "role", "scope"), "{timeout}", "Deadlines that passed."),
+    "ergon.retries": (("task", "role", "step"), "{retry}", "Attempts after the first."),
+}  # fmt: skip
+_LEVELS = {
+    "ergon.in_flight": (("task", "role"), "{transaction}", "Transactions in work."),
+    "ergon.concurrency.limit": (
+        ("task", "role"), "{transaction}", "The most that may be in work at once.",
+    ),
+    "ergon.abandoned": (
+        ("task", "role"), "{call}", "Calls the engine gave up on that have not come back.",
+    ),
+}  # fmt: skip
+
+
+class Instruments:
+    """All instruments of one meter provider, made once."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.totals: dict[str, Totals] = {}
+        for name, (labels, unit, text) in _SUMS.items():
+            totals = self.totals[name] = Totals(*labels)
+            meter.create_observable_counter(name, [totals.observe], unit, text)
+        for name, (labels, unit, text) in _LEVELS.items():
+            totals = self.totals[name] = Totals(*labels)
+            meter.create_observable_up_down_counter(name, [totals.observe], unit, text)
+
+        def histogram(name: str, unit: str, text: str, bounds: Any) -> Callable[..., None]:
+            return meter.create_histogram(
+                name, unit, text, explicit_bucket_boundaries_advisory=bounds
+            ).record
+
+        self.backoff = histogram("ergon.backoff", "s", "Waits before another try.", _SECONDS)
+        self.step = histogram("ergon.step.duration", "s", "One call of one hook.", _SECONDS)
+        self.lifecycle = histogram(
+            "ergon.lifecycle.duration", "s", "One transaction from start to outcome.", _SECONDS
+        )
+        self.fetch = histogram("ergon.fetch.duration", "s", "One fetch attempt.", _SECONDS)
+        self.batch = histogram("ergon.batch.size", "{transaction}", "One delivery.", _SIZES)
+
+
+class MetricSink:
+    """Counts and measures. Keeps nothing about calls or transactions."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._measure = instruments
+        totals = instruments.totals
+        self._transactions = totals["ergon.transactions"].add
+        self._handler_failures = totals["ergon.handler.failures"].add
+        self._timeouts = totals["ergon.timeouts"].add
+        self._retries = totals["ergon.retries"].add
+        self._in_flight = totals["ergon.in_flight"].add
+        self._limit = totals["ergon.concurrency.limit"].add
+        self._abandoned = totals["ergon.abandoned"].add
+        self.handlers: Mapping[str, Callable[[Notice], None]] = {
+            "call.began": self._call_began,
+            "call.ended": self._call_ended,
+            "fetch.began": self._fetch_began,
+            "fetch.ended": self._fetch_ended,
+            "queue.empty": self._queue_empty,
+            "transaction.began": self._transaction_began,
+            "attempt.ended": self._attempt_ended,
+            "retry.scheduled": self._retry_scheduled,
+            "attempt.abandoned": self._attempt_abandoned,
+            "attempt.late": self._attempt_late,
+            "transaction.ended": self._transaction_ended,
+        }
+
+    def _call_began(self, notice: Notice) -> None:
+        call = notice["call"]
+        self._limit((call.task, call.role), call.settings.get("concurrency", 1))
+
+    def _call_ended(self, notice: Notice) -> None:
+        call = notice["call"]
+        self._limit((call.task, call.role), -call.settings.get("concurrency", 1))
+        if isinstance(notice["error"], LoopTimeoutException):
+            self._timeouts((call.task, call.role, "loop"))
+
+    def _fetch_began(self, notice: Notice) -> None:
+        call = notice["call"]
+        if notice["attempt"].number > 0:
+            self._retries((call.task, call.role, "fetch"))
+
+    def _fetch_ended(self, notice: Notice) -> None:
+        call, failure = notice["call"], notice["failure"]
+        labels = {"task": call.task, "role": call.role}
+        outcome = {"outcome": _outcome(failure)}
+        self._measure.fetch(max(0.0, notice.at - notice["began_at"]), {**labels, **outcome})
+        if failure is None:
+            self._measure.batch(notice["delivered"], labels)
+        elif failure.kind is Kind.TIMEOUT:
+            self._timeouts((call.task, call.role, "fetch"))
+
+    def _queue_empty(self, notice: Notice) -> None:
+        self._waited(notice["call"], "empty_queue", notice["delay"])
+
+    def _transaction_began(self, notice: Notice) -> None:
+        call = notice["call"]
+        self._in_flight((call.task, call.role))
+
+    def _attempt_ended(self, notice: Notice) -> None:
+        attempt: Attempt = notice["attempt"]
+        failure: Failure | None = notice["failure"]
+        call = attempt.call
+        if attempt.phase not in _HOOKS:
+            return  # a wait that was cut off
+        labels = {
+            "task": call.task,
+            "role": call.role,
+            "step": attempt.phase,
+            "outcome": _outcome(failure),
+        }
+        self._measure.step(max(0.0, notice.at - attempt.began_at), labels)
+        if failure is not None and failure.kind is Kind.TIMEOUT and failure.code != _LIFECYCLE:
+            self._timeouts((call.task, call.role, attempt.phase))
+
+    def _retry_scheduled(self, notice: Notice) -> None:
+        call, step = notice["call"], notice["phase"]
+        self._retries((call.task, call.role, step))
+        self._waited(call, step, notice["delay"])
+
+    def _attempt_abandoned(self, notice: Notice) -> None:
+        call = notice["attempt"].call
+        self._abandoned((call.task, call.role))
+
+    def _attempt_late(self, notice: Notice) -> None:
+        call = notice["attempt"].call
+        self._abandoned((call.task, call.role), -1)
+
+    def _transaction_ended(self, notice: Notice) -> None:
+        call, outcome, failure = notice["call"], str(notice["ending"]), notice["failure"]
+        self._in_flight((call.task, call.role), -1)
+        self._transactions((call.task, call.role, outcome))
+        labels = {"task": call.task, "role": call.role, "outcome": outcome}
+        self._measure.lifecycle(max(0.0, notice.at - notice["run"].began_at), labels)
+        if failure is not None and failure.code == _LIFECYCLE:
+            self._timeouts((call.task, call.role, "transaction"))
+        if notice["handler_failure"] is not None:
+            self._handler_failures((call.task, call.role))
+
+    def _waited(self, call: Call, step: str, delay: float) -> None:
+        self._measure.backoff(delay, {"task": call.task, "role": call.role, "step": step})
+
+
+def _outcome(failure: Failure | None) -> str:
+    return "ok" if failure is None else failure.kind.value

@@ -1,0 +1,84 @@
+"""Trace context that travels with transactions, as W3C ``traceparent`` in their metadata.
+
+Incoming: :func:`extract`. Outgoing: :func:`inject` puts the current span (or, where nothing records
+spans, the context the current transaction came with) on a transaction before it leaves.
+"""
+
+from __future__ import annotations
+
+import re
+
+from opentelemetry.context import Context
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, get_current_span
+from opentelemetry.trace.propagation import set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ergon_framework.ports.context import current_attempt
+from ergon_framework.ports.transaction import FIELDS, Transaction
+
+_W3C = TraceContextTextMapPropagator()
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_LOW_64_BITS = (1 << 64) - 1
+
+
+def extract(transaction: Transaction) -> SpanContext | None:
+    """The trace context a transaction arrived with, or None.
+
+    It is read from ``metadata["traceparent"]`` (with ``tracestate``), else from ``trace_id``, which
+    may hold a whole ``traceparent`` or a bare trace id. What cannot be read is ignored.
+    """
+    metadata = transaction.metadata
+    header = metadata.get("traceparent") if metadata else None
+    if header is None:
+        header = transaction.trace_id
+    if not isinstance(header, str):
+        return None
+    if _TRACE_ID.fullmatch(header):
+        return _of_trace_id(int(header, 16))
+    carrier = {"traceparent": header}
+    state = metadata.get("tracestate")
+    if isinstance(state, str):
+        carrier["tracestate"] = state
+    found = get_current_span(_W3C.extract(carrier, Context())).get_span_context()
+    return found if found.is_valid else None
+
+
+def outgoing_metadata() -> dict[str, str]:
+    """``traceparent`` and ``tracestate`` for what the current code sends out; may be empty."""
+    context = _outgoing()
+    if context is None:
+        return {}
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier, set_span_in_context(NonRecordingSpan(context), Context()))
+    return carrier
+
+
+def inject(transaction: Transaction) -> Transaction:
+    """The same transaction carrying the current trace context; unchanged when there is none."""
+    carrier = outgoing_metadata()
+    if not carrier:
+        return transaction
+    fields = {name: getattr(transaction, name) for name in FIELDS}
+    kept = {name: value for name, value in transaction.metadata.items() if name != "tracestate"}
+    fields["metadata"] = {**kept, **carrier}
+    fields["trace_id"] = carrier["traceparent"].split("-")[1]
+    return Transaction(**fields)
+
+
+def _outgoing() -> SpanContext | None:
+    current = get_current_span().get_span_context()
+    if current.is_valid:
+        return current
+    attempt = current_attempt()
+    if attempt is None or attempt.run is None:
+        return None
+    return extract(attempt.transaction)
+
+
+def _of_trace_id(trace_id: int) -> SpanContext | None:
+    # A bare trace id names no span. Its low half stands in for one: the same on every machine, and
+    # backends find the trace by its id alone.
+    context = SpanContext(
+        trace_id, trace_id & _LOW_64_BITS, is_remote=True, trace_flags=TraceFlags(1)
+    )
+    return context if context.is_valid else None

@@ -1,0 +1,97 @@
+"""Two ways to write a span: through the OpenTelemetry API alone, or past its slow parts.
+
+Both give real spans with the same content. The second exists because a transaction has five spans
+and the SDK's own constructor costs more than everything else the engine does; see ``sdk_writer``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, set_span_in_context
+
+logger = logging.getLogger(__name__)
+
+
+class Below:
+    """Where new spans hang: their parent, and the context (baggage included) it stands in."""
+
+    __slots__ = ("context", "parent", "span")
+
+    def __init__(self, span: Span, base: Context) -> None:
+        self.span = span
+        self.parent = span.get_span_context()
+        self.context = set_span_in_context(span, base)
+
+
+class SpanWriter(Protocol):
+    """Starts and ends spans at given instants, in nanoseconds since the epoch."""
+
+    def start(
+        self,
+        name: str,
+        below: Below,
+        at: int,
+        attributes: Mapping[str, Any],
+        links: Sequence[Link] = (),
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> Span:
+        """Start a span."""
+
+    def finish(
+        self, span: Span, at: int, attributes: Mapping[str, Any], error: str | None = None
+    ) -> None:
+        """End it with its last attributes, and as failed when there is an error text."""
+
+
+class ApiWriter:
+    """Writes spans with nothing but the OpenTelemetry API."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def start(
+        self,
+        name: str,
+        below: Below,
+        at: int,
+        attributes: Mapping[str, Any],
+        links: Sequence[Link] = (),
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> Span:
+        """Start a span."""
+        return self._tracer.start_span(
+            name,
+            context=below.context,
+            kind=kind,
+            attributes=attributes,
+            links=links,
+            start_time=at,
+        )
+
+    def finish(
+        self, span: Span, at: int, attributes: Mapping[str, Any], error: str | None = None
+    ) -> None:
+        """End it with its last attributes, and as failed when there is an error text."""
+        if not span.is_recording():
+            return  # not sampled, or user code ended it
+        if attributes:
+            span.set_attributes(attributes)
+        if error is not None:
+            span.set_status(StatusCode.ERROR, error)
+        span.end(at)
+
+
+def best_writer(tracer: Tracer) -> SpanWriter:
+    """The fast writer where it is known to be safe, else the plain one."""
+    try:
+        from ergon_framework.telemetry.sdk_writer import SdkWriter, can_be_lean
+
+        if can_be_lean(tracer):
+            return SdkWriter(tracer)
+    except Exception:  # no SDK, or one whose insides are not what we know: the API always works
+        logger.debug("spans are written through the OpenTelemetry API", exc_info=True)
+    return ApiWriter(tracer)

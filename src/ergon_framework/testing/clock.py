@@ -1,0 +1,254 @@
+"""Virtual time for both colours: a retry schedule of ten minutes runs in a millisecond.
+
+Theory of operation. Threads that take part in the clock's time either run or sleep on it. While one
+runs, time stands still; when all sleep, it jumps to the nearest instant somebody waits for. Under
+asyncio the event loop itself is given that time, so ``asyncio.sleep`` and every timeout follow it.
+Code that blocks in another way (``time.sleep``, a socket) merely holds the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ergon_framework.engine.clocks import restore_clock, use_clock
+from ergon_framework.ports.clock import Clock
+
+T = TypeVar("T")
+
+
+class _Sleeper:
+    __slots__ = ("is_woken", "signal", "until")
+
+    def __init__(self, signal: VirtualSignal | None, until: float | None) -> None:
+        self.signal = signal
+        self.until = until
+        self.is_woken = False
+
+
+class VirtualSignal:
+    """A condition on an engine's lock whose waits follow a virtual clock."""
+
+    def __init__(self, clock: VirtualClock, lock: threading.Lock) -> None:
+        self._clock = clock
+        self._lock = lock
+
+    def wait(self, until: float | None) -> None:
+        """Sleep until notified or until the clock shows ``until``."""
+        sleeper = self._clock.lie_down(self, until)
+        if sleeper is None:
+            return
+        self._lock.release()
+        try:
+            self._clock.sleep_out(sleeper)
+        finally:
+            self._lock.acquire()
+
+    def notify(self, n: int = 1) -> None:
+        """Wake up to ``n`` sleepers, the longest waiting first."""
+        self._clock.wake(self, n)
+
+    def notify_all(self) -> None:
+        """Wake every sleeper."""
+        self._clock.wake(self, None)
+
+
+class VirtualClock:
+    """Time that passes only when everybody waits for it.
+
+    ``with VirtualClock() as clock:`` lets every engine call in the block follow it;
+    ``clock.run(coroutine)`` runs asyncio code on it. ``clock.sleep(seconds)`` is what a slow hook
+    does in a test.
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+        self._changed = threading.Condition()
+        self._awake = 0
+        self._sleepers: list[_Sleeper] = []
+        self._local = threading.local()
+        self._token: Token[Clock] | None = None
+
+    def now(self) -> float:
+        """The virtual instant, in seconds."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass by hand, for code that is not waiting for anything."""
+        with self._changed:
+            self._now += seconds
+            self._wake_due()
+
+    def sleep(self, seconds: float) -> None:
+        """Let this thread wait; it costs no real time."""
+        self._take_a_nap(self._now + seconds)
+
+    def hang(self) -> None:
+        """Let this thread wait for ever, as a call does that never comes back."""
+        self._take_a_nap(None)
+
+    def _take_a_nap(self, until: float | None) -> None:
+        self.join_time()
+        try:
+            sleeper = self.lie_down(None, until)
+            if sleeper is not None:
+                self.sleep_out(sleeper)
+        finally:
+            self.leave_time()
+
+    # -- the clock port ----------------------------------------------------------------------
+
+    def signal(self, lock: threading.Lock) -> VirtualSignal:
+        """A condition on ``lock`` whose waits follow this clock."""
+        return VirtualSignal(self, lock)
+
+    def spawn(self, name: str, body: Callable[[], None]) -> threading.Thread:
+        """Start a daemonic thread that takes part in this clock's time."""
+
+        def inside() -> None:
+            self._local.depth = 1
+            try:
+                body()
+            finally:
+                self.leave_time()
+
+        with self._changed:
+            self._awake += 1
+        thread = threading.Thread(target=inside, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def join_time(self) -> None:
+        """The calling thread takes part from now on; may be nested."""
+        depth = getattr(self._local, "depth", 0)
+        self._local.depth = depth + 1
+        if depth == 0:
+            with self._changed:
+                self._awake += 1
+
+    def leave_time(self) -> None:
+        """Undo one :meth:`join_time`."""
+        self._local.depth -= 1
+        if self._local.depth == 0:
+            with self._changed:
+                self._awake -= 1
+                self._jump()
+
+    # -- sleeping and waking -----------------------------------------------------------------
+
+    def lie_down(self, signal: VirtualSignal | None, until: float | None) -> _Sleeper | None:
+        """Become a sleeper; None when the instant has already come."""
+        with self._changed:
+            if until is not None and until <= self._now:
+                return None
+            sleeper = _Sleeper(signal, until)
+            self._sleepers.append(sleeper)
+            if getattr(self._local, "depth", 0):
+                self._awake -= 1
+            return sleeper
+
+    def sleep_out(self, sleeper: _Sleeper) -> None:
+        """Block until woken; whoever wakes us counts us as awake again."""
+        with self._changed:
+            try:
+                self._jump()
+                while not sleeper.is_woken:
+                    self._changed.wait()
+            finally:
+                if not sleeper.is_woken:  # interrupted by a signal
+                    self._rouse(sleeper)
+                if not getattr(self._local, "depth", 0):
+                    self._awake -= 1
+
+    def wake(self, signal: VirtualSignal, n: int | None) -> None:
+        """Wake the sleepers of a signal."""
+        with self._changed:
+            mine = [sleeper for sleeper in self._sleepers if sleeper.signal is signal]
+            for sleeper in mine if n is None else mine[:n]:
+                self._rouse(sleeper)
+
+    def _rouse(self, sleeper: _Sleeper) -> None:
+        sleeper.is_woken = True
+        self._sleepers.remove(sleeper)
+        self._awake += 1
+        self._changed.notify_all()
+
+    def _jump(self) -> None:
+        """When everybody sleeps, go to the nearest instant somebody waits for."""
+        if self._awake == 0:
+            instants = [each.until for each in self._sleepers if each.until is not None]
+            if instants:
+                self._now = max(self._now, min(instants))
+                self._wake_due()
+
+    def _wake_due(self) -> None:
+        for sleeper in tuple(self._sleepers):
+            if sleeper.until is not None and sleeper.until <= self._now:
+                self._rouse(sleeper)
+
+    # -- use ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._token = use_clock(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._token is not None:
+            restore_clock(self._token)
+            self._token = None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run asyncio code whose event loop follows this clock."""
+        with asyncio.Runner(loop_factory=lambda: VirtualEventLoop(self)) as runner:
+            return runner.run(coroutine)
+
+
+class VirtualEventLoop(asyncio.SelectorEventLoop):
+    """An event loop that jumps instead of waiting, unless a thread works for it."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.busy_threads = 0
+        super().__init__(_JumpingSelector(clock, self))
+
+    def time(self) -> float:
+        """The virtual instant."""
+        return self._clock.now()
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Any, *args: Any
+    ) -> Any:
+        """As usual; time stands still until the thread is done."""
+        future = super().run_in_executor(executor, func, *args)
+        self.busy_threads += 1
+        future.add_done_callback(self._thread_done)
+        return future
+
+    def _thread_done(self, _future: object) -> None:
+        self.busy_threads -= 1
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    def __init__(self, clock: VirtualClock, loop: VirtualEventLoop) -> None:
+        super().__init__()
+        self._clock = clock
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if ready or (timeout is not None and timeout <= 0):
+            return ready
+        if timeout is None or self._loop.busy_threads:
+            return super().select(None)
+        self._clock.advance(timeout)
+        return []

@@ -1,0 +1,213 @@
+"""Connectors and tasks that follow a script and write down what happened to them.
+
+A script says, per hook, what the next calls do: a value to return, an exception to raise, or
+``Takes(seconds, then)`` to spend time first. The last entry of a script repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.ports.context import current_attempt
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.task.base import BaseAsyncTask, BaseTask
+from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
+from ergon_framework.task.mixins.producer import AsyncProducerMixin, ProducerMixin
+from ergon_framework.testing.clock import VirtualClock
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """Spend this much (virtual) time, then do the rest of the entry."""
+
+    seconds: float
+    then: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One call of a hook: when it began, which hook, for which transaction, which attempt."""
+
+    at: float
+    hook: str
+    transaction_id: str
+    attempt: int
+    argument: Any = None
+
+
+def transactions(count: int, prefix: str = "t") -> list[Transaction]:
+    """``count`` transactions with the ids t1, t2, …"""
+    return [Transaction(f"{prefix}{n}", n) for n in range(1, count + 1)]
+
+
+class ScriptedConnector:
+    """Answers each fetch with the next entry; afterwards it is empty. Serves both colours.
+
+    An entry is a list of transactions, None, an exception to raise, or ``Takes``. With
+    ``settling=True`` it offers ack, nack and release and notes them in ``settled``.
+    """
+
+    def __init__(self, answers: Iterable[Any] = (), *, settling: bool = False) -> None:
+        self._answers = iter(answers)
+        self.fetches: list[tuple[int, dict[str, Any]]] = []
+        self.settled: list[tuple[str, str]] = []
+        if settling:
+            for verb in ("ack", "nack", "release"):
+                setattr(self, verb, self._settler(verb))
+
+    def _settler(self, verb: str) -> Any:
+        def settle(transaction: Transaction, _exc: Any = None) -> None:
+            self.settled.append((verb, transaction.transaction_id))
+
+        return settle
+
+    def fetch_transactions(self, batch_size: int, **extra: Any) -> Any:
+        """The next entry."""
+        self.fetches.append((batch_size, extra))
+        return _act(next(self._answers, None))
+
+    async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> Any:
+        """The next entry."""
+        self.fetches.append((batch_size, extra))
+        return await _act_async(next(self._answers, None))
+
+
+class Script:
+    """What each hook does, call by call, per transaction or for all."""
+
+    def __init__(self, hooks: Mapping[str, Any]) -> None:
+        self._hooks = hooks
+        self._counts: dict[tuple[str, str], Any] = {}
+        self.happened: list[Happened] = []
+
+    def next_entry(self, hook: str, transaction: Transaction, argument: Any, at: float) -> Any:
+        """Note the call and say what it does."""
+        attempt = current_attempt()
+        number = -1 if attempt is None else attempt.number
+        key = transaction.transaction_id
+        self.happened.append(Happened(at, hook, key, number, argument))
+        entries = self._hooks.get(hook, ())
+        if isinstance(entries, Mapping):
+            entries = entries.get(key, ())
+        if not isinstance(entries, Sequence) or isinstance(entries, str | bytes):
+            entries = (entries,)
+        if not entries:
+            return None
+        turn = next(self._counts.setdefault((hook, key), itertools.count()))
+        return entries[min(turn, len(entries) - 1)]
+
+    def calls(self, hook: str | None = None) -> list[str]:
+        """The ids the hook was called with, or ``hook:id`` for all hooks, in order."""
+        if hook is None:
+            return [f"{each.hook}:{each.transaction_id}" for each in self.happened]
+        return [each.transaction_id for each in self.happened if each.hook == hook]
+
+
+class _Scripted:
+    script: Script
+
+    def __init__(self, connectors: Any = None, services: Any = None, **hooks: Any) -> None:
+        super().__init__(connectors or {}, services or {})  # type: ignore[call-arg]
+        self.script = Script(hooks)
+
+    def _do(self, hook: str, transaction: Transaction, argument: Any = None) -> Any:
+        now = current_clock().now()
+        return _act(self.script.next_entry(hook, transaction, argument, now))
+
+    async def _do_async(self, hook: str, transaction: Transaction, argument: Any = None) -> Any:
+        now = asyncio.get_running_loop().time()
+        return await _act_async(self.script.next_entry(hook, transaction, argument, now))
+
+
+class ScriptedConsumer(_Scripted, ConsumerMixin, BaseTask):
+    """A consumer; scripts are given as ``process=``, ``success=``, ``exception=``."""
+
+    def process_transaction(self, transaction: Transaction) -> Any:
+        """Follow the script."""
+        return self._do("process", transaction)
+
+    def handle_transaction_success(self, transaction: Transaction, result: Any) -> Any:
+        """Follow the script."""
+        return self._do("success", transaction, result)
+
+    def handle_transaction_exception(self, transaction: Transaction, exc: Any) -> Any:
+        """Follow the script."""
+        return self._do("exception", transaction, exc)
+
+
+class AsyncScriptedConsumer(_Scripted, AsyncConsumerMixin, BaseAsyncTask):
+    """The asyncio twin of :class:`ScriptedConsumer`."""
+
+    async def process_transaction(self, transaction: Transaction) -> Any:
+        """Follow the script."""
+        return await self._do_async("process", transaction)
+
+    async def handle_transaction_success(self, transaction: Transaction, result: Any) -> Any:
+        """Follow the script."""
+        return await self._do_async("success", transaction, result)
+
+    async def handle_transaction_exception(self, transaction: Transaction, exc: Any) -> Any:
+        """Follow the script."""
+        return await self._do_async("exception", transaction, exc)
+
+
+class ScriptedProducer(_Scripted, ProducerMixin, BaseTask):
+    """A producer; scripts are given as ``produce=``, ``success=``, ``exception=``."""
+
+    def produce_transaction(self, transaction: Transaction) -> Any:
+        """Follow the script."""
+        return self._do("produce", transaction)
+
+    def handle_produce_success(self, transaction: Transaction, result: Any) -> Any:
+        """Follow the script."""
+        return self._do("success", transaction, result)
+
+    def handle_produce_exception(self, transaction: Transaction, exc: Any) -> Any:
+        """Follow the script."""
+        return self._do("exception", transaction, exc)
+
+
+class AsyncScriptedProducer(_Scripted, AsyncProducerMixin, BaseAsyncTask):
+    """The asyncio twin of :class:`ScriptedProducer`."""
+
+    async def produce_transaction(self, transaction: Transaction) -> Any:
+        """Follow the script."""
+        return await self._do_async("produce", transaction)
+
+    async def handle_produce_success(self, transaction: Transaction, result: Any) -> Any:
+        """Follow the script."""
+        return await self._do_async("success", transaction, result)
+
+    async def handle_produce_exception(self, transaction: Transaction, exc: Any) -> Any:
+        """Follow the script."""
+        return await self._do_async("exception", transaction, exc)
+
+
+def _act(entry: Any) -> Any:
+    while isinstance(entry, Takes):
+        clock = current_clock()
+        if not isinstance(clock, VirtualClock):
+            raise TypeError("Takes needs a virtual clock: with VirtualClock() as clock: …")
+        clock.sleep(entry.seconds)
+        entry = entry.then
+    return _finish(entry)
+
+
+async def _act_async(entry: Any) -> Any:
+    while isinstance(entry, Takes):
+        await asyncio.sleep(entry.seconds)
+        entry = entry.then
+    return _finish(entry)
+
+
+def _finish(entry: Any) -> Any:
+    if isinstance(entry, BaseException) or (
+        isinstance(entry, type) and issubclass(entry, BaseException)
+    ):
+        raise entry
+    return entry() if callable(entry) else entry

@@ -1,0 +1,29 @@
+"""Behaviour suites: what an adapter must do, as checks that need no test framework.
+
+::
+
+    from ergon_framework.testing.suites import exercise_connector
+
+    exercise_connector(MyConnector)  # raises, and names every broken promise
+"""
+
+from __future__ import annotations
+
+from ergon_framework.testing.suites.connector import CONNECTOR_CHECKS, exercise_connector
+from ergon_framework.testing.suites.report import (
+    CheckResult,
+    ConnectorSuiteError,
+    Outcome,
+    SuiteFailure,
+    SuiteReport,
+)
+
+__all__ = [
+    "CONNECTOR_CHECKS",
+    "CheckResult",
+    "ConnectorSuiteError",
+    "Outcome",
+    "SuiteFailure",
+    "SuiteReport",
+    "exercise_connector",
+]

@@ -1,0 +1,210 @@
+"""The behaviour every connector must show, as checks that run without a test framework."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Literal
+
+from ergon_framework.errors import WiringError, describe
+from ergon_framework.testing.suites import (
+    connector_delivery,
+    connector_dispatch,
+    connector_envelope,
+    connector_settlement,
+    connector_upkeep,
+)
+from ergon_framework.testing.suites.check import Check, CheckFailed
+from ergon_framework.testing.suites.connector_subject import (
+    DeadLetters,
+    Seed,
+    Subject,
+    methods_of,
+)
+from ergon_framework.testing.suites.hands import Hands, LoopHands, ThreadHands, outcome
+from ergon_framework.testing.suites.report import (
+    CheckResult,
+    ConnectorSuiteError,
+    Outcome,
+    SuiteReport,
+)
+
+CONNECTOR_CHECKS: tuple[Check[Subject], ...] = (
+    *connector_delivery.CHECKS,
+    *connector_envelope.CHECKS,
+    *connector_dispatch.CHECKS,
+    *connector_settlement.CHECKS,
+    *connector_upkeep.CHECKS,
+)
+ORDERS = {
+    "none": frozenset[str](),
+    "fifo": frozenset({"fifo"}),
+    "strict": frozenset({"fifo", "strict_order"}),
+}
+
+
+def exercise_connector(
+    make_connector: Callable[[], Any],
+    *,
+    colour: Literal["auto", "sync", "async", "both"] = "auto",
+    seed: Seed | None = None,
+    dead_letters: DeadLetters | None = None,
+    order: Literal["none", "fifo", "strict"] = "fifo",
+    skip: Collection[str] = (),
+    patience: float = 5.0,
+    raises: bool = True,
+) -> SuiteReport:
+    """Try out everything a connector promises; raise when it breaks a required promise.
+
+    ``make_connector`` gives a fresh, empty connector for each check: the connector itself or a
+    context manager around it (sync or async), or an awaitable of either. Closing is tried at the
+    end. What the connector offers is found by the names of its methods; checks that need more are
+    skipped and named in the report.
+
+    ``colour``: ``auto`` exercises whatever it offers; the others demand it.
+    ``seed(connector, transactions)`` puts transactions in when it cannot be dispatched to.
+    ``dead_letters(connector)`` gives the (id, reason) pairs that were set aside; without it an
+    attribute ``dead`` of (transaction, reason) pairs is used. ``order``: ``strict`` promises that
+    released transactions come back in their old order. ``skip`` waives checks by name.
+    ``patience`` is how many seconds one call may take.
+    """
+    _refuse_unknown(skip)
+    suite = _Suite(make_connector, seed, dead_letters, ORDERS[order], frozenset(skip), patience)
+    title, colours = suite.probe(colour)
+    results = tuple(
+        suite.result(check, each)
+        for each in colours
+        for check in CONNECTOR_CHECKS
+        if each in check.colours
+    )
+    report = SuiteReport(title, results, ConnectorSuiteError)
+    if raises:
+        report.raise_for_failures()
+    return report
+
+
+class _Suite:
+    """What stays the same from check to check."""
+
+    def __init__(
+        self,
+        make_connector: Callable[[], Any],
+        seed: Seed | None,
+        dead_letters: DeadLetters | None,
+        promised: frozenset[str],
+        waived: frozenset[str],
+        patience: float,
+    ) -> None:
+        self._make = make_connector
+        self._seed = seed
+        self._dead_letters = dead_letters
+        self._promised = promised
+        self._waived = waived
+        self._patience = patience
+
+    def probe(self, colour: str) -> tuple[str, list[str]]:
+        """The connector's name, and the colours to exercise."""
+        with self._subject("async") as subject:  # on a loop, any kind of factory works
+            connector = subject.connector
+            title = type(connector).__name__
+            offered = [each for each in ("sync", "async") if "fetch" in methods_of(connector, each)]
+            can_put = self._seed is not None or any(
+                "dispatch" in methods_of(connector, each) for each in offered
+            )
+        wanted = {"auto": offered, "both": ["sync", "async"]}.get(colour, [colour])
+        for missing in set(wanted or ["sync"]) - set(offered):
+            name = "fetch_transactions" + ("_async" if missing == "async" else "")
+            raise WiringError(
+                f"{title} has no method {name}",
+                remedy=f"write it, or choose another colour; it offers {offered or 'none'}",
+            )
+        if not can_put:
+            raise WiringError(
+                f"{title} has no dispatch_transactions, so nothing can be put in to be fetched",
+                remedy="give exercise_connector a seed(connector, transactions)",
+            )
+        return title, wanted
+
+    def result(self, check: Check[Subject], colour: str) -> CheckResult:
+        """Run one check on a connector of its own."""
+        how, reason = Outcome.WAIVED, ""
+        if check.name not in self._waived:
+            how, reason = self._run(check, colour)
+        return CheckResult(check.name, check.sentence, colour, check.required, how, reason)
+
+    def _run(self, check: Check[Subject], colour: str) -> tuple[Outcome, str]:
+        try:
+            with self._subject(colour) as subject:
+                missing = check.needs - subject.capabilities - self._promised
+                if missing:
+                    return Outcome.SKIPPED, f"needs {', '.join(sorted(missing))}"
+                check.run(subject)
+        except CheckFailed as error:
+            return Outcome.FAILED, str(error)
+        except Exception as error:
+            return Outcome.FAILED, describe(error)
+        return Outcome.PASSED, ""
+
+    @contextlib.contextmanager
+    def _subject(self, colour: str) -> Iterator[Subject]:
+        hands: Hands = ThreadHands() if colour == "sync" else LoopHands()
+        with contextlib.closing(hands), _entered(self._make, hands, self._patience) as connector:
+            yield Subject(
+                connector,
+                colour,
+                hands,
+                seed=self._seed,
+                dead_letters=self._dead_letters,
+                patience=self._patience,
+            )
+
+
+@contextlib.contextmanager
+def _entered(make: Callable[[], Any], hands: Hands, patience: float) -> Iterator[Any]:
+    """What ``make`` gives: a connector, closed at the end, or a context manager around one."""
+
+    def run(call: Callable[[], Any], what: str) -> Any:
+        result = outcome(hands.start(call), patience, what)
+        if inspect.isawaitable(result):
+            raise WiringError(
+                "make_connector is asynchronous, but the connector is exercised with threads",
+                remedy='pass colour="async", or a factory that is not asynchronous',
+            )
+        return result
+
+    made = run(make, "make_connector")
+    manager = None if _is_connector(made) else made
+    if manager is None:
+        connector = made
+    elif hasattr(manager, "__aenter__"):
+        connector = run(manager.__aenter__, "__aenter__")
+    else:
+        connector = run(manager.__enter__, "__enter__")
+    try:
+        yield connector
+    finally:
+        if manager is None:
+            close = getattr(connector, "aclose", None) if isinstance(hands, LoopHands) else None
+            close = close or getattr(connector, "close", None)
+            with contextlib.suppress(Exception):  # closing has checks of its own
+                run(close or (lambda: None), "close")
+        else:
+            leave = getattr(manager, "__aexit__", None) or manager.__exit__
+            run(lambda: leave(None, None, None), "leaving the context of make_connector")
+
+
+def _is_connector(made: Any) -> bool:
+    return any("fetch" in methods_of(made, colour) for colour in ("sync", "async"))
+
+
+def _refuse_unknown(names: Collection[str]) -> None:
+    known = {check.name for check in CONNECTOR_CHECKS}
+    unknown = sorted(set(names) - known)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        raise WiringError(
+            f"there is no check {unknown[0]!r} to skip",
+            remedy=f"did you mean {near[0]!r}?" if near else "see CONNECTOR_CHECKS",
+        )

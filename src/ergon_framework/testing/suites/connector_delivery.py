@@ -1,0 +1,169 @@
+"""Checks of fetching: how much, in which order, how often."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.testing.suites.check import Check, expect, fail, register
+from ergon_framework.testing.suites.connector_subject import Subject, ids_of, listed, some
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+
+@check()
+def fetch_has_the_right_colour(s: Subject) -> None:
+    """fetch_transactions returns a batch; fetch_transactions_async returns an awaitable."""
+    if s.colour == "sync":
+        listed(s.call("fetch", 1))
+        return
+    awaitable: list[bool] = []
+
+    def fetch() -> Any:
+        batch = s.methods["fetch"](1)
+        awaitable.append(inspect.isawaitable(batch))
+        return batch
+
+    s.run(fetch, "fetch_transactions_async")
+    expect(awaitable == [True], "what it returned cannot be awaited")
+
+
+@check("put")
+def batch_is_iterable_or_none(s: Subject) -> None:
+    """A batch is None or an iterable of transactions, not a mapping, text or one transaction."""
+    s.put(some(2))
+    batch = s.call("fetch", 2)
+    if batch is None or isinstance(batch, str | bytes | dict | Transaction):
+        fail(f"two were waiting, and it returned {type(batch).__name__}")
+    expect(len(listed(batch)) > 0, "two were waiting, and the batch is empty")
+
+
+@check("put")
+def delivers_transactions_only(s: Subject) -> None:
+    """Everything delivered is a Transaction."""
+    s.put(some(3))
+    for item in s.drain():
+        expect(isinstance(item, Transaction), f"it delivered a {type(item).__name__}")
+
+
+@check("put")
+def ids_are_never_empty(s: Subject) -> None:
+    """Every delivered transaction has an id: text, and not empty."""
+    s.put(some(3))
+    for identity in ids_of(s.take(3)):
+        expect(isinstance(identity, str) and identity, f"it delivered the id {identity!r}")
+
+
+@check("put")
+def batch_size_is_respected(s: Subject) -> None:
+    """A fetch never delivers more than batch_size."""
+    s.put(some(7))
+    for size in (1, 2, 3):
+        got = len(s.fetch(size))
+        expect(got <= size, f"batch_size={size}, and {got} came")
+
+
+@check("put")
+def large_batch_size_takes_what_there_is(s: Subject) -> None:
+    """A batch_size above what waits gives what waits, without waiting for more."""
+    s.put(some(3))
+    expect(s.fetch(1000), "three were waiting, and nothing came")
+
+
+@check(required=False)
+def batch_size_below_one_is_refused(s: Subject) -> None:
+    """A batch_size of 0 or less is an error."""
+    for size in (0, -1):
+        error = s.refusal(partial(s.fetch, size))
+        expect(error, f"batch_size={size} was accepted")
+
+
+@check()
+def empty_fetch_is_prompt(s: Subject) -> None:
+    """With nothing to deliver a fetch returns an empty batch or None, and soon."""
+    expect(s.fetch(5) == [], "something came out of an empty connector")
+
+
+@check("put")
+def delivers_everything(s: Subject) -> None:
+    """Whatever was put in comes out."""
+    given = some(25)
+    s.put(given)
+    missing = Counter(ids_of(given)) - Counter(ids_of(s.drain(4)))
+    expect(not missing, f"lost: {sorted(missing)}")
+
+
+@check("put")
+def runs_dry(s: Subject) -> None:
+    """When everything was delivered and acknowledged, nothing more comes."""
+    s.put(some(5))
+    s.drain(2)
+    expect(s.drain() == [], "something came although everything was done with")
+
+
+@check("put", "fifo")
+def first_in_first_out(s: Subject) -> None:
+    """Transactions come in the order in which they were put in."""
+    given = some(12)
+    s.put(given[:6])
+    s.put(given[6:])
+    expect(ids_of(s.drain(5)) == ids_of(given), "they came in another order")
+
+
+@check("put")
+def no_double_delivery(s: Subject) -> None:
+    """A transaction is not delivered again while nobody settled it."""
+    given = some(6)
+    s.put(given)
+    taken = s.take(6)
+    more = s.fetch(6) + s.fetch(6)
+    twice = [each for each, count in Counter(ids_of(taken + more)).items() if count > 1]
+    expect(not twice, f"delivered twice: {twice}")
+
+
+@check("put")
+def same_id_twice_is_delivered_twice(s: Subject) -> None:
+    """Ids may repeat over time: two transactions with one id are both delivered."""
+    s.put([Transaction("same", 1), Transaction("other", 2), Transaction("same", 3)])
+    payloads = sorted(each.payload for each in s.drain())
+    expect(payloads == [1, 2, 3], f"{len(payloads)} of 3 came")
+
+
+@check("put")
+def batches_are_independent(s: Subject) -> None:
+    """What the caller does to a batch changes neither the connector nor other batches."""
+    given = some(6)
+    s.put(given)
+    first = s.call("fetch", 2)
+    seen = listed(first)
+    if isinstance(first, list):
+        first.clear()
+        first.append("not yours")
+    seen += s.take(6 - len(seen))
+    expect(
+        sorted(map(str, ids_of(seen))) == ids_of(given), f"the next batches brought {ids_of(seen)}"
+    )
+
+
+@check("put", colours=("sync",))
+def fetches_from_any_thread(s: Subject) -> None:
+    """Fetches may come from different threads."""
+    s.put(some(4))
+    s.together([("fetch", 1)])
+    s.together([("fetch", 1)])
+    s.take(2)
+
+
+@check("put")
+def unknown_settings_lose_nothing(s: Subject) -> None:
+    """A setting the connector does not know is ignored or refused, and nothing gets lost."""
+    given = some(3)
+    s.put(given)
+    taken: list[Any] = []
+    s.refusal(lambda: taken.extend(s.fetch(3, a_setting_nobody_knows=True)))
+    taken += s.take(3 - len(taken))
+    expect(sorted(ids_of(taken)) == ids_of(given), f"only these came: {ids_of(taken)}")

@@ -1,0 +1,189 @@
+"""The connector under test, as the checks see it: the same verbs in both colours."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ergon_framework.ports.transaction import Transaction, new_id
+from ergon_framework.testing.suites.check import CheckFailed, expect, fail
+from ergon_framework.testing.suites.hands import Hands, outcome
+
+POLLS = 3  # so many empty fetches in a row mean that there is nothing
+MOST_FETCHES = 1000  # a connector that never runs dry is stopped here
+
+SYNC = {
+    "fetch": "fetch_transactions",
+    "dispatch": "dispatch_transactions",
+    "ack": "ack",
+    "nack": "nack",
+    "release": "release",
+    "count": "get_transactions_count",
+    "by_id": "fetch_transaction_by_id",
+    "health": "health",
+    "close": "close",
+}
+ASYNC = {verb: f"{name}_async" for verb, name in SYNC.items()} | {"close": "aclose"}
+EITHER = ("health", "close")  # an async connector may offer these as plain methods too
+
+Seed = Callable[[Any, list[Transaction]], Any]
+DeadLetters = Callable[[Any], Iterable[tuple[str, str]]]
+
+
+class Subject:
+    """One fresh connector and the verbs it offers, every call bounded in time."""
+
+    def __init__(
+        self,
+        connector: Any,
+        colour: str,
+        hands: Hands,
+        *,
+        seed: Seed | None,
+        dead_letters: DeadLetters | None,
+        patience: float,
+    ) -> None:
+        self.connector = connector
+        self.colour = colour
+        self.hands = hands
+        self.patience = patience
+        self._seed = seed
+        self._dead_letters = dead_letters
+        self.methods = methods_of(connector, colour)
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What the checks may use of it."""
+        found = set(self.methods)
+        if self._seed is not None or "dispatch" in found:
+            found.add("put")
+        if self._dead_letters is not None or hasattr(self.connector, "dead"):
+            found.add("dead")
+        return frozenset(found)
+
+    def call(self, verb: str, *args: Any, **extra: Any) -> Any:
+        """Make a call and wait for it, but not for ever."""
+        method = self.methods[verb]
+        return self.run(lambda: method(*args, **extra), self._name(verb))
+
+    def run(self, call: Callable[[], Any], what: str) -> Any:
+        """Run any code where the connector's calls run, and wait for it."""
+        return outcome(self.hands.start(call), self.patience, what)
+
+    def together(self, calls: list[tuple[Any, ...]]) -> None:
+        """Make several calls, each a verb and its arguments, at the same time."""
+        thunks = [_bound(self.methods[verb], args) for verb, *args in calls]
+        for future, (verb, *_) in zip(self.hands.together(thunks), calls, strict=True):
+            outcome(future, self.patience, self._name(verb))
+
+    def refusal(self, call: Callable[[], Any]) -> Exception | None:
+        """The exception that ``call`` raises, or None when it returns."""
+        try:
+            call()
+        except CheckFailed:
+            raise  # it hung: that is the check's failure, not the connector's answer
+        except Exception as error:
+            return error
+        return None
+
+    def put(self, transactions: Iterable[Transaction]) -> None:
+        """Make the connector hold these."""
+        given = list(transactions)
+        if self._seed is None:
+            self.call("dispatch", given)
+            return
+        seed = self._seed
+        self.run(lambda: seed(self.connector, given), "seed")
+
+    def fetch(self, batch_size: int, **extra: Any) -> list[Any]:
+        """One fetch, as a list, whatever iterable it was."""
+
+        def materialised() -> list[Any]:
+            return listed(self.methods["fetch"](batch_size, **extra))
+
+        async def materialised_async() -> list[Any]:
+            return listed(await self.methods["fetch"](batch_size, **extra))
+
+        call = materialised if self.colour == "sync" else materialised_async
+        return list(self.run(call, self._name("fetch")))
+
+    def take(self, count: int) -> list[Transaction]:
+        """Exactly ``count`` transactions, in as many fetches as it needs; none is settled."""
+        taken: list[Transaction] = []
+        empties = 0
+        while len(taken) < count and empties < POLLS:
+            batch = self.fetch(count - len(taken))
+            empties = 0 if batch else empties + 1
+            taken += batch
+        expect(
+            len(taken) == count,
+            f"{count} were waiting, but {len(taken)} came: {ids_of(taken)}",
+        )
+        return taken
+
+    def drain(self, batch_size: int = 10) -> list[Transaction]:
+        """Everything that waits, acknowledged where the connector settles."""
+        drained: list[Transaction] = []
+        empties = 0
+        for _ in range(MOST_FETCHES):
+            batch = self.fetch(batch_size)
+            empties = 0 if batch else empties + 1
+            if empties == POLLS:
+                return drained
+            drained += batch
+            for transaction in batch if "ack" in self.methods else []:
+                self.call("ack", transaction)
+        return fail(
+            f"the connector still delivers after {MOST_FETCHES} fetches: {ids_of(drained[-3:])}"
+        )
+
+    def dead(self) -> list[tuple[str, str]]:
+        """The ids and reasons of what was set aside."""
+        if self._dead_letters is not None:
+            return list(self._dead_letters(self.connector))
+        return [(transaction.transaction_id, text) for transaction, text in self.connector.dead]
+
+    def _name(self, verb: str) -> str:
+        return getattr(self.methods[verb], "__name__", verb)
+
+
+def methods_of(connector: Any, colour: str) -> dict[str, Callable[..., Any]]:
+    """The verbs the connector offers in this colour, found by name."""
+    names = SYNC if colour == "sync" else ASYNC
+    found = {}
+    for verb, name in names.items():
+        method = getattr(connector, name, None)
+        if method is None and verb in EITHER:
+            method = getattr(connector, SYNC[verb], None)
+        if callable(method):
+            found[verb] = method
+    return found
+
+
+def listed(batch: Any) -> list[Any]:
+    """A batch as a list; None is an empty one."""
+    if inspect.isawaitable(batch):
+        if inspect.iscoroutine(batch):
+            batch.close()
+        fail("the fetch returned an awaitable where a batch was expected: wrong colour")
+    return [] if batch is None else list(batch)
+
+
+def some(count: int, prefix: str = "t") -> list[Transaction]:
+    """So many transactions with telling ids and distinct payloads."""
+    return [Transaction(f"{prefix}{n}", {"n": n, "tags": [prefix, n]}) for n in range(count)]
+
+
+def one(payload: Any = None, **fields: Any) -> Transaction:
+    """A single transaction."""
+    return Transaction(new_id(), payload, **fields)
+
+
+def ids_of(transactions: Iterable[Any]) -> list[Any]:
+    """Their ids, in order."""
+    return [getattr(each, "transaction_id", each) for each in transactions]
+
+
+def _bound(method: Callable[..., Any], args: list[Any]) -> Callable[[], Any]:
+    return lambda: method(*args)

@@ -1,0 +1,313 @@
+"""Any run of a lifecycle, with any rules, beside a model of what the engines promise."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.lifecycle import (
+    BEGAN,
+    RETURNED,
+    STOPPED,
+    WOKE,
+    Action,
+    Call,
+    Cursor,
+    End,
+    Ending,
+    Event,
+    Expired,
+    LifecycleRule,
+    Raised,
+    Scope,
+    Sleep,
+    Step,
+    StepRule,
+    advance,
+    deadline,
+    first_to_expire,
+)
+from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES, Backoff, RetryRule
+
+NEVER_RETRIED = {
+    Step.PROCESS: {Kind.REJECTED, Kind.HELD, Kind.CANCELLED},
+    Step.ON_SUCCESS: {Kind.HELD, Kind.CANCELLED},
+    Step.ON_EXCEPTION: {Kind.REJECTED, Kind.HELD, Kind.CANCELLED},
+}
+passing = st.sampled_from([0.0, 0.0, 0.5, 3.0])
+rolls = st.sampled_from([0.0, 0.25, 0.5, 0.999])
+failures = st.builds(
+    Failure,
+    st.sampled_from(Kind),
+    st.just("test"),
+    st.just("it did not work"),
+    st.sampled_from([None, None, None, 0.0, 7.0]),
+)
+backoffs = st.builds(
+    Backoff,
+    base=st.sampled_from([0.0, 0.5, 2.0]),
+    factor=st.sampled_from([1.0, 2.0, 3.0]),
+    cap=st.sampled_from([0.0, 4.0]),
+    low=st.sampled_from([1.0, 0.5]),
+    high=st.sampled_from([1.0, 1.5]),
+    free=st.sampled_from([0, 0, 1]),
+)
+anything = st.one_of(
+    st.sampled_from([BEGAN, RETURNED, WOKE, STOPPED, *map(Expired, Scope)]),
+    failures.map(Raised),
+)
+
+
+def step_rules(step: Step) -> st.SearchStrategy[StepRule]:
+    """The rule of one step: up to four attempts, any waits, perhaps a timeout."""
+    on = RFC_SUCCESS_RETRIES if step is Step.ON_SUCCESS else RFC_STEP_RETRIES
+    retry = st.builds(RetryRule, st.integers(1, 4), backoffs, st.just(on))
+    return st.builds(StepRule, retry, st.sampled_from([None, 1.0, 5.0]))
+
+
+class LifecycleMachine(RuleBasedStateMachine):
+    """A driver that does what it is told, and a user whose hooks do anything."""
+
+    @initialize(
+        rules=st.tuples(*map(step_rules, Step)),
+        timeout=st.sampled_from([None, 4.0]),
+        began_at=st.sampled_from([0.0, 1000.0]),
+    )
+    def begin(self, rules: tuple[StepRule, ...], timeout: float | None, began_at: float) -> None:
+        """A new transaction gets its permit."""
+        self.rules = dict(zip(Step, rules, strict=True))
+        self.rule = LifecycleRule(*rules, timeout=timeout)
+        self.now = began_at
+        self.cursor = Cursor(began_at)
+        self.calls: Counter[Step] = Counter()
+        self.path: list[Step] = []  # the steps in the order in which they were entered
+        self.ends: list[End] = []
+        self.cause: Failure | None = None  # the failure that led to the exception phase
+        self.deadline_at = deadline(self.rule, self.cursor)
+        self.step_began_at = began_at
+        self.action: Action = self.send(BEGAN, 0.0, 0.5)
+        assert self.action == Call(Step.PROCESS, 0, self.rules[Step.PROCESS].timeout)
+
+    def send(self, event: Event, passed: float, roll: float) -> Action:
+        """Let time pass, ask the machine, and write down what it says."""
+        self.now += passed
+        before = self.path[-1] if self.path else None
+        action = advance(self.rule, self.cursor, event, self.now, roll)
+        if isinstance(action, Call):
+            if action.step is not before:
+                self.path.append(action.step)
+                self.step_began_at = self.now
+            assert action == Call(
+                action.step, self.calls[action.step], self.rules[action.step].timeout
+            )
+            self.calls[action.step] += 1
+        elif isinstance(action, End):
+            self.ends.append(action)
+        self.action = action
+        return action
+
+    @property
+    def step(self) -> Step:
+        """Where the model stands."""
+        return self.path[-1]
+
+    def is_calling(self) -> bool:
+        """Whether a hook runs."""
+        return isinstance(self.action, Call)
+
+    def is_sleeping(self) -> bool:
+        """Whether the driver waits before the next attempt."""
+        return isinstance(self.action, Sleep)
+
+    def is_over(self) -> bool:
+        """Whether there was an end."""
+        return bool(self.ends)
+
+    # -- what can happen -------------------------------------------------------------------------
+
+    @precondition(is_calling)
+    @rule(passed=passing)
+    def hook_returns(self, passed: float) -> None:
+        """Process leads to the success handler, each handler to the end."""
+        step = self.step
+        action = self.send(RETURNED, passed, 0.5)
+        if step is Step.PROCESS:
+            assert action == Call(Step.ON_SUCCESS, 0, self.rules[Step.ON_SUCCESS].timeout)
+        elif step is Step.ON_SUCCESS:
+            assert action == End(Ending.SUCCEEDED)
+        else:
+            assert action == End(self.failed_ending(), self.cause)
+
+    @precondition(is_calling)
+    @rule(failure=failures, passed=passing, roll=rolls)
+    def hook_raises(self, failure: Failure, passed: float, roll: float) -> None:
+        """A failed attempt is repeated if its kind and the number of attempts allow it."""
+        step = self.step
+        self.attempt_failed(step, failure, self.send(Raised(failure), passed, roll), roll)
+
+    @precondition(is_calling)
+    @rule(passed=passing, roll=rolls)
+    def attempt_expires(self, passed: float, roll: float) -> None:
+        """The step's own timeout is a failed attempt too."""
+        step, attempt = self.step, self.calls[self.step] - 1
+        text = f"the attempt ran out of time in step {step.value}, attempt {attempt}"
+        failure = Failure(Kind.TIMEOUT, "step_timeout", text)
+        self.attempt_failed(step, failure, self.send(Expired(Scope.STEP), passed, roll), roll)
+
+    def attempt_failed(self, step: Step, failure: Failure, action: Action, roll: float) -> None:
+        """What must follow: a wait, another call, the exception phase or the end."""
+        retry = self.rules[step].retry
+        failed = self.calls[step] - (1 if isinstance(action, Call) and action.step is step else 0)
+        if failure.kind in NEVER_RETRIED[step] or failed == retry.attempts:
+            self.step_failed(step, failure, action)
+            return
+        wait = max(retry.backoff.delay(failed - 1, roll), failure.retry_after or 0.0)
+        again = Call(step, failed, self.rules[step].timeout)
+        assert action == (Sleep(wait) if wait else again)
+
+    def step_failed(self, step: Step, failure: Failure, action: Action) -> None:
+        """A step is left for good, with this failure."""
+        if step is Step.ON_EXCEPTION:
+            assert action == End(self.failed_ending(), self.cause, failure)
+        else:
+            self.cause = failure
+            assert action == Call(Step.ON_EXCEPTION, 0, self.rules[Step.ON_EXCEPTION].timeout)
+
+    @precondition(is_sleeping)
+    @rule()
+    def wait_is_over(self) -> None:
+        """A wait is followed by the next attempt of the same step."""
+        assert isinstance(self.action, Sleep)
+        step, number = self.step, self.calls[self.step]
+        action = self.send(WOKE, self.action.seconds, 0.5)
+        assert action == Call(step, number, self.rules[step].timeout)
+
+    @precondition(lambda self: not self.is_over())
+    @rule(passed=passing)
+    def lifecycle_expires(self, passed: float) -> None:
+        """From process and success to the exception phase, from there to the end."""
+        step, attempt = self.step, self.cursor.attempt
+        action = self.send(Expired(Scope.LIFECYCLE), passed, 0.5)
+        text = f"the lifecycle ran out of time in step {step.value}, attempt {attempt}"
+        self.step_failed(step, Failure(Kind.TIMEOUT, "lifecycle_timeout", text), action)
+
+    @precondition(lambda self: not self.is_over())
+    @rule(event=st.sampled_from([STOPPED, Expired(Scope.LOOP)]), passed=passing)
+    def call_is_aborted(self, event: Event, passed: float) -> None:
+        """The end, from anywhere, and no handler is called."""
+        assert self.send(event, passed, 0.5) == End(Ending.ABORTED, self.cause)
+
+    @precondition(is_over)
+    @rule(event=anything, passed=passing)
+    def something_arrives_late(self, event: Event, passed: float) -> None:
+        """The end stays the end."""
+        self.now += passed
+        assert advance(self.rule, self.cursor, event, self.now, 0.5) is self.ends[0]
+
+    def failed_ending(self) -> Ending:
+        """How a transaction ends that was not aborted in its exception phase."""
+        assert self.cause is not None
+        return Ending.TIMED_OUT if self.cause.kind is Kind.TIMEOUT else Ending.FAILED
+
+    # -- what is always true ---------------------------------------------------------------------
+
+    @invariant()
+    def there_is_at_most_one_end(self) -> None:
+        """And it is the one on the cursor."""
+        assert self.ends == ([] if self.cursor.end is None else [self.cursor.end])
+
+    @invariant()
+    def steps_come_once_and_in_order(self) -> None:
+        """One exception phase at most, and no success handler after it."""
+        assert self.path == [step for step in Step if step in self.path]
+        assert self.path[0] is Step.PROCESS
+        if Step.ON_EXCEPTION in self.path:
+            assert self.cause is not None
+            assert self.cursor.failure is self.cause or self.cursor.failure == self.cause
+
+    @invariant()
+    def no_step_is_called_too_often(self) -> None:
+        """The bound of each step counts for itself."""
+        for step, number in self.calls.items():
+            assert number <= self.rules[step].retry.attempts
+
+    @invariant()
+    def nobody_sleeps_after_the_last_attempt(self) -> None:
+        """A wait is only for an attempt that will be made."""
+        if isinstance(self.action, Sleep):
+            assert self.action.seconds > 0.0
+            assert self.calls[self.step] < self.rules[self.step].retry.attempts
+
+    @invariant()
+    def endings_tell_the_truth(self) -> None:
+        """Success without failures, a handler's failure only beside the handler's cause."""
+        for end in self.ends:
+            if end.how is Ending.SUCCEEDED:
+                assert (end.failure, end.handler_failure) == (None, None)
+                assert Step.ON_EXCEPTION not in self.path
+            if end.handler_failure is not None:
+                assert self.step is Step.ON_EXCEPTION
+                assert end.how in (Ending.FAILED, Ending.TIMED_OUT)
+            is_timeout = self.cause is not None and self.cause.kind is Kind.TIMEOUT
+            is_aborted = end.how is Ending.ABORTED
+            assert (end.how is Ending.TIMED_OUT) == (is_timeout and not is_aborted)
+            assert end.failure is None or end.failure == self.cause
+
+    @invariant()
+    def time_only_goes_forward(self) -> None:
+        """Beginnings stay, and no deadline ever moves closer."""
+        assert self.cursor.step_began_at == self.step_began_at
+        at = deadline(self.rule, self.cursor)
+        assert (at is None) == (self.rule.timeout is None)
+        if at is not None and self.deadline_at is not None:
+            assert at >= self.deadline_at
+            assert first_to_expire(at - 0.5, at) is Scope.STEP
+            assert first_to_expire(at + 0.5, at) is Scope.LIFECYCLE
+        self.deadline_at = at
+
+
+TestLifecycle = LifecycleMachine.TestCase
+TestLifecycle.settings = settings(
+    derandomize=True, deadline=None, max_examples=150, stateful_step_count=14
+)
+TestLifecycle.pytestmark = [
+    pytest.mark.req(
+        "RFC-004:3g",
+        "RFC-004:6a",
+        "RFC-004:6b",
+        "RFC-004:10a",
+        "RFC-004:10c",
+        "RFC-004:10e",
+        "RFC-004:10f",
+        "RFC-004:14c",
+        "RFC-004:14d",
+        "RFC-004:14e",
+        "RFC-005:12",
+        "RFC-005:16c",
+        "RFC-005:16d",
+        "RFC-005:16e",
+        "R0-G4",
+        "R0-I3",
+        "R0-I8",
+        "R3-BO",
+        "R3-CL1",
+        "R3-CL2",
+        "R3-ST1",
+        "R3-ST2",
+        "T3.4",
+        "T3.5",
+        "T3.6",
+        "T3.17",
+    )
+]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tools import size_report
+from tools.size_report import FUNCTION_LIMIT, Size, body_lines, functions, measure, report
+
+
+def first_function(source: str) -> size_report.Function:
+    """The first function in a piece of code."""
+    return next(node for _, node in functions(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("def f():\n    return 1\n", 1),
+        ('def f():\n    """One.\n\n    Two.\n    """\n    a = 1\n\n    return a\n', 3),
+        ('def f():\n    """Only words."""\n', 0),
+        ("async def f(\n    a,\n    b,\n):\n    await a\n    await b\n", 2),
+    ],
+)
+def test_a_body_is_measured_without_signature_and_docstring(source: str, lines: int) -> None:
+    """Explaining a function, or giving it many arguments, does not make it longer."""
+    assert body_lines(first_function(source)) == lines
+
+
+def test_methods_and_nested_functions_are_found() -> None:
+    """Every function is named by its place, also below an if."""
+    source = "class A:\n  def f(self):\n    def g(): ...\nif True:\n  def h(): ...\n"
+    assert [name for name, _ in functions(ast.parse(source))] == ["A.f", "A.f.g", "h"]
+
+
+def test_files_are_held_to_their_folder_s_limit(tmp_path: Path) -> None:
+    """A test file may be longer than a source file."""
+    for folder in ("src", "tests"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "long.py").write_text("x = 1\n" * 401)
+    files, _ = measure(tmp_path)
+    assert {size.name: size.is_over for size in files} == {
+        "src/long.py": True,
+        "tests/long.py": False,
+    }
+
+
+def test_the_limit_itself_passes() -> None:
+    """A gate at 400 lets 400 lines through."""
+    assert not Size("a.py", 400, 400).is_over
+    assert Size("a.py", 401, 400).is_over
+
+
+def test_the_report_names_what_is_too_long_and_what_to_discuss() -> None:
+    """A file past 300 lines is up for discussion; past its limit it fails."""
+    files = [Size("long.py", 401, 400), Size("wide.py", 301, 400), Size("fine.py", 300, 400)]
+    text = "\n".join(report(files, []))
+    assert text.endswith(
+        "discuss: past 300 lines\n  301  wide.py\n\ntoo long\n  401  long.py  (limit 400)"
+    )
+
+
+def test_a_long_function_fails_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is 1, and the output says which function it was."""
+    (tmp_path / "src").mkdir()
+    body = "    x = 1\n" * (FUNCTION_LIMIT + 1)
+    (tmp_path / "src/a.py").write_text(f"def f():\n{body}")
+    monkeypatch.setattr(size_report, "ROOT", tmp_path)
+    assert size_report.main() == 1
+    assert "src/a.py::f  (limit 50)" in capsys.readouterr().out

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.trace import NoOpTracerProvider
+
+from ergon_framework.errors import SettingsError
+from ergon_framework.ports.notice import Notice
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.telemetry import (
+    TelemetrySettings,
+    add_listener,
+    fan_out,
+    make_sink,
+    remove_listener,
+)
+from ergon_framework.telemetry.logs import _Factory
+from tests.telemetry.conftest import Recorder
+from tests.telemetry.fake_engine import FakeEngine
+
+
+@pytest.fixture(autouse=True)
+def _no_complaints_yet() -> Iterator[None]:
+    fan_out._complained.clear()
+    yield
+    fan_out._complained.clear()
+
+
+def tell(engine: FakeEngine) -> None:
+    """A whole call with one transaction."""
+    engine.begin()
+    engine.succeed(Transaction("t1"))
+    engine.end()
+
+
+def test_nothing_configured_makes_no_sink() -> None:
+    """Without providers and listeners the engine is given nothing to tell."""
+    assert make_sink() is None
+    assert make_sink(tracer_provider=NoOpTracerProvider()) is None
+
+
+def test_switched_off_parts_make_no_sink() -> None:
+    """Settings that want neither spans nor metrics need no sink."""
+    settings = TelemetrySettings(spans=False, metrics=False)
+    assert make_sink(settings, tracer_provider=Recorder("lean").provider) is None
+
+
+def test_a_disabled_sdk_makes_no_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OTEL_SDK_DISABLED is respected: its tracers record nothing."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert make_sink(tracer_provider=Recorder("lean").provider) is None
+
+
+@pytest.mark.req("R0-LG1")
+def test_log_fields_come_with_the_first_call() -> None:
+    """Records get their ids without any set-up, unless the settings say no."""
+    make_sink(TelemetrySettings(logs=False))
+    assert not isinstance(logging.getLogRecordFactory(), _Factory)
+    make_sink()
+    assert isinstance(logging.getLogRecordFactory(), _Factory)
+
+
+def test_listeners_hear_everything_in_order() -> None:
+    """A listener gets every notice of the call it was given to."""
+    heard: list[Notice] = []
+    tell(FakeEngine(make_sink(listeners=[heard.append])))
+
+    assert [notice.name for notice in heard] == [
+        "call.began",
+        "transaction.began",
+        "attempt.ended",
+        "attempt.ended",
+        "transaction.ended",
+        "call.ended",
+    ]
+
+
+def test_process_wide_listeners() -> None:
+    """A listener of the process hears calls that begin after it came, and none after it left."""
+    heard: list[Notice] = []
+    add_listener(heard.append)
+    add_listener(heard.append)
+    try:
+        tell(FakeEngine(make_sink()))
+        assert len(heard) == 6
+    finally:
+        remove_listener(heard.append)
+    remove_listener(heard.append)
+    assert make_sink() is None
+
+
+def test_a_failing_listener_harms_nobody(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a listener raises is logged once; spans, other listeners and the work go on."""
+    heard: list[Notice] = []
+
+    def broken(notice: Notice) -> None:
+        raise ValueError("broken display")
+
+    sink = make_sink(listeners=[broken, heard.append], tracer_provider=recorder.provider)
+    for _ in range(2):
+        tell(FakeEngine(sink))
+
+    assert len(heard) == 12
+    assert len(recorder.named("process.attempt")) == 2
+    complaints = [record for record in caplog.records if "broken" in record.getMessage()]
+    assert len(complaints) == 1
+    assert complaints[0].exc_info is not None
+
+
+def test_a_failing_span_harms_nobody(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A defect in the span writer neither reaches user code nor the listeners."""
+    heard: list[Notice] = []
+    sink = make_sink(listeners=[heard.append], tracer_provider=recorder.provider)
+    engine = FakeEngine(sink)
+    engine.begin()
+    monkeypatch.setattr("ergon_framework.telemetry.spans.make_current", None)
+    ran: list[int] = []
+    engine.succeed(Transaction("t1"), body=lambda: ran.append(1))
+    engine.end()
+
+    assert ran == [1]
+    assert len(heard) == 6
+    assert [record.name for record in caplog.records] == ["ergon_framework.telemetry.fan_out"]
+
+
+def test_unknown_notices_reach_listeners_only(recorder: Recorder) -> None:
+    """Names that other parts add to the catalogue pass through."""
+    heard: list[Notice] = []
+    sink = make_sink(listeners=[heard.append], tracer_provider=recorder.provider)
+    assert sink is not None
+    sink.emit(Notice("job.leased", 0.0, {}))
+    assert [notice.name for notice in heard] == ["job.leased"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"parent": "child"}, {"rotate": "daily"}, {"rotate": 0.0}, {"rotate": float("nan")}],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
+    """A setting that means nothing is refused with what would be right."""
+    with pytest.raises(SettingsError, match=r"telemetry\.(parent|rotate) is .* \(use "):
+        TelemetrySettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_sdk_is_not_imported() -> None:
+    """Only the OpenTelemetry API is loaded until somebody configures more."""
+    program = (
+        "import sys, ergon_framework.telemetry as t; assert t.make_sink() is None; "
+        "print([m for m in sys.modules if m.startswith('opentelemetry.sdk')])"
+    )
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    )
+    assert done.stdout.strip() == "[]"

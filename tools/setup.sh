@@ -1,0 +1,78 @@
+#!/bin/sh
+# Sets up .venv for one set of make targets, with uv when it is there and with venv and pip otherwise.
+#
+#   sh tools/setup.sh core|dev|bench|docs    create .venv if need be and install that set
+#   sh tools/setup.sh python                 print the Python that would be used
+#
+# PYTHON=...  takes this interpreter.     UV=  does without uv although it is installed.
+# Plain POSIX shell, because at this point no suitable Python is known yet.
+set -eu
+
+UV=${UV-$(command -v uv || true)}
+VENV=.venv
+SUITABLE='import sys; sys.exit(sys.version_info < (3, 11))'
+
+find_python() {
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        if "$candidate" -c "$SUITABLE" >/dev/null 2>&1; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    if [ -n "${PYTHON:-}" ]; then
+        echo "setup: PYTHON=$PYTHON is not a working Python 3.11 or newer." >&2
+    else
+        echo "setup: no Python 3.11 or newer was found (tried python3, python3.13, python3.12, python3.11)." >&2
+    fi
+    echo "Install one, or name it:  make <target> PYTHON=/path/to/python3.12" >&2
+    return 1
+}
+
+create_venv() {
+    if [ -n "$UV" ]; then
+        # uv can also fetch a Python when the machine has none.
+        python=$(find_python 2>/dev/null) || python=${PYTHON:-3.13}
+        "$UV" venv --quiet --clear --python "$python" "$VENV"
+        return
+    fi
+    python=$(find_python)
+    if ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+        echo "setup: $python cannot create virtual environments." >&2
+        echo "Install that part of it (on Debian and Ubuntu the package python3-venv), or name another" >&2
+        echo "Python:  make <target> PYTHON=/path/to/python3.12" >&2
+        exit 1
+    fi
+    "$python" -m venv --clear "$VENV"
+}
+
+venv_works() {
+    [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c "$SUITABLE" 2>/dev/null || return 1
+    [ -n "$UV" ] || "$VENV/bin/python" -m pip --version >/dev/null 2>&1
+}
+
+install() {
+    if [ -n "$UV" ]; then
+        "$UV" pip install --quiet --python "$VENV/bin/python" "$@"
+    else
+        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    fi
+}
+
+case ${1:-} in
+    python) find_python; exit ;;
+    core) wanted="build" ;;
+    dev) wanted="build dev --extras" ;;
+    bench) wanted="build bench --extras" ;;
+    docs) wanted="build docs" ;;
+    *) echo "usage: sh tools/setup.sh core|dev|bench|docs|python" >&2; exit 2 ;;
+esac
+
+venv_works || { echo "setup: creating $VENV"; create_venv; }
+echo "setup: installing what '$1' needs into $VENV, as pinned in constraints.txt"
+# The requirements come from a script because pip before 25.1 does not know dependency groups.
+# shellcheck disable=SC2086  # several words on purpose
+"$VENV/bin/python" tools/requirements.py $wanted >"$VENV/requirements-$1.txt"
+install --constraint constraints.txt --requirement "$VENV/requirements-$1.txt"
+# Without isolation the build uses the pinned hatchling; without deps, nothing unpinned comes along.
+install --no-build-isolation --no-deps --editable .
+touch "$VENV/.ready-$1"
