@@ -66,7 +66,7 @@ def _run_group(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     group: str = options.group
     if group in memory.shapes():
         if options.case in group:
-            yield memory.measure(group, options.count or (100_000 if options.quick else 1_000_000))
+            yield memory.measure(group, options.count or (50_000 if options.quick else 1_000_000))
         return
     watcher = Watcher()
     if group != "plain":
@@ -84,7 +84,7 @@ def _run_group(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _effort(options: argparse.Namespace) -> Effort:
     rounds = options.rounds or (3 if options.quick else 5)
-    return Effort(rounds, 0.04 if options.quick else 0.25, options.count)
+    return Effort(rounds, 0.04 if options.quick else 0.2, options.count)
 
 
 def _show(records: list[dict[str, Any]]) -> None:
@@ -106,7 +106,7 @@ def _cells(record: dict[str, Any]) -> tuple[str, ...]:
     else:
         rate, spread = "", f"{record['resident_growth_bytes'] / 1024:,.0f} KiB more"
     met = {True: "yes", False: "NO"}.get(record.get("met"), "")  # type: ignore[arg-type]
-    ratio = f"{record['ratio']:.2f}" if "ratio" in record else ""
+    ratio = f"{record['ratio']:.3g}" if "ratio" in record else ""
     return (record["case"], record["who"], rate, spread, ratio, record.get("target", ""), met)
 
 

@@ -163,8 +163,8 @@ def _record(entry: Entry, first: Entry) -> dict[str, Any]:
     # Turns of one round ran next to each other, so their quotient feels a noisy machine least.
     quotients = [ours / theirs for ours, theirs in zip(first.rates, entry.rates, strict=True)]
     ratio = statistics.median(quotients)
-    spread = [round(min(quotients), 2), round(max(quotients), 2)]
-    record |= {"ratio": round(ratio, 2), "ratio_spread": spread}
+    spread = [round(min(quotients), 3), round(max(quotients), 3)]
+    record |= {"ratio": round(ratio, 3), "ratio_spread": spread}
     for goal in entry.case.goals:
         if goal.peer == entry.contestant.who:
             complete = first.facts.get("spans_per_transaction", 0) >= goal.spans

@@ -25,7 +25,7 @@ class Tally:
         self._counts: dict[str, Counter[str]] = {}
 
     def of(self, task: str) -> Counter[str]:
-        """A copy of one task's counts: ``ended``, ``succeeded``, ``failed``, ``retries``, …"""
+        """A copy of one task's counts: ``succeeded``, ``failed``, ``timed_out``, ``retries``, …"""
         with self._lock:
             return Counter(self._counts.get(task, {}))
 
@@ -43,7 +43,7 @@ class Tally:
 
 def _counted(notice: Notice) -> tuple[str, ...]:
     if notice.name == "transaction.ended":
-        return ("ended", notice["ending"])
+        return (notice["ending"],)
     if notice.name == "retry.scheduled":
         return ("retries",)
     if notice.name == "attempt.abandoned":
@@ -57,7 +57,7 @@ def _sentence(notice: Notice) -> str | None:
         return f"{_id(notice)} gets another try in {notice['delay']:.1f} s ({text})"
     if notice.name == "attempt.abandoned":
         key = notice["attempt"].transaction.transaction_id
-        return f"{key} hangs in a thread that cannot be stopped: abandoned, its result is dropped"
+        return f"{key} is in a thread that cannot be stopped: abandoned, its result is dropped"
     if notice.name == "transaction.ended" and notice["handler_failure"] is not None:
         return f"{_id(notice)} {_how(notice)}, and its handler failed as well"
     if notice.name == "transaction.ended" and notice["failure"] is not None:

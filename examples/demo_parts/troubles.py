@@ -1,7 +1,8 @@
 """The work, and everything that can go wrong with it.
 
-An order says for each task what happens to it there: ``{"order": 7, "Packer": "stuck"}``. Real hooks
-would talk to a database or an API; these wait a moment, or get into the trouble the order names.
+An order says for each task what happens to it there: ``{"order": 7, "Packer": "stuck"}``. Real
+hooks would talk to a database or an API; these wait a moment, or get into the trouble the order
+names.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ class Trouble(StrEnum):
     CURSED = "cursed"  # refused, and the exception handler crashes on it
 
 
-SELLING = dict(zip((5, 11, 17, 23, 28), Trouble, strict=True))
-PACKING = dict(zip((3, 9, 15, 21, 26), Trouble, strict=True))
+ATTEMPTS = 3
+"""How often an order is tried. A flaky one works the last time."""
+
+SELLING = dict(zip((5, 2, 17, 23, 28), Trouble, strict=True))
+PACKING = dict(zip((7, 3, 15, 21, 26), Trouble, strict=True))
 """Which orders get into which trouble. The packer never sees those that could not be sold."""
 
 
@@ -68,7 +72,7 @@ def give_up(task: object, transaction: Transaction) -> None:
 def _meet(task: object, transaction: Transaction) -> Trouble | None:
     """Raise what the order's trouble raises at this attempt."""
     trouble = _trouble(task, transaction)
-    if trouble is Trouble.FLAKY and transaction.attempt_count < 3:
+    if trouble is Trouble.FLAKY and transaction.attempt_count < ATTEMPTS:
         raise ConnectionError("the other side hung up")
     if trouble is Trouble.BROKEN:
         raise KeyError("price")
@@ -83,5 +87,6 @@ def _trouble(task: object, transaction: Transaction) -> Trouble | None:
 
 
 def _pace(transaction: Transaction) -> float:
-    """Between 0.1 and 0.3 seconds, the same in every run."""
-    return 0.1 + transaction.payload["order"] * 7 % 11 / 50
+    """Between 0.1 and 0.25 seconds, the same in every run."""
+    order: int = transaction.payload["order"]
+    return 0.1 + order * 7 % 16 / 100

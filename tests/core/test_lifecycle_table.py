@@ -45,6 +45,7 @@ EVENTS: list[Event] = [
 ]
 SYSTEM = Raised(Failure(Kind.TRANSIENT, "system"))
 BUSINESS = Raised(Failure(Kind.REJECTED, "business"))
+STATE = ("step", "attempt", "began_at", "step_began_at", "failure", "end")
 LATEST_ATTEMPT = 3  # a stray Woke counts up without end; a few of them are enough to look at
 repeatable = settings(derandomize=True, deadline=None, max_examples=60)
 instants = st.floats(0.0, 1e6)
@@ -67,16 +68,22 @@ def reached_by(rule: LifecycleRule, *events: Event) -> Cursor:
     return cursor
 
 
+def place(cursor: Cursor) -> object:
+    """What tells two cursors apart, as far as the machine can decide anything by it."""
+    kind = cursor.failure.kind if cursor.failure else None
+    end = (cursor.end.how, cursor.end.handler_failure is None) if cursor.end else None
+    return cursor.step, cursor.attempt, kind, end
+
+
 def reachable(rule: LifecycleRule) -> Iterator[Cursor]:
     """Every cursor any events lead to, in whatever order a confused driver sends them."""
     seen: set[object] = set()
     waiting = deque([Cursor(0.0)])
     while waiting:
         cursor = waiting.popleft()
-        key = (cursor.step, cursor.attempt, cursor.failure, cursor.end)
-        if key in seen or cursor.attempt > LATEST_ATTEMPT:
+        if place(cursor) in seen or cursor.attempt > LATEST_ATTEMPT:
             continue
-        seen.add(key)
+        seen.add(place(cursor))
         yield cursor
         for event in EVENTS:
             successor = copy.copy(cursor)
@@ -93,9 +100,7 @@ def test_every_step_has_a_route_for_every_cue() -> None:
     assert set(ROUTES) == {(step, cue) for step in Step for cue in Cue}
 
 
-@pytest.mark.req(
-    "RFC-004:6a", "RFC-004:6.1a", "RFC-004:6.2c", "RFC-005:6a", "RFC-005:8d", "R3-CL1"
-)
+@pytest.mark.req("RFC-004:6a", "RFC-004:6.1a", "RFC-004:6.2c", "RFC-005:6a", "RFC-005:8d", "R3-CL1")
 def test_the_table_by_hand() -> None:
     """A second writing of the table, so that no edit of the first one is an accident."""
     by_hand = {
@@ -150,10 +155,10 @@ def test_after_the_end_nothing_changes() -> None:
         if cursor.end is None:
             continue
         endings.add(cursor.end.how)
-        before = [getattr(cursor, name) for name in Cursor.__slots__]
+        before = [getattr(cursor, name) for name in STATE]
         for event in EVENTS:
             assert advance(rule, cursor, event, 99.0, 0.5) is cursor.end
-        assert [getattr(cursor, name) for name in Cursor.__slots__] == before
+        assert [getattr(cursor, name) for name in STATE] == before
     assert endings == set(Ending)
 
 
@@ -165,6 +170,16 @@ def test_the_same_event_in_the_same_place_has_the_same_answer() -> None:
         for event in EVENTS:
             answers = [advance(rule, copy.copy(cursor), event, 1.0, 0.3) for _ in range(2)]
             assert answers[0] == answers[1]
+
+
+@pytest.mark.req("RFC-004:3a", "RFC-004:16d", "RFC-005:3a")
+def test_lifecycles_share_nothing() -> None:
+    """What one goes through leaves another, older or younger, as it was."""
+    rule = rules()
+    older = Cursor(0.0)
+    reached_by(rule, SYSTEM, SYSTEM, STOPPED)
+    for cursor in (older, Cursor(0.0)):
+        assert [getattr(cursor, name) for name in STATE] == [Step.PROCESS, 0, 0.0, 0.0, None, None]
 
 
 # ---- single transitions -------------------------------------------------------------------------
@@ -184,7 +199,7 @@ def test_each_step_is_called_under_its_own_rule() -> None:
     )
     assert [rule.of(step).timeout for step in Step] == [1.0, 2.0, 3.0]
     cursor = Cursor(0.0)
-    events = [BEGAN, SYSTEM, RETURNED, SYSTEM, SYSTEM, SYSTEM, SYSTEM, SYSTEM, SYSTEM]
+    events: list[Event] = [BEGAN, SYSTEM, RETURNED, SYSTEM, SYSTEM, SYSTEM, SYSTEM, SYSTEM, SYSTEM]
     calls: list[Action] = [advance(rule, cursor, event, 0.0, 0.5) for event in events]
     assert calls == [
         *(Call(Step.PROCESS, k, 1.0) for k in range(2)),
@@ -198,7 +213,7 @@ def test_each_step_is_called_under_its_own_rule() -> None:
 def test_an_expired_lifecycle_goes_to_the_exception_phase_whatever_is_left(
     events: tuple[Event, ...],
 ) -> None:
-    """Unused attempts of process or success are not tried; a timeout is what the handler is told."""
+    """Unused attempts are not tried, and a timeout is what the handler is told."""
     rule = rules(attempts=5)
     cursor = reached_by(rule, *events)
     where = (cursor.step.value, cursor.attempt)

@@ -55,7 +55,7 @@ def inside(body: Callable[[], Any], recorder: Recorder | None = None) -> Attempt
     return result
 
 
-@pytest.mark.req("R0-LG1", "R1-O3")
+@pytest.mark.req("R0-LG1", "R1-O3", "R0-C1")
 def test_records_know_their_transaction(kept: Kept, recorder: Recorder) -> None:
     """A record made in a hook carries all ids without any work by the user."""
     inside(lambda: logger.info("working"), recorder)

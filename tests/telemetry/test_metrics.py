@@ -26,7 +26,7 @@ def sink(numbers: Numbers) -> Sink | None:
     return make_sink(TelemetrySettings(spans=False), meter_provider=numbers.provider)
 
 
-@pytest.mark.req("R0-MT1")
+@pytest.mark.req("R0-MT1", "R0-G5")
 def test_outcomes_and_durations(numbers: Numbers) -> None:
     """Every transaction is counted with its outcome and measured from start to end."""
     engine = FakeEngine(sink(numbers))

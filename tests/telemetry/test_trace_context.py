@@ -58,7 +58,7 @@ def test_incoming_context_is_linked(recorder: Recorder) -> None:
     assert span.links[0].context.trace_state.get("vendor") == "1"
 
 
-@pytest.mark.req("R1-O1", "T3.14", "RFC-005:14")
+@pytest.mark.req("R1-O1", "R0-I6", "T3.14")
 def test_incoming_context_as_parent(recorder: Recorder) -> None:
     """With parent="parent" the whole subtree joins the incoming trace and links to its loop."""
     engine = FakeEngine(recorder.sink(TelemetrySettings(metrics=False, parent="parent")))
@@ -77,7 +77,7 @@ def test_incoming_context_as_parent(recorder: Recorder) -> None:
     assert below.context.trace_state.get("vendor") == "1"
 
 
-@pytest.mark.req("R1-I4", "R0-C2")
+@pytest.mark.req("R1-I4")
 def test_outgoing_transactions_carry_the_current_span(recorder: Recorder) -> None:
     """What a hook sends out continues the trace of the attempt that made it."""
     engine = FakeEngine(recorder.sink())

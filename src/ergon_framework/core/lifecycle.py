@@ -6,9 +6,9 @@ is repeated is decided by ``judge`` and nowhere else. ``advance`` only combines 
 Theory of operation. A driver owns a :class:`Cursor` and asks ``advance`` what to do about an event.
 The answer is one action: call a hook, sleep, or end. The driver does it and comes back with the
 next event. Time reaches the machine only as ``now``. Three scopes of timeout are told apart: a
-*step's* is a failed attempt like any other and goes to the judge; the *lifecycle's* leads to the one
-exception phase; the *loop's* aborts, because starting a handler would overrun the very bound that
-passed.
+*step's* is a failed attempt like any other and goes to the judge; the *lifecycle's* leads to the
+one exception phase; the *loop's* aborts, because starting a handler would overrun the very bound
+that passed.
 
 The lifecycle deadline lies one ``timeout`` after the beginning. The exception phase may use one
 further ``timeout``, since a transaction without an outcome is worse than a bounded overrun.
@@ -170,17 +170,18 @@ Action: TypeAlias = Call | Sleep | End
 
 
 class Cursor:
-    """Where one lifecycle stands. Slotted, mutable, owned by one driver at a time."""
+    """Where one lifecycle stands. Mutable, owned by one driver at a time.
 
-    __slots__ = ("attempt", "began_at", "end", "failure", "step", "step_began_at")
+    What is the same at every beginning stands on the class: most lifecycles never change it.
+    """
+
+    step: Step = Step.PROCESS
+    attempt: int = 0
+    failure: Failure | None = None
+    end: End | None = None
 
     def __init__(self, began_at: float) -> None:
-        self.step = Step.PROCESS
-        self.attempt = 0
-        self.began_at = began_at
-        self.step_began_at = began_at
-        self.failure: Failure | None = None
-        self.end: End | None = None
+        self.began_at = self.step_began_at = began_at
 
 
 def deadline(rule: LifecycleRule, cursor: Cursor) -> float | None:

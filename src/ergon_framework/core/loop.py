@@ -4,8 +4,8 @@ Rules for editors: every reason to fetch, wait or stop stands in :meth:`Loop.pla
 the same loop over an iterable: its source is exhausted where a queue is empty.
 
 Theory of operation. Drivers report what they saw (``delivered``, ``fetch_failed``, ``stop``) and
-ask ``plan`` whenever they have nothing to do. ``outstanding`` counts transactions that were taken in
-and have no outcome yet; the driver keeps that number, since it changes with every completion.
+ask ``plan`` whenever they have nothing to do. ``outstanding`` counts transactions that were taken
+in and have no outcome yet; the driver keeps that number, since it changes with every completion.
 
 In *batch* mode a fetch waits until nothing is outstanding: batches are neither merged nor split. In
 *continuous* mode it happens as soon as a worker has nothing to do; what is taken in stays below

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from ergon_framework.core.lifecycle import Ending, Event, Step
+from ergon_framework.core.lifecycle import RETURNED, STOPPED, Ending, Event, Step
 from ergon_framework.core.loop import Fetch, Finish, StopReason
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import is_outbreak
-from ergon_framework.engine.decisions import expired, raised, tell_ended
+from ergon_framework.engine.decisions import expired, raised, tell_attempt, tell_ended
 from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.flight import Flight
 from ergon_framework.engine.outcome import SUCCEEDED
-from ergon_framework.engine.run import Run, Worker
-from ergon_framework.ports.context import Attempt
+from ergon_framework.engine.plan import PROCESS
+from ergon_framework.engine.run import Doing, Run, Worker
 from ergon_framework.ports.transaction import Transaction
 
 
@@ -78,10 +78,19 @@ class Crew(Flight):
         self.resume_at = action.until
         return None
 
+    def _rested(self) -> None:
+        """A worker leaves its rest. If it was the one to wait for the next fetch, another is."""
+        self.idle -= 1
+        self.is_rousing = False
+        if self.idle and self.resume_at is not None and self.now() < self.resume_at:
+            self.work.notify()
+
     def _rouse(self) -> None:
         """Get one more worker going. It will rouse the next: no herd is woken for a short batch."""
+        if not self.idle and len(self.workers) >= self.plan.loop.concurrency:
+            return
         with self.lock:
-            if self.is_rousing or self.is_finished:
+            if self.is_rousing or self.is_finished or not (self.ready or self._needs_planner()):
                 return
             if self.idle:
                 self.is_rousing = True
@@ -89,6 +98,13 @@ class Crew(Flight):
             elif len(self.workers) < self.allowed():
                 self.is_rousing = True
                 self._hire(None)
+
+    def _needs_planner(self) -> bool:
+        """Whether nobody would ask for more while everybody is at work."""
+        loop = self.loop
+        if loop.fetching or loop.reason is not None:
+            return False
+        return loop.resume_at is None or not self.idle
 
     def _left(self, worker: Worker, outbreak: BaseException | None) -> None:
         """A worker's last act. A defect of ours must end the call, not hang it."""
@@ -98,24 +114,58 @@ class Crew(Flight):
             self.dismiss(worker)
             self.watch.notify()
 
-    def _failed(self, attempt: Attempt, step: Step, error: BaseException) -> Event | None:
+    def _failed(self, attempt: Doing, step: Step, error: BaseException) -> Event | None:
         """A hook raised. None when the supervisor took the run away meanwhile."""
-        if not attempt.claim():
-            self._late(attempt)
+        if not self._owns(attempt):
             return None
         if is_outbreak(error):
             with self.lock:
                 self._stop(error)
+        elif self.now() >= self.deadline_at:
+            return STOPPED
         elif self.is_overdue(attempt):
             return expired(self, attempt)
         return raised(self, attempt, step, error)
 
-    def is_overdue(self, attempt: Attempt) -> bool:
+    def _returned(self, doing: Doing, run: Run, step: Step, result: Any) -> Event | None:
+        """A hook returned. None when the supervisor took the run away meanwhile."""
+        try:
+            doing.ticket.pop()
+        except IndexError:
+            if not self._owns(doing):
+                return None
+        if self.is_timed:
+            run.seen_at = now = self.now()
+            if now >= self.deadline_at:
+                return STOPPED
+            if doing.expired or (doing.deadline_at is not None and now >= doing.deadline_at):
+                return expired(self, doing)
+        if step is PROCESS:
+            run.result = result
+        if self.sink is not None:
+            tell_attempt(self, doing, None, None, result)
+        return RETURNED
+
+    def _owns(self, attempt: Doing) -> bool:
+        """Claim the attempt whose call came back; False when the supervisor has it.
+
+        The supervisor may have claimed it by mistake and be about to put it back: it does so under
+        the lock, so that is where to look again.
+        """
+        if attempt.claim():
+            return True
+        with self.lock:
+            if attempt.claim():
+                return True
+        self._late(attempt)
+        return False
+
+    def is_overdue(self, attempt: Doing) -> bool:
         """An attempt that took longer than its time is a timeout, whoever noticed first."""
         deadline_at = attempt.deadline_at
         return attempt.expired or (deadline_at is not None and self.now() >= deadline_at)
 
-    def _late(self, attempt: Attempt) -> None:
+    def _late(self, attempt: Doing) -> None:
         """The supervisor gave up on this call and went on without us: the result is dropped."""
         with self.lock:
             self.came_back(attempt)
@@ -129,16 +179,26 @@ class Crew(Flight):
             if is_outbreak(problem):
                 self._stop(problem)
 
+    def _free(self, key: str) -> None:
+        """An id is no longer running: whoever waits for it goes on. Takes the lock only then.
+
+        Somebody may queue up between our look and our removal, so we look twice.
+        """
+        waiting = self.held[key]
+        if not waiting:
+            del self.held[key]
+            if not waiting:
+                return
+        with self.lock:
+            self.pass_on(key, waiting)
+
     def _close(self, worker: Worker, run: Run) -> bool:
         """Record the outcome and let the next one with the same id go."""
         end = run.end
         if end is None:
             raise AssertionError("a run was closed before its end")
         transaction = run.transaction
-        waiting = self.let_go(transaction.transaction_id)
-        if waiting is not None:
-            with self.lock:
-                self.pass_on(transaction.transaction_id, waiting)
+        self._free(transaction.transaction_id)
         if self.is_watched or end is not SUCCEEDED:
             tell_ended(self, run, end)
         if end is SUCCEEDED:
@@ -149,13 +209,13 @@ class Crew(Flight):
         worker.count(end)
         return True
 
-    def _receive(self, delivery: Delivery, attempt: Attempt) -> None:
+    def _receive(self, delivery: Delivery, attempt: Doing) -> None:
         """A fetch came back in time, or its late answer is wanted after all. The lock is held."""
         if delivery.error is not None and is_outbreak(delivery.error):
             self._stop(delivery.error)
         self.receive(delivery, attempt)
 
-    def _fetched_late(self, attempt: Attempt, delivery: Delivery) -> None:
+    def _fetched_late(self, attempt: Doing, delivery: Delivery) -> None:
         """A fetch came back after it was given up: what it brought is kept or handed back."""
         with self.lock:
             self.came_back(attempt)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
@@ -21,27 +20,22 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.settlement import VERBS, Verb
 from ergon_framework.engine.classify import classify, timeout_exception
-from ergon_framework.engine.flight import SETTLE, Flight
-from ergon_framework.engine.run import Run
-from ergon_framework.ports.context import CURRENT, Attempt
+from ergon_framework.engine.flight import BACKOFF, SETTLE, Flight
+from ergon_framework.engine.run import Doing, Run
+from ergon_framework.ports.context import CURRENT
 
 logger = logging.getLogger("ergon.engine")
 
 
-def invoke(attempt: Attempt, hook: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Run a hook; the caller does so inside the attempt's private context."""
-    CURRENT.set(attempt)
-    return hook(*arguments)
+set_current = CURRENT.set
+"""Called inside an attempt's private context, just before its hook."""
 
 
-def arguments(flight: Flight, run: Run, step: Step) -> tuple[Any, ...]:
+def arguments(run: Run, step: Step) -> tuple[Any, ...]:
     """What the hook of a step is called with."""
-    transaction = run.transaction
-    if flight.plan.payload_copies:
-        transaction = transaction.with_payload_copy()
     if step is Step.PROCESS:
-        return (transaction,)
-    return (transaction, run.result if step is Step.ON_SUCCESS else run.exception)
+        return (run.transaction,)
+    return (run.transaction, run.result if step is Step.ON_SUCCESS else run.exception)
 
 
 def decide(flight: Flight, run: Run, event: Event) -> Action:
@@ -73,13 +67,13 @@ def _tell_retry(
         return
     delay = action.seconds if isinstance(action, Sleep) else 0.0
     failure = event.failure if isinstance(event, Raised) else timed_out(event.scope)
-    phase = flight.steps[step][1]
+    phase = flight.steps[step].phase
     flight.emit(
         "retry.scheduled", run=run, phase=phase, attempt=attempt, delay=delay, failure=failure
     )
 
 
-def raised(flight: Flight, attempt: Attempt, step: Step, error: BaseException) -> Event:
+def raised(flight: Flight, attempt: Doing, step: Step, error: BaseException) -> Event:
     """A hook raised, and the caller owns the attempt."""
     run: Run = attempt.run
     if isinstance(error, KeyboardInterrupt):
@@ -94,9 +88,11 @@ def raised(flight: Flight, attempt: Attempt, step: Step, error: BaseException) -
     return Raised(failure)
 
 
-def expired(flight: Flight, attempt: Attempt) -> Expired:
+def expired(flight: Flight, attempt: Doing) -> Expired:
     """The attempt's time is over, and the caller owns it."""
     scope: Scope = attempt.scope
+    if isinstance(attempt, Run):
+        attempt.expired = False  # the attempts that follow have flags of their own
     tell_attempt(flight, attempt, timed_out(scope), None)
     return Expired(scope)
 
@@ -108,7 +104,7 @@ def timed_out(scope: Scope) -> Failure:
 
 def tell_attempt(
     flight: Flight,
-    attempt: Attempt,
+    attempt: Doing,
     failure: Failure | None,
     error: BaseException | None,
     result: Any = None,
@@ -137,9 +133,12 @@ def tell_ended(flight: Flight, run: Run, end: End) -> None:
             key,
             end.handler_failure.message,
             exc_info=run.handler_exception,
+            extra={"transaction_id": key},
         )
     elif end.failure is not None and flight.plan.hooks.exception is None:
-        logger.error("transaction %s failed: %s", key, end.failure.message)
+        logger.error(
+            "transaction %s failed: %s", key, end.failure.message, extra={"transaction_id": key}
+        )
     if flight.plan.ended is not None:
         flight.plan.ended(run)
     if flight.sink is not None:
@@ -152,7 +151,7 @@ def tell_ended(flight: Flight, run: Run, end: End) -> None:
         )
 
 
-def cut_off(flight: Flight, attempt: Attempt) -> None:
+def cut_off(flight: Flight, attempt: Doing) -> None:
     """The call is aborted while this attempt runs, and the supervisor claimed it."""
     run: Run | None = attempt.run
     if run is None:
@@ -168,6 +167,7 @@ def cut_off(flight: Flight, attempt: Attempt) -> None:
             raise AssertionError(f"a stop led to {action}")
         end = action
         flight.returning.append(run.transaction)
-        tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "aborted"), None)
+        if attempt.phase != BACKOFF:
+            tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "aborted"), None)
     flight.past.count(end)
     tell_ended(flight, run, end)

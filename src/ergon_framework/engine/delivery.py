@@ -37,7 +37,10 @@ def sort_out(answer: object, delivery: Delivery) -> Delivery:
         if isinstance(answer, Transaction):
             delivery.transactions.append(answer)
         return delivery
-    _use_up(answer, delivery)
+    if type(answer) is list and set(map(type, answer)) == {Transaction}:
+        delivery.transactions = answer.copy()
+    else:
+        _use_up(answer, delivery)
     return delivery
 
 

@@ -23,12 +23,11 @@ from ergon_framework.core.loop import Loop, StopReason
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import fetch_failure
 from ergon_framework.engine.delivery import Delivery
-from ergon_framework.engine.plan import EnginePlan
+from ergon_framework.engine.plan import EnginePlan, StepPlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import Run, Tally, Worker
+from ergon_framework.engine.run import Doing, Run, Tally, Worker
 from ergon_framework.errors import describe
 from ergon_framework.ports import context as ports
-from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.sink import Sink
 from ergon_framework.ports.transaction import Transaction
@@ -47,6 +46,7 @@ class Flight:
     def __init__(self, plan: EnginePlan, now: Callable[[], float], sink: Sink | None) -> None:
         self.plan = plan
         self.rule = plan.lifecycle
+        self.lifecycle_timeout = plan.lifecycle.timeout
         self.settlement = plan.settlement
         self.sink = sink
         self.is_watched = sink is not None or plan.ended is not None
@@ -55,13 +55,19 @@ class Flight:
         self.call = ports.Call(plan.role, plan.task, uuid.uuid4().hex, now, plan.settings)
         self.context = contextvars.copy_context()  # copied again for each attempt, never run in
         process = "produce" if plan.role == "producer" else "process"
-        self.steps = {
-            Step.PROCESS: (plan.hooks.process, process, self.rule.process.timeout),
-            Step.ON_SUCCESS: (plan.hooks.success, "success", self.rule.success.timeout),
-            Step.ON_EXCEPTION: (plan.hooks.exception, "exception", self.rule.exception.timeout),
-        }
-        timeouts = [timeout for _, _, timeout in self.steps.values()]
-        self.is_timed = sink is not None or any((*timeouts, self.rule.timeout))
+        hooks, rule = plan.hooks, plan.lifecycle
+        self.on_process = StepPlan(Step.PROCESS, hooks.process, process, rule.process.timeout)
+        self.on_success = StepPlan(Step.ON_SUCCESS, hooks.success, "success", rule.success.timeout)
+        self.on_exception = StepPlan(
+            Step.ON_EXCEPTION, hooks.exception, "exception", rule.exception.timeout
+        )
+        steps = (self.on_process, self.on_success, self.on_exception)
+        self.steps = {each.step: each for each in steps}
+        timeouts = (plan.bounds.loop_timeout, rule.timeout, *(each.timeout for each in steps))
+        self.is_timed = sink is not None or any(timeouts)
+        self.is_plain = plan.compiled and sink is None
+        self.is_continuous = plan.loop.continuous
+        self.is_quiet = plan.settlement is None and not self.is_watched
 
         self.ready: deque[Transaction] = deque()
         self.held: dict[str, list[Transaction]] = {}  # running ids, each with those behind it
@@ -90,7 +96,7 @@ class Flight:
         self.is_finished = False
         self.outbreak: BaseException | None = None  # leaves the call when it ends
         self.fetch_error: BaseException | None = None
-        self.stuck: Attempt | None = None  # a fetch that was given up on and has not come back
+        self.stuck: Doing | None = None  # a fetch that was given up on and has not come back
         self.late: Delivery | None = None  # what it brought after all
 
     # -- notices -----------------------------------------------------------------------------
@@ -105,9 +111,9 @@ class Flight:
         except Exception:
             logger.exception("a listener failed on %s", name)
 
-    def enter(self, attempt: Attempt, context: contextvars.Context) -> None:
+    def enter(self, attempt: Doing, context: contextvars.Context) -> None:
         """Let the sink make its span current for the attempt."""
-        if self.sink is None:
+        if self.sink is None or isinstance(attempt, Run):
             return
         try:
             self.sink.enter(attempt, context)
@@ -121,15 +127,21 @@ class Flight:
         ended = self.past.ended + sum(worker.ended for worker in self.workers)
         return self.loop.taken - ended - self.unstarted
 
-    def receive(self, delivery: Delivery, attempt: Attempt) -> None:
+    def receive(self, delivery: Delivery, attempt: Doing) -> None:
         """A fetch came back, with transactions, with an error, or with some of each."""
         now = self.now()
         failure: Failure | None = None
         if delivery.transactions or delivery.error is None:
             accepted = self.loop.delivered(len(delivery.transactions), now)
-            for transaction in delivery.transactions[:accepted]:
-                self.take_in(transaction)
+            self._take_in_all(delivery.transactions[:accepted])
             self.returning.extend(delivery.transactions[accepted:])
+            if len(delivery.transactions) > delivery.requested:
+                logger.warning(
+                    "the source of %s delivered %d transactions where %d were asked for",
+                    self.plan.task,
+                    len(delivery.transactions),
+                    delivery.requested,
+                )
         if delivery.error is not None:
             self.fetch_error = delivery.error
             if delivery.is_defect:
@@ -141,7 +153,7 @@ class Flight:
             self._tell_fetched(delivery, attempt, failure, now)
 
     def _tell_fetched(
-        self, delivery: Delivery, attempt: Attempt, failure: Failure | None, now: float
+        self, delivery: Delivery, attempt: Doing, failure: Failure | None, now: float
     ) -> None:
         count = len(delivery.transactions)
         self.emit(
@@ -155,6 +167,16 @@ class Flight:
         resume_at = self.loop.resume_at
         if count == 0 and failure is None and resume_at is not None:
             self.emit("queue.empty", empties=self.loop.empties, delay=resume_at - now)
+
+    def _take_in_all(self, transactions: list[Transaction]) -> None:
+        held, make_ready = self.held, self.ready.append
+        for transaction in transactions:
+            key = transaction.transaction_id
+            if key in held:
+                self.take_in(transaction)
+            else:  # ids are added only here, under the lock
+                held[key] = []
+                make_ready(transaction)
 
     def take_in(self, transaction: Transaction) -> None:
         """Make it ready, or let it wait behind a running one with the same id.
@@ -173,14 +195,6 @@ class Flight:
             if self.held.get(key) is waiting or waiting[-1:] != [transaction]:
                 return
             waiting.pop()
-
-    def let_go(self, key: str) -> list[Transaction] | None:
-        """Runs without the lock: an id is free, unless others wait for it, who are returned."""
-        waiting = self.held[key]
-        if waiting:
-            return waiting
-        del self.held[key]
-        return waiting or None
 
     def pass_on(self, key: str, waiting: list[Transaction]) -> None:
         """Let those go on that waited for an id."""
@@ -223,7 +237,7 @@ class Flight:
             self.workers.remove(worker)
             self.past.add(worker)
 
-    def give_up_on(self, worker: Worker, attempt: Attempt) -> None:
+    def give_up_on(self, worker: Worker, attempt: Doing) -> None:
         """The supervisor claimed this attempt: its worker is lost until the call comes back."""
         self.dismiss(worker)
         self.abandoned += 1
@@ -235,6 +249,7 @@ class Flight:
             attempt.phase,
             self.plan.task,
             self.abandoned,
+            extra=_ids(attempt),
         )
         if self.is_gated and not was_gated and self.allowed() == 0:
             self.emit("workers.stalled", abandoned=self.abandoned)
@@ -245,33 +260,43 @@ class Flight:
                 self.abandoned,
             )
 
-    def came_back(self, attempt: Attempt) -> None:
+    def came_back(self, attempt: Doing) -> None:
         """An abandoned call returned; its result is dropped."""
         self.abandoned -= 1
         self.is_gated = self.allowed() < self.plan.loop.concurrency
         self.emit("attempt.late", attempt=attempt)
-        logger.warning("%s of %s came back too late; dropped", attempt.phase, self.plan.task)
+        logger.warning(
+            "%s of %s came back too late; dropped",
+            attempt.phase,
+            self.plan.task,
+            extra=_ids(attempt),
+        )
 
     # -- deadlines ---------------------------------------------------------------------------
 
-    def arm(self, attempt: Attempt, run: Run, timeout: float | None) -> bool:
+    def arm(self, attempt: Doing, run: Run, timeout: float | None) -> bool:
         """Give the attempt its deadline. False when the lifecycle's time is over already."""
-        now = self.now()
-        attempt.began_at = now
+        if attempt is run:
+            now = run.seen_at
+            if self.lifecycle_timeout is None:
+                run.deadline_at = None if timeout is None else now + timeout
+                return True
+        else:
+            now = attempt.began_at = self.now()
         step_at = None if timeout is None else now + timeout
         lifecycle_at = deadline(self.rule, run)
         attempt.scope = first_to_expire(step_at, lifecycle_at)
         attempt.deadline_at = lifecycle_at if attempt.scope is Scope.LIFECYCLE else step_at
         return attempt.deadline_at is None or now < attempt.deadline_at
 
-    def overdue(self, now: float) -> list[tuple[Worker, Attempt]]:
+    def overdue(self, now: float) -> list[tuple[Worker, Doing]]:
         """Attempts whose deadline has passed; also finds out when to look next.
 
         A worker publishes its attempt and then compares with ``next_check``, without the lock. So
         that is reset before the scan: either the scan sees the attempt or the worker sees NEVER.
         """
         self.next_check = NEVER
-        due: list[tuple[Worker, Attempt]] = []
+        due: list[tuple[Worker, Doing]] = []
         nearest = NEVER
         for worker in self.workers:
             attempt = worker.attempt
@@ -283,6 +308,19 @@ class Flight:
                 nearest = min(nearest, attempt.deadline_at)
         self.next_check = min(self.next_check, nearest)
         return due
+
+    def claim_overdue(self, attempt: Doing, now: float) -> bool:
+        """Take an overdue attempt from its worker.
+
+        A run that is its own attempt may have gone on to its next step since the scan; then its
+        ticket is put back. A worker that misses it meanwhile looks again under the lock.
+        """
+        if not attempt.claim():
+            return False
+        if attempt.deadline_at is not None and attempt.deadline_at <= now:
+            return True
+        attempt.ticket.append(None)
+        return False
 
     def next_alarm(self) -> float | None:
         """When the supervisor must look again by itself."""
@@ -324,7 +362,7 @@ class Flight:
         self.loop.reason = reason
         self.sweep()
 
-    def fetch_hangs(self, attempt: Attempt) -> None:
+    def fetch_hangs(self, attempt: Doing) -> None:
         """The supervisor gave up on a fetch: a failed attempt, and no second call beside it."""
         self.stuck = attempt
         self.fetch_still_hangs()
@@ -333,6 +371,10 @@ class Flight:
         """Another attempt timed out without a call: the previous one has not come back."""
         failure = Failure(Kind.TIMEOUT, "fetch_timeout", "the fetch ran out of time")
         self.fetch_error = None
+        attempt = self.stuck
+        if self.sink is not None and attempt is not None:
+            self.emit("fetch.ended", attempt=attempt, requested=self.plan.loop.size, delivered=0,
+                      failure=failure, began_at=getattr(attempt, "began_at", 0.0))  # fmt: skip
         self.loop.fetch_failed(failure, self.now(), self.plan.dice())
 
     # -- the end -----------------------------------------------------------------------------
@@ -342,7 +384,13 @@ class Flight:
         self.settlement_failures += 1
         key = transaction.transaction_id
         self.emit("settlement.failed", transaction_id=key, verb=verb.value, error=describe(error))
-        logger.error("%s of transaction %s failed: %s", verb.value, key, describe(error))
+        logger.error(
+            "%s of transaction %s failed: %s",
+            verb.value,
+            key,
+            describe(error),
+            extra={"transaction_id": key},
+        )
 
     def strand(self, transactions: Collection[Transaction]) -> None:
         """What could not be handed back is named in the report and in the log."""
@@ -377,3 +425,9 @@ class Flight:
             elapsed=self.now() - self.began_at,
             stop_reason=self.loop.reason or StopReason.STOPPED,
         )
+
+
+def _ids(attempt: Doing) -> dict[str, str]:
+    """The supervisor logs outside of the attempt's context, so the id is added by hand."""
+    run = attempt.run
+    return {} if run is None else {"transaction_id": run.transaction.transaction_id}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from ergon_framework.core.failure import Kind
@@ -21,6 +22,8 @@ from ergon_framework.errors import (
 if TYPE_CHECKING:
     from ergon_framework.engine.flight import Flight
 
+logger = logging.getLogger("ergon.engine")
+
 SUCCEEDED = End(Ending.SUCCEEDED)
 """The one ending of the happy path, shared by all runs."""
 
@@ -29,12 +32,25 @@ def conclude(flight: Flight) -> Report:
     """Return the report, or raise what the call ends with."""
     report = flight.report()
     error = _error(flight, report)
+    _tell_duplicates(flight, report)
     flight.emit("call.ended", report=report, error=error)
     if error is None:
         return report
     if flight.outbreak is None and flight.fetch_error is not None:
         raise error from flight.fetch_error
     raise error
+
+
+def _tell_duplicates(flight: Flight, report: Report) -> None:
+    for key in report.duplicates:
+        flight.emit("transaction.duplicate", transaction_id=key)
+    if report.duplicates:
+        logger.warning(
+            "%s was given %d transactions whose id it had already produced; skipped: %s",
+            flight.plan.task,
+            len(report.duplicates),
+            ", ".join(report.duplicates[:20]),
+        )
 
 
 def _error(flight: Flight, report: Report) -> BaseException | None:

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ergon_framework.core.lifecycle import LifecycleRule
+from ergon_framework.core.lifecycle import LifecycleRule, Step
 from ergon_framework.core.loop import LoopRule
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.run import Run
 
 Hook = Callable[..., Any]
+
+# Reading a member off its enum class is slow before Python 3.12; the hot path reads these instead.
+PROCESS, ON_SUCCESS = Step.PROCESS, Step.ON_SUCCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,16 @@ class Hooks:
     process: Hook
     success: Hook | None = None
     exception: Hook | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, ready to be called."""
+
+    step: Step
+    hook: Any  # None is skipped, and counts as returned
+    phase: str
+    timeout: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,6 @@ class EnginePlan:
     duplicates: Callable[[], Iterable[str]] = tuple
     leftovers: Callable[[], Iterable[str]] = tuple
     ended: Callable[[Run], None] | None = None  # told about every ending
-    payload_copies: bool = False
     compiled: bool = True  # False drives every step through the machine: for the test that compares
     dice: Callable[[], float] = random.random
     settings: dict[str, Any] = field(default_factory=dict)

@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
-from ergon_framework.core.lifecycle import Cursor, End, Ending
+from ergon_framework.core.lifecycle import Cursor, End, Ending, Scope
 from ergon_framework.errors import TransactionException
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
 
 
 class Run(Cursor):
-    """One lifecycle: the core's cursor, plus what only a driver can hold."""
+    """One lifecycle: the core's cursor, plus what only a driver can hold.
 
-    __slots__ = ("exception", "handler_exception", "note", "result", "transaction")
+    On the happy path it is its own attempt, with a ticket, a deadline and a phase, since an object
+    per call would be the most expensive part of a lifecycle.
+    """
+
+    result: Any = None
+    exception: TransactionException | None = None  # what the exception handler is given
+    handler_exception: TransactionException | None = None
+    note: Any = None  # belongs to the sink
+    deadline_at: float | None = None
+    scope: Any = Scope.STEP
+    expired = False
 
     def __init__(self, transaction: Transaction, began_at: float) -> None:
-        Cursor.__init__(self, began_at)
         self.transaction = transaction
-        self.result: Any = None
-        self.exception: TransactionException | None = None  # what the exception handler is given
-        self.handler_exception: TransactionException | None = None
-        self.note: Any = None  # belongs to the sink
+        self.began_at = self.step_began_at = self.seen_at = began_at
+        self.ticket: list[None] = [None]
+
+    @property
+    def run(self) -> Run:
+        """Itself: as an attempt, it belongs to this run."""
+        return self
+
+    @property
+    def phase(self) -> str:
+        """As an attempt: the step it stands in."""
+        return self.step.value
+
+    @property
+    def number(self) -> int:
+        """As an attempt: always the first, for only the happy path goes without an object."""
+        return self.attempt
+
+    def claim(self) -> bool:
+        """Become the owner of what follows. True for exactly one caller."""
+        try:
+            self.ticket.pop()
+        except IndexError:
+            return False
+        return True
+
+
+Doing: TypeAlias = Attempt | Run
+"""What a worker does right now."""
 
 
 class Tally:
@@ -67,5 +101,5 @@ class Worker(Tally):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attempt: Attempt | None = None  # what it does right now; the watchdog looks here
+        self.attempt: Doing | None = None  # what it does now; the supervisor looks here
         self.handle: Any = None  # asyncio: the task, to cancel it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,7 +15,7 @@ from ergon_framework.engine.crew import Crew
 from ergon_framework.engine.delivery import Delivery, sort_out
 from ergon_framework.engine.flight import FETCH, RELEASE_GRACE
 from ergon_framework.engine.plan import EnginePlan
-from ergon_framework.engine.run import Worker
+from ergon_framework.engine.run import Doing, Worker
 from ergon_framework.engine.trampoline import await_inside
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.sink import Sink
@@ -36,8 +37,12 @@ class TaskSource(Crew):
     def _publish(self, worker: Worker, attempt: Attempt) -> None:
         worker.attempt = attempt
         if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
-            self.next_check = attempt.deadline_at
-            self.watch.notify()
+            self._watch_for(attempt.deadline_at)
+
+    def _watch_for(self, deadline_at: float) -> None:
+        """The supervisor must wake earlier than it intends to."""
+        self.next_check = deadline_at
+        self.watch.notify()
 
     async def _fetch(self, worker: Worker, at_most: int) -> bool:
         if self.stuck is not None:
@@ -53,10 +58,7 @@ class TaskSource(Crew):
         context = self.context.copy()
         self.enter(attempt, context)
         try:
-            answer = await await_inside(context, context.run(self.plan.fetch, at_most))
-            if hasattr(answer, "__aiter__"):
-                answer = await await_inside(context, _use_up(answer, delivery))
-            sort_out(answer, delivery)
+            await await_inside(context, _collect(self.plan.fetch, at_most, delivery))
         except BaseException as error:
             delivery.error = error
         if not attempt.claim():
@@ -66,7 +68,7 @@ class TaskSource(Crew):
         self._receive(delivery, attempt)
         return True
 
-    def _receive(self, delivery: Delivery, attempt: Attempt) -> None:
+    def _receive(self, delivery: Delivery, attempt: Doing) -> None:
         was_cancelled = isinstance(delivery.error, asyncio.CancelledError)
         if was_cancelled and (attempt.expired or self.is_aborted):
             forgive()
@@ -106,9 +108,8 @@ class TaskSource(Crew):
             transaction = left[0]
             problem: Exception | None = None
             try:
-                answer = release(transaction)
-                if hasattr(answer, "__await__"):
-                    await answer
+                context = self.context.copy()
+                await await_inside(context, context.run(release, transaction))
             except Exception as error:
                 problem = error
             if not left:  # the supervisor lost patience and called them stranded
@@ -118,6 +119,16 @@ class TaskSource(Crew):
                 self.released += 1
             else:
                 self.settle_failed(transaction, Verb.RELEASE, problem)
+
+
+async def _collect(fetch: Callable[[int], Any], at_most: int, delivery: Delivery) -> None:
+    """Ask the source; it may answer with a value, an awaitable or an async generator."""
+    answer = fetch(at_most)
+    if hasattr(answer, "__await__"):
+        answer = await answer
+    if hasattr(answer, "__aiter__"):
+        answer = await _use_up(answer, delivery)
+    sort_out(answer, delivery)
 
 
 async def _use_up(answer: Any, delivery: Delivery) -> list[Any]:

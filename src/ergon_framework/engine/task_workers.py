@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import CoroutineType
+from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import (
@@ -26,16 +28,16 @@ from ergon_framework.engine.clocks import pause
 from ergon_framework.engine.decisions import (
     arguments,
     decide,
-    expired,
-    invoke,
+    set_current,
     tell_attempt,
     verb_for,
 )
 from ergon_framework.engine.flight import BACKOFF, SETTLE
 from ergon_framework.engine.outcome import SUCCEEDED
-from ergon_framework.engine.run import Run, Worker
+from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
+from ergon_framework.engine.run import Doing, Run, Worker
 from ergon_framework.engine.task_source import TaskSource, forgive, keep
-from ergon_framework.engine.trampoline import await_inside
+from ergon_framework.engine.trampoline import Stepped, await_inside, wait_for
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
 
@@ -43,6 +45,18 @@ FAIR_TURNS = 32
 """Transactions after which a worker lets the rest of the event loop run, even if no hook awaits."""
 
 Job = Callable[[Worker], Awaitable[bool]]
+
+
+class Suspended:
+    """A hook that waits for something."""
+
+    __slots__ = ("doing", "rest", "run", "step")
+
+    def __init__(self, doing: Doing, run: Run, step: Step, rest: Stepped) -> None:
+        self.doing = doing
+        self.run = run
+        self.step = step
+        self.rest = rest
 
 
 class TaskWorkers(TaskSource):
@@ -69,7 +83,6 @@ class TaskWorkers(TaskSource):
 
     async def _work(self, worker: Worker) -> None:
         ready = self.ready
-        concurrency = self.plan.loop.concurrency
         turns = FAIR_TURNS
         while True:
             if self.is_gated and not await self._idle(worker):
@@ -80,7 +93,7 @@ class TaskWorkers(TaskSource):
                 if not await self._idle(worker):
                     return
                 continue
-            if ready and not self.is_rousing and (self.idle or len(self.workers) < concurrency):
+            if (ready or self.is_continuous) and not self.is_rousing:
                 self._rouse()
             if not await self._live(worker, transaction):
                 return
@@ -110,8 +123,7 @@ class TaskWorkers(TaskSource):
         try:
             await self.work.wait(None if self.ready else self.resume_at)
         finally:
-            self.idle -= 1
-            self.is_rousing = False
+            self._rested()
 
     # -- one lifecycle -----------------------------------------------------------------------
 
@@ -121,17 +133,31 @@ class TaskWorkers(TaskSource):
         As long as every hook returns, the machine has nothing to decide: this is its happy path,
         written out. The first other event enters it.
         """
-        run = Run(transaction, self.now())
-        if self.sink is not None:
+        if not self.is_plain:
+            run = Run(transaction, self.now())
             self.emit("transaction.began", run=run)
-        if not self.plan.compiled:
             return await self._drive(worker, run, BEGAN)
-        event = await self._attempt(worker, run, Step.PROCESS)
+        run = Run(transaction, self.now() if self.is_timed else 0.0)
+        step = self.on_process
+        current: tuple[Any, ...] = (self.call, run, step.phase, 0, run.ticket)
+        event: Any = self._call(worker, run, step, run, current, transaction)
+        if type(event) is Suspended:
+            event = await self._resume(event)
         if event is RETURNED:
-            run.step = Step.ON_SUCCESS
-            event = await self._attempt(worker, run, Step.ON_SUCCESS)
+            run.step = ON_SUCCESS
+            step = self.on_success
+            if step.hook is not None:
+                run.ticket.append(None)
+                current = (self.call, run, step.phase, 0, run.ticket)
+                event = self._call(worker, run, step, run, current, transaction, run.result)
+                if type(event) is Suspended:
+                    event = await self._resume(event)
             if event is RETURNED:
                 run.end = SUCCEEDED
+                if self.is_quiet:
+                    self._free(transaction.transaction_id)
+                    worker.succeeded += 1
+                    return True
                 return await self._finish(worker, run, SUCCEEDED)
         return event is not None and await self._drive(worker, run, event)
 
@@ -141,45 +167,67 @@ class TaskWorkers(TaskSource):
         while next_event is not None:
             action = decide(self, run, next_event)
             if isinstance(action, Call):
-                next_event = await self._attempt(worker, run, action.step)
+                next_event = await self._attempt(worker, run, self.steps[action.step])
             elif isinstance(action, Sleep):
                 next_event = await self._sleep(worker, run, action.seconds)
             else:
                 return await self._finish(worker, run, action)
         return False
 
-    async def _attempt(self, worker: Worker, run: Run, step: Step) -> Event | None:
-        """Call a hook. None when the supervisor took the run away meanwhile."""
-        hook, phase, timeout = self.steps[step]
-        if hook is None:
+    async def _attempt(self, worker: Worker, run: Run, step: StepPlan) -> Event | None:
+        """One call of a hook, off the happy path."""
+        if step.hook is None:
             return RETURNED
-        attempt = Attempt(self.call, run, phase, run.attempt)
-        if self.is_timed and not self.arm(attempt, run, timeout):
-            return Expired(attempt.scope)
-        self._publish(worker, attempt)
+        attempt = Attempt(self.call, run, step.phase, run.attempt)
+        given = arguments(run, step.step)
+        event = self._call(worker, run, step, attempt, attempt, *given)
+        return await self._resume(event) if isinstance(event, Suspended) else event
+
+    def _call(
+        self, worker: Worker, run: Run, step: StepPlan, doing: Doing, current: Any, *given: Any
+    ) -> Event | Suspended | None:
+        """Call a hook and go as far as it goes without waiting.
+
+        None when the supervisor took the run away meanwhile.
+        """
+        if self.is_timed and not self.arm(doing, run, step.timeout):
+            return Expired(doing.scope)
+        worker.attempt = doing
+        if doing.deadline_at is not None and doing.deadline_at < self.next_check:
+            self._watch_for(doing.deadline_at)
         if self.is_aborted:
-            return STOPPED if attempt.claim() else None
+            return STOPPED if doing.claim() else None
         context = self.context.copy()
         if self.sink is not None:
-            self.enter(attempt, context)
+            self.enter(doing, context)
         try:
-            answer = context.run(invoke, attempt, hook, arguments(self, run, step))
-            result = await await_inside(context, answer)
+            context.run(set_current, current)
+            answer = context.run(step.hook, *given)
+        except BaseException as error:  # a plain function; a coroutine has not begun yet
+            return self._failed(doing, step.step, error)
+        if type(answer) is not CoroutineType:
+            answer = wait_for(answer)
+        try:
+            waiting_for = context.run(answer.send, None)
+        except StopIteration as stop:
+            return self._returned(doing, run, step.step, stop.value)
         except BaseException as error:
-            return self._failed(attempt, step, error)
-        if not attempt.claim():
-            self._late(attempt)
-            return None
-        if self.is_overdue(attempt):
-            forgive()
-            return expired(self, attempt)
-        if step is Step.PROCESS:
-            run.result = result
-        if self.sink is not None:
-            tell_attempt(self, attempt, None, None, result)
-        return RETURNED
+            return self._failed(doing, step.step, error)
+        return Suspended(doing, run, step.step, Stepped(answer, context, waiting_for))
 
-    def _failed(self, attempt: Attempt, step: Step, error: BaseException) -> Event | None:
+    async def _resume(self, suspended: Suspended) -> Event | None:
+        """Wait for a hook that did not return at once."""
+        doing, step = suspended.doing, suspended.step
+        try:
+            result = await suspended.rest
+        except BaseException as error:
+            return self._failed(doing, step, error)
+        event = self._returned(doing, suspended.run, step, result)
+        if doing.expired:
+            forgive()
+        return event
+
+    def _failed(self, attempt: Doing, step: Step, error: BaseException) -> Event | None:
         if isinstance(error, asyncio.CancelledError):
             forgive()
             if self.is_aborted and attempt.claim():
@@ -217,19 +265,18 @@ class TaskWorkers(TaskSource):
         attempt.note = verb
         attempt.deadline_at = self.now() + settlement.timeout
         self._publish(worker, attempt)
-        arguments = (run.transaction, run.exception)[: 1 if verb is Verb.ACK else 2]
+        given = (run.transaction, run.exception)[: 1 if verb is Verb.ACK else 2]
         problem: BaseException | None = None
         try:
             context = self.context.copy()
-            answer = context.run(invoke, attempt, settlement.verbs[verb], arguments)
+            answer = context.run(settlement.verbs[verb], *given)
             await await_inside(context, answer)
         except BaseException as error:
             problem = error
         if attempt.expired and isinstance(problem, asyncio.CancelledError):
             forgive()
             problem = TimeoutError("no answer")
-        if not attempt.claim():
-            self._late(attempt)
+        if not self._owns(attempt):
             return False
         self._settled(run.transaction, verb, problem)
         return True

@@ -15,9 +15,8 @@ from ergon_framework.engine.flight import BACKOFF, SETTLE
 from ergon_framework.engine.outcome import conclude
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import Run, Worker
+from ergon_framework.engine.run import Doing, Run, Worker
 from ergon_framework.engine.task_workers import TaskWorkers
-from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.sink import Sink
 
 
@@ -37,7 +36,10 @@ class TaskEngine(TaskWorkers):
     def request_stop(self) -> None:
         """Ask for a graceful stop; a second time, for an immediate one. Safe from anywhere."""
         self.stops += 1
-        self.event_loop.call_soon_threadsafe(self._stop)
+        if asyncio._get_running_loop() is self.event_loop:  # noqa: SLF001 - never raises, unlike its twin
+            self._stop()
+        else:
+            self.event_loop.call_soon_threadsafe(self._stop)
 
     # -- the supervisor ----------------------------------------------------------------------
 
@@ -68,14 +70,14 @@ class TaskEngine(TaskWorkers):
                 self.give_up_on(worker, attempt)
                 self._take_over(attempt)
 
-    def _cancel(self, worker: Worker, attempt: Attempt, now: float) -> None:
+    def _cancel(self, worker: Worker, attempt: Doing, now: float) -> None:
         """Ask an overdue call to end; it has a short grace to do so."""
         attempt.expired = True
         attempt.deadline_at = now + self.plan.bounds.cancel_grace
         self.next_check = min(self.next_check, attempt.deadline_at)
         worker.handle.cancel()
 
-    def _take_over(self, attempt: Attempt) -> None:
+    def _take_over(self, attempt: Doing) -> None:
         """A fresh worker goes on where the abandoned one hangs."""
         run: Run | None = attempt.run
         if run is None:

@@ -33,9 +33,13 @@ class ThreadSource(Crew):
     def _publish(self, worker: Worker, attempt: Attempt) -> None:
         worker.attempt = attempt
         if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
-            with self.lock:
-                self.next_check = min(self.next_check, attempt.deadline_at)
-                self.watch.notify()
+            self._watch_for(attempt.deadline_at)
+
+    def _watch_for(self, deadline_at: float) -> None:
+        """The supervisor must wake earlier than it intends to."""
+        with self.lock:
+            self.next_check = min(self.next_check, deadline_at)
+            self.watch.notify()
 
     def _fetch(self, worker: Worker, at_most: int) -> bool:
         if self.stuck is not None:
@@ -54,7 +58,7 @@ class ThreadSource(Crew):
         context = self.context.copy()
         self.enter(attempt, context)
         try:
-            sort_out(context.run(self.plan.fetch, at_most), delivery)
+            context.run(lambda: sort_out(self.plan.fetch(at_most), delivery))
         except BaseException as error:
             delivery.error = error
         if not attempt.claim():
@@ -96,7 +100,7 @@ class ThreadSource(Crew):
             transaction = left[0]
             problem: Exception | None = None
             try:
-                release(transaction)
+                self.context.copy().run(release, transaction)
             except Exception as error:
                 problem = error
             with self.lock:

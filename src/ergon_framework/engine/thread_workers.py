@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ergon_framework.core.lifecycle import (
     BEGAN,
@@ -15,7 +16,6 @@ from ergon_framework.core.lifecycle import (
     Expired,
     Scope,
     Sleep,
-    Step,
     deadline,
 )
 from ergon_framework.core.loop import Finish
@@ -23,14 +23,13 @@ from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.decisions import (
     arguments,
     decide,
-    expired,
-    invoke,
-    tell_attempt,
+    set_current,
     verb_for,
 )
 from ergon_framework.engine.flight import BACKOFF, SETTLE
 from ergon_framework.engine.outcome import SUCCEEDED
-from ergon_framework.engine.run import Run, Worker
+from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
+from ergon_framework.engine.run import Doing, Run, Worker
 from ergon_framework.engine.thread_source import ThreadSource
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
@@ -61,7 +60,6 @@ class ThreadWorkers(ThreadSource):
 
     def _work(self, worker: Worker) -> None:
         ready = self.ready
-        concurrency = self.plan.loop.concurrency
         while True:
             if self.is_gated and not self._idle(worker):
                 return
@@ -71,7 +69,7 @@ class ThreadWorkers(ThreadSource):
                 if not self._idle(worker):
                     return
                 continue
-            if ready and not self.is_rousing and (self.idle or len(self.workers) < concurrency):
+            if (ready or self.is_continuous) and not self.is_rousing:
                 self._rouse()
             if not self._live(worker, transaction):
                 return
@@ -97,8 +95,7 @@ class ThreadWorkers(ThreadSource):
         try:
             self.work.wait(None if self.ready else self.resume_at)
         finally:
-            self.idle -= 1
-            self.is_rousing = False
+            self._rested()
 
     # -- one lifecycle -----------------------------------------------------------------------
 
@@ -108,17 +105,27 @@ class ThreadWorkers(ThreadSource):
         As long as every hook returns, the machine has nothing to decide: this is its happy path,
         written out. The first other event enters it.
         """
-        run = Run(transaction, self.now())
-        if self.sink is not None:
+        if not self.is_plain:
+            run = Run(transaction, self.now())
             self.emit("transaction.began", run=run)
-        if not self.plan.compiled:
             return self._drive(worker, run, BEGAN)
-        event = self._attempt(worker, run, Step.PROCESS)
+        run = Run(transaction, self.now() if self.is_timed else 0.0)
+        step = self.on_process
+        current: tuple[Any, ...] = (self.call, run, step.phase, 0, run.ticket)
+        event = self._call(worker, run, step, run, current, transaction)
         if event is RETURNED:
-            run.step = Step.ON_SUCCESS
-            event = self._attempt(worker, run, Step.ON_SUCCESS)
+            run.step = ON_SUCCESS
+            step = self.on_success
+            if step.hook is not None:
+                run.ticket.append(None)
+                current = (self.call, run, step.phase, 0, run.ticket)
+                event = self._call(worker, run, step, run, current, transaction, run.result)
             if event is RETURNED:
                 run.end = SUCCEEDED
+                if self.is_quiet:
+                    self._free(transaction.transaction_id)
+                    worker.succeeded += 1
+                    return True
                 return self._finish(worker, run, SUCCEEDED)
         return event is not None and self._drive(worker, run, event)
 
@@ -128,41 +135,41 @@ class ThreadWorkers(ThreadSource):
         while next_event is not None:
             action = decide(self, run, next_event)
             if isinstance(action, Call):
-                next_event = self._attempt(worker, run, action.step)
+                next_event = self._attempt(worker, run, self.steps[action.step])
             elif isinstance(action, Sleep):
                 next_event = self._sleep(worker, run, action.seconds)
             else:
                 return self._finish(worker, run, action)
         return False
 
-    def _attempt(self, worker: Worker, run: Run, step: Step) -> Event | None:
-        """Call a hook. None when the supervisor took the run away meanwhile."""
-        hook, phase, timeout = self.steps[step]
-        if hook is None:
+    def _attempt(self, worker: Worker, run: Run, step: StepPlan) -> Event | None:
+        """One call of a hook, off the happy path."""
+        if step.hook is None:
             return RETURNED
-        attempt = Attempt(self.call, run, phase, run.attempt)
-        if self.is_timed and not self.arm(attempt, run, timeout):
-            return Expired(attempt.scope)
-        self._publish(worker, attempt)
+        attempt = Attempt(self.call, run, step.phase, run.attempt)
+        given = arguments(run, step.step)
+        return self._call(worker, run, step, attempt, attempt, *given)
+
+    def _call(
+        self, worker: Worker, run: Run, step: StepPlan, doing: Doing, current: Any, *given: Any
+    ) -> Event | None:
+        """Call a hook. None when the supervisor took the run away meanwhile."""
+        if self.is_timed and not self.arm(doing, run, step.timeout):
+            return Expired(doing.scope)
+        worker.attempt = doing
+        if doing.deadline_at is not None and doing.deadline_at < self.next_check:
+            self._watch_for(doing.deadline_at)
         if self.is_aborted:
-            return STOPPED if attempt.claim() else None
+            return STOPPED if doing.claim() else None
         context = self.context.copy()
         if self.sink is not None:
-            self.enter(attempt, context)
+            self.enter(doing, context)
         try:
-            result = context.run(invoke, attempt, hook, arguments(self, run, step))
+            context.run(set_current, current)
+            result = context.run(step.hook, *given)
         except BaseException as error:
-            return self._failed(attempt, step, error)
-        if not attempt.claim():
-            self._late(attempt)
-            return None
-        if self.is_overdue(attempt):
-            return expired(self, attempt)
-        if step is Step.PROCESS:
-            run.result = result
-        if self.sink is not None:
-            tell_attempt(self, attempt, None, None, result)
-        return RETURNED
+            return self._failed(doing, step.step, error)
+        return self._returned(doing, run, step.step, result)
 
     def _sleep(self, worker: Worker, run: Run, seconds: float) -> Event | None:
         """Wait before the next attempt; a wait that outlives the grace of a stop ends at once."""
@@ -195,14 +202,13 @@ class ThreadWorkers(ThreadSource):
         attempt.note = verb
         attempt.deadline_at = self.now() + settlement.timeout
         self._publish(worker, attempt)
-        arguments = (run.transaction, run.exception)[: 1 if verb is Verb.ACK else 2]
+        given = (run.transaction, run.exception)[: 1 if verb is Verb.ACK else 2]
         problem: BaseException | None = None
         try:
-            self.context.copy().run(invoke, attempt, settlement.verbs[verb], arguments)
+            self.context.copy().run(settlement.verbs[verb], *given)
         except BaseException as error:
             problem = error
-        if not attempt.claim():
-            self._late(attempt)
+        if not self._owns(attempt):
             return False
         self._settled(run.transaction, verb, problem)
         return True

@@ -16,10 +16,9 @@ from ergon_framework.engine.flight import BACKOFF, SETTLE
 from ergon_framework.engine.outcome import conclude
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import Run
+from ergon_framework.engine.run import Doing, Run
 from ergon_framework.engine.thread_workers import ThreadWorkers
 from ergon_framework.ports.clock import Clock
-from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.sink import Sink
 
 
@@ -80,11 +79,11 @@ class ThreadEngine(ThreadWorkers):
             self._abort(reason)
             return
         for worker, attempt in self.overdue(now):
-            if attempt.claim():
+            if self.claim_overdue(attempt, now):
                 self.give_up_on(worker, attempt)
                 self._take_over(attempt)
 
-    def _take_over(self, attempt: Attempt) -> None:
+    def _take_over(self, attempt: Doing) -> None:
         """A fresh worker goes on where the abandoned one hangs."""
         run: Run | None = attempt.run
         if run is None:

@@ -44,9 +44,7 @@ class Stepped:
 async def await_inside(context: contextvars.Context, answer: Any) -> Any:
     """The value of what a hook returned: awaited inside ``context`` when it can be awaited."""
     if type(answer) is not CoroutineType:
-        if not hasattr(answer, "__await__"):
-            return answer
-        answer = _wait_for(answer)
+        answer = wait_for(answer)
     try:
         first = context.run(answer.send, None)
     except StopIteration as stop:
@@ -54,5 +52,6 @@ async def await_inside(context: contextvars.Context, answer: Any) -> Any:
     return await Stepped(answer, context, first)
 
 
-async def _wait_for(awaitable: Any) -> Any:
-    return await awaitable
+async def wait_for(answer: Any) -> Any:
+    """A coroutine for what a hook returned, be it a value, a future or another awaitable."""
+    return await answer if hasattr(answer, "__await__") else answer

@@ -70,7 +70,7 @@ class Attempt:
     @property
     def is_cancelled(self) -> bool:
         """Whether the engine gave up on this attempt: its result will be dropped."""
-        return not self.ticket
+        return not self.ticket or self.expired or (self.run is not None and self.run.expired)
 
     def claim(self) -> bool:
         """Become the owner of what follows. True for exactly one caller."""
@@ -87,7 +87,8 @@ class Attempt:
         return max(0.0, self.deadline_at - self.call.now())
 
 
-CURRENT: ContextVar[Attempt | None] = ContextVar("ergon_attempt", default=None)
+CURRENT: ContextVar[Attempt | tuple[Any, ...] | None] = ContextVar("ergon_attempt", default=None)
+"""The attempt, or what one is made of: the happy path makes none unless somebody asks."""
 
 
 def current_attempt() -> Attempt | None:
@@ -96,4 +97,12 @@ def current_attempt() -> Attempt | None:
     Long-running code looks at ``is_cancelled`` or ``remaining()`` now and then and returns early: a
     thread cannot be killed, and its work after a timeout is thrown away.
     """
-    return CURRENT.get()
+    current = CURRENT.get()
+    if type(current) is not tuple:
+        return current  # type: ignore[return-value]
+    call, run, phase, number, ticket = current
+    attempt = Attempt(call, run, phase, number)
+    attempt.ticket = ticket
+    attempt.deadline_at = run.deadline_at
+    CURRENT.set(attempt)
+    return attempt

@@ -19,7 +19,6 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "fetch.late": ("A fetch returned after its timeout.", ("call", "delivered")),
     "queue.empty": ("Nothing was delivered; the next fetch waits.", ("call", "empties", "delay")),
-    "batch.ended": ("Every transaction of a batch has its outcome.", ("call", "number", "size")),
     "transaction.began": ("A lifecycle started.", ("call", "run")),
     "attempt.ended": (
         "A hook returned, raised or ran out of time.",

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ergon_framework.errors import EnvelopeError
-from ergon_framework.ports.context import CURRENT
+from ergon_framework.ports.context import current_attempt
 
 FIELDS = (
     "transaction_id",
@@ -81,13 +81,13 @@ class Transaction:
 
         Kept by the engine, not in the envelope, so that every retry starts from identical state.
         """
-        attempt = CURRENT.get()
+        attempt = current_attempt()
         if attempt is None or attempt.transaction is not self:
             return 0
         return attempt.number + 1
 
     def derive(self, payload: Any = None, **changes: Any) -> Transaction:
-        """A new transaction caused by this one: new id, with parent and correlation carried over."""
+        """A new transaction caused by this one: new id, parent and correlation carried over."""
         unknown = set(changes) - set(FIELDS) - {"id"}
         if unknown:
             raise EnvelopeError(

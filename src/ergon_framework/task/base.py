@@ -110,4 +110,8 @@ def _named(what: str, group: Mapping[str, Any] | None) -> Mapping[str, Any]:
             f"{what} must be a mapping of names to objects, not {type(group).__name__}",
             remedy=f"{what}={{'name': object}}",
         )
+    names: list[object] = list(group)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise WiringError(f"{what} has a name that is not text: {name!r}")
     return MappingProxyType(dict(group))

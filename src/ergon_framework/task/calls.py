@@ -15,12 +15,11 @@ from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.errors import EnvelopeError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, begin_call, end_call
-from ergon_framework.telemetry import install_log_context, make_sink
+from ergon_framework.telemetry import make_sink
 
 
 def drive(task: BaseTask, plan: EnginePlan) -> Report:
     """Run a call with threads."""
-    install_log_context()
     engine = ThreadEngine(plan, clock=current_clock(), sink=make_sink())
     begin_call(task, engine)
     try:
@@ -31,7 +30,6 @@ def drive(task: BaseTask, plan: EnginePlan) -> Report:
 
 async def drive_async(task: BaseTask, plan: EnginePlan) -> Report:
     """Run a call with asyncio."""
-    install_log_context()
     engine = TaskEngine(plan, sink=make_sink())
     begin_call(task, engine)
     try:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import Any
 
 from ergon_framework.errors import EnvelopeError, WiringError
@@ -43,16 +50,17 @@ class Input:
                 at_most -= 1
                 yield self._prepare(item)
 
-    async def _fetch_async(self, iterator: AsyncIterator[Any], at_most: int) -> list[Any]:
-        taken: list[Any] = []
-        while len(taken) < at_most:
+    async def _fetch_async(
+        self, iterator: AsyncIterator[Any], at_most: int
+    ) -> AsyncGenerator[Any, None]:
+        while at_most > 0:
             try:
                 item = await anext(iterator)
             except StopAsyncIteration:
-                break
+                return
             if self._is_new(item):
-                taken.append(self._prepare(item))
-        return taken
+                at_most -= 1
+                yield self._prepare(item)
 
     def leftovers(self) -> tuple[str, ...]:
         """Ids of a list's items that were never asked for. A generator's are still in its hands."""

@@ -12,7 +12,7 @@ from ergon_framework.core.lifecycle import LifecycleRule, StepRule
 from ergon_framework.core.loop import LoopRule, StopReason
 from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES, Backoff, RetryRule
 from ergon_framework.core.settlement import Verb
-from ergon_framework.engine.plan import Bounds, EnginePlan, Hooks, Settlement
+from ergon_framework.engine.plan import Bounds, EnginePlan, Hook, Hooks, Settlement
 from ergon_framework.errors import WiringError
 from ergon_framework.task.inputs import Input
 from ergon_framework.task.mixins.policies import (
@@ -62,7 +62,7 @@ def consumer_plan(
         role="consumer",
         task=task,
         fetch=fetch,
-        hooks=hooks,
+        hooks=_copying(hooks) if loop.payload_copies else hooks,
         lifecycle=_lifecycle(steps.process.retry, steps, loop),
         loop=LoopRule(
             size=loop.batch.size,
@@ -76,7 +76,6 @@ def consumer_plan(
         ),
         bounds=_bounds(loop, steps.fetch.retry.timeout),
         settlement=settlement,
-        payload_copies=loop.payload_copies,
         settings={
             **_settings(loop, steps, {"fetch": steps.fetch.retry, "process": steps.process.retry}),
             "streaming": loop.streaming,
@@ -92,7 +91,7 @@ def producer_plan(task: str, policy: ProducerPolicy, hooks: Hooks, given: Input)
         role="producer",
         task=task,
         fetch=given.fetch,
-        hooks=hooks,
+        hooks=_copying(hooks) if loop.payload_copies else hooks,
         lifecycle=_lifecycle(steps.produce.retry, steps, loop),
         loop=LoopRule(
             size=loop.batch.size,
@@ -103,9 +102,19 @@ def producer_plan(task: str, policy: ProducerPolicy, hooks: Hooks, given: Input)
         bounds=_bounds(loop, None),
         duplicates=lambda: given.duplicates,
         leftovers=given.leftovers,
-        payload_copies=loop.payload_copies,
         settings=_settings(loop, steps, {"produce": steps.produce.retry}),
     )
+
+
+def _copying(hooks: Hooks) -> Hooks:
+    """Hooks that get a payload of their own, so that no attempt sees what another one changed."""
+
+    def wrapped(hook: Hook | None) -> Any:
+        if hook is None:
+            return None
+        return lambda transaction, *rest: hook(transaction.with_payload_copy(), *rest)
+
+    return Hooks(wrapped(hooks.process), wrapped(hooks.success), wrapped(hooks.exception))
 
 
 def _lifecycle(

@@ -12,13 +12,14 @@ from ergon_framework.telemetry.json_lines import JsonFormatter
 from ergon_framework.telemetry.logs import install_log_context, uninstall_log_context
 from ergon_framework.telemetry.propagation import extract, inject, outgoing_metadata
 from ergon_framework.telemetry.settings import TelemetrySettings
-from ergon_framework.telemetry.sink import make_sink
+from ergon_framework.telemetry.sink import configure, make_sink
 
 __all__ = [
     "JsonFormatter",
     "Listener",
     "TelemetrySettings",
     "add_listener",
+    "configure",
     "extract",
     "inject",
     "install_log_context",

@@ -15,8 +15,10 @@ from time import time_ns
 from typing import Any
 
 from opentelemetry.attributes import BoundedAttributes
-from opentelemetry.sdk.trace import Span, Tracer
+from opentelemetry.sdk.trace import Span, SpanProcessor, Tracer
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
+
+_TELLS_ENDING = hasattr(SpanProcessor, "_on_ending")  # newer releases of the SDK do
 
 
 class LeanSpan(Span):
@@ -115,5 +117,6 @@ class LeanSpan(Span):
                 self._own_links = ()
             if error is not None and self._status.status_code is not StatusCode.OK:
                 self._status = Status(StatusCode.ERROR, error)
-        self._span_processor._on_ending(self)
+        if _TELLS_ENDING:
+            self._span_processor._on_ending(self)
         self._span_processor.on_end(self)

@@ -20,11 +20,17 @@ from ergon_framework.telemetry.writer import SpanWriter, best_writer
 SCOPE = "ergon"
 """The instrumentation scope of all spans and metrics."""
 
-_DEFAULTS = TelemetrySettings()
+_chosen = TelemetrySettings()
 _writers: WeakKeyDictionary[Any, SpanWriter | None] = WeakKeyDictionary()
 _instruments: WeakKeyDictionary[Any, Instruments] = WeakKeyDictionary()
 _lock = threading.Lock()
 _T = TypeVar("_T")
+
+
+def configure(settings: TelemetrySettings) -> None:
+    """What the calls of this process record from now on, unless they are given settings."""
+    global _chosen  # noqa: PLW0603 - one process has one set of switches
+    _chosen = settings
 
 
 def make_sink(
@@ -40,7 +46,7 @@ def make_sink(
     real meter provider, nor a listener, the engine builds no notices at all. Log records get their
     ids either way, unless ``settings.logs`` is off.
     """
-    chosen = settings or _DEFAULTS
+    chosen = settings or _chosen
     if chosen.logs:
         install_log_context()
     spans = _spans(chosen, tracer_provider or trace.get_tracer_provider())

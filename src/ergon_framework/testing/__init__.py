@@ -1,4 +1,4 @@
-"""What users test with. Nothing here needs pytest, and importing this loads none of it."""
+"""What users test with. Nothing here needs pytest, and a name is loaded when it is first used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ergon_framework.testing.clock import VirtualClock
+    from ergon_framework.testing.scripted import (
+        AsyncScriptedConsumer,
+        AsyncScriptedProducer,
+        Happened,
+        ScriptedConnector,
+        ScriptedConsumer,
+        ScriptedProducer,
+        Takes,
+        transactions,
+    )
     from ergon_framework.testing.suites import (
         CONNECTOR_CHECKS,
         ConnectorSuiteError,
@@ -13,12 +24,28 @@ if TYPE_CHECKING:
         exercise_connector,
     )
 
-__all__ = ["CONNECTOR_CHECKS", "ConnectorSuiteError", "SuiteReport", "exercise_connector"]
+__all__ = [
+    "CONNECTOR_CHECKS",
+    "AsyncScriptedConsumer",
+    "AsyncScriptedProducer",
+    "ConnectorSuiteError",
+    "Happened",
+    "ScriptedConnector",
+    "ScriptedConsumer",
+    "ScriptedProducer",
+    "SuiteReport",
+    "Takes",
+    "VirtualClock",
+    "exercise_connector",
+    "transactions",
+]
 
-_HOME = dict.fromkeys(__all__, "ergon_framework.testing.suites")
+_SUITES = ("CONNECTOR_CHECKS", "ConnectorSuiteError", "SuiteReport", "exercise_connector")
+_HOME = dict.fromkeys(__all__, "scripted") | dict.fromkeys(_SUITES, "suites")
+_HOME["VirtualClock"] = "clock"
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -102,12 +102,15 @@ class AppendFile:
             fresh = self.path.with_suffix(".tmp")
             try:
                 with fresh.open("wb", buffering=0) as file:
+                    failpoint(f"{self._label}.rewriting")
                     _write_all(file, content)
-                    _sync(file.fileno())
+                    if self._fsync:
+                        _sync(file.fileno())
                 failpoint(f"{self._label}.rewritten")
                 fresh.replace(self.path)
                 failpoint(f"{self._label}.renamed")
-                sync_directory(self.path.parent)
+                if self._fsync:
+                    sync_directory(self.path.parent)
                 self._file.close()
                 self._file = self.path.open("a+b", buffering=0)
             except OSError as error:
@@ -126,7 +129,13 @@ class AppendFile:
 
     def _open(self, lock: bool) -> FileIO:
         is_new = not self.path.exists()
-        file = self.path.open("a+b", buffering=0)
+        try:
+            file = self.path.open("a+b", buffering=0)
+        except OSError as error:
+            raise JsonlConnectorError(
+                f"cannot open {self.path}: {error.strerror}",
+                remedy="make it a file that can be written",
+            ) from error
         if lock and not _try_lock(file):
             file.close()
             raise LockedError(
@@ -134,7 +143,7 @@ class AppendFile:
                 remedy="give each connector a file of its own",
             )
         _repair_tail(file)
-        if is_new:
+        if is_new and self._fsync:
             sync_directory(self.path.parent)
         return file
 

@@ -69,7 +69,8 @@ class Inbox(Generic[T]):
         self.malformed = 0
         state = directory / STATE
         state.mkdir(exist_ok=True)
-        sync_directory(directory)
+        if fsync:
+            sync_directory(directory)
         self.dead_path = dead_letters or state / "dead_letters.jsonl"
         self.dead_path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as opened:

@@ -168,6 +168,8 @@ def _entered(make: Callable[[], Any], hands: Hands, patience: float) -> Iterator
     def run(call: Callable[[], Any], what: str) -> Any:
         result = outcome(hands.start(call), patience, what)
         if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
             raise WiringError(
                 "make_connector is asynchronous, but the connector is exercised with threads",
                 remedy='pass colour="async", or a factory that is not asynchronous',
@@ -175,7 +177,8 @@ def _entered(make: Callable[[], Any], hands: Hands, patience: float) -> Iterator
         return result
 
     made = run(make, "make_connector")
-    manager = None if _is_connector(made) else made
+    is_manager = hasattr(made, "__enter__") or hasattr(made, "__aenter__")
+    manager = made if is_manager and not _is_connector(made) else None
     if manager is None:
         connector = made
     elif hasattr(manager, "__aenter__"):

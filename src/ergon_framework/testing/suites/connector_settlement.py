@@ -162,8 +162,8 @@ def same_ids_settle_separately(s: Subject) -> None:
 @check("put", "ack", "nack", "release")
 def settles_concurrently(s: Subject) -> None:
     """Settlements from several threads or tasks at once all count, each exactly once."""
-    s.put(some(24))
-    taken = s.take(24)
+    s.put(some(12))
+    taken = s.take(12)
     acked, nacked, released = taken[0::3], taken[1::3], taken[2::3]
     s.together(
         [("ack", each) for each in acked]

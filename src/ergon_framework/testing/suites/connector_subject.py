@@ -11,7 +11,7 @@ from ergon_framework.testing.suites.check import CheckFailed, expect, fail
 from ergon_framework.testing.suites.hands import Hands, outcome
 
 POLLS = 3  # so many empty fetches in a row mean that there is nothing
-MOST_FETCHES = 1000  # a connector that never runs dry is stopped here
+MOST_FETCHES = 50  # a connector that never runs dry is stopped here
 
 SYNC = {
     "fetch": "fetch_transactions",

@@ -1,0 +1,180 @@
+"""Whether the work goes on, told from the notices of the engine.
+
+A hook that runs is work, however long it takes: bound it with a timeout. Stalled means that calls
+which never came back block all new work, that the event loop does not turn, or that the source has
+been silent for too long while nothing was in flight.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.ports.notice import Notice
+
+STALL_AFTER = 120.0
+"""Seconds of silence that make a stall."""
+
+
+class State(StrEnum):
+    """How a process is."""
+
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    STALLED = "stalled"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How a process is at one moment."""
+
+    state: State = State.STARTING
+    reason: str = ""
+    in_flight: int = 0
+    abandoned: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it should be left alone; one that drains is alive."""
+        return self.state not in (State.STALLED, State.STOPPED)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes work."""
+        return self.state is State.HEALTHY
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "state": self.state.value}
+
+    @classmethod
+    def from_dict(cls, shape: Mapping[str, Any]) -> Snapshot:
+        """The inverse of :meth:`to_dict`."""
+        return cls(
+            State(shape["state"]),
+            str(shape.get("reason", "")),
+            int(shape.get("in_flight", 0)),
+            int(shape.get("abandoned", 0)),
+        )
+
+
+class Liveness:
+    """A listener of notices that knows how this process is."""
+
+    def __init__(
+        self,
+        *,
+        stall_after: float = STALL_AFTER,
+        is_stopping: Callable[[], bool] = lambda: False,
+        now: Callable[[], float] = SYSTEM_CLOCK.now,
+    ) -> None:
+        self._stall_after = stall_after
+        self._is_stopping = is_stopping
+        self._now = now
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._has_begun = False
+        self._in_flight = 0
+        self._abandoned = 0
+        self._is_blocked = False
+        self._heard_by = now()  # when the next notice was due at the earliest
+        self._turned_at: float | None = None
+        self._is_over = False
+        self._takers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "call.began": self._call_began,
+            "call.ended": self._call_ended,
+            "transaction.began": self._transaction_began,
+            "transaction.ended": self._transaction_ended,
+            "attempt.abandoned": self._given_up,
+            "attempt.late": self._came_back,
+            "workers.stalled": self._stalled,
+            "queue.empty": self._found_nothing,
+        }
+
+    def __call__(self, notice: Notice) -> None:
+        """Take note."""
+        take = self._takers.get(notice.name)
+        with self._lock:
+            self._heard_by = self._now()
+            if take is not None:
+                take(notice.fields)
+
+    def loop_turned(self) -> None:
+        """The event loop is alive. Never called when there is none."""
+        self._turned_at = self._now()
+
+    def ended(self) -> None:
+        """The run is over."""
+        self._is_over = True
+
+    def snapshot(self) -> Snapshot:
+        """How the process is now."""
+        with self._lock:
+            state, reason = self._state(self._now())
+            return Snapshot(state, reason, self._in_flight, self._abandoned)
+
+    def _state(self, now: float) -> tuple[State, str]:
+        if self._is_over:
+            return State.STOPPED, ""
+        if self._is_stopping():
+            return State.STOPPING, ""
+        if self._is_blocked:
+            return State.STALLED, "calls that never came back block all new work"
+        if self._turned_at is not None and now - self._turned_at > self._stall_after:
+            return State.STALLED, "the event loop is blocked"
+        if not self._has_begun:
+            return State.STARTING, ""
+        silence = now - self._heard_by
+        if self._calls and not self._in_flight and silence > self._stall_after:
+            return State.STALLED, f"nothing was heard of the source for {silence:.0f} s"
+        return State.HEALTHY, ""
+
+    def _call_began(self, _fields: Mapping[str, Any]) -> None:
+        self._calls += 1
+        self._has_begun = True
+
+    def _call_ended(self, _fields: Mapping[str, Any]) -> None:
+        self._calls -= 1
+
+    def _transaction_began(self, _fields: Mapping[str, Any]) -> None:
+        self._in_flight += 1
+        self._is_blocked = False
+
+    def _transaction_ended(self, _fields: Mapping[str, Any]) -> None:
+        self._in_flight -= 1
+
+    def _given_up(self, _fields: Mapping[str, Any]) -> None:
+        self._abandoned += 1
+
+    def _came_back(self, _fields: Mapping[str, Any]) -> None:
+        self._abandoned -= 1
+        self._is_blocked = False
+
+    def _stalled(self, _fields: Mapping[str, Any]) -> None:
+        self._is_blocked = True
+
+    def _found_nothing(self, fields: Mapping[str, Any]) -> None:
+        self._heard_by += fields["delay"]  # the next fetch was announced for then
+
+
+_WORST_FIRST = (State.STALLED, State.STARTING, State.STOPPING, State.HEALTHY, State.STOPPED)
+
+
+def combined(snapshots: Iterable[Snapshot]) -> Snapshot:
+    """How several processes are as one: as the worst of them. None at all is starting."""
+    known = list(snapshots)
+    if not known:
+        return Snapshot()
+    worst = min(known, key=lambda each: _WORST_FIRST.index(each.state))
+    return Snapshot(
+        worst.state,
+        worst.reason,
+        sum(each.in_flight for each in known),
+        sum(each.abandoned for each in known),
+    )

@@ -1,0 +1,70 @@
+"""What a process tells: where its log goes, and that nothing told is lost at its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ergon_framework.errors import ConfigurationError, describe
+from ergon_framework.task.mixins.utils import run_with_timeout
+from ergon_framework.telemetry import JsonFormatter, install_log_context
+
+logger = logging.getLogger("ergon.app")
+
+FLUSH_TIMEOUT = 5.0
+"""Seconds each provider has to send what it holds. A collector that is down must not hold us."""
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FORMATS = ("text", "json")
+_TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+class _TextFormatter(logging.Formatter):
+    """One readable line, with the transaction it belongs to."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        transaction_id = getattr(record, "transaction_id", None)
+        return f"{line} [{transaction_id}]" if transaction_id else line
+
+
+def set_up_logging(level: str, format: str) -> None:
+    """Send log records to the standard error stream, unless the user's code has set up its own."""
+    for what, value, known in (("level", level, LEVELS), ("format", format, FORMATS)):
+        if value.lower() not in known:
+            raise ConfigurationError(
+                f"the log {what} {value!r} is unknown", remedy=f"use one of {', '.join(known)}"
+            )
+    root = logging.getLogger()
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonFormatter() if format == "json" else _TextFormatter(_TEXT))
+        root.addHandler(handler)
+        root.setLevel(level.upper())
+    install_log_context()
+
+
+def finish_telemetry(
+    providers: Iterable[Any] | None = None, timeout: float = FLUSH_TIMEOUT
+) -> None:
+    """Flush and shut down what the user's code has configured. It never fails the run."""
+    for provider in _providers() if providers is None else providers:
+        for name in ("force_flush", "shutdown"):
+            method = getattr(provider, name, None)
+            if not callable(method):
+                continue
+            try:
+                run_with_timeout(method, timeout)
+            except Exception as error:
+                kind = type(provider).__name__
+                logger.warning("%s of %s failed: %s", name, kind, describe(error))
+                break
+
+
+def _providers() -> Iterator[Any]:
+    from opentelemetry import metrics, trace
+    from opentelemetry._logs import get_logger_provider
+
+    yield trace.get_tracer_provider()
+    yield metrics.get_meter_provider()
+    yield get_logger_provider()

@@ -1,0 +1,117 @@
+"""A run as it was asked for, and the four things that can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ergon_framework.app.children import Parent
+from ergon_framework.app.outcome import Outcome, exit_code_of
+from ergon_framework.app.publication import Publication
+from ergon_framework.app.restarts import RestartRule
+from ergon_framework.app.run_policies import Overrides
+from ergon_framework.app.runner import run_for, run_here
+from ergon_framework.app.settings import Settings, load_settings
+from ergon_framework.app.wiring import Target, Wiring, target_of, wire
+from ergon_framework.app.workforce import WorkforceOutcome, run_workers
+from ergon_framework.errors import ErgonError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything somebody said about a run."""
+
+    target: str
+    config: Path | None = None
+    overrides: Overrides = field(default_factory=Overrides)
+    publication: Publication = field(default_factory=Publication)
+    restarts: RestartRule = field(default_factory=RestartRule)
+    workers: int | None = None
+
+    def worker_count(self) -> int:
+        """How many processes: as asked for, else as in the settings."""
+        settings = self._found()[0].settings
+        return self.workers or (1 if settings is None else settings.workers)
+
+    def plan(self) -> dict[str, Any]:
+        """What would run, after every check that does not build anything."""
+        wiring = self._wired()
+        return {**describe_wiring(wiring), "workers": self.worker_count()}
+
+    def here(self) -> Outcome:
+        """Run in this process."""
+        return run_here(self._wired(), self.publication)
+
+    def as_worker(self, supervised: str) -> Outcome:
+        """Run as a worker; the parent is told the outcome, also when nothing could be started."""
+        parent = Parent(supervised)
+        parent.watch()
+        try:
+            outcome = run_for(parent, self._wired(), self.publication)
+        except ErgonError as error:
+            outcome = Outcome(self.target, exit_code_of(error), error=error, is_complete=False)
+        parent.tell_outcome(outcome)
+        return outcome
+
+    def in_processes(
+        self, command: Callable[[str], Sequence[str]], *, keeps_stdout: bool = False
+    ) -> WorkforceOutcome:
+        """Supervise as many processes as are wanted."""
+        return run_workers(
+            self._found()[0].name,
+            self.worker_count(),
+            command,
+            self.publication,
+            rule=self.restarts,
+            keeps_stdout=keeps_stdout,
+        )
+
+    def _found(self) -> tuple[Target, Settings]:
+        settings = load_settings(self.config)
+        return target_of(self.target, settings), settings
+
+    def _wired(self) -> Wiring:
+        return wire(*self._found(), self.overrides)
+
+
+def describe_wiring(wiring: Wiring) -> dict[str, Any]:
+    """A wiring in plain words. Options stay out: they may be secrets."""
+    task = wiring.task if isinstance(wiring.task, type) else type(wiring.task)
+    policy = wiring.policies.main(wiring.kind)
+    return {
+        "task": wiring.name,
+        "class": f"{task.__module__}:{task.__qualname__}",
+        "role": wiring.kind.role.value,
+        "colour": "async" if wiring.kind.is_async else "sync",
+        "connectors": _labels(wiring, "connectors"),
+        "services": _labels(wiring, "services"),
+        "policy": _without_extra(policy.model_dump(mode="json")),
+        "policy_changes": dict(_flat(_without_extra(policy.model_dump(exclude_defaults=True)))),
+    }
+
+
+def _without_extra(shape: dict[str, Any]) -> dict[str, Any]:
+    """Of the arguments of each fetch only the names: they are options, too."""
+    fetch = shape.get("steps", {}).get("fetch", {})
+    if "extra" in fetch:
+        fetch["extra"] = sorted(fetch["extra"])
+    return shape
+
+
+def _flat(shape: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in shape.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value
+
+
+def _labels(wiring: Wiring, what: str) -> list[str]:
+    if not isinstance(wiring.task, type):
+        return sorted(getattr(wiring.task, what))
+    group = getattr(wiring, what)
+    if callable(group):
+        return [f"{wiring.task_name}.build_{what}()"]
+    return [maker.label for maker in group.values()]

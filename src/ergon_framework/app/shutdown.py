@@ -1,0 +1,144 @@
+"""SIGTERM and SIGINT: the first asks for a graceful stop, the second for an immediate one.
+
+A handler only puts the signal into a queue. A thread of its own reads it and asks the task to stop,
+so that nothing happens in the middle of other code. It also asks calls that begin after the
+signal, and ends a process that does not end by itself after the second; a third ends it at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any, Self
+
+from ergon_framework.app.exit_codes import ExitCode, of_signal
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.ports.clock import Clock
+from ergon_framework.task.base import BaseTask
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FORCE_AFTER = 5.0
+"""Seconds a process has after the second signal."""
+LEAVE_AFTER = 2.0
+"""Seconds a process has after its work is over and told."""
+_LOOK_AGAIN = 0.05
+
+Leave = Callable[[int], Any]
+
+
+class Shutdown:
+    """Takes the signals of this process from ``with`` to its end."""
+
+    def __init__(self, *, leave: Leave = os._exit) -> None:
+        self._leave = leave
+        self._taken: SimpleQueue[int | None] = SimpleQueue()
+        self._before: dict[int, Any] = {}
+        self._task: BaseTask | None = None
+        self._count = 0
+        self._first: int | None = None
+        self._force_at: float | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal has come."""
+        return self._first is not None
+
+    @property
+    def exit_code(self) -> ExitCode | None:
+        """What the first signal makes of the exit code."""
+        return None if self._first is None else of_signal(self._first)
+
+    def watch(self, task: BaseTask) -> None:
+        """Stops concern this task from now on."""
+        self._task = task
+
+    def take(self, number: int, _frame: FrameType | None = None) -> None:
+        """The signal handler."""
+        if self._first is None:
+            self._first = number
+        self._taken.put(number)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self.take) for number in SIGNALS}
+        SYSTEM_CLOCK.spawn("ergon-signals", self._serve)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._taken.put(None)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                number = self._taken.get(timeout=_LOOK_AGAIN if self._count else None)
+            except Empty:
+                self._catch_up()
+                continue
+            if number is None:
+                return
+            self._act()
+
+    def _act(self) -> None:
+        self._count += 1
+        if self._count > 2:
+            self._end()
+        if self._count == 2:
+            self._force_at = SYSTEM_CLOCK.now() + FORCE_AFTER
+        if self._task is not None:
+            self._task.request_stop()
+
+    def _catch_up(self) -> None:
+        """Stop the calls that began after the signal; end what does not want to end."""
+        if self._force_at is not None and SYSTEM_CLOCK.now() >= self._force_at:
+            self._end()
+        for call in _unasked(self._task):
+            call.request_stop()
+
+    def _end(self) -> None:
+        say("ergon: stopped by force; what was running is cut off")
+        self._leave(of_signal(self._first or signal.SIGTERM))
+
+
+def say(text: str) -> None:
+    """One line for whoever watches, past every buffer; nobody may be left to read it."""
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
+def _unasked(task: BaseTask | None) -> list[Any]:
+    """Running calls that no stop has reached."""
+    calls = () if task is None else vars(task).get("_ergon_calls", ())
+    return [call for call in tuple(calls) if not getattr(call, "stops", 1)]
+
+
+def leave_within(
+    code: int,
+    seconds: float = LEAVE_AFTER,
+    *,
+    leave: Leave = os._exit,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Let the process be gone by then, whatever threads of user code are still busy in it.
+
+    The interpreter joins every thread that is not daemonic before it exits, and those of
+    ``asyncio.to_thread``: one that hangs would keep a process alive whose work is over.
+    """
+    lock = threading.Lock()
+    never = clock.signal(lock)
+
+    def wait_and_leave() -> None:
+        until = clock.now() + seconds
+        with lock:
+            while clock.now() < until:
+                never.wait(until)
+        say("ergon: threads are still busy; the process ends without them")
+        leave(code)
+
+    clock.spawn("ergon-leave", wait_and_leave)

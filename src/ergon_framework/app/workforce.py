@@ -1,0 +1,96 @@
+"""Running one task in several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from ergon_framework.app.children import Nursery
+from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.publication import Publication
+from ergon_framework.app.restarts import RestartRule
+from ergon_framework.app.supervisor import Event, Slot, Supervisor, signals_into
+
+
+@dataclass(frozen=True, slots=True)
+class WorkforceOutcome:
+    """How a run in several processes ended."""
+
+    task: str
+    exit_code: ExitCode
+    restarts: int
+    workers: Sequence[Slot]
+
+    @property
+    def errors(self) -> list[Mapping[str, Any]]:
+        """What workers ended with, each message once."""
+        told = [each["error"] for slot in self.workers for each in slot.outcomes if each["error"]]
+        return list({error["message"]: error for error in told}.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the command line prints them."""
+        return {
+            "task": self.task,
+            "exit_code": int(self.exit_code),
+            "restarts": self.restarts,
+            "report": total([_reports(slot) for slot in self.workers]),
+            "workers": [
+                {
+                    "worker": slot.worker,
+                    "exit_code": slot.code,
+                    "restarts": len(slot.deaths),
+                    "report": total([_reports(slot)]),
+                }
+                for slot in self.workers
+            ],
+            "errors": self.errors,
+        }
+
+
+def run_workers(
+    task: str,
+    workers: int,
+    command: Callable[[str], Sequence[str]],
+    publication: Publication,
+    *,
+    rule: RestartRule,
+    keeps_stdout: bool = False,
+) -> WorkforceOutcome:
+    """Supervise so many processes of ``command`` until all of them are over.
+
+    With ``keeps_stdout`` what workers print goes to the standard error stream.
+    """
+    events: SimpleQueue[Event] = SimpleQueue()
+    nursery = Nursery(command, workers, events, keeps_stdout=keeps_stdout)
+    supervisor = Supervisor(
+        nursery.start, workers, events, rule=rule, has_beats=publication.is_wanted
+    )
+    with signals_into(events), publication.of(task, supervisor.snapshot):
+        code = supervisor.run()
+    nursery.close()
+    return WorkforceOutcome(task, code, supervisor.restarts, supervisor.slots)
+
+
+def total(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
+    """Several reports as one: counts are added, ids joined, the longest time is taken."""
+    reports = [report for group in groups for report in group]
+    if not reports:
+        return None
+    shape: dict[str, Any] = {}
+    for name, value in reports[0].items():
+        values = [report[name] for report in reports]
+        if name == "elapsed":
+            shape[name] = max(values)
+        elif isinstance(value, list):
+            shape[name] = [each for some in values for each in some]
+        elif isinstance(value, int):
+            shape[name] = sum(values)
+        else:
+            shape[name] = value if len(set(values)) == 1 else "several"
+    return shape
+
+
+def _reports(slot: Slot) -> list[Mapping[str, Any]]:
+    return [each["report"] for each in slot.outcomes if each["report"] is not None]

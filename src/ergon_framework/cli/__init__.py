@@ -1,0 +1,35 @@
+"""The command ``ergon``: it parses, calls and prints. One file per group of commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+DISTRIBUTION = "ergon-framework"
+
+
+def main() -> NoReturn:
+    """The console script."""
+    sys.exit(invoke(sys.argv[1:], is_process=True))
+
+
+def invoke(arguments: Sequence[str], *, is_process: bool = False) -> int:
+    """Run one command and return its exit code, without ending the process."""
+    if list(arguments) == ["--version"]:  # without importing anything that takes long
+        print(f"ergon {version()}")
+        return 0
+    from ergon_framework.cli.commands import run_command
+
+    return run_command(arguments, is_process=is_process)
+
+
+def version() -> str:
+    """The version of the installed distribution."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    try:
+        return version_of(DISTRIBUTION)
+    except PackageNotFoundError:  # run from a source tree
+        return "(not installed)"

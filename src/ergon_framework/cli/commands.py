@@ -1,0 +1,100 @@
+"""The list of commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ergon_framework.cli import machine, process, run, version
+from ergon_framework.cli.output import show_error
+from ergon_framework.cli.session import Session
+from ergon_framework.errors import ConfigurationError, ErgonError, describe
+
+# Typer brings its own click or uses the installed one, depending on its version; both name
+# the base of all errors of usage here.
+ClickException: Any = typer.BadParameter.__mro__[2]
+_DEBUG = "--debug"
+
+app = typer.Typer(
+    name="ergon",
+    help="Runs work that must not get lost: every unit ends in exactly one recorded outcome.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong configuration or use, 130 SIGINT, 143 SIGTERM.",
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(run.run)
+app.command()(process.process)
+app.command()(machine.tasks)
+app.command()(machine.live)
+app.command()(machine.doctor)
+app.command()(machine.notices)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"ergon {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+    _debug: Annotated[
+        bool, typer.Option(_DEBUG, help="Show tracebacks. May stand anywhere on the line.")
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
+
+def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
+    """Run one command; its errors are told in one line and become exit codes."""
+    given = list(arguments) or ["--help"]
+    is_debug = _DEBUG in given
+    given = [each for each in given if each != _DEBUG]
+    session = Session(is_debug, is_process, given)
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(
+            given,
+            prog_name="ergon",
+            standalone_mode=False,
+            obj=session,
+        )
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, for example head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (Exception, KeyboardInterrupt) as error:
+        if is_debug:
+            traceback.print_exc()
+        return _refuse(error, as_json="--json" in given)
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(error: BaseException, *, as_json: bool) -> int:
+    from ergon_framework.app.outcome import exit_code_of
+
+    if isinstance(error, ClickException):
+        error = _usage_error(error)
+    elif not isinstance(error, ErgonError | KeyboardInterrupt):
+        hint = "this is a defect of Ergon; --debug shows where"
+        error = ErgonError(f"unexpected {describe(error)}", remedy=hint)
+    show_error(error, as_json=as_json)
+    return int(exit_code_of(error))
+
+
+def _usage_error(error: Any) -> ConfigurationError:
+    context = getattr(error, "ctx", None)
+    path = "ergon" if context is None else context.command_path
+    return ConfigurationError(error.format_message().rstrip("."), remedy=f"see {path} --help")

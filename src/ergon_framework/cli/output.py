@@ -1,0 +1,114 @@
+"""How every command prints: a table or plain lines for people, JSON for programs.
+
+With ``--json`` the standard output holds one JSON document and nothing else: an array with one
+element per line for a list, one object for a thing, ``{"error": ...}`` for a failure. Without a
+terminal a table is plain text, columns two blanks apart. Control characters never reach a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from typing import Any
+
+from ergon_framework.errors import ErgonError, describe
+
+Row = Mapping[str, Any]
+
+
+def show_list(rows: Iterable[Row], columns: Sequence[str], *, as_json: bool) -> None:
+    """Rows as a table of these columns, or as a JSON array of whole rows."""
+    if as_json:
+        _show_array(rows)
+        return
+    lines = [[_text(row.get(column)) for column in columns] for row in rows]
+    titles = [column.replace("_", " ") for column in columns]
+    if sys.stdout.isatty():
+        _show_table(titles, lines)
+    else:
+        _show_plain([titles, *lines])
+
+
+def show_one(shape: Row, *, as_json: bool, title: str = "") -> None:
+    """One thing: a line for each of its fields, or a JSON object on one line."""
+    if as_json:
+        print(_json(shape), flush=True)
+        return
+    lines = [[name.replace("_", " "), _text(value)] for name, value in shape.items()]
+    if sys.stdout.isatty():
+        _show_table(["", title], lines)
+        return
+    if title:
+        print(title)
+    _show_plain(lines)
+
+
+def show_error(error: BaseException, *, as_json: bool = False) -> None:
+    """``error: what was wrong (what to do)`` for people; its shape as well for programs."""
+    if as_json:
+        from ergon_framework.app.outcome import error_shape
+
+        print(_json({"error": error_shape(error)}), flush=True)
+    text = str(error) if isinstance(error, ErgonError) else describe(error)
+    print(f"error: {printable(text, keeps_lines=True)}", file=sys.stderr, flush=True)
+
+
+def keep_stdout(as_json: bool) -> AbstractContextManager[object]:
+    """Let what user code prints go to the standard error stream while a program reads our JSON."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def printable(text: str, *, keeps_lines: bool = False) -> str:
+    """Text without characters that could steer a terminal."""
+    kept = "\n" if keeps_lines else ""
+    return "".join(
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def _show_array(rows: Iterable[Row]) -> None:
+    separator = "[\n"
+    for row in rows:
+        print(separator + _json(row), end="")
+        separator = ",\n"
+    print("[]" if separator == "[\n" else "\n]", flush=True)
+
+
+def _show_plain(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _show_table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
+    Console().print(table)
+
+
+def _text(value: object) -> str:
+    """A value as a cell: nothing for None, lists with commas."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(item) for item in value)
+    return printable(str(value))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

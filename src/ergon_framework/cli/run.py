@@ -1,0 +1,161 @@
+"""``ergon run``: a task, in this process or in several."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli.output import keep_stdout, show_error, show_list, show_one
+from ergon_framework.cli.session import (
+    ConfigPath,
+    JsonFlag,
+    LogFormat,
+    LogLevel,
+    PolicyPath,
+    Session,
+    TargetName,
+    session_of,
+)
+from ergon_framework.errors import ErgonError
+
+if TYPE_CHECKING:
+    from ergon_framework.app.outcome import Outcome
+    from ergon_framework.app.workforce import WorkforceOutcome
+
+MOST_IDS = 20
+"""How many ids of a list are shown to people."""
+
+
+def run(
+    context: typer.Context,
+    target: TargetName,
+    config: ConfigPath = None,
+    policy: PolicyPath = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes [default: as in the settings, or 1].")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="At most so many transactions, in each process.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check everything and say what would run.")
+    ] = False,
+    liveness_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="ERGON_LIVENESS_FILE", help="Write liveness there."),
+    ] = None,
+    probe_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, envvar="ERGON_PROBE_PORT", help="Serve /live and /ready there."
+        ),
+    ] = None,
+    probe_host: Annotated[
+        str, typer.Option(envvar="ERGON_PROBE_HOST", help="The probes' address.")
+    ] = "127.0.0.1",
+    stall_after: Annotated[
+        float, typer.Option(min=1.0, help="Seconds of silence that count as a stall.")
+    ] = 120.0,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="How often a worker may die within the window.")
+    ] = 5,
+    restart_window: Annotated[float, typer.Option(min=0.0, help="That window, in seconds.")] = 60.0,
+    log_level: LogLevel = "warning",
+    log_format: LogFormat = "text",
+    as_json: JsonFlag = False,
+    supervised: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> int:
+    """Run a task until it is done, or until SIGTERM or SIGINT.
+
+    The first signal lets work in flight finish, the second ends it at once.
+    """
+    from ergon_framework.app.observation import set_up_logging
+    from ergon_framework.app.publication import Publication
+    from ergon_framework.app.restarts import RestartRule
+    from ergon_framework.app.run_policies import Overrides
+    from ergon_framework.app.runs import Run
+
+    set_up_logging(log_level, log_format)
+    asked = Run(
+        target,
+        config,
+        Overrides(policy, limit),
+        Publication(liveness_file, probe_port, probe_host, stall_after),
+        RestartRule(restarts, restart_window),
+        workers,
+    )
+    session = session_of(context)
+    if supervised is not None:
+        return _end(session, asked.as_worker(supervised))
+    if check:
+        with keep_stdout(as_json):
+            plan = asked.plan()
+        _show_plan(plan, as_json)
+        return 0
+    if asked.worker_count() > 1:
+        return _show_workers(asked.in_processes(session.again, keeps_stdout=as_json), as_json)
+    with keep_stdout(as_json):
+        outcome = asked.here()
+    _show(outcome, as_json)
+    return _end(session, outcome)
+
+
+def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
+    if not as_json:
+        changes = plan.pop("policy_changes")
+        plan["policy"] = [f"{name}={value}" for name, value in changes.items()] or "as by default"
+    show_one(plan, as_json=as_json, title="in order; this would run")
+
+
+def _show(outcome: Outcome, as_json: bool) -> None:
+    if as_json or outcome.report is not None:
+        shape = outcome.to_dict()
+        if not as_json:
+            shape = {"task": shape["task"], **_short(shape["report"])}
+        show_one(shape, as_json=as_json)
+    if outcome.error is not None:
+        show_error(outcome.error)
+
+
+def _show_workers(outcome: WorkforceOutcome, as_json: bool) -> int:
+    shape = outcome.to_dict()
+    if as_json:
+        show_one(shape, as_json=True)
+    else:
+        rows = [{**each, **_short(each["report"])} for each in shape["workers"]]
+        total = {"worker": "all", **{name: shape[name] for name in ("exit_code", "restarts")}}
+        rows.append({**total, **_short(shape["report"])})
+        columns = ["worker", "exit_code", "restarts", "succeeded", "failed", "timed_out"]
+        show_list(rows, [*columns, "aborted", "stop_reason", "elapsed"], as_json=False)
+    for error in outcome.errors:
+        remedy = error["details"].get("remedy", "")
+        show_error(ErgonError(error["message"], remedy=remedy))
+    return int(outcome.exit_code)
+
+
+def _short(report: dict[str, Any] | None) -> dict[str, Any]:
+    """A report for people: of many ids only the first."""
+    shape = dict(report or {})
+    for name in ("stranded", "duplicates"):
+        ids = shape.get(name, [])
+        if len(ids) > MOST_IDS:
+            shape[name] = [*ids[:MOST_IDS], f"and {len(ids) - MOST_IDS} more"]
+    return shape
+
+
+def _end(session: Session, outcome: Outcome) -> int:
+    """Nothing told may be lost, and nothing that hangs may keep the process."""
+    code = int(outcome.exit_code)
+    if session.is_debug and outcome.error is not None:
+        traceback.print_exception(outcome.error)
+    if session.is_process:
+        from ergon_framework.app.observation import finish_telemetry
+        from ergon_framework.app.shutdown import leave_within
+
+        finish_telemetry()
+        if outcome.leaves_threads:
+            leave_within(code)
+    return code

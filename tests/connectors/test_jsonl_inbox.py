@@ -1,0 +1,512 @@
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from ergon_framework.connector.jsonl import (
+    JsonlConnector,
+    JsonlConnectorError,
+    LineTooLongError,
+    LockedError,
+    MalformedLineError,
+)
+from ergon_framework.connector.jsonl import progress as progress_module
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.testing.suites import exercise_connector
+
+Open = Callable[..., JsonlConnector]
+
+
+@pytest.fixture
+def open_inbox(tmp_path: Path) -> Iterator[Open]:
+    """Opens connectors on one inbox, and closes what a test leaves open."""
+    opened: list[JsonlConnector] = []
+
+    def open_one(**settings: Any) -> JsonlConnector:
+        for each in opened:
+            each.close()
+        opened.append(JsonlConnector(tmp_path, fsync=False, **settings))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+def line(name: str, payload: Any = None) -> str:
+    """One transaction as a line."""
+    return json.dumps({"transaction_id": name, "payload": payload}) + "\n"
+
+
+def ids(transactions: list[Transaction]) -> list[str]:
+    """Their ids, in order."""
+    return [each.transaction_id for each in transactions]
+
+
+def ack_all(connector: JsonlConnector, count: int = 100) -> list[str]:
+    """Fetch and acknowledge, and say what came."""
+    batch = connector.fetch_transactions(count)
+    for each in batch:
+        connector.ack(each)
+    return ids(batch)
+
+
+@contextmanager
+def queue() -> Iterator[JsonlConnector]:
+    """A connector whose outbox is its inbox."""
+    with TemporaryDirectory() as home, JsonlConnector(home, home, fsync=False) as connector:
+        yield connector
+
+
+@pytest.mark.req("R0-N", "R1-S1", "R1-S2", "R1-S3", "R1-ID2")
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_it_passes_the_suite(colour: Any) -> None:
+    """As a durable queue it keeps every promise a connector can make, in both colours."""
+    report = exercise_connector(
+        queue,
+        colour=colour,
+        order="strict",
+        dead_letters=lambda each: [
+            (letter["transaction_id"], letter["reason"]) for letter in each.read_dead_letters()
+        ],
+    )
+    report.raise_for_failures(recommended=True)
+    assert report.skipped == ()
+
+
+def test_files_are_read_in_name_order_line_by_line(tmp_path: Path, open_inbox: Open) -> None:
+    """Blank lines, other files, hidden files and folders are passed over."""
+    (tmp_path / "b.jsonl").write_text(line("b1"))
+    (tmp_path / "a.jsonl").write_text("\n" + line("a1") + "  \r\n" + line("a2"))
+    (tmp_path / "c.json").write_text(line("no"))
+    (tmp_path / ".d.jsonl").write_text(line("no"))
+    (tmp_path / "e.jsonl").mkdir()
+    assert ids(open_inbox().fetch_transactions(9)) == ["a1", "a2", "b1"]
+
+
+@pytest.mark.req("R1-S3")
+def test_windows_files_are_read(tmp_path: Path, open_inbox: Open) -> None:
+    """A byte order mark and carriage returns do no harm."""
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + line("a1").encode() + b"\r\n")
+    (tmp_path / "b.jsonl").write_bytes(line("b1").replace("\n", "\r\n").encode())
+    assert ids(open_inbox().fetch_transactions(9)) == ["a1", "b1"]
+
+
+def test_what_is_settled_is_not_delivered_again(tmp_path: Path, open_inbox: Open) -> None:
+    """After a restart exactly the unsettled lines come, wherever they stand."""
+    (tmp_path / "a.jsonl").write_text("".join(line(f"a{n}") for n in range(6)))
+    connector = open_inbox()
+    batch = connector.fetch_transactions(5)
+    connector.ack(batch[0])
+    connector.ack(batch[3])
+    connector.nack(batch[1], ValueError("bad"))
+    connector.release(batch[4])
+    assert ids(open_inbox().fetch_transactions(9)) == ["a2", "a4", "a5"]
+
+
+def test_lines_and_files_may_arrive_while_it_reads(tmp_path: Path, open_inbox: Open) -> None:
+    """A file that grew and a new file are found by the next fetch."""
+    (tmp_path / "a.jsonl").write_text(line("a1"))
+    connector = open_inbox()
+    assert ack_all(connector) == ["a1"]
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write(line("a2"))
+    (tmp_path / "b.jsonl").write_text(line("b1"))
+    assert ack_all(connector) == ["a2", "b1"]
+    assert ack_all(open_inbox()) == []
+
+
+def test_a_torn_last_line_waits_for_its_rest(tmp_path: Path, open_inbox: Open) -> None:
+    """Half a line is neither delivered nor called malformed, however often one looks."""
+    whole = line("a2", "é")
+    half = whole.encode()[:-6]
+    (tmp_path / "a.jsonl").write_bytes(line("a1").encode() + half)
+    connector = open_inbox()
+    assert ack_all(connector) == ["a1"]
+    assert connector.fetch_transactions(9) == []
+    assert connector.get_transactions_count() == 0
+    (tmp_path / "a.jsonl").write_bytes((line("a1") + whole).encode())
+    assert ack_all(connector) == ["a2"]
+    assert connector.malformed == 0
+
+
+def test_a_whole_last_line_needs_no_newline(tmp_path: Path, open_inbox: Open) -> None:
+    """It is delivered, and its newline, when it comes, is not taken for another line."""
+    (tmp_path / "a.jsonl").write_text("[1]\n[2]")
+    connector = open_inbox(raw=True)
+    assert ack_all(connector) == ["a.jsonl:1", "a.jsonl:2"]
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("\n[3]")
+    assert ack_all(connector) == ["a.jsonl:3"]
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("\n[4]\n")
+    assert ack_all(open_inbox(raw=True)) == ["a.jsonl:4"]
+
+
+def test_a_last_number_waits_for_its_newline(tmp_path: Path, open_inbox: Open) -> None:
+    """12 may be the beginning of 123; true is whole."""
+    (tmp_path / "a.jsonl").write_text("12")
+    (tmp_path / "b.jsonl").write_text("true")
+    connector = open_inbox(raw=True)
+    assert [each.payload for each in connector.fetch_transactions(9)] == [True]
+    (tmp_path / "a.jsonl").write_text("123\n")
+    assert [each.payload for each in connector.fetch_transactions(9)] == [123]
+
+
+@pytest.mark.req("R1-ID2")
+def test_raw_lines_get_stable_ids(tmp_path: Path, open_inbox: Open) -> None:
+    """File and line make the id, so it is the same in every run."""
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n\n"two"\nnull\n')
+    for _ in range(2):
+        batch = open_inbox(raw=True, name="export").fetch_transactions(9)
+        assert ids(batch) == ["a.jsonl:1", "a.jsonl:3", "a.jsonl:4"]
+        assert [each.payload for each in batch] == [{"n": 1}, "two", None]
+        assert dict(batch[1].metadata) == {"file": "a.jsonl", "line": 3}
+        assert batch[1].source == "export"
+
+
+def test_its_name_becomes_the_source_of_those_without_one(tmp_path: Path, open_inbox: Open) -> None:
+    """A source that is set stays."""
+    text = '{"transaction_id": "a", "source": "till"}\n' + line("b")
+    (tmp_path / "a.jsonl").write_text(text)
+    batch = open_inbox(name="orders").fetch_transactions(2)
+    assert [each.source for each in batch] == ["till", "orders"]
+
+
+MALFORMED = {
+    "not JSON": b"{oops",
+    "cut off": b'{"transaction_id": "x"',
+    "not text": b'{"transaction_id": "\xff"}',
+    "no id": b'{"payload": 1}',
+    "empty id": b'{"transaction_id": ""}',
+    "no object": b"[1, 2]",
+    "bad instant": b'{"transaction_id": "x", "created_at": "yesterday"}',
+    "instant out of range": b'{"transaction_id": "x", "created_at": "0001-01-01T00:00:00+14:00"}',
+    "bad metadata": b'{"transaction_id": "x", "metadata": 5}',
+    "too deep": b"[" * 100_000,
+    "two values": b'{"transaction_id": "x"} {"transaction_id": "y"}',
+}
+
+
+@pytest.mark.req("R1-S3")
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_line_is_set_aside_and_blocks_nothing(
+    tmp_path: Path, open_inbox: Open, kind: str
+) -> None:
+    """It goes to the dead letters with its reason, file, line and every byte; the rest goes on."""
+    bad = MALFORMED[kind]
+    text = line("a1").encode() + bad + b"\n" + line("a3").encode()
+    (tmp_path / "a.jsonl").write_bytes(text)
+    connector = open_inbox()
+    assert ack_all(connector) == ["a1", "a3"]
+    assert connector.malformed == 1
+    (letter,) = connector.read_dead_letters()
+    assert (letter["file"], letter["line"]) == ("a.jsonl", 2)
+    assert letter["reason"].startswith("MalformedLineError: a.jsonl, line 2: not ")
+    kept = letter["text"].encode() if "text" in letter else base64.b64decode(letter["base64"])
+    assert kept == bad
+    again = open_inbox()
+    assert again.fetch_transactions(9) == []
+    assert len(list(again.read_dead_letters())) == 1
+
+
+@pytest.mark.req("R1-SEC2")
+def test_a_line_sets_nothing_but_the_envelope(tmp_path: Path, open_inbox: Open) -> None:
+    """Fields of the engine and unknown ones are dropped; metadata is an object and read-only."""
+    shape = {
+        "transaction_id": "a1",
+        "metadata": {"tenant": "blue"},
+        "attempt_count": 7,
+        "retry_history": [1.0],
+        "owner": "somebody",
+        "verb": "ack",
+    }
+    (tmp_path / "a.jsonl").write_text(json.dumps(shape))
+    connector = open_inbox()
+    (transaction,) = connector.fetch_transactions(9)
+    assert transaction.attempt_count == 0
+    assert transaction.to_dict().keys() == {"transaction_id", "payload", "metadata", "created_at"}
+    with pytest.raises(TypeError):
+        transaction.metadata["tenant"] = "red"  # type: ignore[index]
+    connector.ack(transaction)
+
+
+def test_more_malformed_lines_than_one_batch_holds(tmp_path: Path, open_inbox: Open) -> None:
+    """A file full of rubbish is set aside to the last line within one fetch."""
+    (tmp_path / "a.jsonl").write_text("rubbish\n" * 700 + line("good"))
+    connector = open_inbox()
+    assert ack_all(connector) == ["good"]
+    assert connector.malformed == 700
+    assert [each["line"] for each in connector.read_dead_letters()] == list(range(1, 701))
+
+
+def test_strict_raises_and_goes_no_further(tmp_path: Path, open_inbox: Open) -> None:
+    """What came before is delivered first; then every fetch names the line until it is mended."""
+    (tmp_path / "a.jsonl").write_text(line("a1") + "oops\n" + line("a3"))
+    connector = open_inbox(strict=True)
+    assert ack_all(connector) == ["a1"]
+    for _ in range(2):
+        with pytest.raises(MalformedLineError, match=r"a\.jsonl, line 2: not JSON"):
+            connector.fetch_transactions(9)
+    assert list(connector.read_dead_letters()) == []
+    (tmp_path / "a.jsonl").write_text(line("a1") + line("a2") + line("a3"))
+    assert ack_all(connector) == ["a2", "a3"]
+
+
+@pytest.mark.parametrize("size", [200, 1_000_000])
+def test_a_line_that_is_too_long_is_set_aside_whole(
+    tmp_path: Path, open_inbox: Open, size: int
+) -> None:
+    """It is never held in memory, yet not a byte of it is lost."""
+    long = line("long", "x" * size)[:-1]
+    (tmp_path / "a.jsonl").write_text(line("a1") + long + "\n" + line("a3"))
+    connector = open_inbox(max_line_bytes=100)
+    assert ack_all(connector) == ["a1", "a3"]
+    (letter,) = connector.read_dead_letters()
+    assert base64.b64decode(letter["base64"]).decode().rstrip("\n") == long
+    assert f"{len(long) + 1} bytes long; at most 100 are allowed" in letter["reason"]
+    assert ack_all(open_inbox(max_line_bytes=100)) == []
+
+
+def test_a_line_that_is_too_long_has_an_error_of_its_own(tmp_path: Path, open_inbox: Open) -> None:
+    """A line of exactly the limit is fine; one byte more is not."""
+    exact = line("fits")[:-1]
+    (tmp_path / "a.jsonl").write_text(exact + "\n" + exact + " \n")
+    connector = open_inbox(strict=True, max_line_bytes=len(exact))
+    assert ack_all(connector) == ["fits"]
+    with pytest.raises(LineTooLongError, match=r"a\.jsonl, line 2: .* raise max_line_bytes"):
+        connector.fetch_transactions(9)
+
+
+def test_a_nacked_transaction_is_a_dead_letter_that_can_be_sent_again(
+    tmp_path: Path, open_inbox: Open
+) -> None:
+    """Its value is the line as it was; put into a new file it is work again."""
+    (tmp_path / "a.jsonl").write_text(line("a1", {"n": [1, None]}))
+    connector = open_inbox()
+    transaction = connector.fetch_transactions(1)[0]
+    transaction.payload["n"].append("changed")
+    connector.nack(transaction, ValueError("no such \ud800 customer"))
+    (letter,) = connector.read_dead_letters()
+    assert letter["transaction_id"] == "a1"
+    assert letter["reason"] == "ValueError: no such \\ud800 customer"
+    (tmp_path / "again.jsonl").write_text(json.dumps(letter["value"]))
+    assert connector.fetch_transactions(1)[0].payload == {"n": [1, None]}
+
+
+def test_a_new_file_under_an_old_name_is_new_work(
+    tmp_path: Path, open_inbox: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Progress belongs to content: what was replaced, while closed or open, is delivered."""
+    (tmp_path / "a.jsonl").write_text(line("old1") + line("old2"))
+    assert ack_all(open_inbox()) == ["old1", "old2"]
+    (tmp_path / "a.jsonl").write_text(line("new1") + line("new2") + line("new3"))
+    connector = open_inbox()
+    with caplog.at_level(logging.WARNING):
+        assert ack_all(connector, 1) == ["new1"]
+    assert "a.jsonl changed where it had been read" in caplog.text
+    late = connector.fetch_transactions(1)[0]
+    (tmp_path / "a.jsonl").write_text(line("x1"))
+    assert ids(connector.fetch_transactions(9)) == ["x1"]
+    connector.ack(late)
+    assert ids(open_inbox().fetch_transactions(9)) == ["x1"]
+
+
+def test_settled_lines_of_a_replaced_file_do_not_hide_others(
+    tmp_path: Path, open_inbox: Open
+) -> None:
+    """A line counts as settled only while it is the same line."""
+    (tmp_path / "a.jsonl").write_text(line("a1") + line("a2") + line("a3"))
+    connector = open_inbox()
+    connector.ack(connector.fetch_transactions(3)[1])
+    connector.close()
+    (tmp_path / "a.jsonl").write_text(line("a1") + line("b2") + line("a3"))
+    assert ids(open_inbox().fetch_transactions(9)) == ["a1", "b2", "a3"]
+
+
+def test_what_is_known_about_a_removed_file_goes_with_it(tmp_path: Path, open_inbox: Open) -> None:
+    """A file may be deleted at any time; settling its lines is still fine."""
+    file = tmp_path / "a.jsonl"
+    file.write_text(line("a1") + line("a2"))
+    connector = open_inbox()
+    batch = connector.fetch_transactions(2)
+    file.unlink()
+    assert connector.fetch_transactions(9) == []
+    connector.ack(batch[0])
+    connector.release(batch[1])
+    assert ids(connector.fetch_transactions(9)) == ["a2"]
+    file.write_text(line("a1") + line("a2"))
+    assert ids(connector.fetch_transactions(9)) == ["a1", "a2"]
+
+
+def test_the_journal_stays_small(
+    tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compacted as it grows, and what it says stays true, lines out of order included."""
+    monkeypatch.setattr(progress_module, "_SLACK", 10)
+    for name in "abc":
+        text = "".join(line(f"{name}{n}") for n in range(40))
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    connector = open_inbox()
+    batch = connector.fetch_transactions(120)
+    for each in batch[::-1]:
+        if each.transaction_id not in {"a7", "b39", "c0"}:
+            connector.ack(each)
+    journal = tmp_path / ".ergon" / "progress.jsonl"
+    assert len(journal.read_text().splitlines()) < 160
+    assert ack_all(open_inbox()) == ["a7", "b39", "c0"]
+    for _ in range(30):
+        with (tmp_path / "c.jsonl").open("a") as file:
+            file.write(line("more"))
+        assert ack_all(open_inbox()) == ["more"]
+    assert len(journal.read_text().splitlines()) < 30
+    assert ack_all(open_inbox()) == []
+
+
+def test_compaction_does_not_bless_a_replaced_file(
+    tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a file was replaced unseen, compaction does not call its new lines settled."""
+    monkeypatch.setattr(progress_module, "_SLACK", 3)
+    (tmp_path / "a.jsonl").write_text(line("a1") + line("a2") + line("a3"))
+    (tmp_path / "b.jsonl").write_text("".join(line(f"b{n}") for n in range(20)))
+    connector = open_inbox()
+    batch = connector.fetch_transactions(99)
+    connector.ack(batch[0])
+    (tmp_path / "a.jsonl").write_text(line("x1") + line("x2") + line("x3"))
+    for each in batch[3:]:
+        connector.ack(each)
+    assert ids(open_inbox().fetch_transactions(99)) == ["x1", "x2", "x3"]
+
+
+def test_a_damaged_journal_costs_only_a_redelivery(tmp_path: Path, open_inbox: Open) -> None:
+    """Entries that cannot be read are skipped; nothing is lost and nothing stops."""
+    (tmp_path / "a.jsonl").write_text(line("a1") + line("a2") + line("a3"))
+    connector = open_inbox()
+    batch = connector.fetch_transactions(3)
+    for each in batch[:2]:
+        connector.ack(each)
+    connector.close()
+    journal = tmp_path / ".ergon" / "progress.jsonl"
+    entries = journal.read_text().splitlines()
+    journal.write_text("\n".join(["rubbish", '{"file": 1}', "[]", entries[1]]) + '\n{"file": "a')
+    assert ids(open_inbox().fetch_transactions(9)) == ["a1", "a3"]
+
+
+@pytest.mark.slow
+def test_one_inbox_has_one_reader(tmp_path: Path, open_inbox: Open) -> None:
+    """A second connector is refused, in this process and in another, and told who holds it."""
+    connector = open_inbox()
+    with pytest.raises(LockedError, match="already being read by another connector, in this proc"):
+        JsonlConnector(tmp_path)
+    code = (
+        "import sys\nfrom ergon_framework.connector.jsonl import JsonlConnector, LockedError\n"
+        "try: JsonlConnector(sys.argv[1])\nexcept LockedError as error: print(error)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    assert f"in process {os.getpid()} (close that one first" in done.stdout
+    connector.close()
+    JsonlConnector(tmp_path).close()
+
+
+def test_a_refused_opening_leaves_nothing_locked(tmp_path: Path, open_inbox: Open) -> None:
+    """When the dead letters cannot be opened, the inbox is free for the next try."""
+    (tmp_path / "dead" / "folder").mkdir(parents=True)
+    with pytest.raises(JsonlConnectorError, match=r"cannot open .*folder: Is a directory"):
+        open_inbox(dead_letters=tmp_path / "dead" / "folder")
+    open_inbox(dead_letters=tmp_path / "dead" / "letters.jsonl")
+
+
+def test_an_unreadable_file_is_named(
+    tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can be read comes first; then the error says which file and what to do."""
+    (tmp_path / "a.jsonl").write_text(line("a1"))
+    (tmp_path / "b.jsonl").write_text(line("b1"))
+    (tmp_path / "c.jsonl").write_text(line("c1"))
+    really_open = Path.open
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == "b.jsonl":
+            raise PermissionError(13, "Permission denied")
+        return really_open(path, *args, **kwargs)
+
+    connector = open_inbox()
+    monkeypatch.setattr(Path, "open", refuse)
+    assert ack_all(connector) == ["a1"]
+    with pytest.raises(JsonlConnectorError, match=r"cannot read .*b\.jsonl: Permission denied"):
+        connector.fetch_transactions(9)
+    monkeypatch.undo()
+    assert ack_all(connector) == ["b1", "c1"]
+
+
+def test_it_finds_by_id_whatever_became_of_it(tmp_path: Path, open_inbox: Open) -> None:
+    """Settled or not; malformed lines are passed over."""
+    (tmp_path / "a.jsonl").write_text("oops\n\n" + line("a1", 1) + line("a2", 2))
+    connector = open_inbox()
+    ack_all(connector, 1)
+    for name, payload in (("a1", 1), ("a2", 2)):
+        found = connector.fetch_transaction_by_id(name)
+        assert found is not None
+        assert found.payload == payload
+    assert connector.fetch_transaction_by_id("a3") is None
+
+
+def test_a_contradicting_settlement_is_refused(tmp_path: Path, open_inbox: Open) -> None:
+    """Once acknowledged it can be acknowledged again, but not set aside; a copy cannot be."""
+    (tmp_path / "a.jsonl").write_text(line("a1"))
+    connector = open_inbox()
+    transaction = connector.fetch_transactions(1)[0]
+    with pytest.raises(JsonlConnectorError, match="did not deliver this object"):
+        connector.ack(Transaction.from_dict(transaction.to_dict()))
+    connector.ack(transaction)
+    connector.ack(transaction)
+    with pytest.raises(JsonlConnectorError, match="settled with ack before"):
+        connector.nack(transaction, ValueError())
+    assert list(connector.read_dead_letters()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({}, "needs an inbox or an outbox"),
+        ({"inbox": "missing"}, "the inbox .*missing is not a directory"),
+        ({"inbox": ".", "dead_letters": "dead.jsonl"}, "would be read as work"),
+        ({"outbox": "out", "dead_letters": "dead.jsonl"}, "dead_letters without an inbox"),
+        ({"inbox": ".", "max_line_bytes": 0}, "max_line_bytes must be at least 1"),
+        ({"outbox": "out", "rotate_bytes": -1}, "rotate_bytes must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], complaint: str
+) -> None:
+    """Each gets an error that names it, and no file appears."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=complaint):
+        JsonlConnector(**settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_connector_says_what_is_missing(tmp_path: Path, open_inbox: Open) -> None:
+    """Consuming needs an inbox, producing an outbox; unknown settings are refused."""
+    with JsonlConnector(outbox=tmp_path / "out") as connector:
+        with pytest.raises(ConfigurationError, match="has no inbox"):
+            connector.fetch_transactions(1)
+        assert connector.malformed == 0
+    with pytest.raises(ConfigurationError, match="has no outbox"):
+        open_inbox().dispatch_transactions([])
+    with pytest.raises(ConfigurationError, match="does not know the setting 'shard'"):
+        open_inbox().fetch_transactions(1, shard=3)

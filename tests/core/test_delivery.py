@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ergon_framework.engine.delivery import Delivery, sort_out
+from ergon_framework.errors import FetchException
+from ergon_framework.ports.transaction import Transaction
+
+A, B, C = (Transaction(f"t{number}", {"secret": "s3cr3t"}) for number in range(3))
+items = st.lists(st.sampled_from([A, B, C, None, 7, "s3cr3t", {"secret": "s3cr3t"}]), max_size=8)
+
+
+def read(answer: object) -> Delivery:
+    """What a connector's answer is read as."""
+    delivery = Delivery(5)
+    assert sort_out(answer, delivery) is delivery
+    assert delivery.requested == 5
+    return delivery
+
+
+def failing(error: BaseException, *first: object) -> Iterator[object]:
+    """A generator that breaks after it gave some items."""
+    yield from first
+    raise error
+
+
+@pytest.mark.req("T3.9")
+@pytest.mark.parametrize("answer", [None, [], (), iter(()), deque()])
+def test_nothing_is_an_empty_delivery(answer: object) -> None:
+    """None counts as empty, and so does every empty iterable."""
+    assert read(answer) == Delivery(5)
+
+
+@pytest.mark.req("T3.9", "RFC-004:13.2a", "T3.31")
+@pytest.mark.parametrize("kind", [list, tuple, deque, iter])
+def test_order_and_number_are_the_connector_s(kind: type) -> None:
+    """Every iterable is used up, in its order, without dropping repeats or a surplus."""
+    six = [C, A, B, A, C, C]
+    assert read(kind(six)) == Delivery(5, six)
+
+
+@pytest.mark.req("T3.9")
+def test_a_generator_is_used_up_once() -> None:
+    """A lazy answer is materialised."""
+    lazy = (one for one in (A, B))
+    assert read(lazy).transactions == [A, B]
+    assert list(lazy) == []
+
+
+@pytest.mark.req("T3.9", "RFC-004:7.1d")
+def test_what_a_generator_gave_before_it_raised_is_kept() -> None:
+    """The error is told as it is; asking again may help."""
+    error = ConnectionError("gone")
+    assert read(failing(error, A, B)) == Delivery(5, [A, B], error)
+
+
+@pytest.mark.req("T3.11")
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
+def test_an_interruption_loses_nothing_either(error: BaseException) -> None:
+    """Ctrl-C inside a generator keeps what has already left the source."""
+    delivery = read(failing(error, A))
+    assert delivery.transactions == [A]
+    assert delivery.error is error
+
+
+def test_an_interruption_after_nonsense_is_still_told() -> None:
+    """A stop must not hide behind an earlier complaint."""
+    error = KeyboardInterrupt()
+    delivery = read(failing(error, A, 7, B))
+    assert delivery.transactions == [A, B]
+    assert delivery.error is error
+
+
+@pytest.mark.req("T3.9", "RFC-004:7.1d")
+@pytest.mark.parametrize("answer", ["t1", b"t1", {"t1": A}, 7, 1.5, object(), Transaction])
+def test_what_is_no_list_is_a_defect_of_the_connector(answer: object) -> None:
+    """A string or a dict can be iterated, but its parts are not what was meant."""
+    delivery = read(answer)
+    assert delivery.transactions == []
+    assert isinstance(delivery.error, FetchException)
+    assert f"returned {type(answer).__name__} instead" in delivery.error.message
+    assert "None when there is nothing" in delivery.error.remedy
+    assert delivery.is_defect
+
+
+@pytest.mark.req("T3.9")
+def test_a_bare_transaction_is_a_defect_and_yet_kept() -> None:
+    """It has left the source already."""
+    delivery = read(A)
+    assert delivery.transactions == [A]
+    assert isinstance(delivery.error, FetchException)
+    assert delivery.is_defect
+
+
+@pytest.mark.req("T3.9", "RFC-004:16b", "R0-SEC")
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(items)
+def test_valid_ones_are_kept_beside_others(answer: list[object]) -> None:
+    """Nothing valid is dropped; the first other item is named by place and type, not by content."""
+    delivery = read(answer)
+    assert delivery.transactions == [one for one in answer if isinstance(one, Transaction)]
+    wrong = [place for place, one in enumerate(answer) if not isinstance(one, Transaction)]
+    assert delivery.is_defect == bool(wrong)
+    if not wrong:
+        assert delivery.error is None
+        return
+    assert isinstance(delivery.error, FetchException)
+    first = f"item {wrong[0]} of the batch is {type(answer[wrong[0]]).__name__}, not a Transaction"
+    assert delivery.error.message == first
+    assert "s3cr3t" not in str(delivery.error)
+    assert "Transaction(" in delivery.error.remedy

@@ -1,0 +1,130 @@
+"""Reads the Python blocks of a Markdown page, runs them, and compares what they print.
+
+The blocks of a page are one program: each continues the one before it. ``<!-- not run: reason -->``
+on the line before a block leaves it out. ``<!-- prints -->`` before a ``text`` block says what the
+blocks since the last such mark print. Functions named ``test_…`` are called after the last block.
+
+Run as a program, it runs one page: pages may configure what is global in a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ergon_framework.testing.clock import VirtualClock
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GENERATED = {"docs/reference/conformance.md"}
+
+_FENCE = re.compile(r"^(?P<indent> *)(?P<marks>```+|~~~+)\s*(?P<language>\S*)\s*$")
+_NOT_RUN = re.compile(r"^\s*<!-- not run:(?P<reason>.*)-->\s*$")
+_PRINTS = re.compile(r"^\s*<!-- prints -->\s*$")
+
+
+class PageError(Exception):
+    """The page itself is wrong, not the code on it."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block; ``line`` is the page's line of its first line of text."""
+
+    language: str
+    text: str
+    line: int
+    is_run: bool = True
+    is_expected: bool = False  # what the blocks before it print
+
+
+def all_pages() -> list[str]:
+    """The pages people read, as paths below the repository's root."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    names = [path.relative_to(ROOT).as_posix() for path in found]
+    return [name for name in names if name not in GENERATED]
+
+
+def blocks(source: str) -> Iterator[Block]:
+    """Every fenced block of a page."""
+    lines = source.splitlines()
+    position = 0
+    while position < len(lines):
+        opening = _FENCE.match(lines[position])
+        if opening is None:
+            position += 1
+            continue
+        end = _closing(lines, position, opening["marks"])
+        yield _block(lines, position, end, opening)
+        position = end + 1
+
+
+def _closing(lines: list[str], start: int, marks: str) -> int:
+    for position in range(start + 1, len(lines)):
+        if lines[position].strip() == marks:
+            return position
+    raise PageError(f"line {start + 1}: a block is never closed")
+
+
+def _block(lines: list[str], start: int, end: int, opening: re.Match[str]) -> Block:
+    mark = lines[start - 1] if start else ""
+    left_out = _NOT_RUN.match(mark)
+    if left_out is not None and not left_out["reason"].strip():
+        raise PageError(f"line {start}: a block that is not run needs a reason")
+    indent = len(opening["indent"])
+    text = "\n".join(line[indent:] for line in lines[start + 1 : end])
+    return Block(
+        opening["language"],
+        text,
+        start + 2,
+        is_run=left_out is None,
+        is_expected=_PRINTS.match(mark) is not None,
+    )
+
+
+def run_page(source: str, name: str) -> int:
+    """Run a page; the number of Python blocks that were run."""
+    namespace: dict[str, Any] = {"__name__": "page", "__file__": name}
+    count = 0
+    printed = io.StringIO()
+    for block in blocks(source):
+        if block.language == "python" and block.is_run:
+            count += 1
+            with contextlib.redirect_stdout(printed):
+                exec(_compiled(block, name), namespace)  # noqa: S102 - running pages is the point
+        elif block.is_expected:
+            actual = printed.getvalue().rstrip("\n")
+            assert actual == block.text, f"{name}, line {block.line}: it prints {actual!r}"
+            printed = io.StringIO()
+    _call_tests(namespace)
+    return count
+
+
+def _compiled(block: Block, name: str) -> Any:
+    # Blank lines in front, so that a traceback shows the page's own line numbers.
+    return compile("\n" * (block.line - 1) + block.text + "\n", name, "exec")
+
+
+def _call_tests(namespace: dict[str, Any]) -> None:
+    tests = [
+        value
+        for key, value in namespace.items()
+        if key.startswith("test_") and inspect.isfunction(value)
+    ]
+    for test in tests:
+        if "virtual_clock" in inspect.signature(test).parameters:
+            with VirtualClock() as clock:
+                test(virtual_clock=clock)
+        else:
+            test()
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    sys.stdout.write(f"{run_page(page.read_text(encoding='utf-8'), str(page))}\n")

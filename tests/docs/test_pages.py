@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, PageError, all_pages, blocks, run_page
+from tests.docs.programs import run_python
+
+_LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+_MUST_HAVE_CODE = {
+    "README.md",
+    "docs/quickstart.md",
+    "docs/how-to/settle-with-your-broker.md",
+    "docs/how-to/stop-gracefully.md",
+    "docs/how-to/test-your-task.md",
+    "docs/how-to/time-out.md",
+    "docs/reference/engines.md",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", all_pages())
+def test_every_python_block_of_the_documentation_runs(name: str, tmp_path: Path) -> None:
+    """Whoever copies a page's code gets a program that works and prints what the page says."""
+    runner = ROOT / "tests" / "docs" / "pages.py"
+    done = run_python(str(runner), str(ROOT / name), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) > 0 or name not in _MUST_HAVE_CODE
+
+
+@pytest.mark.parametrize("name", all_pages())
+def test_every_relative_link_leads_somewhere(name: str) -> None:
+    """A link to a page or a heading that does not exist is an error, and so is an invented URL."""
+    page = ROOT / name
+    for match in _LINK.finditer(_prose(page.read_text(encoding="utf-8"))):
+        path, _, anchor = match["target"].partition("#")
+        assert "://" not in path, f"{name} links to {path}"
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name} links to {match['target']}"
+        if anchor:
+            assert anchor in _anchors(target), f"{name} links to {match['target']}"
+
+
+def _prose(source: str) -> str:
+    for block in blocks(source):
+        source = source.replace(block.text, "") if block.text else source
+    return source
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
+
+
+# ---- the runner itself --------------------------------------------------------------------------
+
+
+def test_blocks_continue_each_other() -> None:
+    """A name of the first block is known in the second."""
+    assert run_page("```python\nx = 1\n```\ntext\n```python\nassert x == 1\n```\n", "page") == 2
+
+
+def test_a_block_that_fails_is_reported_with_the_line_of_the_page() -> None:
+    """The traceback of a broken example leads to the page."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_page("# Title\n\n```python\nx = 1\nx / 0\n```\n", "page.md")
+    assert caught.traceback[-1].lineno == 4  # 0-based: the fifth line of the page
+
+
+def test_output_that_differs_is_an_error() -> None:
+    """What a page says is printed is compared."""
+    page = '```python\nprint("b")\n```\n<!-- prints -->\n```text\na\n```\n'
+    with pytest.raises(AssertionError, match="it prints 'b'"):
+        run_page(page, "page")
+
+
+def test_a_block_marked_as_not_run_is_left_out() -> None:
+    """Its reason stands in the page's source."""
+    assert run_page("<!-- not run: needs a server -->\n```python\n1 / 0\n```\n", "page") == 0
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        ("<!-- not run: -->\n```python\n1 / 0\n```\n", "needs a reason"),
+        ("```python\nx = 1\n", "never closed"),
+    ],
+)
+def test_a_page_that_hides_code_is_refused(page: str, problem: str) -> None:
+    """A block cannot be skipped silently: not without a reason, not by a missing fence."""
+    with pytest.raises(PageError, match=problem):
+        run_page(page, "page")
+
+
+def test_tests_on_a_page_are_called() -> None:
+    """With the virtual clock, where they ask for the fixture of that name."""
+    with pytest.raises(AssertionError, match="called at 0"):
+        run_page(
+            "```python\ndef test_it(virtual_clock):\n"
+            '    assert False, f"called at {virtual_clock.now():.0f}"\n```\n',
+            "page",
+        )

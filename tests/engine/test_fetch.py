@@ -1,0 +1,289 @@
+"""Fetching: retries, timeouts, conversion of errors, and never two at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ergon_framework.core.loop import StopReason
+from ergon_framework.errors import (
+    ExceptionType,
+    FetchException,
+    FetchTimeoutException,
+    TransactionException,
+)
+from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
+from tests.engine.bodies import Gauge, Supply, consumer, final_report, nap, refusal, rules
+from tests.engine.colours import Colour, consume
+
+THREE = {"fetch": {"max_attempts": 3, "backoff": 1.0, "backoff_multiplier": 2.0}}
+
+
+@pytest.mark.req("RFC-004:7.1b", "RFC-004:6b", "R3-BO")
+def test_a_failing_fetch_is_retried_with_backoff(colour: Colour) -> None:
+    """Two failures, 1 s and 2 s, then a delivery."""
+    answers = [OSError("a"), OSError("b"), transactions(1)]
+    outcome = consume(colour, answers, rules(steps=THREE))
+    assert outcome.error is None
+    assert outcome.times("process") == [3.0]
+
+
+@pytest.mark.req("RFC-004:7.1b")
+def test_a_delivery_restores_the_fetch_budget(colour: Colour) -> None:
+    """Attempts count per fetch, not per call."""
+    answers = [OSError(), OSError(), transactions(1), OSError(), OSError(), transactions(1, "u")]
+    outcome = consume(colour, answers, rules(steps=THREE))
+    assert outcome.report.succeeded == 2
+
+
+@pytest.mark.req("RFC-004:7.1d", "RFC-004:7.1e", "RFC-004:13.1d", "T3.20", "RFC-004:15a")
+def test_an_exhausted_fetch_ends_the_loop_with_its_cause(colour: Colour) -> None:
+    """FetchException, chained, with the report of what was done before."""
+    lost = ConnectionError("lost")
+    answers = [transactions(1), OSError(), OSError(), lost, transactions(1, "never")]
+    outcome = consume(colour, answers, rules(steps=THREE))
+    error = outcome.error
+    assert isinstance(error, FetchException)
+    assert not isinstance(error, FetchTimeoutException)
+    assert error.__cause__ is lost
+    assert error.report.succeeded == 1
+    assert error.report.stop_reason is StopReason.FETCH_FAILED
+    assert outcome.calls("process") == ["t1"]
+
+
+@pytest.mark.req("T3.6", "RFC-004:7.1d")
+def test_business_from_a_fetch_is_not_retried_and_converted(colour: Colour) -> None:
+    """The call never ends with a TransactionException of a fetch."""
+    refused = refusal()
+    outcome = consume(colour, [refused, transactions(1)], rules(steps=THREE))
+    assert isinstance(outcome.error, FetchException)
+    assert not isinstance(outcome.error, TransactionException)
+    assert outcome.error.__cause__ is refused
+    assert outcome.calls() == []
+
+
+@pytest.mark.req("T3.12", "RFC-004:7.1d")
+def test_a_connectors_own_timeout_error_is_retried_and_chained(colour: Colour) -> None:
+    """A connector's TimeoutError is an error like any other; only the engine's own is a timeout."""
+    mine = TimeoutError("socket")
+    outcome = consume(colour, [OSError(), OSError(), mine], rules(steps=THREE))
+    assert isinstance(outcome.error, FetchException)
+    assert outcome.error.__cause__ is mine
+
+
+@pytest.mark.req("RFC-004:7.1c", "RFC-004:9a", "RFC-004:11.3a", "T3.19")
+def test_an_exhausted_fetch_timeout(colour: Colour) -> None:
+    """A FetchTimeoutException that is a TimeoutError, after exactly the attempts' time."""
+    source = ScriptedConnector([Takes(1000.0, None)] * 3)
+    steps = {"fetch": {"max_attempts": 3, "timeout": 5.0, "backoff": 1.0}}
+    outcome = consume(colour, source, rules(steps=steps))
+    assert isinstance(outcome.error, FetchTimeoutException)
+    assert isinstance(outcome.error, TimeoutError)
+    assert outcome.error.category is ExceptionType.TIMEOUT
+    if colour == "sync":
+        assert len(source.fetches) == 1  # the hung call is not overlapped by another
+    assert final_report(outcome).elapsed == 5.0 + 1.0 + 5.0 + 2.0 + 5.0
+
+
+@pytest.mark.req("T3.19")
+def test_a_hung_fetch_is_never_overlapped_and_its_late_answer_kept() -> None:
+    """Threads: the retry counts as timed out without a call; what comes late is processed."""
+    source = ScriptedConnector([Takes(12.0, transactions(2)), transactions(1, "u")])
+    steps = {"fetch": {"max_attempts": 5, "timeout": 5.0}}
+    outcome = consume("sync", source, rules(size=2, steps=steps))
+    assert outcome.error is None
+    assert outcome.calls("process") == ["t1", "t2", "u1"]
+    assert outcome.times("process") == [12.0, 12.0, 12.0]
+    assert outcome.report.succeeded == 3
+
+
+@pytest.mark.req("T3.19")
+def test_a_cancelled_async_fetch_may_be_repeated() -> None:
+    """A coroutine really ends when cancelled, so its retry is a call of its own."""
+    source = ScriptedConnector([Takes(12.0, transactions(2)), transactions(1, "u")])
+    steps = {"fetch": {"max_attempts": 5, "timeout": 5.0}}
+    outcome = consume("async", source, rules(size=2, steps=steps))
+    assert outcome.error is None
+    assert outcome.calls("process") == ["u1"]
+
+
+@pytest.mark.req("T3.19", "T3.13")
+def test_an_async_fetch_that_swallows_cancellation_is_not_overlapped() -> None:
+    """It is waited for like a hung thread, and what it brings late is processed."""
+    import asyncio
+
+    gauge = Gauge()
+
+    class Stubborn:
+        calls = 0
+
+        async def fetch_transactions_async(self, batch_size: int) -> Any:
+            self.calls += 1
+            if self.calls > 1:
+                return None
+            with gauge.inside():
+                end = asyncio.get_running_loop().time() + 12.0
+                while (left := end - asyncio.get_running_loop().time()) > 0:
+                    try:
+                        await asyncio.sleep(left)
+                    except asyncio.CancelledError:
+                        continue
+                return transactions(2)
+
+    source = Stubborn()
+    seen: list[str] = []
+
+    async def process(transaction: Any) -> None:
+        seen.append(transaction.transaction_id)
+
+    task = consumer("async", source, process=process)
+    steps = {"fetch": {"max_attempts": 5, "timeout": 5.0}}
+    outcome = consume("async", source, rules(size=2, steps=steps), task=task)
+    assert outcome.error is None
+    assert gauge.peak == 1
+    assert seen == ["t1", "t2"]
+
+
+@pytest.mark.req("T3.19")
+def test_what_a_given_up_fetch_brings_at_last_is_released() -> None:
+    """After FetchTimeoutException the late delivery goes back where the connector can take it."""
+    import threading
+
+    released = threading.Event()
+
+    class Slow(ScriptedConnector):
+        def release(self, transaction: Any) -> None:
+            self.settled.append(("release", transaction.transaction_id))
+            if len(self.settled) == 2:
+                released.set()
+
+    source = Slow([Takes(100.0, transactions(2))])
+    steps = {"fetch": {"max_attempts": 2, "timeout": 5.0}}
+    outcome = consume("sync", source, rules(size=2, steps=steps))
+    assert isinstance(outcome.error, FetchTimeoutException)
+    assert released.wait(10)
+    assert sorted(source.settled) == [("release", "t1"), ("release", "t2")]
+    assert outcome.calls() == []
+
+
+@pytest.mark.req("T3.19", "T3.8")
+@pytest.mark.parametrize("mode", ["batch", "continuous"])
+def test_fetches_never_overlap(colour: Colour, mode: str) -> None:
+    """One at a time whatever the number of idle workers."""
+    source = Supply(transactions(9), takes=2.0)
+
+    async def process(_transaction: Any) -> None:
+        await nap(1.0)
+
+    task = consumer(colour, source, process=process)
+    outcome = consume(colour, source, rules(size=3, concurrency=3, mode=mode), task=task)
+    assert source.gauge.peak == 1
+    assert outcome.report.succeeded == 9
+
+
+@pytest.mark.req("T3.20")
+def test_work_in_flight_finishes_before_a_fetch_error_is_raised(colour: Colour) -> None:
+    """Also its retries and handlers, in continuous mode where both can happen together."""
+    policy = rules(
+        size=1,
+        concurrency=2,
+        mode="continuous",
+        steps={"process": {"max_attempts": 2, "backoff": 4.0}},
+    )
+    hooks = {"process": [Takes(3.0, ValueError("x")), Takes(3.0, "fine")]}
+    outcome = consume(colour, [transactions(1), OSError("gone")], policy, **hooks)
+    assert isinstance(outcome.error, FetchException)
+    assert outcome.times("success") == [10.0]
+    assert final_report(outcome).succeeded == 1
+
+
+@pytest.mark.req("T3.9")
+@pytest.mark.parametrize("shape", [tuple, iter, lambda items: (each for each in items), set])
+def test_any_iterable_is_a_batch(colour: Colour, shape: Any) -> None:
+    """Lazy ones are materialised."""
+    outcome = consume(colour, [shape(transactions(3))], rules(size=3))
+    assert sorted(outcome.calls("process")) == ["t1", "t2", "t3"]
+
+
+@pytest.mark.req("T3.9")
+def test_an_async_generator_is_a_batch() -> None:
+    """An asynchronous connector may answer with one."""
+
+    async def items() -> Any:
+        for each in transactions(3):
+            yield each
+
+    outcome = consume("async", [items()], rules(size=3))
+    assert outcome.calls("process") == ["t1", "t2", "t3"]
+
+
+@pytest.mark.req("T3.9", "RFC-004:15a")
+def test_a_generator_that_raises_half_way_loses_nothing(colour: Colour) -> None:
+    """What it gave is processed; then its error counts as the fetch's."""
+
+    def items() -> Any:
+        yield from transactions(2)
+        raise OSError("broken pipe")
+
+    outcome = consume(colour, [items()], rules(size=5))
+    assert outcome.calls("process") == ["t1", "t2"]
+    assert isinstance(outcome.error, FetchException)
+    assert isinstance(outcome.error.__cause__, OSError)
+    assert final_report(outcome).succeeded == 2
+
+
+@pytest.mark.req("T3.9")
+@pytest.mark.parametrize("junk", [[*transactions(1), "text", None], [{"id": "x"}], ["text"]])
+def test_things_that_are_not_transactions_are_a_fetch_error(colour: Colour, junk: Any) -> None:
+    """Named with position and type; good ones beside them are still processed, none retried."""
+    outcome = consume(colour, [junk, transactions(1, "never")], rules(size=3, steps=THREE))
+    assert isinstance(outcome.error, FetchException)
+    assert outcome.calls("process") == (["t1"] if len(junk) == 3 else [])
+    assert len(outcome.connector.fetches) == 1
+    text = str(outcome.error)
+    assert "not a Transaction" in text
+    assert f"item {len(junk) // 2}" in text
+
+
+@pytest.mark.req("T3.9")
+@pytest.mark.parametrize("junk", [7, "text", {"a": 1}, object(), transactions(1)[0]])
+def test_an_answer_that_is_no_batch_is_a_fetch_error(colour: Colour, junk: Any) -> None:
+    """And a single transaction given bare is not lost either."""
+    outcome = consume(colour, [lambda: junk])
+    assert isinstance(outcome.error, FetchException)
+    assert type(junk).__name__ in str(outcome.error)
+    assert len(outcome.calls("process")) == (1 if type(junk).__name__ == "Transaction" else 0)
+
+
+@pytest.mark.req("RFC-004:7.1a", "R3-K3")
+def test_a_connector_is_given_the_size_and_nothing_of_the_policy(colour: Colour) -> None:
+    """No policy object reaches it."""
+    source = ScriptedConnector([None])
+    consume(colour, source, rules(size=3))
+    assert source.fetches == [(3, {})]
+
+
+@pytest.mark.req("RFC-004:7.1a")
+def test_the_extra_arguments_cannot_be_changed_by_a_connector(colour: Colour) -> None:
+    """Each fetch gets the same ones."""
+    seen: list[Any] = []
+
+    class Rude:
+        def _answer(self, extra: dict[str, Any]) -> Any:
+            seen.append(dict(extra))
+            extra.clear()
+            return transactions(1) if len(seen) == 1 else None
+
+        def fetch_transactions(self, batch_size: int, **extra: Any) -> Any:
+            return self._answer(extra)
+
+        async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> Any:
+            return self._answer(extra)
+
+    async def process(_transaction: Any) -> None:
+        return None
+
+    task = consumer(colour, Rude(), process=process)
+    consume(colour, None, rules(extra={"queue": "q"}), task=task)
+    assert seen == [{"queue": "q"}] * 2

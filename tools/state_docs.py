@@ -1,0 +1,174 @@
+"""Writes docs/reference/states.md from the tables the engines run on.
+
+python tools/state_docs.py            write the page
+python tools/state_docs.py --check    fail when the page is stale
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+
+from ergon_framework.core.failure import Kind
+from ergon_framework.core.lifecycle import ROUTES, Cue, Ending, Step
+from ergon_framework.core.loop import StopReason
+from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES
+from ergon_framework.core.settlement import VERBS, Verb
+from ergon_framework.ports.notice import CATALOGUE
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = "docs/reference/states.md"
+INTRO = """\
+# States and notices
+
+The tables the engines run on, written by `make docs` from the code itself; `make check` fails when
+this page is stale. Do not edit."""
+
+LIFECYCLE = """\
+## A transaction's lifecycle
+
+Every transaction begins in `process`, which for a producer is its produce hook. A row says what
+follows when a step is left; **bold** is an ending, and every transaction gets exactly one. A step,
+after its retries, is left by one of these:"""
+
+TIMED_OUT = """\
+`failed` reads `timed_out` when the failure that led to the exception phase was a timeout."""
+
+RETRIES = """\
+## What is tried again
+
+A failed attempt is repeated while the step has attempts left and the kind of its failure allows it.
+A success handler repeats refusals too."""
+
+SETTLEMENT = """\
+## What the source is told
+
+After the ending, where the connector offers the verb."""
+
+STOPPING = """\
+## Why a call ends
+
+The `stop_reason` of its report. The first reason stays; only an abort puts another in its place."""
+
+NOTICES = """\
+## Notices
+
+Everything telemetry, logs and progress displays are made of."""
+
+CUES = {
+    Cue.OK: "the hook returned",
+    Cue.FAILED: "its attempts are used up, or its failure is not retryable",
+    Cue.EXPIRED: "the transaction's time is over",
+    Cue.STOPPED: "the whole call is aborted",
+}
+MEANINGS = {
+    Verb.ACK: "it is done; forget it",
+    Verb.NACK: "it has failed for good",
+    Verb.RELEASE: "it has no outcome; give it to somebody else",
+}
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    columns = list(head)
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def remarks(kinds: type[StrEnum]) -> dict[str, str]:
+    """The comment behind each member: what it means is written once, where it is defined."""
+    found = dict(re.findall(r'^ +\w+ = "(\w+)"  # (.+)$', inspect.getsource(kinds), re.MULTILINE))
+    for member in kinds:
+        if member.value not in found:
+            raise SystemExit(f"{kinds.__name__}.{member.name} needs a comment that says what it is")
+    return found
+
+
+def lifecycle() -> str:
+    """Step by cue."""
+    head = ["step", *(f"`{cue}`" for cue in Cue)]
+    return table(head, ([f"`{step}`", *(_route(step, cue) for cue in Cue)] for step in Step))
+
+
+def cues() -> str:
+    """What the columns of the lifecycle mean."""
+    return "\n".join(f"- `{cue}`: {CUES[cue]}" for cue in Cue)
+
+
+def _route(step: Step, cue: Cue) -> str:
+    route = ROUTES[step, cue]
+    return f"**`{route}`**" if isinstance(route, Ending) else f"`{route}`"
+
+
+def retries() -> str:
+    """Which kinds of failure are repeated by which steps."""
+    meaning = remarks(Kind)
+    head = ["failure", "meaning", "process, exception, fetch", "success"]
+    sets = (RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES)
+    return table(
+        head,
+        (
+            [f"`{kind}`", meaning[kind.value], *("yes" if kind in one else "no" for one in sets)]
+            for kind in Kind
+        ),
+    )
+
+
+def settlement() -> str:
+    """Ending by verb."""
+    return table(
+        ["ending", "verb", "meaning"],
+        ([f"`{how}`", f"`{VERBS[how]}`", MEANINGS[VERBS[how]]] for how in Ending),
+    )
+
+
+def stopping() -> str:
+    """Every reason to stop."""
+    meaning = remarks(StopReason)
+    rows = ([f"`{reason}`", meaning[reason.value]] for reason in StopReason)
+    return table(["reason", "meaning"], rows)
+
+
+def notices() -> str:
+    """The catalogue."""
+    return table(
+        ["notice", "meaning", "fields"],
+        (
+            [f"`{name}`", meaning, ", ".join(f"`{one}`" for one in fields)]
+            for name, (meaning, fields) in CATALOGUE.items()
+        ),
+    )
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [INTRO, LIFECYCLE, cues(), lifecycle(), TIMED_OUT, RETRIES, retries()]
+    parts += [SETTLEMENT, settlement(), STOPPING, stopping(), NOTICES, notices()]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> int:
+    """Write or check the page; 1 when it is stale."""
+    page, text = ROOT / PAGE, render()
+    if "--check" not in sys.argv[1:]:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+        print(f"{PAGE}: written")
+        return 0
+    if page.exists() and page.read_text(encoding="utf-8") == text:
+        print("states: the page is up to date")
+        return 0
+    print(f"{PAGE} is stale: run make docs, or python tools/state_docs.py")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
