@@ -17,7 +17,7 @@ from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import is_outbreak
 from ergon_framework.engine.decisions import expired, raised, tell_attempt, tell_ended
 from ergon_framework.engine.delivery import Delivery
-from ergon_framework.engine.flight import Flight
+from ergon_framework.engine.intake import Intake
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import PROCESS
 from ergon_framework.engine.run import Doing, Run, Worker
@@ -34,7 +34,7 @@ class Bell(Protocol):
         """Wake every sleeper."""
 
 
-class Crew(Flight):
+class Crew(Intake):
     """The workers of one call, seen without their colour."""
 
     lock: AbstractContextManager[Any]

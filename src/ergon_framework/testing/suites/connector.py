@@ -38,6 +38,7 @@ CONNECTOR_CHECKS: tuple[Check[Subject], ...] = (
     *connector_settlement.CHECKS,
     *connector_upkeep.CHECKS,
 )
+LONGEST_SETUP = 30.0  # seconds: a factory may start a server
 ORDERS = {
     "none": frozenset[str](),
     "fifo": frozenset({"fifo"}),
@@ -164,38 +165,37 @@ class _Suite:
 @contextlib.contextmanager
 def _entered(make: Callable[[], Any], hands: Hands, patience: float) -> Iterator[Any]:
     """What ``make`` gives: a connector, closed at the end, or a context manager around one."""
-
-    def run(call: Callable[[], Any], what: str) -> Any:
-        result = outcome(hands.start(call), patience, what)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise WiringError(
-                "make_connector is asynchronous, but the connector is exercised with threads",
-                remedy='pass colour="async", or a factory that is not asynchronous',
-            )
-        return result
-
-    made = run(make, "make_connector")
+    made = _called(make, hands, "make_connector")
     is_manager = hasattr(made, "__enter__") or hasattr(made, "__aenter__")
-    manager = made if is_manager and not _is_connector(made) else None
-    if manager is None:
-        connector = made
-    elif hasattr(manager, "__aenter__"):
-        connector = run(manager.__aenter__, "__aenter__")
-    else:
-        connector = run(manager.__enter__, "__enter__")
+    if is_manager and not _is_connector(made):
+        enter = getattr(made, "__aenter__", None) or made.__enter__
+        leave = getattr(made, "__aexit__", None) or made.__exit__
+        connector = _called(enter, hands, "entering what make_connector gave")
+        try:
+            yield connector
+        finally:
+            _called(lambda: leave(None, None, None), hands, "leaving what make_connector gave")
+        return
     try:
-        yield connector
+        yield made
     finally:
-        if manager is None:
-            close = getattr(connector, "aclose", None) if isinstance(hands, LoopHands) else None
-            close = close or getattr(connector, "close", None)
+        close = getattr(made, "aclose", None) if isinstance(hands, LoopHands) else None
+        close = close or getattr(made, "close", None)
+        if close is not None:
             with contextlib.suppress(Exception):  # closing has checks of its own
-                run(close or (lambda: None), "close")
-        else:
-            leave = getattr(manager, "__aexit__", None) or manager.__exit__
-            run(lambda: leave(None, None, None), "leaving the context of make_connector")
+                outcome(hands.start(close), patience, "close")
+
+
+def _called(call: Callable[[], Any], hands: Hands, what: str) -> Any:
+    result = outcome(hands.start(call), LONGEST_SETUP, what)
+    if not inspect.isawaitable(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+    raise WiringError(
+        "make_connector is asynchronous, but the connector is exercised with threads",
+        remedy='pass colour="async", or a factory that is not asynchronous',
+    )
 
 
 def _is_connector(made: Any) -> bool:
