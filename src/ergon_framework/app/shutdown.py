@@ -1,8 +1,8 @@
 """SIGTERM and SIGINT: the first asks for a graceful stop, the second for an immediate one.
 
-A handler only puts the signal into a queue. A thread of its own reads it and asks the task to stop,
-so that nothing happens in the middle of other code. It also asks calls that begin after the
-signal, and ends a process that does not end by itself after the second; a third ends it at once.
+A thread of its own asks the task to stop, so that nothing happens in the middle of other code. It
+also asks calls that begin after the signal, and ends a process that does not end by itself after
+the second; a third ends it at once.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import Any, Self
 
 from ergon_framework.app.exit_codes import ExitCode, of_signal
+from ergon_framework.app.signals import SignalEar
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.ports.clock import Clock
 from ergon_framework.task.base import BaseTask
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FORCE_AFTER = 5.0
 """Seconds a process has after the second signal."""
 LEAVE_AFTER = 2.0
@@ -37,7 +36,7 @@ class Shutdown:
     def __init__(self, *, leave: Leave = os._exit) -> None:
         self._leave = leave
         self._taken: SimpleQueue[int | None] = SimpleQueue()
-        self._before: dict[int, Any] = {}
+        self._ear = SignalEar(self.take)
         self._task: BaseTask | None = None
         self._count = 0
         self._first: int | None = None
@@ -57,21 +56,19 @@ class Shutdown:
         """Stops concern this task from now on."""
         self._task = task
 
-    def take(self, number: int, _frame: FrameType | None = None) -> None:
-        """The signal handler."""
+    def take(self, number: int) -> None:
+        """A signal has come."""
         if self._first is None:
             self._first = number
         self._taken.put(number)
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self.take) for number in SIGNALS}
-        SYSTEM_CLOCK.spawn("ergon-signals", self._serve)
+        SYSTEM_CLOCK.spawn("ergon-shutdown", self._serve)
+        self._ear.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._ear.__exit__(*exc)
         self._taken.put(None)
 
     def _serve(self) -> None:

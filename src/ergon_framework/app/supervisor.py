@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias
@@ -17,7 +16,6 @@ from typing import Any, Protocol, TypeAlias
 from ergon_framework.app.exit_codes import ExitCode, of_signal
 from ergon_framework.app.liveness import Snapshot, State, combined
 from ergon_framework.app.restarts import GiveUp, Restart, RestartRule, after_end
-from ergon_framework.app.shutdown import SIGNALS
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 
 logger = logging.getLogger("ergon.supervisor")
@@ -225,18 +223,3 @@ def _how(end: Ended) -> str:
     how = f"by signal {-end.code}" if end.code < 0 else f"with code {end.code}"
     error = (end.outcome or {}).get("error")
     return f"{how} ({error['message']})" if error else how
-
-
-@contextmanager
-def signals_into(events: Events) -> Iterator[None]:
-    """Let SIGTERM and SIGINT of this process become events."""
-
-    def take(number: int, _frame: object) -> None:
-        events.put(Signalled(number))
-
-    before = {number: signal.signal(number, take) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -11,7 +11,8 @@ from ergon_framework.app.children import Nursery
 from ergon_framework.app.exit_codes import ExitCode
 from ergon_framework.app.publication import Publication
 from ergon_framework.app.restarts import RestartRule
-from ergon_framework.app.supervisor import Event, Slot, Supervisor, signals_into
+from ergon_framework.app.signals import SignalEar
+from ergon_framework.app.supervisor import Event, Signalled, Slot, Supervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ def run_workers(
     supervisor = Supervisor(
         nursery.start, workers, events, rule=rule, has_beats=publication.is_wanted
     )
-    with signals_into(events), publication.of(task, supervisor.snapshot):
+    ear = SignalEar(lambda number: events.put(Signalled(number)))
+    with ear, publication.of(task, supervisor.snapshot):
         code = supervisor.run()
     nursery.close()
     return WorkforceOutcome(task, code, supervisor.restarts, supervisor.slots)

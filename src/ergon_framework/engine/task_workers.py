@@ -134,9 +134,7 @@ class TaskWorkers(TaskSource):
         written out. The first other event enters it.
         """
         if not self.is_plain:
-            run = Run(transaction, self.now())
-            self.emit("transaction.began", run=run)
-            return await self._drive(worker, run, BEGAN)
+            return await self._live_watched(worker, transaction)
         run = Run(transaction, self.now() if self.is_timed else 0.0)
         step = self.on_process
         current: tuple[Any, ...] = (self.call, run, step.phase, 0, run.ticket)
@@ -158,6 +156,21 @@ class TaskWorkers(TaskSource):
                     self._free(transaction.transaction_id)
                     worker.succeeded += 1
                     return True
+                return await self._finish(worker, run, SUCCEEDED)
+        return event is not None and await self._drive(worker, run, event)
+
+    async def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
+        """The same with an object per attempt, which a sink hangs its notes on."""
+        run = Run(transaction, self.now())
+        self.emit("transaction.began", run=run)
+        if not self.plan.compiled:
+            return await self._drive(worker, run, BEGAN)
+        event = await self._attempt(worker, run, self.on_process)
+        if event is RETURNED:
+            run.step = ON_SUCCESS
+            event = await self._attempt(worker, run, self.on_success)
+            if event is RETURNED:
+                run.end = SUCCEEDED
                 return await self._finish(worker, run, SUCCEEDED)
         return event is not None and await self._drive(worker, run, event)
 

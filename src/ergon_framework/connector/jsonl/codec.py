@@ -143,7 +143,8 @@ def _refused(transaction: Transaction, shape: dict[str, Any]) -> PayloadError:
 def _culprit(value: Any, path: str, depth: int) -> tuple[str, str, str] | None:
     """Where it is, what it is, and what to do about it; None when the value is fine."""
     if depth > _DEEPEST:
-        return path, f"nested more than {_DEEPEST} levels deep, or inside itself", "flatten it"
+        what = f"nested more than {_DEEPEST} levels deep, or inside itself"
+        return f"{path[:40]}…", what, "flatten it"
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
