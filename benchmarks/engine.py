@@ -84,7 +84,7 @@ def _run_group(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _effort(options: argparse.Namespace) -> Effort:
     rounds = options.rounds or (3 if options.quick else 5)
-    return Effort(rounds, 0.04 if options.quick else 0.2, options.count)
+    return Effort(rounds, 0.03 if options.quick else 0.15, options.count)
 
 
 def _show(records: list[dict[str, Any]]) -> None:

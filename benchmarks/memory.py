@@ -39,7 +39,7 @@ def measure(name: str, count: int) -> dict[str, Any]:
         return record | {"skipped": skipped}
     grown = _growth(shape, count, _resident)
     tracemalloc.start()
-    traced_count = count // 10
+    traced_count = count // 20
     traced = _growth(shape, traced_count, _traced)
     allowed = SLACK + (PER_ID * count if shape.role == "produce" else 0)
     kept = f" + {PER_ID} bytes per id" if shape.role == "produce" else ""

@@ -49,6 +49,7 @@ class Entry:
     skipped: str | None
     count: int = 0
     rates: list[float] = field(default_factory=list)
+    burnt: list[float] = field(default_factory=list)  # seconds of CPU per transaction
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -116,26 +117,29 @@ def _size(one: Contestant, seconds: float) -> int:
     """How many transactions take about ``seconds``."""
     count = 500
     while True:
-        elapsed = _clock(one, count)
+        elapsed, _ = _clock(one, count)
         if elapsed >= seconds / 3 or count >= 1_000_000:
             return max(200, int(count * seconds / elapsed))
         count *= 3
 
 
-def _clock(one: Contestant, count: int) -> float:
+def _clock(one: Contestant, count: int) -> tuple[float, float]:
+    """Seconds that passed and seconds of CPU that were used."""
     run = one.prepare(Hooks(), count)
-    began = time.perf_counter()
+    began, burnt = time.perf_counter(), time.process_time()
     done = run()
-    elapsed = time.perf_counter() - began
+    elapsed, burnt = time.perf_counter() - began, time.process_time() - burnt
     if done != count:
         raise RuntimeError(f"{done} of {count} transactions ended well")
-    return elapsed
+    return elapsed, burnt
 
 
 def _take_turn(entry: Entry, watcher: Watcher) -> None:
     watcher.between()
     try:
-        entry.rates.append(entry.count / _clock(entry.contestant, entry.count))
+        elapsed, burnt = _clock(entry.contestant, entry.count)
+        entry.rates.append(entry.count / elapsed)
+        entry.burnt.append(burnt / entry.count)
     except Exception as error:
         entry.skipped = f"failed: {type(error).__name__}: {error}"
 
@@ -156,6 +160,7 @@ def _record(entry: Entry, first: Entry) -> dict[str, Any]:
         "spread": [round(min(entry.rates)), round(max(entry.rates))],
         "rounds": len(entry.rates),
         "count": entry.count,
+        "cpu_us": round(statistics.median(entry.burnt) * 1e6, 2),
         **entry.facts,
     }
     if entry is first or first.skipped is not None:

@@ -10,6 +10,7 @@
     │   └── MissingExtraError (ImportError)  an optional dependency is not installed
     ├── EnvelopeError (ValueError)           a transaction with an invalid field
     ├── PayloadError (ValueError)            a payload the connector cannot serialise
+    ├── ConnectorError                       a connector refuses: closed, full, locked, settled twice
     ├── TransactionException                 one transaction failed, with its category
     │   ├── NonRetryableException            … and trying again is useless
     │   └── TransactionTimeoutException      … because an engine deadline passed
@@ -95,6 +96,12 @@ class PayloadError(ErgonError, ValueError):
     """A payload cannot be serialised by the connector that should carry it."""
 
     code = "payload"
+
+
+class ConnectorError(ErgonError):
+    """A connector refuses to do what it was asked; each connector has subclasses of its own."""
+
+    code = "connector"
 
 
 class ExceptionType(StrEnum):

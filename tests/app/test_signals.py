@@ -30,12 +30,12 @@ def gate(tmp_path: Path) -> Path:
 def test_a_signal_drains(task: str, number: signal.Signals, code: int, gate: Path) -> None:
     """Work in flight is finished, nothing else begins, and the exit code names the signal."""
     with Ergon("run", task, "--json", GATE=str(gate)) as ergon:
-        ergon.until("began t0")
+        ergon.out.until("began t0")
         ergon.signal(number)
-        ergon.until("stop asked")
+        ergon.out.until("stop asked")
         open_gate(gate)
-        ergon.until("ended t0")
-        outcome = json.loads(ergon.until("{"))
+        ergon.out.until("ended t0")
+        outcome = json.loads(ergon.out.until("{"))
         assert ergon.code() == code
     assert outcome["exit_code"] == code
     assert outcome["report"]["succeeded"] == 1
@@ -47,11 +47,11 @@ def test_a_signal_drains(task: str, number: signal.Signals, code: int, gate: Pat
 def test_a_second_signal_forces(task: str, gate: Path) -> None:
     """It ends although a hook hangs in a thread; the transaction is reported as cut off."""
     with Ergon("run", task, "--json", GATE=str(gate)) as ergon:
-        ergon.until("began t0")
+        ergon.out.until("began t0")
         ergon.signal(signal.SIGTERM)
-        ergon.until("stop asked")
+        ergon.out.until("stop asked")
         ergon.signal(signal.SIGTERM)
-        outcome = json.loads(ergon.until("{"))
+        outcome = json.loads(ergon.out.until("{"))
         assert ergon.code() == 143
     assert outcome["report"]["aborted"] == 1
     assert outcome["report"]["succeeded"] == 0

@@ -199,6 +199,13 @@ class BlocksOnEmpty(Honest):
         return super().fetch_transactions(batch_size)
 
 
+class IsACoroutine(Honest):
+    """Has one word too many."""
+
+    async def fetch_transactions(self, batch_size: int) -> Any:
+        return super().fetch_transactions(batch_size)
+
+
 class ChokesOnSettings(Honest):
     """Takes the batch before it looks at its settings."""
 

@@ -462,6 +462,8 @@ def test_it_finds_by_id_whatever_became_of_it(tmp_path: Path, open_inbox: Open) 
         found = connector.fetch_transaction_by_id(name)
         assert found is not None
         assert found.payload == payload
+        with pytest.raises(JsonlConnectorError, match="did not deliver this object"):
+            connector.release(found)
     assert connector.fetch_transaction_by_id("a3") is None
 
 

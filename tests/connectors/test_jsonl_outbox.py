@@ -86,6 +86,7 @@ LOOP.append(LOOP)
         ("\ud800", "payload is text with a lone surrogate"),
         ({"\ud800": 1}, "a key of payload is text with a lone surrogate"),
         ({1, 2}, "payload is of type set .*sorted list"),
+        ({"a": [{}, []], "b": {"c": "d"}, "e": object()}, r"payload\.e is of type object"),
         (Colour.RED, "payload is of type Colour .*convert it to plain JSON values"),
         (object(), "payload is of type object"),
         (LOOP, "nested more than 200 levels deep, or inside itself"),
@@ -140,6 +141,17 @@ def test_parts_turn_over_by_size_and_go_on_after_a_restart(tmp_path: Path) -> No
         with JsonlConnector(outbox=tmp_path, rotate_bytes=200, fsync=False) as connector:
             send(connector, *names)
     assert list(parts(tmp_path).values()) == [["a", "b", "c"], ["d", "e", "f"]]
+
+
+def test_parts_turn_over_while_it_is_open(tmp_path: Path) -> None:
+    """The next part follows the last one there is, whoever wrote it."""
+    with JsonlConnector(outbox=tmp_path, rotate_bytes=1, fsync=False) as connector:
+        send(connector, "a")
+        (tmp_path / "part-00000007.jsonl").write_text('{"transaction_id": "theirs"}\n')
+        send(connector, "b", "c")
+        send(connector)
+    assert list(parts(tmp_path)) == [f"part-0000000{n}.jsonl" for n in (1, 7, 8)]
+    assert list(parts(tmp_path).values()) == [["a"], ["theirs"], ["b", "c"]]
 
 
 def test_each_writer_has_a_part_of_its_own(tmp_path: Path) -> None:
@@ -241,6 +253,44 @@ def test_after_a_failed_fsync_nothing_is_promised(
             with pytest.raises(JsonlConnectorError, match="failed before"):
                 connector.ack(each)
         assert not connector.health()
+
+
+def test_a_failed_rewrite_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the journal cannot be compacted, the old one stays and nothing more is promised."""
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = files.AppendFile(tmp_path / "log", "log")
+    file.append([b"1\n"])
+    monkeypatch.setattr(files, "_write_all", fail)
+    with pytest.raises(JsonlConnectorError, match=r"cannot write .*No space left"):
+        file.replace(b"2\n")
+    monkeypatch.undo()
+    with pytest.raises(JsonlConnectorError, match="failed before"):
+        file.append([b"3\n"])
+    file.close()
+    assert (tmp_path / "log").read_bytes() == b"1\n"
+    again = files.AppendFile(tmp_path / "log", "log")
+    again.replace(b"2\n")
+    again.close()
+    again.close()
+    assert (tmp_path / "log").read_bytes() == b"2\n"
+    with pytest.raises(JsonlConnectorError, match="is closed"):
+        again.append([b"3\n"])
+
+
+def test_a_closed_connector_writes_nothing(tmp_path: Path) -> None:
+    """Not even when the close comes between the check and the write."""
+    connector = JsonlConnector(outbox=tmp_path, fsync=False)
+    outbox = connector._outbox
+    assert outbox is not None
+    connector.close()
+    with pytest.raises(JsonlConnectorError, match="this JsonlConnector is closed"):
+        send(connector, "a")
+    with pytest.raises(JsonlConnectorError, match="the outbox is closed"):
+        outbox.append([b"a\n"])
+    assert parts(tmp_path) == {}
 
 
 def test_threads_that_settle_together_share_an_fsync(

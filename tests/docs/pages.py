@@ -2,7 +2,9 @@
 
 The blocks of a page are one program: each continues the one before it. ``<!-- not run: reason -->``
 on the line before a block leaves it out. ``<!-- prints -->`` before a ``text`` block says what the
-blocks since the last such mark print. Functions named ``test_…`` are called after the last block.
+blocks since the last such mark print. ``<!-- file: name -->`` writes a block of any language to a file
+instead of running it, and ``<!-- run -->`` runs each line of a block that calls ``ergon``. Functions
+named ``test_…`` are called after the last block.
 
 Run as a program, it runs one page: pages may configure what is global in a process.
 """
@@ -13,6 +15,8 @@ import contextlib
 import inspect
 import io
 import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +30,9 @@ GENERATED = {"docs/reference/conformance.md"}
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>```+|~~~+)\s*(?P<language>\S*)\s*$")
 _NOT_RUN = re.compile(r"^\s*<!-- not run:(?P<reason>.*)-->\s*$")
+_FILE = re.compile(r"^\s*<!-- file: (?P<name>[\w.]+(?:/[\w.]+)*) -->\s*$")
 _PRINTS = re.compile(r"^\s*<!-- prints -->\s*$")
+_RUN = re.compile(r"^\s*<!-- run -->\s*$")
 
 
 class PageError(Exception):
@@ -42,6 +48,8 @@ class Block:
     line: int
     is_run: bool = True
     is_expected: bool = False  # what the blocks before it print
+    is_commands: bool = False  # lines that call ergon
+    file: str | None = None
 
 
 def all_pages() -> list[str]:
@@ -77,6 +85,7 @@ def _block(lines: list[str], start: int, end: int, opening: re.Match[str]) -> Bl
     left_out = _NOT_RUN.match(mark)
     if left_out is not None and not left_out["reason"].strip():
         raise PageError(f"line {start}: a block that is not run needs a reason")
+    file = _FILE.match(mark)
     indent = len(opening["indent"])
     text = "\n".join(line[indent:] for line in lines[start + 1 : end])
     return Block(
@@ -85,6 +94,8 @@ def _block(lines: list[str], start: int, end: int, opening: re.Match[str]) -> Bl
         start + 2,
         is_run=left_out is None,
         is_expected=_PRINTS.match(mark) is not None,
+        is_commands=_RUN.match(mark) is not None,
+        file=None if file is None else file["name"],
     )
 
 
@@ -94,7 +105,12 @@ def run_page(source: str, name: str) -> int:
     count = 0
     printed = io.StringIO()
     for block in blocks(source):
-        if block.language == "python" and block.is_run:
+        if block.file is not None:
+            Path(block.file).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.file).write_text(block.text + "\n", encoding="utf-8")
+        elif block.is_commands:
+            printed.write("".join(map(_output_of, block.text.splitlines())))
+        elif block.language == "python" and block.is_run:
             count += 1
             with contextlib.redirect_stdout(printed):
                 exec(_compiled(block, name), namespace)  # noqa: S102 - running pages is the point
@@ -104,6 +120,20 @@ def run_page(source: str, name: str) -> int:
             printed = io.StringIO()
     _call_tests(namespace)
     return count
+
+
+def _output_of(line: str) -> str:
+    """What a command prints; the page's ``ergon`` is that of this interpreter."""
+    words = shlex.split(line, comments=True)
+    assert words[:1] == ["ergon"], f"cannot run {line!r}"
+    done = subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, "-m", "ergon_framework.cli", *words[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{line!r} failed: {done.stderr}"
+    return done.stdout
 
 
 def _compiled(block: Block, name: str) -> Any:

@@ -94,6 +94,20 @@ def test_a_page_that_hides_code_is_refused(page: str, problem: str) -> None:
         run_page(page, "page")
 
 
+def test_a_page_can_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is a file is written, not run."""
+    monkeypatch.chdir(tmp_path)
+    assert run_page("<!-- file: a/b.py -->\n```python\n1 / 0\n```\n", "page") == 0
+    assert Path("a/b.py").read_text(encoding="utf-8") == "1 / 0\n"
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_is_an_error() -> None:
+    """Commands on a page are run, and must succeed."""
+    with pytest.raises(AssertionError, match="failed"):
+        run_page("<!-- run -->\n```sh\nergon no-such-command\n```\n", "page")
+
+
 def test_tests_on_a_page_are_called() -> None:
     """With the virtual clock, where they ask for the fixture of that name."""
     with pytest.raises(AssertionError, match="called at 0"):

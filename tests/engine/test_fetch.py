@@ -15,7 +15,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import Gauge, Supply, consumer, final_report, nap, refusal, rules
-from tests.engine.colours import Colour, consume
+from tests.engine.colours import Colour, Outcome, consume
 
 THREE = {"fetch": {"max_attempts": 3, "backoff": 1.0, "backoff_multiplier": 2.0}}
 
@@ -287,3 +287,33 @@ def test_the_extra_arguments_cannot_be_changed_by_a_connector(colour: Colour) ->
     task = consumer(colour, Rude(), process=process)
     consume(colour, None, rules(extra={"queue": "q"}), task=task)
     assert seen == [{"queue": "q"}] * 2
+
+
+@pytest.mark.req("T3.19", "T3.30")
+@pytest.mark.parametrize("how", ["stop", "timeout"])
+@pytest.mark.parametrize("settling", [True, False])
+def test_a_late_delivery_kept_for_a_retry_survives_the_end_of_the_call(
+    how: str, settling: bool
+) -> None:
+    """It came back between two attempts; then the call ends before anybody took it."""
+    source = ScriptedConnector(
+        [transactions(1), Takes(12.0, transactions(2, "u"))], settling=settling
+    )
+    scene: list[Outcome] = []
+    steps = {"fetch": {"max_attempts": 4, "timeout": 5.0, "backoff": 20.0}}
+    policy = rules(
+        size=2,
+        concurrency=2,
+        mode="continuous",
+        steps=steps,
+        timeout=14.0 if how == "timeout" else None,
+    )
+    then = (lambda: scene[0].task.request_stop()) if how == "stop" else "fine"
+    outcome = consume(
+        "sync", source, policy, meanwhile=scene.append, process={"t1": Takes(13.0, then)}
+    )
+    if settling:
+        assert sorted(source.settled) == [("ack", "t1"), ("release", "u1"), ("release", "u2")]
+    else:
+        accounted = {*final_report(outcome).stranded, *outcome.calls("process")}
+        assert accounted >= {"t1", "u1", "u2"}

@@ -25,6 +25,7 @@ from ergon_framework.app.outcome import Outcome
 from ergon_framework.app.shutdown import leave_within, say
 from ergon_framework.app.supervisor import Beat, Ended, Events
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import ConfigurationError
 
 logger = logging.getLogger("ergon.supervisor")
 
@@ -129,9 +130,15 @@ class Parent:
     """A worker's side: the parent it belongs to."""
 
     def __init__(self, supervised: str) -> None:
-        lifeline, _, status = supervised.partition(":")
-        self._lifeline = int(lifeline)
-        self._status = int(status)
+        try:
+            self._lifeline, self._status = (int(fd) for fd in supervised.split(":"))
+            for fd in (self._lifeline, self._status):
+                os.set_inheritable(fd, False)  # what this worker starts must not hold them open
+        except (ValueError, OSError) as error:
+            raise ConfigurationError(
+                f"--supervised {supervised!r} names no open pipes",
+                remedy="leave it out; it is for the worker processes of --workers",
+            ) from error
         self._lock = threading.Lock()
         self.patience = 30.0
         """Seconds an orphan has to finish what it is doing."""

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
@@ -52,7 +53,8 @@ class SignalEar:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         """The handler: somebody else, such as an event loop, may have taken the descriptor."""
-        os.write(self._write_end, bytes([_BY_HANDLER | number]))
+        with suppress(BlockingIOError):  # full of signals: then one more tells nothing new
+            os.write(self._write_end, bytes([_BY_HANDLER | number]))
 
     def _listen(self) -> None:
         written = handled = heard = 0

@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast
 
 from ergon_framework.errors import (
     ConfigurationError,
+    ConnectorError,
     EnvelopeError,
-    ErgonError,
     PayloadError,
     describe,
 )
@@ -28,7 +28,7 @@ _Entry = tuple[int, Transaction]  # its place in the queue, and the copy that st
 _set = object.__setattr__
 
 
-class MemoryConnectorError(ErgonError):
+class MemoryConnectorError(ConnectorError):
     """The connector was asked for something it must refuse."""
 
     code = "memory_connector"

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.errors import EnvelopeError, ErgonError, PayloadError
+from ergon_framework.errors import ConnectorError, EnvelopeError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 
 NEWLINE = b"\n"
@@ -33,7 +33,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 _BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-class JsonlConnectorError(ErgonError):
+class JsonlConnectorError(ConnectorError):
     """The JSON Lines connector was asked for something it must refuse, or its files failed it."""
 
     code = "jsonl_connector"

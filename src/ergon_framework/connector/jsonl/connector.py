@@ -134,14 +134,15 @@ class JsonlConnector:
             except MalformedLineError:
                 continue
             if found is not None and found.transaction_id == transaction_id:
-                return found
+                return Transaction.from_dict(found.to_dict())  # no delivery: it cannot be settled
         return None
 
     def read_dead_letters(self) -> Iterator[dict[str, Any]]:
         """The dead letters, oldest first: place, reason, and ``value``, ``text`` or ``base64``."""
         with self._reading().dead_path.open("rb") as file:
             for text in file:
-                yield codec.decode(text)
+                if text.endswith(codec.NEWLINE):  # the last one may be being written
+                    yield codec.decode(text)
 
     def health(self) -> bool:
         """Whether it can be used: open, and no write has failed."""

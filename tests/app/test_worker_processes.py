@@ -1,0 +1,127 @@
+"""Several worker processes: real parents, real children."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from tests.app.processes import Ergon
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A named pipe that nobody ever opens."""
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    return path
+
+
+def workers(ergon: Ergon, count: int) -> list[str]:
+    """The numbers of so many workers that have started."""
+    return [ergon.out.until("worker ").split()[1] for _ in range(count)]
+
+
+@pytest.mark.req("R0-G6", "R0-R")
+def test_finite_work_is_done_by_every_worker() -> None:
+    """Each runs to its end; one object on the standard output tells of all."""
+    with Ergon("run", "shop:Orders", "--workers", "2", "--json") as ergon:
+        outcome = json.loads(ergon.out.line())
+        assert ergon.code() == 0
+    assert [each["worker"] for each in outcome["workers"]] == [0, 1]
+    assert [each["report"]["processed"] for each in outcome["workers"]] == [3, 3]
+    assert outcome["report"]["succeeded"] == 4
+    assert outcome["report"]["stop_reason"] == "empty"
+    assert outcome["restarts"] == 0
+
+
+@pytest.mark.req("R0-R")
+def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
+    """A killed process comes back after the backoff and finishes the work."""
+    arguments = ("run", "crashing:CrashesOnce", "--workers", "2", "--json")
+    with Ergon(*arguments, LIVES=str(tmp_path)) as ergon:
+        outcome = json.loads(ergon.out.line())
+        assert ergon.code() == 0
+        errors = ergon.errors()
+    assert outcome["restarts"] == 2
+    assert outcome["report"]["succeeded"] == 2
+    assert "worker 0 ended by signal 9; started again in 0.5 s" in errors
+
+
+def test_too_many_deaths_end_the_run() -> None:
+    """Beyond the limit the parent gives up with code 1 and says why."""
+    arguments = ("run", "crashing:Unreachable", "--workers", "2", "--restarts", "0")
+    with Ergon(*arguments) as ergon:
+        assert ergon.code() == 1
+        assert "could not be read" in ergon.errors()
+
+
+def test_a_wrong_configuration_is_told_once_and_not_retried() -> None:
+    """Workers that refuse to start end the run with code 2."""
+    with Ergon("run", "shop:Missing", "--workers", "2") as ergon:
+        assert ergon.code() == 2
+        assert ergon.errors().count("error:") == 1
+
+
+@pytest.mark.req("R0-R", "T3.30")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_parent_forwards_signals(number: signal.Signals, code: int) -> None:
+    """Every worker drains and ends by that signal, and so does the parent."""
+    with Ergon("run", "stream:Idle", "--workers", "2") as ergon:
+        assert set(workers(ergon, 2)) == {"0", "1"}
+        ergon.signal(number)
+        ergon.out.until("worker  exit code")
+        rows = [line.split()[:2] for line in ergon.out.rest()]
+        assert ergon.code() == code
+    assert rows == [["0", str(code)], ["1", str(code)], ["all", str(code)]]
+
+
+@pytest.mark.req("T3.30")
+def test_a_second_signal_kills_the_workers(gate: Path) -> None:
+    """Workers whose hooks hang are gone at once, and nothing is left of them."""
+    with Ergon("run", "stream:Gated", "--workers", "2", GATE=str(gate)) as ergon:
+        for _ in range(2):
+            ergon.out.until("began t0")
+        ergon.signal(signal.SIGTERM)
+        for _ in range(2):
+            ergon.out.until("stop asked")
+        ergon.signal(signal.SIGTERM)
+        assert ergon.out.until("0 ").split()[:2] == ["0", "-9"]
+        ergon.out.rest()
+        assert ergon.code() == 143
+
+
+@pytest.mark.req("R0-G6", "R0-R")
+def test_no_worker_survives_its_parent(gate: Path, tmp_path: Path) -> None:
+    """After a SIGKILL of the parent each worker ends, also one whose hook hangs."""
+    short = tmp_path / "short.toml"
+    short.write_text("[loop]\nstop_grace = 0.1\nstreaming = true\n")
+    arguments = ("run", "stream:Gated", "--workers", "2", "--policy", str(short))
+    with Ergon(*arguments, GATE=str(gate)) as ergon:
+        for _ in range(2):
+            ergon.out.until("began t0")
+        ergon.process.kill()
+        # The pipe ends when the last process that could write to it is gone.
+        assert ergon.out.rest() == ["stop asked", "stop asked"]
+        assert ergon.code() == -signal.SIGKILL
+
+
+def test_liveness_of_all_workers(tmp_path: Path) -> None:
+    """The parent answers for its workers, in the file and over HTTP."""
+    file = tmp_path / "live.json"
+    arguments = ("run", "stream:Idle", "--workers", "2", "--probe-port", "0")
+    with Ergon(*arguments, "--liveness-file", str(file)) as ergon:
+        workers(ergon, 2)
+        url = ergon.err.until("ergon: probes on").split()[3]
+        with urlopen(url) as answer:  # noqa: S310 - our own process
+            told = json.load(answer)
+        assert told["status"] in ("starting", "healthy")
+        ergon.signal(signal.SIGTERM)
+        assert ergon.code() == 143
+    assert json.loads(file.read_text())["state"] == "stopped"
