@@ -198,6 +198,7 @@ def main() -> int:
     wrong = list(problems(stages, display.tally, is_partial=stop.was_asked))
     show(display.console, stages, display.tally)
     print(summary(stages, wrong))
+    print("How it is made: examples/demo.py. Your first task: docs/quickstart.md.")
     if wrong:
         return 1
     return 130 if stop.was_asked else 0

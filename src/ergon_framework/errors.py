@@ -10,7 +10,7 @@
     │   └── MissingExtraError (ImportError)  an optional dependency is not installed
     ├── EnvelopeError (ValueError)           a transaction with an invalid field
     ├── PayloadError (ValueError)            a payload the connector cannot serialise
-    ├── ConnectorError                       a connector refuses: closed, full, locked, settled twice
+    ├── ConnectorError                       a connector refuses: closed, full, locked, …
     ├── TransactionException                 one transaction failed, with its category
     │   ├── NonRetryableException            … and trying again is useless
     │   └── TransactionTimeoutException      … because an engine deadline passed

@@ -1,10 +1,10 @@
 """Reads the Python blocks of a Markdown page, runs them, and compares what they print.
 
-The blocks of a page are one program: each continues the one before it. ``<!-- not run: reason -->``
-on the line before a block leaves it out. ``<!-- prints -->`` before a ``text`` block says what the
-blocks since the last such mark print. ``<!-- file: name -->`` writes a block of any language to a file
-instead of running it, and ``<!-- run -->`` runs each line of a block that calls ``ergon``. Functions
-named ``test_…`` are called after the last block.
+The blocks of a page are one program: each continues the one before it. A mark on the line before a
+block changes that. ``<!-- not run: reason -->`` leaves it out. ``<!-- prints -->`` says that it is
+what was printed since the last such mark. ``<!-- file: name -->`` writes it to a file, whatever its
+language, and ``<!-- run -->`` runs its lines, which call ``ergon``. Functions named ``test_…`` are
+called after the last block.
 
 Run as a program, it runs one page: pages may configure what is global in a process.
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 from ergon_framework.errors import ConfigurationError, describe
 from ergon_framework.task.mixins.utils import run_with_timeout
-from ergon_framework.telemetry import JsonFormatter, install_log_context
+from ergon_framework.telemetry import JsonFormatter
 
 logger = logging.getLogger("ergon.app")
 
@@ -41,7 +41,6 @@ def set_up_logging(level: str, format: str) -> None:
         handler.setFormatter(JsonFormatter() if format == "json" else _TextFormatter(_TEXT))
         root.addHandler(handler)
         root.setLevel(level.upper())
-    install_log_context()
 
 
 def finish_telemetry(

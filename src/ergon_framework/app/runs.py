@@ -17,6 +17,7 @@ from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.app.wiring import Target, Wiring, target_of, wire
 from ergon_framework.app.workforce import WorkforceOutcome, run_workers
 from ergon_framework.errors import ErgonError
+from ergon_framework.telemetry import TelemetrySettings, configure
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +38,19 @@ class Run:
 
     def plan(self) -> dict[str, Any]:
         """What would run, after every check that does not build anything."""
-        wiring = self._wired()
+        wiring = self.wired()
         return {**describe_wiring(wiring), "workers": self.worker_count()}
 
     def here(self) -> Outcome:
         """Run in this process."""
-        return run_here(self._wired(), self.publication)
+        return run_here(self.wired(), self.publication)
 
     def as_worker(self, supervised: str) -> Outcome:
         """Run as a worker; the parent is told the outcome, also when nothing could be started."""
         parent = Parent(supervised)
         parent.watch()
         try:
-            outcome = run_for(parent, self._wired(), self.publication)
+            outcome = run_for(parent, self.wired(), self.publication)
         except ErgonError as error:
             outcome = Outcome(self.target, exit_code_of(error), error=error, is_complete=False)
         parent.tell_outcome(outcome)
@@ -68,12 +69,15 @@ class Run:
             keeps_stdout=keeps_stdout,
         )
 
+    def wired(self) -> Wiring:
+        """The task with all it needs, checked; what is recorded is set for this process."""
+        target, settings = self._found()
+        configure(TelemetrySettings(**settings.telemetry.model_dump()))
+        return wire(target, settings, self.overrides)
+
     def _found(self) -> tuple[Target, Settings]:
         settings = load_settings(self.config)
         return target_of(self.target, settings), settings
-
-    def _wired(self) -> Wiring:
-        return wire(*self._found(), self.overrides)
 
 
 def describe_wiring(wiring: Wiring) -> dict[str, Any]:

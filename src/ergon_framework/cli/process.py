@@ -51,16 +51,14 @@ def process(
     """Run one transaction through a task. It is not settled with its source."""
     from ergon_framework.app.observation import finish_telemetry, set_up_logging
     from ergon_framework.app.run_policies import Overrides
-    from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.runs import Run
     from ergon_framework.app.shutdown import Shutdown
     from ergon_framework.app.single import process_by_id, process_one, transaction_from
-    from ergon_framework.app.wiring import target_of, wire
 
     _check(payload, transaction_id, metadata, by_id)
     set_up_logging(log_level, log_format)
     with keep_stdout(as_json):
-        settings = load_settings(config)
-        wiring = wire(target_of(target, settings), settings, Overrides(policy))
+        wiring = Run(target, config, Overrides(policy)).wired()
         with Shutdown() as shutdown:
             if by_id is not None:
                 outcome = process_by_id(wiring, by_id, shutdown)

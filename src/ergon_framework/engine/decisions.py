@@ -21,6 +21,7 @@ from ergon_framework.core.lifecycle import (
 from ergon_framework.core.settlement import VERBS, Verb
 from ergon_framework.engine.classify import classify, timeout_exception
 from ergon_framework.engine.flight import BACKOFF, SETTLE, Flight
+from ergon_framework.engine.plan import ON_SUCCESS, PROCESS
 from ergon_framework.engine.run import Doing, Run
 from ergon_framework.ports.context import CURRENT
 
@@ -33,9 +34,9 @@ set_current = CURRENT.set
 
 def arguments(run: Run, step: Step) -> tuple[Any, ...]:
     """What the hook of a step is called with."""
-    if step is Step.PROCESS:
+    if step is PROCESS:
         return (run.transaction,)
-    return (run.transaction, run.result if step is Step.ON_SUCCESS else run.exception)
+    return (run.transaction, run.result if step is ON_SUCCESS else run.exception)
 
 
 def decide(flight: Flight, run: Run, event: Event) -> Action:

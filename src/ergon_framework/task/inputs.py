@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -16,7 +15,8 @@ from typing import Any
 from ergon_framework.errors import EnvelopeError, WiringError
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.transaction import FIELDS, Transaction
-from ergon_framework.telemetry import inject
+from ergon_framework.task.seen import SeenIds
+from ergon_framework.telemetry import inject, outgoing_metadata
 
 
 class Input:
@@ -26,10 +26,11 @@ class Input:
         _check(given)
         self._sequence = given if isinstance(given, Sequence) else None
         self._position = 0
-        self._seen: set[str | bytes] = set()
+        self._seen = SeenIds()
         self._iterator: Iterator[Any] | None = iter(given) if isinstance(given, Iterable) else None
         self._async = aiter(given) if isinstance(given, AsyncIterable) else None
         self._parent = current_attempt()
+        self._carrier = outgoing_metadata()
         self.duplicates: list[str] = []
 
     def fetch(self, at_most: int) -> Any:
@@ -73,12 +74,10 @@ class Input:
         self._position += 1
         if not isinstance(item, Transaction):
             return True  # refused further on, with its position
-        key = _short(item.transaction_id)
-        if key in self._seen:
-            self.duplicates.append(item.transaction_id)
-            return False
-        self._seen.add(key)
-        return True
+        if self._seen.add(item.transaction_id):
+            return True
+        self.duplicates.append(item.transaction_id)
+        return False
 
     def _prepare(self, item: Any) -> Any:
         """Let an outgoing transaction carry its lineage and the trace it belongs to."""
@@ -87,7 +86,7 @@ class Input:
         parent = self._parent.transaction if self._parent is not None else None
         if parent is not None and parent.transaction_id != item.transaction_id:
             item = _child_of(parent, item)
-        return inject(item)
+        return inject(item, self._carrier) if self._carrier else item
 
 
 def _child_of(parent: Transaction, item: Transaction) -> Transaction:
@@ -115,8 +114,3 @@ def _check(given: object) -> None:
                     f"item {position} of transactions is {type(item).__name__}, not a Transaction",
                     remedy="wrap it: Transaction(transaction_id=..., payload=item)",
                 )
-
-
-def _short(key: str) -> str | bytes:
-    """At most 16 bytes per id: a producer of millions must not grow with its input."""
-    return key if len(key) <= 16 else hashlib.blake2b(key.encode(), digest_size=16).digest()

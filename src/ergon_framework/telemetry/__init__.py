@@ -12,7 +12,7 @@ from ergon_framework.telemetry.json_lines import JsonFormatter
 from ergon_framework.telemetry.logs import install_log_context, uninstall_log_context
 from ergon_framework.telemetry.propagation import extract, inject, outgoing_metadata
 from ergon_framework.telemetry.settings import TelemetrySettings
-from ergon_framework.telemetry.sink import configure, make_sink
+from ergon_framework.telemetry.sink import configure, is_tracing, make_sink
 
 __all__ = [
     "JsonFormatter",
@@ -23,6 +23,7 @@ __all__ = [
     "extract",
     "inject",
     "install_log_context",
+    "is_tracing",
     "make_sink",
     "outgoing_metadata",
     "remove_listener",

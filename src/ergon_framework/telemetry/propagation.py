@@ -53,9 +53,12 @@ def outgoing_metadata() -> dict[str, str]:
     return carrier
 
 
-def inject(transaction: Transaction) -> Transaction:
-    """The same transaction carrying the current trace context; unchanged when there is none."""
-    carrier = outgoing_metadata()
+def inject(transaction: Transaction, carrier: dict[str, str] | None = None) -> Transaction:
+    """The same transaction carrying the current trace context; unchanged when there is none.
+
+    Whoever sends many at once reads :func:`outgoing_metadata` once and gives it as ``carrier``.
+    """
+    carrier = outgoing_metadata() if carrier is None else carrier
     if not carrier:
         return transaction
     fields = {name: getattr(transaction, name) for name in FIELDS}

@@ -33,6 +33,11 @@ def configure(settings: TelemetrySettings) -> None:
     _chosen = settings
 
 
+def is_tracing() -> bool:
+    """Whether spans are recorded in this process."""
+    return _chosen.spans and _is_real(trace.get_tracer_provider())
+
+
 def make_sink(
     settings: TelemetrySettings | None = None,
     listeners: Iterable[Listener] = (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.engine.plan import EnginePlan, Hooks
+from ergon_framework.engine.plan import EnginePlan, Hook, Hooks
 from ergon_framework.engine.report import Report
 from ergon_framework.errors import TransactionException, WiringError
 from ergon_framework.ports.transaction import Transaction
@@ -15,6 +15,7 @@ from ergon_framework.task.hooks import find_hook, require_hook
 from ergon_framework.task.inputs import Input
 from ergon_framework.task.mixins.policies import ProducerPolicy
 from ergon_framework.task.plans import as_policy, producer_plan
+from ergon_framework.telemetry import inject, is_tracing
 
 if TYPE_CHECKING:
     _Base = BaseTask
@@ -108,13 +109,19 @@ class AsyncProducerMixin(_Base):
         return single.answer()
 
 
+def _traced(hook: Hook) -> Hook:
+    """A transaction leaves with the span of the attempt that sends it."""
+    return lambda transaction: hook(inject(transaction))
+
+
 def _plan(task: BaseTask, given: Input, policy: ProducerPolicy, *, is_async: bool) -> EnginePlan:
     mixin: Any = AsyncProducerMixin if is_async else ProducerMixin
     success, exception = "handle_produce_success", "handle_produce_exception"
+    produce = require_hook(
+        task, "produce_transaction", is_async=is_async, default=mixin.produce_transaction
+    )
     hooks = Hooks(
-        require_hook(
-            task, "produce_transaction", is_async=is_async, default=mixin.produce_transaction
-        ),
+        _traced(produce) if is_tracing() else produce,
         find_hook(task, success, 2, is_async=is_async, default=mixin.handle_produce_success),
         find_hook(task, exception, 2, is_async=is_async, default=mixin.handle_produce_exception),
     )
