@@ -60,7 +60,7 @@ def test_what_a_generator_gave_before_it_raised_is_kept() -> None:
 
 
 @pytest.mark.req("T3.11")
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
+@pytest.mark.parametrize("error", [SystemExit(1), GeneratorExit(), KeyboardInterrupt()])
 def test_an_interruption_loses_nothing_either(error: BaseException) -> None:
     """Ctrl-C inside a generator keeps what has already left the source."""
     delivery = read(failing(error, A))

@@ -311,6 +311,19 @@ def test_a_lifecycle_has_one_timeout_and_its_exception_phase_a_second(
     assert at == [began_at + timeout, began_at + timeout, began_at + 2 * timeout]
 
 
+@pytest.mark.req("T3.3", "T3.4", "RFC-004:9b")
+def test_the_lifecycle_s_clock_runs_from_its_beginning() -> None:
+    """Entering another step gives nobody more time, but for the one timeout of the handler."""
+    rule = rules(1)
+    cursor = Cursor(100.0)
+    at = [deadline(rule, cursor)]
+    for now, event in ((104.0, RETURNED), (109.0, SYSTEM)):
+        advance(rule, cursor, event, now, 0.5)
+        at.append(deadline(rule, cursor))
+    assert cursor.step is Step.ON_EXCEPTION
+    assert at == [110.0, 110.0, 120.0]
+
+
 @pytest.mark.parametrize("step", list(Step))
 def test_without_a_timeout_there_is_no_deadline(step: Step) -> None:
     """Nothing is bounded by default."""

@@ -240,6 +240,7 @@ class LoopMachine(RuleBasedStateMachine):
         """What the report and the notices are made of."""
         assert self.loop.reason == self.reason
         assert self.loop.empties == self.empties
+        assert self.loop.resume_at == self.resume_at
         assert self.loop.fetch_attempt == self.failed_fetches
         assert self.loop.fetching == (self.asked is not None)
 

@@ -96,7 +96,9 @@ def test_a_first_hook_of_the_wrong_arity_is_refused(colour: Colour) -> None:
     for wrong in (none, three):
         outcome = consume(colour, None, task=_consumer(colour, process_transaction=wrong))
         assert isinstance(outcome.error, HookError)
-        outcome = produce(colour, transactions(1), task=_producer(colour, produce_transaction=wrong))
+        outcome = produce(
+            colour, transactions(1), task=_producer(colour, produce_transaction=wrong)
+        )
         assert isinstance(outcome.error, HookError)
 
 
@@ -106,7 +108,9 @@ def test_a_coroutine_in_a_threaded_task_is_refused() -> None:
     outcome = consume("sync", None, task=_consumer("sync", process_transaction=_coroutine))
     assert isinstance(outcome.error, HookError)
     assert "coroutine" in str(outcome.error)
-    outcome = produce("sync", transactions(1), task=_producer("sync", produce_transaction=_coroutine))
+    outcome = produce(
+        "sync", transactions(1), task=_producer("sync", produce_transaction=_coroutine)
+    )
     assert isinstance(outcome.error, HookError)
 
 
@@ -116,7 +120,9 @@ def test_a_plain_function_in_an_async_task_works_with_one_warning(
 ) -> None:
     """Its value is the result; the warning comes once per hook, not per transaction."""
     caplog.set_level(logging.WARNING)
-    task = _consumer("async", {"s": ScriptedConnector([transactions(5)])}, process_transaction=_plain)
+    task = _consumer(
+        "async", {"s": ScriptedConnector([transactions(5)])}, process_transaction=_plain
+    )
     outcome = consume("async", None, rules(size=5), task=task)
     assert outcome.report.succeeded == 5
     told = [each for each in caplog.records if "process_transaction" in each.getMessage()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -111,8 +113,6 @@ def test_a_cancelled_async_fetch_may_be_repeated() -> None:
 @pytest.mark.req("T3.19", "T3.13")
 def test_an_async_fetch_that_swallows_cancellation_is_not_overlapped() -> None:
     """It is waited for like a hung thread, and what it brings late is processed."""
-    import asyncio
-
     gauge = Gauge()
 
     class Stubborn:
@@ -148,8 +148,6 @@ def test_an_async_fetch_that_swallows_cancellation_is_not_overlapped() -> None:
 @pytest.mark.req("T3.19")
 def test_what_a_given_up_fetch_brings_at_last_is_released() -> None:
     """After FetchTimeoutException the late delivery goes back where the connector can take it."""
-    import threading
-
     released = threading.Event()
 
     class Slow(ScriptedConnector):
@@ -191,7 +189,7 @@ def test_work_in_flight_finishes_before_a_fetch_error_is_raised(colour: Colour) 
         mode="continuous",
         steps={"process": {"max_attempts": 2, "backoff": 4.0}},
     )
-    hooks = {"process": [Takes(3.0, ValueError("x")), Takes(3.0, "fine")]}
+    hooks: dict[str, Any] = {"process": [Takes(3.0, ValueError("x")), Takes(3.0, "fine")]}
     outcome = consume(colour, [transactions(1), OSError("gone")], policy, **hooks)
     assert isinstance(outcome.error, FetchException)
     assert outcome.times("success") == [10.0]
@@ -308,7 +306,11 @@ def test_a_late_delivery_kept_for_a_retry_survives_the_end_of_the_call(
         steps=steps,
         timeout=14.0 if how == "timeout" else None,
     )
-    then = (lambda: scene[0].task.request_stop()) if how == "stop" else "fine"
+
+    def stop() -> None:
+        scene[0].task.request_stop()
+
+    then = stop if how == "stop" else "fine"
     outcome = consume(
         "sync", source, policy, meanwhile=scene.append, process={"t1": Takes(13.0, then)}
     )

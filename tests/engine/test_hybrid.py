@@ -11,7 +11,7 @@ from ergon_framework.core.loop import StopReason
 from ergon_framework.task.ready import AsyncHybridTask, HybridTask
 from ergon_framework.testing.scripted import ScriptedConnector, transactions
 from tests.engine.bodies import method, nap, rules, settled
-from tests.engine.colours import Colour, consume
+from tests.engine.colours import Colour, consume, produce
 
 
 def _hybrid(colour: Colour, source: Any, process: Any, send: Any, **more: Any) -> Any:
@@ -29,7 +29,9 @@ def test_children_inherit_their_lineage(colour: Colour) -> None:
     async def process(transaction: Any) -> int:
         given = [
             Transaction(f"{transaction.transaction_id}-a"),
-            Transaction(f"{transaction.transaction_id}-b", correlation_id="mine", parent_id="other"),
+            Transaction(
+                f"{transaction.transaction_id}-b", correlation_id="mine", parent_id="other"
+            ),
         ]
         return int(await settled(task.produce_transactions(given, rules(size=2))))
 
@@ -180,8 +182,6 @@ def test_consuming_inside_a_producer_works_too(colour: Colour) -> None:
 
     async def send(_transaction: Any) -> None:
         await settled(task.consume_transactions(rules(size=2, limit=2)))
-
-    from tests.engine.colours import produce
 
     source = ScriptedConnector([transactions(2), transactions(2, "u")])
     task = _hybrid(colour, source, process, send)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.loop import StopReason
+from ergon_framework.engine.report import Report
 from ergon_framework.errors import ExceptionType
 from ergon_framework.testing.clock import VirtualClock
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
@@ -44,7 +45,7 @@ def test_keyboard_interrupt_in_a_hook_stops_and_propagates(colour: Colour, hook:
 @pytest.mark.req("T3.11")
 def test_system_exit_ends_its_lifecycle_and_leaves_the_call(colour: Colour) -> None:
     """SYSTEM without a retry, the handler is told, and SystemExit propagates with its code."""
-    hooks = {"process": {"t1": [SystemExit(3)], "t2": [Takes(5.0)]}}
+    hooks: dict[str, Any] = {"process": {"t1": [SystemExit(3)], "t2": [Takes(5.0)]}}
     policy = rules(size=2, concurrency=2, steps={"process": {"max_attempts": 3}})
     outcome = consume(colour, [transactions(2), transactions(1, "u")], policy, **hooks)
     assert isinstance(outcome.error, SystemExit)
@@ -62,7 +63,7 @@ def test_system_exit_ends_its_lifecycle_and_leaves_the_call(colour: Colour) -> N
 def test_a_producer_treats_them_alike(colour: Colour) -> None:
     """Interrupt and exit leave the produce call, too."""
     for kind in (KeyboardInterrupt, SystemExit):
-        hooks = {"produce": {"t1": [kind()]}}
+        hooks: dict[str, Any] = {"produce": {"t1": [kind()]}}
         policy = rules(steps={"produce": {"max_attempts": 3}})
         outcome = produce(colour, transactions(3), policy, **hooks)
         assert isinstance(outcome.error, kind)
@@ -72,7 +73,9 @@ def test_a_producer_treats_them_alike(colour: Colour) -> None:
 @pytest.mark.req("T3.11")
 def test_a_stray_cancelled_error_is_system(colour: Colour) -> None:
     """Raised by user code with nobody cancelling: retried, then told; the loop goes on."""
-    hooks = {"process": {"t1": [asyncio.CancelledError(), asyncio.CancelledError()]}}
+    hooks: dict[str, Any] = {
+        "process": {"t1": [asyncio.CancelledError(), asyncio.CancelledError()]}
+    }
     policy = rules(size=2, steps={"process": {"max_attempts": 2}})
     outcome = consume(colour, [transactions(2)], policy, **hooks)
     assert outcome.error is None
@@ -260,7 +263,9 @@ def test_a_loop_timeout_leaves_no_orphan_tasks() -> None:
 
     async def scene() -> int:
         with pytest.raises(TimeoutError):
-            await task.produce_transactions(transactions(4), rules(size=4, concurrency=4, timeout=5.0))
+            await task.produce_transactions(
+                transactions(4), rules(size=4, concurrency=4, timeout=5.0)
+            )
         left = len(asyncio.all_tasks()) - 1
         await asyncio.sleep(100)
         return left
@@ -300,8 +305,6 @@ def test_ctrl_c_reaches_the_waiting_main_thread() -> None:
 @pytest.mark.req("T3.11")
 def test_an_interrupt_names_its_reason(colour: Colour) -> None:
     """The notices and the report speak of an interruption."""
-    from ergon_framework.engine.report import Report
-
     outcome = consume(colour, [transactions(1)], process=KeyboardInterrupt())
     assert isinstance(outcome.error, KeyboardInterrupt)
     report = getattr(outcome.error, "report", None)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import gc
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -13,9 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.connector.transaction import Transaction
+from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.errors import ExceptionType, TransactionException
+from ergon_framework.task.base import BaseTask
+from ergon_framework.task.mixins.consumer import ConsumerMixin
+from ergon_framework.task.mixins.producer import ProducerMixin
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
-from tests.engine.bodies import final_report, producer, rules
+from tests.engine.bodies import PRODUCER_HOOKS, final_report, producer, rules
 from tests.engine.colours import Colour, Outcome, consume, produce
 
 WAITS = (0.0, 1.7, 4.3, 11.9, 60.1)
@@ -62,7 +69,7 @@ RETRIES = st.fixed_dictionaries(
 
 
 def _play(colour: Colour, script: list[Any], policy: dict[str, Any], retry: Any) -> Outcome:
-    hooks: dict[str, dict[str, Any]] = {"process": {}, "success": {}, "exception": {}}
+    hooks: dict[str, Any] = {"process": {}, "success": {}, "exception": {}}
     for position, parts in enumerate(script):
         for hook, entries in parts.items():
             hooks[hook][f"t{position + 1}"] = [
@@ -114,7 +121,7 @@ def test_every_scene_ends_well_and_alike_in_both_colours(
     """Random scripts and policies: each delivery one ending and one settlement, twins agree."""
     stories = []
     for colour in ("sync", "async"):
-        outcome = _play(colour, script, policy, retry)  # type: ignore[arg-type]
+        outcome = _play(colour, script, policy, retry)
         assert outcome.error is None or isinstance(outcome.error, TimeoutError)
         _check(outcome, policy)
         shape = final_report(outcome).to_dict()
@@ -143,7 +150,7 @@ def test_a_call_that_ends_exactly_at_its_deadline_ends_alike(policy: dict[str, A
     told = []
     for colour in ("sync", "async"):
         source = ScriptedConnector([transactions(1)], settling=True)
-        outcome = consume(colour, source, policy, process=Takes(5.0, "ok"))  # type: ignore[arg-type]
+        outcome = consume(colour, source, policy, process=Takes(5.0, "ok"))
         report = final_report(outcome)
         counts = (report.succeeded, report.failed, report.timed_out, report.aborted)
         told.append((counts, source.settled, type(outcome.error), outcome.calls()))
@@ -217,10 +224,6 @@ def test_other_base_exceptions_neither_hang_nor_vanish(
 @pytest.mark.req("T3.2", "T3.13", "R0-I3", "R0-G6")
 def test_accounts_balance_when_timeouts_race_with_returns(colour: Colour) -> None:
     """Real clock, calls that end about when their time is over: every one has one outcome."""
-    import asyncio
-
-    from tests.engine.bodies import PRODUCER_HOOKS
-
     outcomes: Counter[str] = Counter()
     lock = threading.Lock()
     pauses = [0.0, 0.0005, 0.001, 0.0015]
@@ -286,7 +289,6 @@ def test_finished_transactions_are_let_go(colour: Colour) -> None:
 @pytest.mark.req("T3.13", "T3.17")
 def test_a_stubborn_coroutine_delays_the_loop_timeout_by_the_grace_only() -> None:
     """cancel_grace is the most by which the bound is exceeded."""
-    import asyncio
 
     async def stubborn(_transaction: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -309,9 +311,6 @@ def test_a_stubborn_coroutine_delays_the_loop_timeout_by_the_grace_only() -> Non
 @pytest.mark.req("T3.13")
 def test_asyncio_means_inside_a_hook_still_work() -> None:
     """timeout, TaskGroup, shield and child tasks behave; the hook's context reaches children."""
-    import asyncio
-    import contextvars
-
     note: contextvars.ContextVar[str] = contextvars.ContextVar("note", default="none")
     seen: list[Any] = []
 
@@ -342,8 +341,6 @@ def test_asyncio_means_inside_a_hook_still_work() -> None:
 @pytest.mark.req("T3.13", "T3.2")
 def test_the_cap_of_abandoned_calls_holds_for_coroutines_too() -> None:
     """Stubborn coroutines are counted, and at the cap nothing new starts until one returns."""
-    import asyncio
-
     starts: list[float] = []
 
     async def stubborn(transaction: Any) -> None:
@@ -357,9 +354,98 @@ def test_the_cap_of_abandoned_calls_holds_for_coroutines_too() -> None:
                 continue
 
     task = producer("async", produce=stubborn)
-    policy = rules(
-        size=4, max_abandoned=2, cancel_grace=1.0, steps={"produce": {"timeout": 4.0}}
-    )
+    policy = rules(size=4, max_abandoned=2, cancel_grace=1.0, steps={"produce": {"timeout": 4.0}})
     outcome = produce("async", transactions(4), policy, task=task)
     assert starts == [0.0, 5.0, 40.0, 40.0]
     assert outcome.report.succeeded == 2
+
+
+@pytest.fixture
+def restless() -> Any:
+    """Let threads take turns as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.req("T3.18", "R0-G6")
+@pytest.mark.usefixtures("restless")
+def test_the_report_misses_no_worker_that_is_just_leaving() -> None:
+    """Many short calls with many workers: the number is right every time."""
+
+    class Short(ProducerMixin, BaseTask):
+        def produce_transaction(self, transaction: Transaction) -> None:
+            threading.Event().wait(0.0001)
+
+    counts = Counter(
+        int(Short().produce_transactions(transactions(8), rules(size=8, concurrency=8)))
+        for _ in range(60)
+    )
+    assert counts == {8: 60}
+
+
+@pytest.mark.req("T3.18", "R0-G6")
+def test_the_report_is_made_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that leaves moves its counts; read in between they would be in neither place."""
+    held: list[bool] = []
+    original = ThreadEngine.report
+
+    def report(self: ThreadEngine) -> Any:
+        held.append(self.lock.locked())
+        return original(self)
+
+    monkeypatch.setattr(ThreadEngine, "report", report)
+    assert produce("sync", transactions(2), rules(size=2)).report == 2
+    assert held
+    assert all(held)
+
+
+@pytest.mark.req("T3.30", "R0-G6")
+@pytest.mark.usefixtures("restless")
+def test_a_stop_among_busy_threads_is_always_graceful() -> None:
+    """Workers let ids go while the stop sweeps up what has not begun: all adds up."""
+    for _ in range(30):
+        source = ScriptedConnector([transactions(60)], settling=True)
+
+        class Busy(ConsumerMixin, BaseTask):
+            def process_transaction(self, transaction: Transaction) -> None:
+                if transaction.payload == 20:
+                    self.request_stop()
+
+        task = Busy({"source": source}, {})
+        report = task.consume_transactions(rules(size=60, concurrency=6))
+        assert sorted(name for _verb, name in source.settled) == sorted(
+            f"t{n}" for n in range(1, 61)
+        )
+        assert report + report.released == 60
+
+
+@pytest.mark.req("T3.2", "T3.5", "R0-G6")
+@pytest.mark.usefixtures("restless")
+def test_a_step_that_ended_in_time_is_not_taken_for_the_next_one() -> None:
+    """The deadline of process must not be held against the success handler that follows it."""
+    ends: dict[str, list[str]] = {}
+    lock = threading.Lock()
+
+    class Close(ProducerMixin, BaseTask):
+        def produce_transaction(self, transaction: Transaction) -> None:
+            threading.Event().wait(0.0008 + transaction.payload % 5 * 0.00005)
+
+        def handle_produce_success(self, transaction: Transaction, _result: Any) -> None:
+            self._note(transaction, "success")
+
+        def handle_produce_exception(self, transaction: Transaction, _exc: Any) -> None:
+            self._note(transaction, "exception")
+
+        def _note(self, transaction: Transaction, what: str) -> None:
+            with lock:
+                ends.setdefault(transaction.transaction_id, []).append(what)
+
+    policy = rules(
+        size=400, concurrency=8, max_abandoned=999, steps={"produce": {"timeout": 0.001}}
+    )
+    report = Close().produce_transactions(transactions(400), policy)
+    assert report == 400
+    assert {len(each) for each in ends.values()} == {1}
+    assert sum(each == ["success"] for each in ends.values()) == report.succeeded

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.connector.transaction import Transaction
 from ergon_framework.errors import ExceptionType, NonRetryableException, TransactionException
+from ergon_framework.testing.clock import VirtualClock
 from ergon_framework.testing.scripted import transactions
-from tests.engine.bodies import refusal, rules
+from tests.engine.bodies import Supply, by_hand, consumer, producer, refusal, rules, settled
 from tests.engine.colours import Colour, consume, produce
 
 THREE = {"max_attempts": 3}
@@ -85,7 +87,9 @@ def test_everything_else_is_retried_until_it_works(colour: Colour, error: Any) -
     assert [each.attempt for each in outcome.happened] == [0, 1, 2, 0]
 
 
-@pytest.mark.req("RFC-005:7.1c", "RFC-005:7.1d", "RFC-005:12b", "RFC-005:12e", "RFC-005:13c", "RFC-005:13d")
+@pytest.mark.req(
+    "RFC-005:7.1c", "RFC-005:7.1d", "RFC-005:12b", "RFC-005:12e", "RFC-005:13c", "RFC-005:13d"
+)
 @pytest.mark.parametrize("error", [_system, _timeout, lambda: ValueError("x")])
 def test_produce_is_retried_until_it_works(colour: Colour, error: Any) -> None:
     """Attempts are numbered from 0 and stop at the first success."""
@@ -96,7 +100,8 @@ def test_produce_is_retried_until_it_works(colour: Colour, error: Any) -> None:
 
 
 @pytest.mark.req(
-    "RFC-004:3f", "RFC-004:11", "RFC-004:11.1a", "RFC-004:11.2a", "R0-ERR", "R1-E1", "R1-E2", "T3.12",
+    "RFC-004:3f", "RFC-004:11", "RFC-004:11.1a", "RFC-004:11.2a", "R0-ERR", "R1-E1", "R1-E2",
+    "T3.12",
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("error", "category"),
@@ -147,7 +152,9 @@ def test_a_users_timeout_error_does_not_count_as_timed_out(colour: Colour) -> No
     assert (outcome.report.failed, outcome.report.timed_out) == (1, 0)
 
 
-@pytest.mark.req("RFC-004:6.2b", "RFC-004:6b", "RFC-004:15c", "RFC-004:10a", "R3-ST1", "R3-ST2", "R3-D5")
+@pytest.mark.req(
+    "RFC-004:6.2b", "RFC-004:6b", "RFC-004:15c", "RFC-004:10a", "R3-ST1", "R3-ST2", "R3-D5"
+)
 def test_a_failing_success_handler_uses_its_own_policy(colour: Colour) -> None:
     """Process is not run again, and each handler has its own number of attempts."""
     policy = rules(
@@ -159,7 +166,9 @@ def test_a_failing_success_handler_uses_its_own_policy(colour: Colour) -> None:
 
 
 @pytest.mark.req("RFC-004:6.2b", "RFC-005:8b", "RFC-005:8c", "RFC-005:8f", "T3.6")
-@pytest.mark.parametrize("kind", [refusal, lambda: ValueError("x"), lambda: NonRetryableException("n")])
+@pytest.mark.parametrize(
+    "kind", [refusal, lambda: ValueError("x"), lambda: NonRetryableException("n")]
+)
 def test_everything_from_a_success_handler_is_system_and_retried(colour: Colour, kind: Any) -> None:
     """BUSINESS included: retried by the success policy, then told as SYSTEM with its cause."""
     errors = [kind(), kind(), kind()]
@@ -173,16 +182,24 @@ def test_everything_from_a_success_handler_is_system_and_retried(colour: Colour,
         told = outcome.happened[-1].argument
         assert told.category is ExceptionType.SYSTEM
         assert told.transaction_id == "t1"
+        assert isinstance(told.__cause__ or told, type(errors[0]))
         assert outcome.report.failed == 1
-    assert isinstance(told.__cause__ or told, type(errors[0]))
 
 
-@pytest.mark.req("RFC-004:6.2c", "RFC-004:14d", "RFC-005:8d", "RFC-005:8e", "RFC-005:9c", "RFC-005:16d")
+@pytest.mark.req(
+    "RFC-004:6.2c", "RFC-004:14d", "RFC-005:8d", "RFC-005:8e", "RFC-005:9c", "RFC-005:16d"
+)
 def test_an_exhausted_success_handler_falls_back_to_the_exception_handler(colour: Colour) -> None:
     """Once, and without running the first step again."""
     for outcome, first in (
-        (consume(colour, [transactions(1)], rules(steps={"process": THREE}), success=OSError()), "process"),
-        (produce(colour, transactions(1), rules(steps={"produce": THREE}), success=OSError()), "produce"),
+        (
+            consume(colour, [transactions(1)], rules(steps={"process": THREE}), success=OSError()),
+            "process",
+        ),
+        (
+            produce(colour, transactions(1), rules(steps={"produce": THREE}), success=OSError()),
+            "produce",
+        ),
     ):
         assert outcome.calls() == [f"{first}:t1", "success:t1", "exception:t1"]
 
@@ -193,7 +210,10 @@ def test_a_failing_exception_handler_is_terminal_and_the_loop_goes_on(
 ) -> None:
     """It is retried by its policy, logged, counted, and the next transaction is worked on."""
     policy = rules(size=2, steps={"exception": {"max_attempts": 2}})
-    hooks = {"process": {"t1": [ValueError("x")]}, "exception": [ValueError("handler")]}
+    hooks: dict[str, Any] = {
+        "process": {"t1": [ValueError("x")]},
+        "exception": [ValueError("handler")],
+    }
     outcome = consume(colour, [transactions(2)], policy, **hooks)
     assert outcome.calls() == [
         "process:t1", "exception:t1", "exception:t1", "process:t2", "success:t2",
@@ -221,15 +241,21 @@ def test_non_retryable_stops_retries_whatever_its_category(colour: Colour) -> No
     assert outcome.calls() == ["process:t1", "exception:t1"]
 
 
-@pytest.mark.req("RFC-004:3g", "RFC-004:10c", "RFC-004:14e", "R3-BO", "RFC-005:12c", "RFC-005:16e", "R0-G4")
+@pytest.mark.req(
+    "RFC-004:3g", "RFC-004:10c", "RFC-004:14e", "R3-BO", "RFC-005:12c", "RFC-005:16e", "R0-G4"
+)
 @pytest.mark.parametrize(
     ("cap", "waits"), [(0.0, [1.0, 3.0, 9.0, 27.0]), (5.0, [1.0, 3.0, 5.0, 5.0])]
 )
-def test_retries_wait_exactly_by_the_formula(colour: Colour, cap: float, waits: list[float]) -> None:
+def test_retries_wait_exactly_by_the_formula(
+    colour: Colour, cap: float, waits: list[float]
+) -> None:
     """backoff * multiplier ** k, clipped to the cap; nothing is waited after the last attempt."""
     retry = {"max_attempts": 5, "backoff": 1.0, "backoff_multiplier": 3.0, "backoff_cap": cap}
     instants = [sum(waits[:n]) for n in range(5)]
-    consumed = consume(colour, [transactions(1)], rules(steps={"process": retry}), process=OSError())
+    consumed = consume(
+        colour, [transactions(1)], rules(steps={"process": retry}), process=OSError()
+    )
     produced = produce(colour, transactions(1), rules(steps={"produce": retry}), produce=OSError())
     assert consumed.times("process") == produced.times("produce") == instants
     assert consumed.times("exception") == produced.times("exception") == [instants[-1]]
@@ -244,7 +270,9 @@ def test_handlers_wait_by_their_own_formula(colour: Colour) -> None:
             "exception": {"max_attempts": 2, "backoff": 7.0},
         }
     )
-    outcome = consume(colour, [transactions(1)], policy, success=OSError(), exception=[OSError(), 1])
+    outcome = consume(
+        colour, [transactions(1)], policy, success=OSError(), exception=[OSError(), 1]
+    )
     assert outcome.times("success") == [0.0, 2.0, 6.0]
     assert outcome.times("exception") == [6.0, 13.0]
 
@@ -267,16 +295,13 @@ def test_exactly_one_exception_phase_for_every_cause(colour: Colour, hooks: dict
     assert outcome.report == outcome.report.failed == 3
 
 
-@pytest.mark.req("RFC-005:2", "RFC-004:6a")
+@pytest.mark.req("RFC-005:2", "RFC-004:6a", "R0-L2", "R2-X2")
 def test_handlers_are_optional(colour: Colour) -> None:
     """A task with only its one hook succeeds and fails as it should."""
-    from tests.engine.bodies import consumer, producer
 
     async def odd(transaction: Any) -> None:
         if transaction.payload % 2 == 0:
             raise ValueError("even")
-
-    from tests.engine.bodies import Supply
 
     made = consumer(colour, Supply(transactions(4)), process=odd)
     consumed = consume(colour, None, rules(size=4), task=made)
@@ -289,7 +314,6 @@ def test_handlers_are_optional(colour: Colour) -> None:
 @pytest.mark.req("RFC-004:6.3c", "R1-E2")
 def test_start_processing_answers_with_the_final_exception(colour: Colour) -> None:
     """(True, result) or (False, what was raised last)."""
-    from tests.engine.bodies import by_hand, consumer, settled
 
     async def process(transaction: Any) -> str:
         if transaction.payload == 1:
@@ -301,7 +325,6 @@ def test_start_processing_answers_with_the_final_exception(colour: Colour) -> No
             raise OSError("handler")
 
     task = consumer(colour, None, process=process, exception=exception)
-    from ergon_framework.testing.clock import VirtualClock
 
     answers = []
     for transaction in transactions(3):
@@ -339,8 +362,6 @@ def test_a_shared_exception_instance_is_not_relabelled(colour: Colour) -> None:
 @pytest.mark.req("R1-ID2", "R1-I2", "R1-I3", "R1-IM3", "R1-I1", "R0-X", "RFC-004:13.2a")
 def test_every_attempt_gets_the_very_same_transaction(colour: Colour) -> None:
     """No attempt changes identity or payload: the object the connector gave is what hooks see."""
-    from tests.engine.bodies import Supply, consumer
-
     seen: list[Any] = []
 
     async def process(transaction: Any) -> None:
@@ -361,9 +382,6 @@ def test_every_attempt_gets_the_very_same_transaction(colour: Colour) -> None:
 @pytest.mark.parametrize("copies", [True, False])
 def test_payload_copies_are_an_option(colour: Colour, copies: bool) -> None:
     """With them a mutated payload never reaches the next attempt, the handler or the original."""
-    from ergon_framework.connector.transaction import Transaction
-    from tests.engine.bodies import Supply, consumer, producer
-
     seen: list[list[int]] = []
 
     async def first(transaction: Any) -> None:

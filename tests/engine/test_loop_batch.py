@@ -86,7 +86,9 @@ def test_the_permit_belongs_to_the_whole_lifecycle(colour: Colour) -> None:
 @pytest.mark.req("RFC-004:8.1b", "RFC-004:8.2b")
 def test_a_free_worker_takes_the_next_of_the_batch(colour: Colour) -> None:
     """One slow transaction does not keep the other worker from the rest of the batch."""
-    hooks = {"process": {"t1": [Takes(10.0)], **{f"t{n}": [Takes(1.0)] for n in range(2, 6)}}}
+    hooks: dict[str, Any] = {
+        "process": {"t1": [Takes(10.0)], **{f"t{n}": [Takes(1.0)] for n in range(2, 6)}}
+    }
     outcome = consume(colour, [transactions(5)], rules(size=5, concurrency=2), **hooks)
     assert outcome.times("process") == [0.0, 0.0, 1.0, 2.0, 3.0]
     assert outcome.report.elapsed == 10.0
@@ -95,7 +97,7 @@ def test_a_free_worker_takes_the_next_of_the_batch(colour: Colour) -> None:
 @pytest.mark.req("T3.8", "RFC-004:15d")
 def test_the_next_fetch_waits_for_the_whole_batch(colour: Colour) -> None:
     """Batches are neither merged nor split: a barrier stands between them."""
-    hooks = {"process": {"t1": [Takes(10.0)]}}
+    hooks: dict[str, Any] = {"process": {"t1": [Takes(10.0)]}}
     answers = [transactions(2), transactions(2, "u")]
     outcome = consume(colour, answers, rules(size=2, concurrency=2), **hooks)
     assert outcome.times("process") == [0.0, 0.0, 10.0, 10.0]
@@ -157,7 +159,9 @@ def test_the_same_scene_runs_the_same_way_twice(colour: Colour) -> None:
 
     def story() -> Any:
         retry = {"max_attempts": 3, "backoff": 0.7}
-        hooks = {"process": {"t2": [OSError(), Takes(2.0)], "t3": [Takes(0.3)], "t5": [OSError()]}}
+        hooks: dict[str, Any] = {
+            "process": {"t2": [OSError(), Takes(2.0)], "t3": [Takes(0.3)], "t5": [OSError()]}
+        }
         policy = rules(size=3, concurrency=2, steps={"process": retry})
         outcome = consume(colour, [transactions(3), transactions(6)[3:]], policy, **hooks)
         return [(each.at, each.hook, each.transaction_id) for each in outcome.happened]
@@ -207,9 +211,7 @@ def test_a_failed_and_retried_fetch_does_not_reset_the_empty_count(colour: Colou
     """A fetch that failed and then delivered nothing is one more empty fetch."""
     empty = {"backoff": 1.0, "backoff_multiplier": 2.0, "backoff_cap": 0.0}
     answers = [None, OSError("blip"), None, transactions(1)]
-    policy = rules(
-        streaming=True, empty_queue=empty, limit=1, steps={"fetch": {"max_attempts": 2}}
-    )
+    policy = rules(streaming=True, empty_queue=empty, limit=1, steps={"fetch": {"max_attempts": 2}})
     outcome = consume(colour, answers, policy)
     assert outcome.times("process") == [3.0]
 
@@ -302,7 +304,7 @@ def test_a_stubborn_handler_does_not_hold_the_loop_timeout(colour: Colour) -> No
 @pytest.mark.req("T3.18", "RFC-004:15a")
 def test_the_report_is_an_int_with_disjoint_counts(colour: Colour) -> None:
     """succeeded + failed + timed_out is the number; the rest is beside it."""
-    hooks = {
+    hooks: dict[str, Any] = {
         "process": {"t1": ["ok"], "t2": [ValueError("x")], "t3": [Takes(100.0)], "t4": [OSError()]},
         "exception": {"t4": [OSError("handler")]},
     }
@@ -325,7 +327,9 @@ def test_policies_are_never_changed(colour: Colour) -> None:
     )
     before = policy.model_dump_json()
     for _ in range(2):
-        outcome = consume(colour, [transactions(2), transactions(2, "u")], policy, process=OSError())
+        outcome = consume(
+            colour, [transactions(2), transactions(2, "u")], policy, process=OSError()
+        )
         assert outcome.report.failed == 3
     assert policy.model_dump_json() == before
 

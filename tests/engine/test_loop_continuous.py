@@ -16,7 +16,7 @@ from tests.engine.colours import Colour, consume
 @pytest.mark.req("T3.8")
 def test_a_slow_one_does_not_keep_the_others_waiting(colour: Colour) -> None:
     """The next fetch comes before the slow transaction ends."""
-    hooks = {"process": {"t1": [Takes(100.0)]}}
+    hooks: dict[str, Any] = {"process": {"t1": [Takes(100.0)]}}
     answers = [transactions(2), transactions(2, "u"), transactions(2, "v")]
     policy = rules(size=2, concurrency=2, mode="continuous")
     outcome = consume(colour, answers, policy, **hooks)

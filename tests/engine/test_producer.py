@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import pickle
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.core.loop import StopReason
 from ergon_framework.errors import InputException, ProducerLoopTimeoutException
+from ergon_framework.task import ready
 from ergon_framework.task.mixins.policies import ProducerPolicy
 from ergon_framework.task.ready import (
     AsyncDispatching,
@@ -18,8 +23,8 @@ from ergon_framework.task.ready import (
     ProducerTask,
 )
 from ergon_framework.testing.clock import VirtualClock
-from ergon_framework.testing.scripted import Takes, transactions
-from tests.engine.bodies import Gauge, final_report, nap, now, producer, rules
+from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
+from tests.engine.bodies import Gauge, final_report, method, nap, now, producer, refusal, rules
 from tests.engine.colours import Colour, Outcome, consume, produce
 
 
@@ -36,7 +41,7 @@ def test_all_input_is_produced(colour: Colour, count: int) -> None:
 @pytest.mark.req("RFC-005:10.1a", "R3-BA2", "RFC-005:10.1b", "T3.8")
 def test_batches_run_strictly_one_after_the_other(colour: Colour) -> None:
     """A slow one holds the next batch, whatever the free workers."""
-    hooks = {"produce": {"t1": [Takes(10.0)]}}
+    hooks: dict[str, Any] = {"produce": {"t1": [Takes(10.0)]}}
     outcome = produce(colour, transactions(5), rules(size=2, concurrency=2), **hooks)
     assert outcome.times("produce") == [0.0, 0.0, 10.0, 10.0, 10.0]
     assert outcome.report.batches == 3
@@ -67,7 +72,9 @@ def test_concurrency_is_reached_and_never_exceeded(colour: Colour, bound: int) -
 )  # fmt: skip
 def test_a_free_worker_takes_the_next_of_the_batch(colour: Colour) -> None:
     """Refill within the batch, also after a failure."""
-    hooks = {"produce": {"t1": [Takes(10.0)], "t2": [Takes(1.0, OSError())], "t3": [Takes(2.0)]}}
+    hooks: dict[str, Any] = {
+        "produce": {"t1": [Takes(10.0)], "t2": [Takes(1.0, OSError())], "t3": [Takes(2.0)]}
+    }
     outcome = produce(colour, transactions(4), rules(size=4, concurrency=2), **hooks)
     assert outcome.times("produce") == [0.0, 0.0, 1.0, 3.0]
 
@@ -75,7 +82,7 @@ def test_a_free_worker_takes_the_next_of_the_batch(colour: Colour) -> None:
 @pytest.mark.req("RFC-005:11c", "RFC-005:11f", "RFC-005:15.1c", "RFC-005:16g", "T3.17")
 def test_the_loop_timeout_bounds_the_whole_call(colour: Colour) -> None:
     """A ProducerLoopTimeoutException that is a TimeoutError, with aborted and unstarted named."""
-    hooks = {"produce": {"t1": ["ok"], "t2": [Takes(100.0)]}}
+    hooks: dict[str, Any] = {"produce": {"t1": ["ok"], "t2": [Takes(100.0)]}}
     outcome = produce(colour, transactions(6), rules(size=2, concurrency=2, timeout=5.0), **hooks)
     error = outcome.error
     assert isinstance(error, ProducerLoopTimeoutException)
@@ -138,8 +145,6 @@ def test_input_is_read_lazily(colour: Colour) -> None:
 @pytest.mark.req("T3.27")
 def test_no_more_tasks_than_permits_exist() -> None:
     """A permit is taken before a task is made."""
-    import asyncio
-
     most = 0
 
     async def send(_transaction: Any) -> None:
@@ -155,8 +160,6 @@ def test_no_more_tasks_than_permits_exist() -> None:
 @pytest.mark.req("RFC-005:10.2a", "T3.27")
 def test_no_more_threads_than_permits_exist() -> None:
     """Long-lived workers, not a thread per transaction."""
-    import threading
-
     names: set[int] = set()
 
     async def send(_transaction: Any) -> None:
@@ -238,9 +241,7 @@ def test_policies_are_never_changed(colour: Colour) -> None:
 @pytest.mark.req("RFC-005:16c", "RFC-005:16d", "RFC-005:9b")
 def test_a_mixed_batch_gives_every_transaction_its_one_outcome(colour: Colour) -> None:
     """Success, BUSINESS, exhausted SYSTEM and timeout side by side."""
-    from tests.engine.bodies import refusal
-
-    hooks = {
+    hooks: dict[str, Any] = {
         "produce": {"t2": [refusal()], "t3": [OSError()], "t4": [Takes(100.0)]},
     }
     policy = rules(size=4, concurrency=4, transaction_timeout=5.0, max_abandoned=9)
@@ -253,7 +254,7 @@ def test_a_mixed_batch_gives_every_transaction_its_one_outcome(colour: Colour) -
 
 @pytest.mark.req("T3.25", "R0-L5", "R0-N")
 def test_the_engine_dispatches_nothing_by_itself(colour: Colour) -> None:
-    """Only a hook that calls the connector delivers; the ready-made one does it once per attempt."""
+    """Only a hook that calls the connector delivers; the ready-made one does so."""
 
     class Target:
         def __init__(self) -> None:
@@ -271,7 +272,9 @@ def test_the_engine_dispatches_nothing_by_itself(colour: Colour) -> None:
     silent, loud = Target(), Target()
     produce(colour, transactions(2), task=producer(colour, {"out": silent}, produce=nothing))
     assert silent.sent == []
-    bases = (Dispatching, ProducerTask) if colour == "sync" else (AsyncDispatching, AsyncProducerTask)
+    bases = (
+        (Dispatching, ProducerTask) if colour == "sync" else (AsyncDispatching, AsyncProducerTask)
+    )
     kind: Any = type("Sender", bases, {"target": "out"})
     task = kind({"out": loud, "other": Target()}, {})
     assert produce(colour, transactions(2), rules(size=2), task=task).report.succeeded == 2
@@ -281,9 +284,6 @@ def test_the_engine_dispatches_nothing_by_itself(colour: Colour) -> None:
 @pytest.mark.req("R2-X1", "R2-DI1")
 def test_ready_made_tasks_execute(colour: Colour) -> None:
     """execute() consumes, or produces what transactions() gives, with the policy it is given."""
-    from ergon_framework.task import ready
-    from ergon_framework.testing.scripted import ScriptedConnector
-    from tests.engine.bodies import method
 
     async def hook(_transaction: Any) -> None:
         return None
@@ -295,7 +295,10 @@ def test_ready_made_tasks_execute(colour: Colour) -> None:
     for role, members in (
         ("ConsumerTask", {"process_transaction": body}),
         ("HybridTask", {"process_transaction": body, "produce_transaction": body}),
-        ("ProducerTask", {"produce_transaction": body, "transactions": lambda _self: transactions(3)}),
+        (
+            "ProducerTask",
+            {"produce_transaction": body, "transactions": lambda _self: transactions(3)},
+        ),
     ):
         kind: Any = type("Mine", (getattr(ready, prefix + role),), members)
         task = kind({"source": ScriptedConnector([transactions(3)])}, {})
@@ -315,9 +318,6 @@ async def _execute(task: Any, policy: Any) -> Any:
 @pytest.mark.req("T3.18")
 def test_reports_of_consumer_and_producer_have_the_same_shape(colour: Colour) -> None:
     """Same fields, same meaning; it survives pickling and JSON."""
-    import json
-    import pickle
-
     consumed = consume(colour, [transactions(2)], rules(size=2)).report
     produced = produce(colour, transactions(2), rules(size=2)).report
     assert consumed.to_dict().keys() == produced.to_dict().keys()

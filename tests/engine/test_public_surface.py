@@ -74,7 +74,9 @@ def test_pinned_names_are_importable(module: str, name: str) -> None:
 
 
 @pytest.mark.req("RFC-004:5.1a")
-@pytest.mark.parametrize("module", ["ergon_framework.task.exceptions", "ergon_framework.connector.transaction"])
+@pytest.mark.parametrize(
+    "module", ["ergon_framework.task.exceptions", "ergon_framework.connector.transaction"]
+)
 def test_modules_that_declare_their_names_declare_exactly_these(module: str) -> None:
     """Adding or removing a public name means changing this list on purpose."""
     assert sorted(importlib.import_module(module).__all__) == PINNED[module]
@@ -110,7 +112,9 @@ def test_both_colours_have_the_same_methods_and_signatures() -> None:
         (producer.ProducerMixin, producer.AsyncProducerMixin),
     ):
         methods = {name for name in vars(plain) if inspect.isfunction(vars(plain)[name])}
-        assert methods == {name for name in vars(coloured) if inspect.isfunction(vars(coloured)[name])}
+        assert methods == {
+            name for name in vars(coloured) if inspect.isfunction(vars(coloured)[name])
+        }
         for name in methods:
             one, other = getattr(plain, name), getattr(coloured, name)
             assert list(inspect.signature(one).parameters) == list(
@@ -230,6 +234,7 @@ def test_real_time_works_as_well_as_virtual(colour: str) -> None:
     assert report.succeeded == 50
 
 
+@pytest.mark.slow
 @pytest.mark.req("T3.2")
 def test_abandoned_threads_do_not_hold_the_interpreter() -> None:
     """A program with a call hung for ever still exits after its report."""

@@ -8,7 +8,7 @@ import pytest
 
 from ergon_framework.errors import FetchException, TransactionException
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
-from tests.engine.bodies import consumer, final_report, nap, now, refusal, rules
+from tests.engine.bodies import by_hand, final_report, nap, now, refusal, rules
 from tests.engine.colours import Colour, consume
 
 
@@ -30,19 +30,13 @@ class Settling(ScriptedConnector):
             raise trouble
 
     def ack(self, transaction: Any) -> None:
-        from tests.engine.bodies import by_hand
-
         by_hand(self._tell("ack", transaction))
 
     def nack(self, transaction: Any, exc: Any) -> None:
-        from tests.engine.bodies import by_hand
-
         self.reasons.append(exc)
         by_hand(self._tell("nack", transaction))
 
     def release(self, transaction: Any) -> None:
-        from tests.engine.bodies import by_hand
-
         by_hand(self._tell("release", transaction))
 
     async def ack_async(self, transaction: Any) -> None:
@@ -65,7 +59,7 @@ class Settling(ScriptedConnector):
 def test_every_ending_is_settled_exactly_once(colour: Colour) -> None:
     """Success acks; failure, timeout and a failed handler nack with the reason."""
     source = Settling([transactions(5)])
-    hooks = {
+    hooks: dict[str, Any] = {
         "process": {"t2": [refusal()], "t3": [Takes(100.0)], "t4": [ValueError("x")], "t5": ["ok"]},
         "success": {"t5": [ValueError("no")]},
         "exception": {"t4": [OSError("handler")]},
@@ -93,7 +87,12 @@ def test_a_loop_timeout_releases_what_it_aborts(colour: Colour) -> None:
     """In flight and not begun alike; nothing is stranded."""
     source = Settling([transactions(4)])
     policy = rules(size=4, concurrency=2, timeout=5.0)
-    outcome = consume(colour, source, policy, process={"t1": Takes(1.0), "t2": Takes(100.0), "t3": Takes(100.0), "t4": Takes(100.0)})
+    outcome = consume(
+        colour,
+        source,
+        policy,
+        process={"t1": Takes(1.0), "t2": Takes(100.0), "t3": Takes(100.0), "t4": Takes(100.0)},
+    )
     assert isinstance(outcome.error, TimeoutError)
     assert source.verbs == [("ack", "t1"), ("release", "t2"), ("release", "t3"), ("release", "t4")]
     report = final_report(outcome)
@@ -117,7 +116,7 @@ def test_a_failing_settlement_is_counted_logged_and_not_repeated(
 ) -> None:
     """The outcome stays what it was, and the loop goes on."""
     source = Settling([transactions(2)], **{verb: OSError("channel gone")})
-    hooks = {"process": ValueError("x")} if verb == "nack" else {}
+    hooks: dict[str, Any] = {"process": ValueError("x")} if verb == "nack" else {}
     outcome = consume(colour, source, rules(size=2), **hooks)
     assert source.verbs == [(verb, "t1"), (verb, "t2")]
     report = outcome.report
@@ -213,7 +212,9 @@ def test_equal_ids_are_settled_each(colour: Colour) -> None:
 def test_an_interrupt_settles_everybody(colour: Colour, kind: type[BaseException]) -> None:
     """The interrupted one, the one beside it and those not begun: one word about each."""
     source = Settling([transactions(4)])
-    hooks = {"process": {"t1": [Takes(1.0, kind())], "t2": [Takes(5.0)], "t3": ["ok"], "t4": ["ok"]}}
+    hooks: dict[str, Any] = {
+        "process": {"t1": [Takes(1.0, kind())], "t2": [Takes(5.0)], "t3": ["ok"], "t4": ["ok"]}
+    }
     outcome = consume(colour, source, rules(size=4, concurrency=2), **hooks)
     assert isinstance(outcome.error, kind)
     names = sorted(name for _verb, name in source.verbs)
@@ -228,7 +229,7 @@ def test_a_settled_transaction_is_not_settled_again_when_its_zombie_returns(
 ) -> None:
     """The late result of an abandoned call acks nothing."""
     source = Settling([transactions(2)])
-    hooks = {"process": {"t1": [Takes(8.0, "late")], "t2": [Takes(4.0)]}}
+    hooks: dict[str, Any] = {"process": {"t1": [Takes(8.0, "late")], "t2": [Takes(4.0)]}}
     policy = rules(size=2, max_abandoned=9, steps={"process": {"timeout": 5.0}})
     consume(colour, source, policy, **hooks)
     assert source.verbs == [("ack", "t2"), ("nack", "t1")]

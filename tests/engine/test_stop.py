@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.loop import StopReason
+from ergon_framework.testing.clock import VirtualClock
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
-from tests.engine.bodies import Supply, consumer, final_report, nap, now, producer, rules
+from tests.engine.bodies import Supply, by_hand, consumer, final_report, nap, now, producer, rules
 from tests.engine.colours import Colour, consume, produce
 
 
@@ -288,8 +290,6 @@ def test_a_hung_fetch_does_not_hold_a_stop_beyond_the_grace(colour: Colour) -> N
             await nap(1000.0)
 
         def fetch_transactions(self, batch_size: int) -> Any:
-            from tests.engine.bodies import by_hand
-
             return by_hand(self._fetch())
 
         async def fetch_transactions_async(self, batch_size: int) -> Any:
@@ -336,9 +336,6 @@ def test_the_loop_timeout_still_bounds_a_drain(colour: Colour) -> None:
 @pytest.mark.req("T3.30")
 def test_every_running_call_of_a_task_is_stopped() -> None:
     """Two calls at once of one async task: one request reaches both."""
-    import asyncio
-
-    from ergon_framework.testing.clock import VirtualClock
 
     async def process(_transaction: Any) -> None:
         await nap(1.0)
@@ -347,7 +344,9 @@ def test_every_running_call_of_a_task_is_stopped() -> None:
     task = consumer("async", source, process=process)
 
     async def scene() -> list[Any]:
-        calls = [asyncio.create_task(task.consume_transactions(rules(streaming=True))) for _ in "ab"]
+        calls = [
+            asyncio.create_task(task.consume_transactions(rules(streaming=True))) for _ in "ab"
+        ]
         await asyncio.sleep(10)
         task.request_stop()
         return await asyncio.gather(*calls)

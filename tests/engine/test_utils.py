@@ -209,7 +209,7 @@ def test_with_context_async_carries_the_moment_into_a_task() -> None:
         token = NOTE.set("bound")
         bound = with_context_async(note)
         NOTE.reset(token)
-        assert await asyncio.gather(bound("a"), bound("b")) == ["a", "b"]
+        assert list(await asyncio.gather(bound("a"), bound("b"))) == ["a", "b"]
         with pytest.raises(ValueError, match="bad"):
             await bound("bad")
         assert NOTE.get() == "none"

@@ -75,6 +75,7 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 4 * MAX_CONNECTIONS
 
     def __init__(self, address: tuple[str, int], snapshot: Callable[[], Snapshot]) -> None:
         self.snapshot = snapshot

@@ -264,6 +264,7 @@ def _call(rule: LifecycleRule, cursor: Cursor) -> Call:
 
 
 def _timeout(scope: Scope, cursor: Cursor) -> Failure:
-    what = "the attempt" if scope is Scope.STEP else "the lifecycle"
-    message = f"{what} ran out of time in step {cursor.step.value}, attempt {cursor.attempt}"
-    return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", message)
+    if scope is Scope.LIFECYCLE:
+        return Failure(Kind.TIMEOUT, "lifecycle_timeout", "the lifecycle ran out of time")
+    message = f"attempt {cursor.attempt + 1} ran out of time"
+    return Failure(Kind.TIMEOUT, "step_timeout", message)

@@ -23,7 +23,7 @@ from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.plan import EnginePlan, StepPlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import Doing, Run, Tally, Worker
+from ergon_framework.engine.run import Doing, ProduceRun, Run, Tally, Worker
 from ergon_framework.errors import describe
 from ergon_framework.ports import context as ports
 from ergon_framework.ports.notice import Notice
@@ -35,6 +35,8 @@ logger = logging.getLogger("ergon.engine")
 NEVER = math.inf
 RELEASE_GRACE = 5.0
 """Seconds for handing transactions back at the end of a call; what takes longer is stranded."""
+FEWEST_ABANDONED = 4
+"""Hung calls a call tolerates whatever its concurrency: one must not stop a single worker."""
 FETCH, BACKOFF, SETTLE = "fetch", "backoff", "settle"  # phases beside the lifecycle's own
 
 
@@ -50,6 +52,7 @@ class Flight:
         self.is_watched = sink is not None or plan.ended is not None
         self.now = now
         self.loop = Loop(plan.loop)
+        self.make_run = ProduceRun if plan.role == "producer" else Run
         self.call = ports.Call(plan.role, plan.task, uuid.uuid4().hex, now, plan.settings)
         self.context = contextvars.copy_context()  # copied again for each attempt, never run in
         process = "produce" if plan.role == "producer" else "process"
@@ -125,7 +128,7 @@ class Flight:
         limit = self.plan.loop.concurrency
         if self.plan.bounds.hold_abandoned:
             return max(0, limit - self.abandoned)
-        cap = self.plan.bounds.max_abandoned or limit
+        cap = self.plan.bounds.max_abandoned or max(limit, FEWEST_ABANDONED)
         return 0 if self.abandoned >= cap else limit
 
     def may_start(self) -> bool:

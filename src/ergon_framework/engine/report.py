@@ -27,10 +27,10 @@ class Report(int):
     """The number of transactions that got an outcome: succeeded + failed + timed out.
 
     ``handler_failures`` counts exception handlers that failed themselves (their transactions are
-    among the failed); ``aborted`` those cut off without an outcome; ``released`` those handed back
-    to their source unstarted; ``abandoned`` the calls that did not come back in time. ``stranded``
-    are ids that were taken in but neither started nor handed back, ``duplicates`` ids a producer
-    was given more than once.
+    among the failed and timed out); ``aborted`` those cut off without an outcome; ``released``
+    those handed back to their source, unstarted or aborted; ``abandoned`` the calls that did not
+    come back in time. ``stranded`` are ids that were taken in but neither started nor handed back,
+    ``duplicates`` ids a producer was given more than once.
     """
 
     succeeded: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from ergon_framework.core.lifecycle import Cursor, End, Ending, Scope
+from ergon_framework.core.lifecycle import Cursor, End, Ending, Scope, Step
 from ergon_framework.errors import TransactionException
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
@@ -52,6 +52,15 @@ class Run(Cursor):
         except IndexError:
             return False
         return True
+
+
+class ProduceRun(Run):
+    """The run of a producer, whose first step has another name."""
+
+    @property
+    def phase(self) -> str:
+        """As an attempt: the step it stands in."""
+        return "produce" if self.step is Step.PROCESS else self.step.value
 
 
 Doing: TypeAlias = Attempt | Run

@@ -107,7 +107,7 @@ class ThreadWorkers(ThreadSource):
         """
         if not self.is_plain:
             return self._live_watched(worker, transaction)
-        run = Run(transaction, self.now() if self.is_timed else 0.0)
+        run = self.make_run(transaction, self.now() if self.is_timed else 0.0)
         step = self.on_process
         current: tuple[Any, ...] = (self.call, run, step.phase, 0, run.ticket)
         event = self._call(worker, run, step, run, current, transaction)
@@ -129,7 +129,7 @@ class ThreadWorkers(ThreadSource):
 
     def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
-        run = Run(transaction, self.now())
+        run = self.make_run(transaction, self.now())
         self.emit("transaction.began", run=run)
         if not self.plan.compiled:
             return self._drive(worker, run, BEGAN)

@@ -2,8 +2,8 @@
 
 Required of a source is one method: ``fetch_transactions`` or ``fetch_transactions_async``. All
 others are offers. The engine never runs two fetches of one call at the same time, but fetches may
-come from different threads. Settlement (``ack``, ``nack``, ``release``) is called exactly once per
-delivered transaction, from the thread or task that ran its lifecycle.
+come from different threads. Settlement is called exactly once per delivered transaction: ``ack``
+and ``nack`` by the thread or task that ran its lifecycle, ``release`` when the call ends.
 """
 
 from __future__ import annotations

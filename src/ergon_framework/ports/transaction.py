@@ -82,7 +82,7 @@ class Transaction:
         Kept by the engine, not in the envelope, so that every retry starts from identical state.
         """
         attempt = current_attempt()
-        if attempt is None or attempt.transaction is not self:
+        if attempt is None or attempt.transaction.transaction_id != self.transaction_id:
             return 0
         return attempt.number + 1
 

@@ -1,0 +1,174 @@
+"""What a supervisor decides, with children and time that are only played."""
+
+from __future__ import annotations
+
+import signal
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.liveness import Snapshot, State
+from ergon_framework.app.restarts import GiveUp, Restart, RestartRule, Settled, after_end
+from ergon_framework.app.supervisor import Beat, Ended, Event, Signalled, Supervisor
+
+RULE = RestartRule(limit=3, window=60.0)
+
+
+class PlayedChild:
+    """Takes note of what is done to it."""
+
+    def __init__(self) -> None:
+        self.done: list[int | str] = []
+
+    def send(self, number: int) -> None:
+        self.done.append(number)
+
+    def kill(self) -> None:
+        self.done.append("kill")
+
+
+class Stage(SimpleQueue[Event]):
+    """A queue of events that moves the time on when there is none."""
+
+    def __init__(self, *events: Event) -> None:
+        super().__init__()
+        self.time = 0.0
+        self.script = list(events)
+        self.children: list[tuple[float, int, PlayedChild]] = []
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Event:
+        is_signal = bool(self.script) and isinstance(self.script[0], Signalled)
+        if timeout is not None and not is_signal:
+            self.time += timeout
+            raise Empty
+        assert self.script, "the supervisor waits for ever"
+        return self.script.pop(0)
+
+    def start(self, worker: int) -> PlayedChild:
+        child = PlayedChild()
+        self.children.append((self.time, worker, child))
+        return child
+
+    def supervise(self, workers: int, **more: object) -> Supervisor:
+        return Supervisor(
+            self.start, workers, self, rule=RULE, now=lambda: self.time, **more  # type: ignore[arg-type]
+        )
+
+    @property
+    def starts(self) -> list[tuple[float, int]]:
+        return [(at, worker) for at, worker, _ in self.children]
+
+
+@pytest.mark.parametrize("code", [1, -9, -11, 143, 130, 77])
+def test_an_unexpected_end_is_followed_by_a_restart(code: int) -> None:
+    """A crash, a signal from elsewhere and a failed run all are."""
+    decision = after_end(RULE, code, is_complete=False, deaths=[], now=0.0)
+    assert decision == Restart(0.5)
+
+
+def test_an_expected_end_is_not() -> None:
+    """Done is done, a run that came to its end is not repeated, and refused stays refused."""
+    assert after_end(RULE, 0, is_complete=True, deaths=[], now=0.0) == Settled()
+    assert after_end(RULE, 1, is_complete=True, deaths=[], now=0.0) == Settled()
+    refused = after_end(RULE, 2, is_complete=False, deaths=[], now=0.0)
+    assert refused == GiveUp(ExitCode.REFUSED)
+
+
+def test_restarts_back_off_and_end() -> None:
+    """Each death within the window doubles the wait; old ones are forgotten."""
+    waits = [
+        after_end(RULE, 1, is_complete=False, deaths=[0.0] * n, now=1.0) for n in range(RULE.limit)
+    ]
+    assert waits == [Restart(0.5), Restart(1.0), Restart(2.0)]
+    spent = after_end(RULE, 1, is_complete=False, deaths=[0.0] * 3, now=59.0)
+    assert spent == GiveUp(ExitCode.FAILED)
+    later = after_end(RULE, 1, is_complete=False, deaths=[0.0] * 3, now=60.0)
+    assert later == Restart(0.5)
+
+
+def test_all_done() -> None:
+    """Every worker ended well: so did the run."""
+    stage = Stage(Ended(1, 0), Ended(0, 0))
+    assert stage.supervise(2).run() is ExitCode.DONE
+    assert stage.starts == [(0.0, 0), (0.0, 1)]
+
+
+def test_only_the_dead_one_is_started_again() -> None:
+    """After its backoff, while the other one goes on."""
+    stage = Stage(Ended(0, -9), Ended(0, 0), Ended(1, 0))
+    supervisor = stage.supervise(2)
+    assert supervisor.run() is ExitCode.DONE
+    assert stage.starts == [(0.0, 0), (0.0, 1), (0.5, 0)]
+    assert supervisor.restarts == 1
+
+
+def test_one_that_keeps_dying_ends_them_all() -> None:
+    """The others are asked to stop, and the run has failed."""
+    stage = Stage(*[Ended(0, 1)] * 4, Ended(1, 143))
+    assert stage.supervise(2).run() is ExitCode.FAILED
+    assert [at for at, worker in stage.starts if worker == 0] == [0.0, 0.5, 1.5, 3.5]
+    assert stage.children[1][2].done == [signal.SIGTERM]
+
+
+def test_a_refusal_ends_them_all() -> None:
+    """What one worker refuses, the next would refuse as well."""
+    stage = Stage(Ended(0, 2), Ended(1, 143))
+    assert stage.supervise(2).run() is ExitCode.REFUSED
+
+
+def test_a_run_with_defects_has_failed_without_a_restart() -> None:
+    """A worker that came to its end with code 1 is not started again."""
+    outcome = {"is_complete": True, "error": None, "report": None}
+    stage = Stage(Ended(0, 1, outcome))
+    assert stage.supervise(1).run() is ExitCode.FAILED
+    assert len(stage.starts) == 1
+
+
+@pytest.mark.req("T3.30")
+def test_signals_are_forwarded_then_kill() -> None:
+    """The first goes to every worker, the second ends them; nobody is started again."""
+    stage = Stage(
+        Ended(0, -9),
+        Signalled(signal.SIGINT),
+        Signalled(signal.SIGTERM),
+        Ended(1, -9),
+    )
+    assert stage.supervise(2).run() is ExitCode.INTERRUPTED
+    assert stage.children[1][2].done == [signal.SIGINT, "kill"]
+    assert len(stage.starts) == 2
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
+    """A lack of processes may pass; it counts like a death."""
+    stage = Stage(Ended(0, 0))
+    refusals = [OSError("no more processes")]
+
+    def start(worker: int) -> PlayedChild:
+        if refusals:
+            raise refusals.pop()
+        return stage.start(worker)
+
+    supervisor = Supervisor(start, 1, stage, rule=RULE, now=lambda: stage.time)
+    assert supervisor.run() is ExitCode.DONE
+    assert stage.starts == [(0.5, 0)]
+
+
+def test_how_the_workers_are() -> None:
+    """As the worst of them; one that says nothing for long is stalled; stopping is stopping."""
+    stage = Stage()
+    supervisor = stage.supervise(2, has_beats=True)
+    assert supervisor.snapshot().state is State.STARTING
+    supervisor._start_due()
+    for worker in range(2):
+        supervisor._take(Beat(worker, Snapshot(State.HEALTHY, in_flight=2)))
+    assert supervisor.snapshot() == Snapshot(State.HEALTHY, in_flight=4)
+    supervisor._take(Beat(1, Snapshot(State.STALLED, "hangs", abandoned=1)))
+    assert supervisor.snapshot() == Snapshot(State.STALLED, "hangs", 2, 1)
+    supervisor._take(Beat(1, Snapshot(State.HEALTHY)))
+    supervisor._take(Ended(0, 0))
+    assert supervisor.snapshot().state is State.HEALTHY
+    stage.time += 31.0
+    assert supervisor.snapshot() == Snapshot(State.STALLED, "worker 1 is silent")
+    supervisor._take(Signalled(signal.SIGTERM))
+    assert supervisor.snapshot().state is State.STOPPING
