@@ -13,7 +13,7 @@ import pytest
 
 from ergon_framework.app.liveness import Liveness, Snapshot, State, combined
 from ergon_framework.app.liveness_file import liveness_file, read_liveness
-from ergon_framework.app.probe import probe_server
+from ergon_framework.app.probe import MAX_CONNECTIONS, probe_server
 from ergon_framework.app.ticker import Ticker
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.notice import CATALOGUE, Notice
@@ -247,21 +247,34 @@ def test_http_errors_have_the_product_s_shape(probe: Probe) -> None:
     assert (status, set(shape)) == (501, {"code", "message", "details"})
 
 
-def test_a_crowd_is_turned_away(probe: Probe) -> None:
-    """More connections than allowed are closed; the probe works again when they are gone."""
-    crowd = [http.client.HTTPConnection("127.0.0.1", probe.port, timeout=10) for _ in range(40)]
-    for connection in crowd:
-        connection.connect()
-    turned_away = 0
-    for connection in crowd:
-        try:
-            connection.request("GET", "/live")
-            connection.getresponse().read()
-        except (ConnectionError, http.client.HTTPException):
-            turned_away += 1
-        connection.close()
-    assert 0 < turned_away < len(crowd)
-    assert probe.ask("/live")[0] == 200
+def test_a_crowd_is_turned_away() -> None:
+    """Beyond the allowed number connections are closed; those being served get their answer."""
+    inside, may_go = threading.Semaphore(0), threading.Event()
+
+    def snapshot() -> Snapshot:
+        inside.release()
+        may_go.wait(10)
+        return Snapshot(State.HEALTHY)
+
+    with probe_server("127.0.0.1", 0, snapshot) as port:
+        crowd = [connect(port) for _ in range(MAX_CONNECTIONS)]
+        for _ in crowd:
+            assert inside.acquire(timeout=10)
+        late = connect(port)
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            late.getresponse()
+        may_go.set()
+        for connection in (*crowd, late):
+            if connection is not late:
+                assert connection.getresponse().status == 200
+            connection.close()
+
+
+def connect(port: int) -> http.client.HTTPConnection:
+    """A connection that has asked and not yet listened."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/live")
+    return connection
 
 
 def test_a_port_in_use_is_refused(probe: Probe) -> None:

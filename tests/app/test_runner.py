@@ -15,6 +15,7 @@ from ergon_framework.app.exit_codes import ExitCode
 from ergon_framework.app.liveness import Liveness, State
 from ergon_framework.app.outcome import Outcome
 from ergon_framework.app.publication import Publication
+from ergon_framework.app.references import load
 from ergon_framework.app.runner import run_here, run_task
 from ergon_framework.app.runs import Run
 from ergon_framework.app.shutdown import Shutdown, leave_within
@@ -186,9 +187,10 @@ class Orders(ConsumerTask):
 
 
 def test_a_hung_thread_does_not_keep_an_async_run(
-    workplace: Workplace, caplog: pytest.LogCaptureFixture
+    workplace: Workplace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of to_thread that never returns is abandoned, and the loop is closed without it."""
+    monkeypatch.setattr("ergon_framework.app.runner.LOOP_CLOSE_TIMEOUT", 0.05)
     gate = threading.Event()
     workplace.module(
         """
@@ -210,8 +212,6 @@ policy = ConsumerPolicy(
 """
     )
     wiring = workplace.wire()
-    from ergon_framework.app.references import load
-
     load("shop:GATE").append(gate)
     try:
         with caplog.at_level(logging.WARNING):
@@ -234,18 +234,6 @@ class Orders(ConsumerTask):
 
 policy = ConsumerPolicy(loop={"streaming": True})
 """
-SLOW_TO_BEGIN = """
-class Orders(ProducerTask):
-    def produce_transaction(self, transaction):
-        raise AssertionError("nothing may begin after the stop")
-
-    def transactions(self):
-        STOP[0]()
-        return [Transaction("t0")]
-
-STOP = []
-"""
-
 
 @pytest.mark.req("T3.30")
 def test_a_stop_before_the_run(workplace: Workplace) -> None:
@@ -262,8 +250,6 @@ def test_a_stop_before_the_call_begins(workplace: Workplace) -> None:
     """A signal while execute still prepares its input reaches the call that begins later."""
     workplace.module(
         """
-import threading
-
 ASK = []
 
 class Orders(ConsumerTask):
@@ -280,8 +266,6 @@ policy = ConsumerPolicy(loop={"streaming": True})
 """
     )
     wiring = workplace.wire()
-    from ergon_framework.app.references import load
-
     with Shutdown() as shutdown:
         load("shop:ASK").append(lambda: shutdown.take(signal.SIGINT))
         outcome = run_task(wiring, shutdown)
@@ -389,8 +373,6 @@ class Orders({prefix}ConsumerTask):
 """
     )
     wiring = workplace.wire()
-    from ergon_framework.app.references import load
-
     liveness = Liveness()
     load("shop:STATES").append(lambda: states.append(liveness.snapshot().state))
     with Shutdown() as shutdown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -294,5 +294,12 @@ def test_any_loop_keeps_every_promise() -> None:
     """Whatever source, workers and clock do, the loop plans as the model does."""
     run_state_machine_as_test(
         LoopMachine,
-        settings=settings(derandomize=True, deadline=None, max_examples=80, stateful_step_count=14),
+        settings=settings(
+            derandomize=True,
+            deadline=None,
+            max_examples=80,
+            stateful_step_count=14,
+            phases=[Phase.generate, Phase.shrink],  # explaining a failure takes a minute
+            report_multiple_bugs=False,
+        ),
     )

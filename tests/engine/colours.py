@@ -103,7 +103,9 @@ def _run(
             outcome.report = clock.run(_awaited(call))
     except BaseException as error:  # handed to the test, KeyboardInterrupt and all
         outcome.error = error
-        outcome.report = getattr(error, "report", None) or outcome.report
+        report = getattr(error, "report", None)
+        if report is not None:
+            outcome.report = report
     finally:
         clock.advance(1e6)  # whoever still hangs comes back now, so that no test leaves threads
     return outcome

@@ -92,7 +92,7 @@ def machine_only(monkeypatch: pytest.MonkeyPatch) -> Any:
     return switch
 
 
-@pytest.mark.req("RFC-004:5.1", "RFC-004:14", "RFC-005:10", "R2-D5", "T3.31")
+@pytest.mark.req("RFC-004:5.1", "RFC-004:14", "RFC-005:10.3a", "R2-D5", "T3.31")
 @pytest.mark.parametrize("lifecycle", LIFECYCLE_TIMEOUTS)
 @pytest.mark.parametrize("process", PROCESS, ids=str)
 def test_both_colours_and_both_ways_tell_the_same_story(

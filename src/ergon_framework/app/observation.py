@@ -28,14 +28,14 @@ class _TextFormatter(logging.Formatter):
         return f"{line} [{transaction_id}]" if transaction_id else line
 
 
-def set_up_logging(level: str, format: str) -> None:
+def set_up_logging(level: str, format: str, root: logging.Logger | None = None) -> None:
     """Send log records to the standard error stream, unless the user's code has set up its own."""
     for what, value, known in (("level", level, LEVELS), ("format", format, FORMATS)):
         if value.lower() not in known:
             raise ConfigurationError(
                 f"the log {what} {value!r} is unknown", remedy=f"use one of {', '.join(known)}"
             )
-    root = logging.getLogger()
+    root = logging.getLogger() if root is None else root
     if not root.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(JsonFormatter() if format == "json" else _TextFormatter(_TEXT))

@@ -253,7 +253,7 @@ class Flight:
             self.emit("transaction.stranded", transaction_id=transaction.transaction_id)
         if transactions:
             logger.error(
-                "%d delivered transactions were neither started nor handed back: %s",
+                "%d delivered transactions got no outcome and could not be handed back: %s",
                 len(transactions),
                 ", ".join(each.transaction_id for each in list(transactions)[:20]),
             )

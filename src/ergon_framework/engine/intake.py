@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.loop import StopReason
@@ -106,13 +107,30 @@ class Intake(Flight):
                 self.take_in(transaction)
 
     def sweep(self) -> None:
-        """Move everything that has not begun to ``returning``."""
-        unstarted = [*self.ready, *(each for waiting in self.held.values() for each in waiting)]
-        self.ready.clear()
-        for waiting in self.held.values():
+        """Move everything that has not begun to ``returning``.
+
+        Workers take from ``ready`` and let ids go without the lock, so each is popped one by one.
+        """
+        unstarted: list[Transaction] = []
+        while self.ready:
+            try:
+                unstarted.append(self.ready.popleft())
+            except IndexError:  # a worker was faster
+                break
+        for waiting in list(self.held.values()):
+            unstarted.extend(waiting)
             waiting.clear()
         self.returning.extend(unstarted)
         self.unstarted += len(unstarted)
+
+    def take_returning(self) -> deque[Transaction]:
+        """All that is to be handed back, with what a hanging fetch brought and nobody used."""
+        left = deque(self.returning)
+        self.returning = []
+        if self.late is not None:
+            left.extend(self.late.transactions)
+            self.late = None
+        return left
 
     def fetch_hangs(self, attempt: Doing) -> None:
         """The supervisor gave up on a fetch: a failed attempt, and no second call beside it."""

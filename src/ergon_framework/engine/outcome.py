@@ -28,9 +28,8 @@ SUCCEEDED = End(Ending.SUCCEEDED)
 """The one ending of the happy path, shared by all runs."""
 
 
-def conclude(flight: Flight) -> Report:
+def conclude(flight: Flight, report: Report) -> Report:
     """Return the report, or raise what the call ends with."""
-    report = flight.report()
     error = _error(flight, report)
     _tell_duplicates(flight, report)
     flight.emit("call.ended", report=report, error=error)

@@ -29,7 +29,7 @@ class Report(int):
     ``handler_failures`` counts exception handlers that failed themselves (their transactions are
     among the failed and timed out); ``aborted`` those cut off without an outcome; ``released``
     those handed back to their source, unstarted or aborted; ``abandoned`` the calls that did not
-    come back in time. ``stranded`` are ids that were taken in but neither started nor handed back,
+    come back in time. ``stranded`` are ids that got no outcome and could not be handed back,
     ``duplicates`` ids a producer was given more than once.
     """
 

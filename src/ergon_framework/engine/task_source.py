@@ -92,7 +92,7 @@ class TaskSource(Crew):
 
     async def _hand_back(self) -> None:
         """Return what was not begun, without waiting for a source that hangs."""
-        left, self.returning = deque(self.returning), []
+        left = self.take_returning()
         verbs = self.settlement.verbs if self.settlement else {}
         if left and Verb.RELEASE in verbs:
             releasing = self.event_loop.create_task(self._release(left))

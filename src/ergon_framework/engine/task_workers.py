@@ -145,6 +145,7 @@ class TaskWorkers(TaskSource):
             run.step = ON_SUCCESS
             step = self.on_success
             if step.hook is not None:
+                run.deadline_at = None  # process's own must not be held against this step
                 run.ticket.append(None)
                 current = (self.call, run, step.phase, 0, run.ticket)
                 event = self._call(worker, run, step, run, current, transaction, run.result)
@@ -204,7 +205,7 @@ class TaskWorkers(TaskSource):
         None when the supervisor took the run away meanwhile.
         """
         if self.is_timed and not self.arm(doing, run, step.timeout):
-            return Expired(doing.scope)
+            return Expired(doing.scope) if self._owns(doing) else None
         worker.attempt = doing
         if doing.deadline_at is not None and doing.deadline_at < self.next_check:
             self._watch_for(doing.deadline_at)

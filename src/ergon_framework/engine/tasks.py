@@ -31,7 +31,7 @@ class TaskEngine(TaskWorkers):
         self.emit("call.began")
         await self._supervise()
         await self._hand_back()
-        return conclude(self)
+        return conclude(self, self.report())
 
     def request_stop(self) -> None:
         """Ask for a graceful stop; a second time, for an immediate one. Safe from anywhere."""

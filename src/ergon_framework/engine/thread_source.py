@@ -84,7 +84,7 @@ class ThreadSource(Crew):
 
     def _hand_back(self) -> None:
         """Return what was not begun, without waiting for a source that hangs."""
-        left, self.returning = deque(self.returning), []
+        left = self.take_returning()
         verbs = self.settlement.verbs if self.settlement else {}
         if left and Verb.RELEASE in verbs:
             self.clock.spawn("ergon-release", lambda: self._release(left))

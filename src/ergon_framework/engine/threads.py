@@ -38,7 +38,8 @@ class ThreadEngine(ThreadWorkers):
             with self.lock:
                 self._supervise()
                 self._hand_back()
-            return conclude(self)
+                report = self.report()  # under the lock: a worker that leaves moves its counts
+            return conclude(self, report)
         finally:
             self.clock.leave_time()
 

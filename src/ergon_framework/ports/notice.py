@@ -39,7 +39,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "transaction.duplicate": ("A producer was given an id twice.", ("call", "transaction_id")),
     "transaction.stranded": (
-        "A delivered transaction was neither started nor given back.",
+        "A delivered transaction got no outcome and could not be handed back.",
         ("call", "transaction_id"),
     ),
     "settlement.failed": (

@@ -1,0 +1,90 @@
+"""Looking at the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import sqlite3
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.app import doctor
+from ergon_framework.app.doctor import EXTRAS, Finding, Status, examine, wal_reset
+from tests.app.workplace import Workplace
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def findings() -> dict[str, Finding]:
+    """Everything that was looked at, by its name."""
+    return {finding.check: finding for finding in examine()}
+
+
+def test_this_machine_is_fine(workplace: Workplace) -> None:
+    """Every check has a finding, and none of them is bad where the tests run."""
+    found = findings()
+    assert {"python", "sqlite", "sqlite json", "time zones", "file locks", "settings"} <= set(found)
+    assert [each for each in found.values() if each.status is Status.BAD] == []
+
+
+def test_what_is_wrong_has_a_remedy(workplace: Workplace) -> None:
+    """A finding that is not in order says what to do."""
+    assert all(each.remedy for each in findings().values() if each.status is not Status.OK)
+
+
+def test_the_extras_are_those_of_the_distribution() -> None:
+    """A new extra must be looked for, too."""
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    assert set(EXTRAS) == set(project["optional-dependencies"])
+
+
+def test_a_missing_extra(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a note with the command that installs it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    found = findings()["extra otel"]
+    assert found.status is Status.NOTE
+    assert found.remedy == "pip install 'ergon-framework[otel]'"
+
+
+@pytest.mark.parametrize(("version", "status"), [((3, 51, 2), "note"), ((3, 51, 3), "ok")])
+def test_the_defect_of_old_sqlite(version: tuple[int, ...], status: str) -> None:
+    """It is told as what it is, with what Ergon does about it."""
+    found = wal_reset(version)
+    assert found.status == status
+    assert (status == "ok") != ("Ergon lets one process checkpoint" in found.found)
+
+
+def test_a_sqlite_that_is_too_old(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without STRICT tables the stores cannot work."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
+    assert findings()["sqlite"].status is Status.BAD
+
+
+def test_few_open_files(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some systems allow very few by default."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (256, 256))
+    assert findings()["open files"].remedy == "ulimit -n 4096"
+
+
+def test_broken_settings_are_a_finding(workplace: Workplace) -> None:
+    """The doctor names the mistake and goes on."""
+    workplace.settings("[taks]\n")
+    found = findings()["settings"]
+    assert found.status is Status.BAD
+    assert "unknown section 'taks'" in found.found
+
+
+def test_a_check_that_breaks_is_a_finding(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One broken check must not hide the others."""
+
+    def broken() -> None:
+        raise PermissionError("not allowed")
+
+    monkeypatch.setattr(doctor, "_locking", broken)
+    found = findings()
+    assert found["broken"].status is Status.BAD
+    assert "settings" in found

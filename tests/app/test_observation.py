@@ -1,0 +1,90 @@
+"""Where the log goes, and what is flushed at the end."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+
+import pytest
+
+from ergon_framework.app.observation import finish_telemetry, set_up_logging
+from ergon_framework.errors import ConfigurationError
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """The standard error stream."""
+    written = io.StringIO()
+    monkeypatch.setattr("sys.stderr", written)
+    return written
+
+
+def test_text(stream: io.StringIO) -> None:
+    """One line per record, with the transaction it belongs to."""
+    shop = logging.Logger("shop")
+    set_up_logging("info", "text", shop)
+    shop.info("sold", extra={"transaction_id": "t1"})
+    shop.debug("not shown")
+    assert stream.getvalue().endswith("INFO    shop: sold [t1]\n")
+
+
+def test_json(stream: io.StringIO) -> None:
+    """One object per record, for programs."""
+    shop = logging.Logger("shop")
+    set_up_logging("warning", "json", shop)
+    shop.warning("sold")
+    assert json.loads(stream.getvalue())["message"] == "sold"
+
+
+def test_handlers_of_the_user_stay() -> None:
+    """Who has set up logging keeps it as it is."""
+    shop = logging.Logger("shop", logging.ERROR)
+    own = logging.NullHandler()
+    shop.addHandler(own)
+    set_up_logging("debug", "text", shop)
+    assert (shop.handlers, shop.level) == ([own], logging.ERROR)
+
+
+@pytest.mark.parametrize(("level", "format"), [("loud", "text"), ("info", "xml")])
+def test_unknown_words(level: str, format: str) -> None:
+    """They are refused with the known ones."""
+    with pytest.raises(ConfigurationError, match="use one of"):
+        set_up_logging(level, format)
+
+
+class Provider:
+    """Takes note of what is done to it, and may hang or break."""
+
+    def __init__(self, flush: object = None) -> None:
+        self.flush = flush
+        self.done: list[str] = []
+
+    def force_flush(self) -> None:
+        self.done.append("flush")
+        if isinstance(self.flush, threading.Event):
+            self.flush.wait()
+        elif isinstance(self.flush, Exception):
+            raise self.flush
+
+    def shutdown(self) -> None:
+        self.done.append("shutdown")
+
+
+@pytest.mark.req("R0-R")
+def test_providers_are_flushed_and_shut_down(caplog: pytest.LogCaptureFixture) -> None:
+    """One that breaks or hangs is told and left; the others get their turn."""
+    hang = threading.Event()
+    fine, broken, hanging = Provider(), Provider(OSError("down")), Provider(hang)
+    finish_telemetry([object(), broken, hanging, fine], timeout=0.05)
+    hang.set()
+    assert fine.done == ["flush", "shutdown"]
+    assert broken.done == hanging.done == ["flush"]
+    assert "force_flush of Provider failed: OSError: down" in caplog.text
+    assert "did not return within 0.05 s" in caplog.text
+
+
+def test_without_any_provider_nothing_happens() -> None:
+    """The stand-ins of the API have nothing to flush."""
+    finish_telemetry()

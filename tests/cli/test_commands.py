@@ -1,0 +1,324 @@
+"""Commands in this process: exit codes, shapes of JSON, and one line for each kind of bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.cli import invoke
+from ergon_framework.ports.notice import CATALOGUE
+from tests.app.workplace import Workplace
+
+SHOP = """
+class Orders(ConsumerTask):
+    @staticmethod
+    def build_connectors():
+        return {"source": MemoryConnector([Transaction(f"t{n}", {"n": n}) for n in range(3)])}
+
+    def process_transaction(self, transaction):
+        print("chatter")
+        if transaction.payload["n"] == 1:
+            raise TransactionException("out of stock", category=ExceptionType.BUSINESS)
+        return {"secret": transaction.payload["n"]}
+
+class Unreachable(ConsumerTask):
+    @staticmethod
+    def build_connectors():
+        source = MemoryConnector()
+        source.close()
+        return {"source": source}
+
+    def process_transaction(self, transaction):
+        return None
+
+class Hopeless(BaseTask):
+    def execute(self):
+        raise ValueError("no hope")
+"""
+SETTINGS = """
+[tasks.orders]
+task = "shop:Orders"
+workers = 1
+consumer.loop.limit = 2
+consumer.steps.fetch.extra.password = "hunter2"
+"""
+
+
+@pytest.fixture(autouse=True)
+def shop(workplace: Workplace) -> None:
+    """A module and a settings file in the working directory."""
+    workplace.module(SHOP)
+    workplace.settings(SETTINGS)
+
+
+class Answer:
+    """What a command printed and how it ended."""
+
+    def __init__(self, code: int, captured: Any) -> None:
+        self.code = code
+        self.out: str = captured.out
+        self.err: str = captured.err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Ergon:
+    """Runs commands without a process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Answer:
+        self._capsys.readouterr()
+        return Answer(invoke(arguments), self._capsys.readouterr())
+
+
+@pytest.fixture
+def ergon(capsys: pytest.CaptureFixture[str]) -> Ergon:
+    """The command line."""
+    return Ergon(capsys)
+
+
+# ---- run ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("R0-R")
+def test_run(ergon: Ergon) -> None:
+    """A summary of the report for people."""
+    answer = ergon("run", "shop:Orders", "--limit", "3")
+    assert answer.code == 0
+    assert re.search(r"^succeeded +2$", answer.out, re.MULTILINE)
+    assert re.search(r"^stop reason +limit$", answer.out, re.MULTILINE)
+
+
+def test_run_json(ergon: Ergon) -> None:
+    """One object, whatever user code prints."""
+    answer = ergon("run", "orders", "--json")
+    assert answer.code == 0
+    assert set(answer.json) == {"task", "exit_code", "report", "error"}
+    assert answer.json["report"]["processed"] == 2
+    assert answer.json["error"] is None
+    assert "chatter" in answer.err
+
+
+def test_a_failed_run(ergon: Ergon) -> None:
+    """Code 1, the report, and the error in both shapes."""
+    answer = ergon("run", "shop:Unreachable", "--json")
+    assert answer.code == 1
+    assert answer.json["exit_code"] == 1
+    assert answer.json["error"]["code"] == "fetch"
+    assert answer.json["report"]["stop_reason"] == "fetch_failed"
+    assert answer.err.startswith("error: the connector of Unreachable could not be read")
+    assert "Traceback" not in answer.err
+
+
+def test_a_broken_task(ergon: Ergon) -> None:
+    """One line without a traceback, unless it is asked for."""
+    answer = ergon("run", "shop:Hopeless")
+    assert (answer.code, answer.err) == (1, "error: ValueError: no hope\n")
+    assert "Traceback" in ergon("run", "shop:Hopeless", "--debug").err
+
+
+@pytest.mark.req("R3-K2")
+def test_check(ergon: Ergon) -> None:
+    """It says what would run and keeps the arguments of each fetch to itself."""
+    answer = ergon("run", "orders", "--check")
+    assert answer.code == 0
+    assert "loop.limit=2" in answer.out
+    assert "hunter2" not in answer.out
+    shape = ergon("run", "orders", "--check", "--json").json
+    assert (shape["task"], shape["role"], shape["colour"]) == ("orders", "consumer", "sync")
+    assert shape["policy"]["steps"]["fetch"]["extra"] == ["password"]
+    assert "chatter" not in answer.err
+
+
+def test_a_policy_file(ergon: Ergon) -> None:
+    """It replaces the policy of the settings."""
+    Path("policy.toml").write_text("[loop]\nlimit = 1\n")
+    answer = ergon("run", "orders", "--policy", "policy.toml", "--json")
+    assert answer.json["report"]["processed"] == 1
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("rnu", "No such command 'rnu'"),
+        ("run", "Missing argument 'TASK' (see ergon run --help)"),
+        ("run orders --wrokers 2", "No such option"),
+        ("run orders --workers 0", "Invalid value for '--workers'"),
+        ("run orders --limit x", "Invalid value for '--limit'"),
+        ("run order", "did you mean 'orders'?"),
+        ("run nowhere:Orders", "there is no module 'nowhere'"),
+        ("run orders --config missing.toml", "missing.toml: there is no such file"),
+        ("run orders --config broken.toml", "broken.toml, line 1: not TOML"),
+        ("run orders --policy missing.toml", "missing.toml: there is no such file"),
+        ("run orders --policy wrong.toml", "unknown key 'limt'"),
+        ("run orders --log-level loud", "the log level 'loud' is unknown"),
+        ("run orders --liveness-file no/where", "cannot be written"),
+        ("run orders --supervised 1", "names no open pipes"),
+        ("process orders", "give either --payload or --by-id"),
+        ("process orders --payload 1 --by-id 2", "give either --payload or --by-id"),
+        ("process orders --by-id 2 --id 3", "leave out --id and --metadata"),
+        ("process orders --payload {", "the payload is not JSON"),
+        ("process orders --payload 1 --metadata 2", "metadata must be a JSON object"),
+        ("process orders --payload @missing", "cannot read 'missing': No such file"),
+        ("process orders --payload @binary", "the payload is not UTF-8 text"),
+        ("process orders --payload - --metadata -", "can be read once"),
+        ("process orders --payload 1 --id=", "transaction_id must be a non-empty string"),
+        ("live", "Missing argument"),
+        ("tasks --config missing.toml", "there is no such file"),
+    ],
+)
+def test_bad_input(ergon: Ergon, line: str, text: str) -> None:
+    """Exit code 2, one line with the remedy, no traceback."""
+    Path("broken.toml").write_text("x = \n")
+    Path("wrong.toml").write_text("[loop]\nlimt = 1\n")
+    Path("binary").write_bytes(b"\xff\xfe")
+    answer = ergon(*line.split())
+    assert answer.code == 2
+    assert text in answer.err
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+
+
+def test_bad_input_as_json(ergon: Ergon) -> None:
+    """Programs get the error's shape on the standard output."""
+    answer = ergon("run", "order", "--json")
+    assert answer.code == 2
+    assert set(answer.json) == {"error"}
+    assert set(answer.json["error"]) == {"code", "message", "details"}
+
+
+def test_a_defect_of_ours_is_no_traceback_either(
+    ergon: Ergon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named as what it is, and --debug shows it."""
+
+    def broken(*_arguments: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("ergon_framework.app.settings.load_settings", broken)
+    answer = ergon("tasks")
+    assert answer.code == 1
+    assert "this is a defect of Ergon" in answer.err
+    assert "Traceback" in ergon("tasks", "--debug").err
+
+
+# ---- process ------------------------------------------------------------------------------------
+
+
+def test_process(ergon: Ergon) -> None:
+    """The outcome, and of the result only its type."""
+    answer = ergon("process", "orders", "--payload", '{"n": 5}', "--id", "t9")
+    assert answer.code == 0
+    assert re.search(r"^outcome +succeeded$", answer.out, re.MULTILINE)
+    assert "secret" not in answer.out
+    shown = ergon("process", "orders", "--payload", '{"n": 5}', "--show-result", "--json")
+    assert shown.json["result"] == "{'secret': 5}"
+
+
+def test_process_that_fails(ergon: Ergon) -> None:
+    """Exit code 1 and the reason."""
+    answer = ergon("process", "orders", "--by-id", "t1", "--json")
+    assert answer.code == 1
+    assert answer.json["outcome"] == "failed"
+    assert answer.json["error"]["details"]["category"] == "business"
+    assert "error: out of stock" in answer.err
+
+
+def test_process_by_an_unknown_id(ergon: Ergon) -> None:
+    """Well asked, but not there: code 1."""
+    answer = ergon("process", "orders", "--by-id", "lost")
+    assert answer.code == 1
+    assert "has no transaction 'lost'" in answer.err
+
+
+def test_payloads_from_files_and_pipes(ergon: Ergon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``@FILE`` and ``-`` keep payloads out of the shell's history."""
+    Path("payload.json").write_text('{"n": 6}')
+    arguments = ("process", "orders", "--show-result", "--json", "--payload")
+    assert ergon(*arguments, "@payload.json").json["result"] == "{'secret': 6}"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"n": 7}')))
+    assert ergon(*arguments, "-").json["result"] == "{'secret': 7}"
+
+
+# ---- looking ------------------------------------------------------------------------------------
+
+
+def test_tasks(ergon: Ergon) -> None:
+    """The tasks of the settings file."""
+    assert ergon("tasks", "--json").json == [
+        {
+            "name": "orders",
+            "task": "shop:Orders",
+            "connectors": [],
+            "services": [],
+            "workers": 1,
+        }
+    ]
+
+
+def test_notices(ergon: Ergon) -> None:
+    """The whole catalogue."""
+    rows = ergon("notices", "--json").json
+    assert [row["name"] for row in rows] == list(CATALOGUE)
+    assert set(rows[0]) == {"name", "meaning", "fields"}
+    assert "call.began" in ergon("notices").out
+
+
+def test_doctor(ergon: Ergon) -> None:
+    """Code 0 when nothing is bad, 1 when something is."""
+    answer = ergon("doctor", "--json")
+    assert answer.code == 0
+    assert {"check", "status", "found", "remedy"} == set(answer.json[0])
+    Path("ergon.toml").write_text("[taks]\n")
+    assert ergon("doctor").code == 1
+
+
+def test_live(ergon: Ergon) -> None:
+    """A probe for a file: 0 for live, 1 for anything else."""
+    answer = ergon("live", "live.json", "--json")
+    assert (answer.code, answer.json["live"]) == (1, False)
+    ergon("run", "orders", "--liveness-file", "live.json")
+    answer = ergon("live", "live.json", "--max-age", "60", "--json")
+    assert (answer.code, answer.json["state"]) == (1, "stopped")
+    content = json.loads(Path("live.json").read_text())
+    Path("live.json").write_text(json.dumps({**content, "state": "healthy"}))
+    assert ergon("live", "live.json").code == 0
+
+
+def test_help_and_version(ergon: Ergon) -> None:
+    """Every command is listed; without arguments the same help is shown."""
+    answer = ergon("--help")
+    assert answer.code == 0
+    for command in ("run", "process", "tasks", "live", "doctor", "notices"):
+        assert re.search(rf"^  {command} ", answer.out, re.MULTILINE)
+    assert ergon().out == answer.out
+    assert ergon("--version").out.startswith("ergon ")
+    assert ergon("--debug", "--version").out.startswith("ergon ")
+
+
+def test_the_reference_page_names_every_option() -> None:
+    """``docs/reference/cli.md`` cannot fall behind."""
+    import typer
+
+    from ergon_framework.cli.commands import app
+
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        assert f"## ergon {name}" in page
+        for parameter in command.params:
+            if not getattr(parameter, "hidden", False) and parameter.param_type_name == "option":
+                assert f"`{parameter.opts[0]}" in page, (name, parameter.opts)

@@ -1,0 +1,104 @@
+"""The one way of printing: tables, plain lines, JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from ergon_framework.cli.output import keep_stdout, printable, show_error, show_list, show_one
+from ergon_framework.errors import SettingsError
+
+ROWS = [
+    {"name": "a", "is_open": True, "size": 1.5, "ids": ["x", "y"], "note": None},
+    {"name": "longer", "is_open": False, "size": 2, "ids": [], "note": "n"},
+]
+COLUMNS = ["name", "is_open", "size", "ids", "note"]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_list_as_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal: a header and aligned columns."""
+    show_list(ROWS, COLUMNS, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "name    is open  size   ids   note",
+        "a       yes      1.500  x, y",
+        "longer  no       2            n",
+    ]
+
+
+def test_a_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """One array with one element per line, holding whole rows."""
+    show_list(iter(ROWS), ["name"], as_json=True)
+    out = capsys.readouterr().out
+    assert json.loads(out) == ROWS
+    assert len(out.splitlines()) == len(ROWS) + 2
+    show_list([], ["name"], as_json=True)
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_an_empty_list_shows_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """A header alone is an answer, too."""
+    show_list([], COLUMNS, as_json=False)
+    assert capsys.readouterr().out.strip() == "name  is open  size  ids  note"
+
+
+def test_a_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it is drawn by rich, which reads no markup from values."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    show_list([{"name": "[red]a"}], ["name"], as_json=False)
+    show_one({"name": "b"}, as_json=False, title="found")
+    assert "[red]a" in screen.getvalue()
+    assert "found" in screen.getvalue()
+
+
+def test_one_thing(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line per field, or one object."""
+    show_one({"exit_code": 0, "task": "orders"}, as_json=False, title="done")
+    assert capsys.readouterr().out == "done\nexit code  0\ntask       orders\n"
+    show_one({"exit_code": 0}, as_json=True)
+    assert capsys.readouterr().out == '{"exit_code": 0}\n'
+
+
+def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line with the remedy for people; for programs its shape as well."""
+    error = SettingsError("wrong key", remedy="correct it")
+    show_error(error)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "error: wrong key (correct it)\n")
+    show_error(error, as_json=True)
+    shape = json.loads(capsys.readouterr().out)
+    assert shape == {
+        "error": {
+            "code": "settings",
+            "message": "wrong key",
+            "details": {"remedy": "correct it"},
+        }
+    }
+
+
+def test_nothing_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Escape sequences and line ends in values are shown, not sent."""
+    assert printable("a\x1b[2Jb\nc") == "a\\x1b[2Jb\\nc"
+    assert printable("größer ✓") == "größer ✓"
+    show_one({"id": "\x1b]0;title\x07"}, as_json=False)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_standard_output_is_kept_for_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """What user code prints meanwhile goes to the other stream."""
+    with keep_stdout(True):
+        print("chatter")
+    with keep_stdout(False):
+        print("welcome")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("welcome\n", "chatter\n")
