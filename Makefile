@@ -29,6 +29,7 @@ check: .venv/.ready-dev ## lint, format, types, imports, sizes and the conforman
 	.venv/bin/lint-imports
 	$(PY) tools/judge_check.py
 	$(PY) tools/size_report.py
+	$(PY) tools/state_docs.py --check
 	$(PY) tools/conformance.py --check
 
 format: .venv/.ready-dev ## format the code and apply safe fixes
@@ -39,6 +40,7 @@ bench: .venv/.ready-bench ## measure the engines beside their peers
 	$(PY) benchmarks/engine.py $(ARGS)
 
 docs: .venv/.ready-docs ## regenerate the reference pages and build the site into build/docs
+	$(PY) tools/state_docs.py
 	$(PY) tools/conformance.py
 	$(PY) -m mkdocs build --quiet --strict --config-file tools/mkdocs.yml
 	@echo "the site is in build/docs"

@@ -229,6 +229,10 @@ def _cell(text: str) -> str:
 
 def main() -> int:
     """Write or check the page; 1 when something is wrong."""
+    unknown = set(sys.argv[1:]) - {"--check"}
+    if unknown:
+        print(__doc__)
+        return 0 if unknown <= {"--help", "-h"} else 2
     markers, problems = collect(ROOT)
     matrix = build(load_requirements(ROOT / REQUIREMENTS), markers, problems)
     page, text = ROOT / PAGE, render(matrix)

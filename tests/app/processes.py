@@ -60,7 +60,7 @@ class Ergon:
     """One ``ergon`` command, started in the directory of the samples."""
 
     def __init__(self, *arguments: str, **environ: str) -> None:
-        self.process = subprocess.Popen(
+        self.process = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-m", "ergon_framework.cli", *arguments],
             cwd=SAMPLES,
             env=_environment(environ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import threading
@@ -13,34 +12,32 @@ from ergon_framework.app.observation import finish_telemetry, set_up_logging
 from ergon_framework.errors import ConfigurationError
 
 
-@pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """The standard error stream."""
-    written = io.StringIO()
-    monkeypatch.setattr("sys.stderr", written)
-    return written
+def private_logger() -> logging.Logger:
+    """A logger that nobody else knows, least of all pytest."""
+    return logging.Logger("shop")  # noqa: LOG001
 
 
-def test_text(stream: io.StringIO) -> None:
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     """One line per record, with the transaction it belongs to."""
-    shop = logging.Logger("shop")
+    shop = private_logger()
     set_up_logging("info", "text", shop)
     shop.info("sold", extra={"transaction_id": "t1"})
     shop.debug("not shown")
-    assert stream.getvalue().endswith("INFO    shop: sold [t1]\n")
+    assert capsys.readouterr().err.endswith("INFO    shop: sold [t1]\n")
 
 
-def test_json(stream: io.StringIO) -> None:
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     """One object per record, for programs."""
-    shop = logging.Logger("shop")
+    shop = private_logger()
     set_up_logging("warning", "json", shop)
     shop.warning("sold")
-    assert json.loads(stream.getvalue())["message"] == "sold"
+    assert json.loads(capsys.readouterr().err)["message"] == "sold"
 
 
 def test_handlers_of_the_user_stay() -> None:
     """Who has set up logging keeps it as it is."""
-    shop = logging.Logger("shop", logging.ERROR)
+    shop = private_logger()
+    shop.setLevel(logging.ERROR)
     own = logging.NullHandler()
     shop.addHandler(own)
     set_up_logging("debug", "text", shop)

@@ -35,7 +35,8 @@ QUIET = Publication()
 def run(workplace: Workplace, text: str, target: str = "shop:Orders") -> Outcome:
     """The outcome of a task in a module of this text."""
     workplace.module(text)
-    return run_here(workplace.wire(target), QUIET)
+    with Shutdown() as shutdown:
+        return run_here(workplace.wire(target), shutdown, QUIET)
 
 
 @pytest.mark.req("R0-R")
@@ -89,7 +90,9 @@ def test_a_task_of_its_own_kind(workplace: Workplace) -> None:
 
 def test_a_coroutine_as_execute(workplace: Workplace) -> None:
     """It is awaited, whatever the base class."""
-    text = "class Orders(BaseTask):\n    async def execute(self):\n        raise OSError('inside')\n"
+    text = (
+        "class Orders(BaseTask):\n    async def execute(self):\n        raise OSError('inside')\n"
+    )
     outcome = run(workplace, text)
     assert isinstance(outcome.error, OSError)
 
@@ -214,8 +217,8 @@ policy = ConsumerPolicy(
     wiring = workplace.wire()
     load("shop:GATE").append(gate)
     try:
-        with caplog.at_level(logging.WARNING):
-            outcome = run_here(wiring, QUIET)
+        with caplog.at_level(logging.WARNING), Shutdown() as shutdown:
+            outcome = run_here(wiring, shutdown, QUIET)
     finally:
         gate.set()
     assert outcome.report is not None
@@ -234,6 +237,7 @@ class Orders(ConsumerTask):
 
 policy = ConsumerPolicy(loop={"streaming": True})
 """
+
 
 @pytest.mark.req("T3.30")
 def test_a_stop_before_the_run(workplace: Workplace) -> None:
@@ -341,7 +345,7 @@ def test_the_ear_hears_each_signal_once() -> None:
 
 
 def test_the_ear_hears_although_a_loop_took_the_descriptor() -> None:
-    """Handlers of an event loop redirect the interpreter's bytes; the signal arrives all the same."""
+    """Handlers of an event loop redirect the interpreter's bytes; the signal arrives anyway."""
     is_heard = threading.Event()
     with SignalEar(lambda _number: is_heard.set()):
 
@@ -383,9 +387,13 @@ class Orders({prefix}ConsumerTask):
 
 def test_publication_of_a_run(workplace: Workplace, tmp_path: Path) -> None:
     """File and probe are there while it runs."""
-    workplace.module(f"class Orders(ConsumerTask):\n    def process_transaction(self, it): ...{SOURCE}")
+    workplace.module(
+        f"class Orders(ConsumerTask):\n    def process_transaction(self, it): ...{SOURCE}"
+    )
     publication = Publication(tmp_path / "live.json", port=0)
-    assert run_here(workplace.wire(), publication).exit_code is ExitCode.DONE
+    with Shutdown() as shutdown:
+        outcome = run_here(workplace.wire(), shutdown, publication)
+    assert outcome.exit_code is ExitCode.DONE
     assert '"state": "stopped"' in (tmp_path / "live.json").read_text()
 
 

@@ -52,7 +52,12 @@ class Stage(SimpleQueue[Event]):
 
     def supervise(self, workers: int, **more: object) -> Supervisor:
         return Supervisor(
-            self.start, workers, self, rule=RULE, now=lambda: self.time, **more  # type: ignore[arg-type]
+            self.start,
+            workers,
+            self,
+            rule=RULE,
+            now=lambda: self.time,
+            **more,  # type: ignore[arg-type]
         )
 
     @property

@@ -143,7 +143,10 @@ class Explosive:
     [
         ("", "Orders has no connector"),
         (INBOX + "[connectors.other]\ntype = 'memory'", "several connectors (inbox, other)"),
-        ("[connectors.inbox]\ntype = 'memroy'", "no connector type 'memroy'; did you mean 'memory'?"),
+        (
+            "[connectors.inbox]\ntype = 'memroy'",
+            "no connector type 'memroy'; did you mean 'memory'?",
+        ),
         ("[connectors.inbox]\ntype = 'shop:Missing'", "there is no 'Missing' in shop"),
         ("[connectors.inbox]\ntype = 'shop:NUMBER'", "int cannot be called to make it"),
         (
@@ -201,10 +204,11 @@ class Orders(AsyncConsumerTask):
     assert "is synchronous: it has fetch_transactions but no" in refusal(workplace)
 
 
-def test_a_connector_that_answers_to_any_name_gets_the_benefit_of_the_doubt(
-    workplace: Workplace,
+@pytest.mark.parametrize("kind", ["Wrapper", "Derived", "make"])
+def test_what_cannot_be_looked_into_gets_the_benefit_of_the_doubt(
+    workplace: Workplace, kind: str
 ) -> None:
-    """A class with a ``__getattr__`` is not looked into before it is made."""
+    """A class with a ``__getattr__``, one that derives from a built-in, and a function."""
     workplace.module(
         ORDERS
         + """
@@ -214,9 +218,15 @@ class Wrapper:
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
+
+class Derived(dict):
+    pass
+
+def make():
+    return MemoryConnector()
 """
     )
-    workplace.settings('[connectors.inbox]\ntype = "shop:Wrapper"\n')
+    workplace.settings(f'[connectors.inbox]\ntype = "shop:{kind}"\n')
     workplace.wire()
 
 
@@ -269,7 +279,7 @@ class Orders({bases}):
     [
         ("class Orders(ConsumerTask):\n    pass", "Orders has no process_transaction"),
         (
-            "class Orders(ConsumerTask):\n    async def process_transaction(self, transaction): ...",
+            "class Orders(ConsumerTask):\n    async def process_transaction(self, it): ...",
             "is a coroutine function, but the task is synchronous",
         ),
         (
@@ -335,7 +345,10 @@ def test_where_a_policy_comes_from(workplace: Workplace, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
-        ("{'loop': {'limt': 1}}", "shop.policy is no ConsumerPolicy: loop.limt: unknown key 'limt'"),
+        (
+            "{'loop': {'limt': 1}}",
+            "shop.policy is no ConsumerPolicy: loop.limt: unknown key 'limt'",
+        ),
         ("{'steps': {'process': {'retry': {'max_attempts': 0}}}}", "must be at least 1"),
         ("ProducerPolicy()", "is a ProducerPolicy, but this run needs a ConsumerPolicy"),
     ],
@@ -378,12 +391,11 @@ class Orders(HybridTask):
     workplace.settings(ONE.replace("[connectors", f"{entry}[connectors"))
     assert "takes only the consumer's" in refusal(workplace, "orders")
     workplace.module(
-        hybrid + "    def execute(self, consumer, producer):\n        return (consumer, producer)\n",
+        hybrid
+        + "    def execute(self, consumer, producer):\n        return (consumer, producer)\n",
         "both",
     )
-    workplace.settings(
-        ONE.replace("[connectors", f"{entry}[connectors").replace("shop:", "both:")
-    )
+    workplace.settings(ONE.replace("[connectors", f"{entry}[connectors").replace("shop:", "both:"))
     wiring = workplace.wire("orders")
     assert not isinstance(wiring.task, type) or wiring.execute(wiring.task()) == (
         wiring.policies.main(wiring.kind),

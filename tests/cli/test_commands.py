@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from ergon_framework.cli import invoke
+from ergon_framework.cli.commands import app
 from ergon_framework.ports.notice import CATALOGUE
 from tests.app.workplace import Workplace
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 SHOP = """
 class Orders(ConsumerTask):
     @staticmethod
@@ -309,13 +312,18 @@ def test_help_and_version(ergon: Ergon) -> None:
     assert ergon("--debug", "--version").out.startswith("ergon ")
 
 
+def test_the_example_of_the_reference_page_runs(ergon: Ergon) -> None:
+    """A file with a class and a policy is all it takes."""
+    found = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found
+    Path("one_file.py").write_text(found[1])
+    answer = ergon("run", "one_file:Orders", "--json")
+    assert (answer.code, answer.json["report"]["succeeded"]) == (0, 1)
+
+
 def test_the_reference_page_names_every_option() -> None:
     """``docs/reference/cli.md`` cannot fall behind."""
-    import typer
-
-    from ergon_framework.cli.commands import app
-
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+    page = PAGE.read_text()
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():
         assert f"## ergon {name}" in page

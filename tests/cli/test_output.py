@@ -97,8 +97,8 @@ def test_nothing_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None
 def test_standard_output_is_kept_for_json(capsys: pytest.CaptureFixture[str]) -> None:
     """What user code prints meanwhile goes to the other stream."""
     with keep_stdout(True):
-        print("chatter")
+        sys.stdout.write("chatter\n")
     with keep_stdout(False):
-        print("welcome")
+        sys.stdout.write("welcome\n")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("welcome\n", "chatter\n")

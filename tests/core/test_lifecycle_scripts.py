@@ -173,7 +173,9 @@ def scripts(attempts: Attempts, waits: Waits) -> Iterator[tuple[Script, list[str
 
 @pytest.mark.req(
     "RFC-004:6a",
-    "RFC-004:6.1",
+    "RFC-004:6.1a",
+    "RFC-004:6.1b",
+    "RFC-004:6.1c",
     "RFC-004:6.2",
     "RFC-004:6.3",
     "RFC-004:10a",

@@ -260,7 +260,6 @@ def test_the_loop_s_end_aborts_from_anywhere(event: Event) -> None:
             assert advance(rule, cursor, event, 1.0, 0.5) == End(Ending.ABORTED, cursor.failure)
 
 
-@pytest.mark.req("T3.34")
 def test_a_success_carries_no_failure() -> None:
     """Failed attempts that were repeated with success leave nothing behind."""
     rule = rules(2)
@@ -309,7 +308,7 @@ def test_a_lifecycle_has_one_timeout_and_its_exception_phase_a_second(
     assert at == [began_at + timeout, began_at + timeout, began_at + 2 * timeout]
 
 
-@pytest.mark.req("T3.3", "T3.4", "RFC-004:9b")
+@pytest.mark.req("T3.4", "RFC-004:9b")
 def test_the_lifecycle_s_clock_runs_from_its_beginning() -> None:
     """Entering another step gives nobody more time, but for the one timeout of the handler."""
     rule = rules(1)

@@ -6,7 +6,6 @@ from ergon_framework.core.lifecycle import Ending
 from ergon_framework.core.settlement import VERBS, Verb
 
 
-@pytest.mark.req("R0-I3")
 def test_every_ending_has_a_verb() -> None:
     """Whatever the outcome, there is something to tell the source."""
     assert set(VERBS) == set(Ending)

@@ -41,7 +41,7 @@ def liveness_file(
             remedy="name a file in a directory that exists and may be written to",
         ) from error
     try:
-        with Ticker(every, lambda: writer.write(snapshot())):
+        with Ticker("the liveness file", every, lambda: writer.write(snapshot())):
             yield
     finally:
         writer.finish(replace(snapshot(), state=State.STOPPED, in_flight=0))

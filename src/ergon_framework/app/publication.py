@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ergon_framework.app.liveness import STALL_AFTER, Snapshot
 from ergon_framework.app.liveness_file import liveness_file
-from ergon_framework.app.probe import probe_server
 from ergon_framework.app.shutdown import say
 
 LOOPBACK = "127.0.0.1"
@@ -36,6 +35,8 @@ class Publication:
             if self.file is not None:
                 stack.enter_context(liveness_file(self.file, task, snapshot))
             if self.port is not None:
+                from ergon_framework.app.probe import probe_server  # brings a web server
+
                 port = stack.enter_context(probe_server(self.host, self.port, snapshot))
                 say(f"ergon: probes on http://{self.host}:{port}/live and /ready")
             yield

@@ -49,8 +49,9 @@ def find(module: ModuleType, reference: str) -> Any:
     for name in reference.partition(":")[2].split("."):
         if not hasattr(found, name):
             near = get_close_matches(name, [each for each in dir(found) if each[0] != "_"], 1)
+            place = getattr(found, "__name__", type(found).__name__)
             raise WiringError(
-                f"{reference!r}: there is no {name!r} in {getattr(found, '__name__', found)}",
+                f"{reference!r}: there is no {name!r} in {place}",
                 remedy=f"did you mean {near[0]!r}?" if near else "define it there",
             )
         found = getattr(found, name)

@@ -25,7 +25,7 @@ from ergon_framework.telemetry import add_listener, remove_listener
 
 logger = logging.getLogger("ergon.app")
 
-LOOP_CLOSE_TIMEOUT = 2.0
+LOOP_CLOSE_TIMEOUT = 1.0
 """Seconds for closing the event loop, which waits for every thread of ``asyncio.to_thread``."""
 TURN_EVERY = 1.0
 
@@ -38,25 +38,25 @@ Work = Any
 """What is done with an open task: called with it, it gives a result or an awaitable of one."""
 
 
-def run_here(wiring: Wiring, publication: Publication) -> Outcome:
-    """Run in this process, which takes the signals and tells how it is."""
-    with Shutdown() as shutdown:
-        if not publication.is_wanted:
-            return run_task(wiring, shutdown)
-        liveness = _liveness(publication, shutdown)
-        with publication.of(wiring.name, liveness.snapshot):
-            return run_task(wiring, shutdown, liveness)
-
-
-def run_for(parent: Parent, wiring: Wiring, publication: Publication) -> Outcome:
-    """Run as a worker of ``parent``, which is told how this process is and how it ends."""
-    parent.patience = wiring.policies.main(wiring.kind).loop.stop_grace + ORPHAN_MARGIN
-    with Shutdown() as shutdown:
-        if publication.is_wanted:
-            liveness = _liveness(publication, shutdown)
-            with Ticker(BEAT_EVERY, lambda: parent.tell_beat(liveness.snapshot())):
-                return run_task(wiring, shutdown, liveness)
+def run_here(wiring: Wiring, shutdown: Shutdown, publication: Publication) -> Outcome:
+    """Run in a process of its own, which tells everybody how it is."""
+    if not publication.is_wanted:
         return run_task(wiring, shutdown)
+    liveness = _liveness(publication, shutdown)
+    with publication.of(wiring.name, liveness.snapshot):
+        return run_task(wiring, shutdown, liveness)
+
+
+def run_for(
+    parent: Parent, wiring: Wiring, shutdown: Shutdown, publication: Publication
+) -> Outcome:
+    """Run as a worker of ``parent``, which is told how this process is."""
+    parent.patience = wiring.policies.main(wiring.kind).loop.stop_grace + ORPHAN_MARGIN
+    if not publication.is_wanted:
+        return run_task(wiring, shutdown)
+    liveness = _liveness(publication, shutdown)
+    with Ticker("the heartbeat", BEAT_EVERY, lambda: parent.tell_beat(liveness.snapshot())):
+        return run_task(wiring, shutdown, liveness)
 
 
 def run_task(wiring: Wiring, shutdown: Shutdown, liveness: Liveness | None = None) -> Outcome:

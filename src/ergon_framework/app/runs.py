@@ -14,6 +14,7 @@ from ergon_framework.app.restarts import RestartRule
 from ergon_framework.app.run_policies import Overrides
 from ergon_framework.app.runner import run_for, run_here
 from ergon_framework.app.settings import Settings, load_settings
+from ergon_framework.app.shutdown import Shutdown
 from ergon_framework.app.wiring import Target, Wiring, target_of, wire
 from ergon_framework.app.workforce import WorkforceOutcome, run_workers
 from ergon_framework.errors import ErgonError
@@ -42,15 +43,17 @@ class Run:
         return {**describe_wiring(wiring), "workers": self.worker_count()}
 
     def here(self) -> Outcome:
-        """Run in this process."""
-        return run_here(self.wired(), self.publication)
+        """Run in this process, which takes the signals from now on."""
+        with Shutdown() as shutdown:
+            return run_here(self.wired(), shutdown, self.publication)
 
     def as_worker(self, supervised: str) -> Outcome:
         """Run as a worker; the parent is told the outcome, also when nothing could be started."""
         parent = Parent(supervised)
         parent.watch()
         try:
-            outcome = run_for(parent, self.wired(), self.publication)
+            with Shutdown() as shutdown:
+                outcome = run_for(parent, self.wired(), shutdown, self.publication)
         except ErgonError as error:
             outcome = Outcome(self.target, exit_code_of(error), error=error, is_complete=False)
         parent.tell_outcome(outcome)

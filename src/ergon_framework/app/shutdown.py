@@ -89,14 +89,16 @@ class Shutdown:
         if self._count == 2:
             self._force_at = SYSTEM_CLOCK.now() + FORCE_AFTER
         if self._task is not None:
-            self._task.request_stop()
+            with suppress(RuntimeError):  # its event loop is closed: the call is over
+                self._task.request_stop()
 
     def _catch_up(self) -> None:
         """Stop the calls that began after the signal; end what does not want to end."""
         if self._force_at is not None and SYSTEM_CLOCK.now() >= self._force_at:
             self._end()
         for call in _unasked(self._task):
-            call.request_stop()
+            with suppress(RuntimeError):
+                call.request_stop()
 
     def _end(self) -> None:
         say("ergon: stopped by force; what was running is cut off")

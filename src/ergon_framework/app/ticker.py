@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import describe
 from ergon_framework.ports.clock import Clock
 
 logger = logging.getLogger("ergon.app")
@@ -16,12 +17,13 @@ logger = logging.getLogger("ergon.app")
 class Ticker:
     """Calls ``act`` every so many seconds in a daemonic thread, from ``with`` to its end.
 
-    What ``act`` raises is logged the first time; the next tick comes all the same.
+    What ``act`` raises is logged once, under the name ``what``; the next tick comes all the same.
     """
 
     def __init__(
-        self, every: float, act: Callable[[], None], *, clock: Clock = SYSTEM_CLOCK
+        self, what: str, every: float, act: Callable[[], None], *, clock: Clock = SYSTEM_CLOCK
     ) -> None:
+        self._what = what
         self._every = every
         self._act = act
         self._clock = clock
@@ -45,7 +47,7 @@ class Ticker:
                 self._act()
             except Exception as error:
                 if not self._has_failed:
-                    logger.warning("%s failed; said once: %s", self._act.__qualname__, error)
+                    logger.warning("%s failed; said once: %s", self._what, describe(error))
                 self._has_failed = True
 
     def _sleep(self) -> bool:

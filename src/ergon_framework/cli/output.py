@@ -89,9 +89,10 @@ def _show_table(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(titles))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=any(titles))
     for title in titles:
-        table.add_column(title, overflow="fold")
+        longest = max((len(word) for word in title.split()), default=0)
+        table.add_column(title, overflow="fold", min_width=longest)
     for line in lines:
         table.add_row(*(Text(cell) for cell in line))
     Console().print(table)

@@ -57,15 +57,14 @@ def process(
 
     _check(payload, transaction_id, metadata, by_id)
     set_up_logging(log_level, log_format)
-    with keep_stdout(as_json):
+    with keep_stdout(as_json), Shutdown() as shutdown:
         wiring = Run(target, config, Overrides(policy)).wired()
-        with Shutdown() as shutdown:
-            if by_id is not None:
-                outcome = process_by_id(wiring, by_id, shutdown)
-            else:
-                texts = _read("payload", payload), _read("metadata", metadata)
-                transaction = transaction_from(texts[0] or "", transaction_id, texts[1])
-                outcome = process_one(wiring, transaction, shutdown)
+        if by_id is not None:
+            outcome = process_by_id(wiring, by_id, shutdown)
+        else:
+            texts = _read("payload", payload), _read("metadata", metadata)
+            transaction = transaction_from(texts[0] or "", transaction_id, texts[1])
+            outcome = process_one(wiring, transaction, shutdown)
     shape = outcome.to_dict(shows_result=shows_result)
     if not as_json:
         shape = {name: value for name, value in shape.items() if name not in ("error", "exit_code")}

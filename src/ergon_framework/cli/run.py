@@ -111,11 +111,10 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
 
 
 def _show(outcome: Outcome, as_json: bool) -> None:
-    if as_json or outcome.report is not None:
-        shape = outcome.to_dict()
-        if not as_json:
-            shape = {"task": shape["task"], **_short(shape["report"])}
-        show_one(shape, as_json=as_json)
+    shape = outcome.to_dict()
+    if not as_json:
+        shape = {"task": shape["task"], "exit_code": shape["exit_code"], **_short(shape["report"])}
+    show_one(shape, as_json=as_json)
     if outcome.error is not None:
         show_error(outcome.error)
 
@@ -130,7 +129,7 @@ def _show_workers(outcome: WorkforceOutcome, as_json: bool) -> int:
         rows.append({**total, **_short(shape["report"])})
         columns = ["worker", "exit_code", "restarts", "succeeded", "failed", "timed_out"]
         show_list(rows, [*columns, "aborted", "stop_reason", "elapsed"], as_json=False)
-    for error in outcome.errors:
+    for error in outcome.errors if outcome.exit_code else ():
         remedy = error["details"].get("remedy", "")
         show_error(ErgonError(error["message"], remedy=remedy))
     return int(outcome.exit_code)

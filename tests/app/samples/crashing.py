@@ -36,17 +36,3 @@ class Unreachable(ConsumerTask):
 
     def process_transaction(self, transaction: Transaction) -> None:
         raise NotImplementedError
-
-
-class BadHandler(ConsumerTask):
-    """Its exception handler fails itself."""
-
-    @staticmethod
-    def build_connectors() -> dict[str, Any]:
-        return {"source": MemoryConnector([Transaction("t0")])}
-
-    def process_transaction(self, transaction: Transaction) -> None:
-        raise ValueError("no")
-
-    def handle_transaction_exception(self, transaction: Transaction, exc: Exception) -> None:
-        raise ValueError("no handler either")

@@ -7,18 +7,14 @@ from typing import Any
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.task.exceptions import ExceptionType, TransactionException
-from ergon_framework.task.mixins.consumer import ConsumerMixin
-from ergon_framework.task.base import BaseTask
 from ergon_framework.task.ready import (
     AsyncConsumerTask,
-    AsyncProducerTask,
     ConsumerTask,
-    HybridTask,
-    ProducerTask,
 )
 
 
 def three_orders() -> dict[str, MemoryConnector]:
+    """A source with three orders."""
     return {"orders": MemoryConnector([Transaction(f"t{n}", {"n": n}) for n in range(3)])}
 
 

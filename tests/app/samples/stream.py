@@ -9,23 +9,25 @@ from typing import Any
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.ports.notice import Notice
-from ergon_framework.task.mixins.policies import ConsumerPolicy
 from ergon_framework.task.ready import AsyncConsumerTask, ConsumerTask
 from ergon_framework.telemetry import add_listener
 
-policy = ConsumerPolicy(loop={"streaming": True, "empty_queue": {"backoff": 0.05}})
+policy = {"loop": {"streaming": True, "empty_queue": {"backoff": 0.05}}}
 
 
 def tell(text: str) -> None:
+    """Print a line."""
     os.write(1, f"{text}\n".encode())  # past every buffer, whole lines even from threads
 
 
 def tell_stop(notice: Notice) -> None:
+    """Print that the engine was asked to stop."""
     if notice.name == "stop.asked":
         tell("stop asked")
 
 
 def one_of_many() -> dict[str, Any]:
+    """A source with more than will ever be read."""
     tell(f"worker {os.environ.get('ERGON_WORKER_ID')} {os.getpid()}")
     add_listener(tell_stop)
     return {"source": MemoryConnector([Transaction(f"t{n}") for n in range(100)])}

@@ -1,0 +1,59 @@
+"""What a worker and its parent tell each other, over real pipes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from queue import SimpleQueue
+
+import pytest
+
+from ergon_framework.app.children import MOST_IDS, Nursery, Parent, ProcessChild
+from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.liveness import Snapshot, State
+from ergon_framework.app.outcome import Outcome
+from ergon_framework.app.supervisor import Beat, Ended, Event
+from ergon_framework.engine.report import Report
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 30.0
+
+
+def test_beats_and_the_outcome_arrive() -> None:
+    """What is not understood is skipped; of many ids the parent gets the first."""
+    lifeline, held = os.pipe()
+    read_end, write_end = os.pipe()
+    parent = Parent(f"{lifeline}:{write_end}")
+    assert not os.get_inheritable(write_end)
+    report = Report(succeeded=1, stranded=tuple(str(n) for n in range(MOST_IDS + 5)))
+    parent.tell_beat(Snapshot(State.HEALTHY, in_flight=2))
+    os.write(write_end, b'not JSON\n[]\n{"kind": "new"}\n')
+    parent.tell_outcome(Outcome("orders", ExitCode.DONE, report))
+    os.close(write_end)
+    parent.tell_beat(Snapshot())  # nobody listens any more: no error
+
+    events: SimpleQueue[Event] = SimpleQueue()
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])  # noqa: S603 - ours
+    ProcessChild(3, process, os.fdopen(read_end, "rb")).listen(events)
+    assert events.get(timeout=PATIENCE) == Beat(3, Snapshot(State.HEALTHY, in_flight=2))
+    end = events.get(timeout=PATIENCE)
+    assert isinstance(end, Ended)
+    assert (end.worker, end.code) == (3, 7)
+    assert end.outcome is not None
+    assert end.outcome["is_complete"]
+    assert len(end.outcome["report"]["stranded"]) == MOST_IDS
+    os.close(lifeline)
+    os.close(held)
+
+
+def test_a_program_that_cannot_be_started() -> None:
+    """The supervisor gets the error, and no pipe is left open."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    nursery = Nursery(lambda _supervised: ["/nonexistent/program"], 1, events)
+    before = len(os.listdir("/dev/fd"))
+    with pytest.raises(FileNotFoundError):
+        nursery.start(0)
+    assert len(os.listdir("/dev/fd")) == before
+    nursery.close()
