@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -35,7 +36,7 @@ def test_beats_and_the_outcome_arrive() -> None:
     parent.tell_beat(Snapshot())  # nobody listens any more: no error
 
     events: SimpleQueue[Event] = SimpleQueue()
-    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])  # noqa: S603 - ours
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
     ProcessChild(3, process, os.fdopen(read_end, "rb")).listen(events)
     assert events.get(timeout=PATIENCE) == Beat(3, Snapshot(State.HEALTHY, in_flight=2))
     end = events.get(timeout=PATIENCE)
@@ -52,8 +53,8 @@ def test_a_program_that_cannot_be_started() -> None:
     """The supervisor gets the error, and no pipe is left open."""
     events: SimpleQueue[Event] = SimpleQueue()
     nursery = Nursery(lambda _supervised: ["/nonexistent/program"], 1, events)
-    before = len(os.listdir("/dev/fd"))
+    before = len(list(Path("/dev/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
         nursery.start(0)
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(list(Path("/dev/fd").iterdir())) == before
     nursery.close()

@@ -129,17 +129,12 @@ def test_the_documented_example_works_as_written() -> None:
     """Names, base classes and calls exactly as a reader of the documents writes them."""
     from ergon_framework.connector.transaction import Transaction
     from ergon_framework.task.base import BaseAsyncTask, BaseTask
-    from ergon_framework.task.exceptions import (
-        ExceptionCategory,
-        ExceptionType,
-        TransactionException,
-    )
+    from ergon_framework.task.exceptions import ExceptionType, TransactionException
     from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
     from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
     from ergon_framework.task.mixins.producer import ProducerMixin
     from ergon_framework.testing.clock import VirtualClock
 
-    assert ExceptionType is ExceptionCategory
     told: list[Any] = []
 
     class Orders(ConsumerMixin, BaseTask):

@@ -19,7 +19,7 @@ from ergon_framework.app.exit_codes import ExitCode, of_signal
 from ergon_framework.app.signals import SignalEar
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.ports.clock import Clock
-from ergon_framework.task.base import BaseTask
+from ergon_framework.task.base import BaseTask, Stoppable, running_calls
 
 FORCE_AFTER = 5.0
 """Seconds a process has after the second signal."""
@@ -111,10 +111,9 @@ def say(text: str) -> None:
         os.write(2, f"{text}\n".encode())
 
 
-def _unasked(task: BaseTask | None) -> list[Any]:
+def _unasked(task: BaseTask | None) -> list[Stoppable]:
     """Running calls that no stop has reached."""
-    calls = () if task is None else vars(task).get("_ergon_calls", ())
-    return [call for call in tuple(calls) if not getattr(call, "stops", 1)]
+    return [] if task is None else [call for call in running_calls(task) if not call.stops]
 
 
 def leave_within(

@@ -128,7 +128,7 @@ def _show_workers(outcome: WorkforceOutcome, as_json: bool) -> int:
         total = {"worker": "all", **{name: shape[name] for name in ("exit_code", "restarts")}}
         rows.append({**total, **_short(shape["report"])})
         columns = ["worker", "exit_code", "restarts", "succeeded", "failed", "timed_out"]
-        show_list(rows, [*columns, "aborted", "stop_reason", "elapsed"], as_json=False)
+        show_list(rows, [*columns, "stop_reason", "elapsed"], as_json=False)
     for error in outcome.errors if outcome.exit_code else ():
         remedy = error["details"].get("remedy", "")
         show_error(ErgonError(error["message"], remedy=remedy))

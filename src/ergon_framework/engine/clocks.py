@@ -11,6 +11,12 @@ from contextvars import ContextVar, Token
 
 from ergon_framework.ports.clock import Clock
 
+HEARTBEAT = 1.0
+"""Seconds the main thread sleeps at most in one go.
+
+A signal that arrives just before it falls asleep would otherwise be noticed only when it wakes.
+"""
+
 
 class ThreadSignal:
     """A condition on the engine's lock, waiting for an instant instead of a duration."""
@@ -22,10 +28,9 @@ class ThreadSignal:
 
     def wait(self, until: float | None) -> None:
         """Sleep until notified or until the clock shows ``until``; may wake early."""
-        if until is None:
-            self._condition.wait()
-            return
-        seconds = until - time.monotonic()
+        seconds = threading.TIMEOUT_MAX if until is None else until - time.monotonic()
+        if threading.current_thread() is threading.main_thread():
+            seconds = min(seconds, HEARTBEAT)
         if seconds > 0:
             self._condition.wait(min(seconds, threading.TIMEOUT_MAX))
 

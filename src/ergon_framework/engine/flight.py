@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ergon_framework.core.lifecycle import Scope, Step, deadline, first_to_expire
+from ergon_framework.core.lifecycle import Scope, deadline, first_to_expire
 from ergon_framework.core.loop import Loop, StopReason
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.delivery import Delivery
-from ergon_framework.engine.plan import EnginePlan, StepPlan
+from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import Doing, ProduceRun, Run, Tally, Worker
 from ergon_framework.errors import describe
@@ -55,17 +55,9 @@ class Flight:
         self.make_run = ProduceRun if plan.role == "producer" else Run
         self.call = ports.Call(plan.role, plan.task, uuid.uuid4().hex, now, plan.settings)
         self.context = contextvars.copy_context()  # copied again for each attempt, never run in
-        process = "produce" if plan.role == "producer" else "process"
-        hooks, rule = plan.hooks, plan.lifecycle
-        self.on_process = StepPlan(Step.PROCESS, hooks.process, process, rule.process.timeout)
-        self.on_success = StepPlan(Step.ON_SUCCESS, hooks.success, "success", rule.success.timeout)
-        self.on_exception = StepPlan(
-            Step.ON_EXCEPTION, hooks.exception, "exception", rule.exception.timeout
-        )
-        steps = (self.on_process, self.on_success, self.on_exception)
+        self.on_process, self.on_success, self.on_exception = steps = plan.steps()
         self.steps = {each.step: each for each in steps}
-        timeouts = (plan.bounds.loop_timeout, rule.timeout, *(each.timeout for each in steps))
-        self.is_timed = sink is not None or any(timeouts)
+        self.is_timed = sink is not None or plan.has_timeout()
         self.is_plain = plan.compiled and sink is None
         self.is_continuous = plan.loop.continuous
         self.is_quiet = plan.settlement is None and not self.is_watched

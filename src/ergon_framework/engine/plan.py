@@ -75,3 +75,18 @@ class EnginePlan:
     compiled: bool = True  # False drives every step through the machine: for the test that compares
     dice: Callable[[], float] = random.random
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def steps(self) -> tuple[StepPlan, StepPlan, StepPlan]:
+        """Process, success and exception, ready to be called."""
+        rule, hooks = self.lifecycle, self.hooks
+        first = "produce" if self.role == "producer" else "process"
+        return (
+            StepPlan(Step.PROCESS, hooks.process, first, rule.process.timeout),
+            StepPlan(Step.ON_SUCCESS, hooks.success, "success", rule.success.timeout),
+            StepPlan(Step.ON_EXCEPTION, hooks.exception, "exception", rule.exception.timeout),
+        )
+
+    def has_timeout(self) -> bool:
+        """Whether anything bounds a lifecycle, so that its instants must be known."""
+        steps = (step.timeout for step in self.steps())
+        return any((self.bounds.loop_timeout, self.lifecycle.timeout, *steps))

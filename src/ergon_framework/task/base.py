@@ -15,6 +15,8 @@ from ergon_framework.ports.context import current_attempt
 class Stoppable(Protocol):
     """A running call."""
 
+    stops: int  # how often it was asked to stop
+
     def request_stop(self) -> None:
         """Ask for a graceful stop; a second time, for an immediate one."""
 
@@ -55,6 +57,11 @@ class BaseTask:
 
 class BaseAsyncTask(BaseTask):
     """A task whose hooks are coroutines."""
+
+
+def running_calls(task: BaseTask) -> tuple[Stoppable, ...]:
+    """The calls ``request_stop`` would reach now."""
+    return tuple(_calls(task))
 
 
 def begin_call(task: BaseTask, call: Stoppable) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.errors import TransactionException, describe
 from ergon_framework.ports.context import Call
-from ergon_framework.ports.transaction import Transaction
 
 LONGEST_TEXT = 500
 """Characters of an exception's message, a payload or a result that a span keeps."""
@@ -52,8 +51,7 @@ Attributes = dict[str, Any]
 def loop_attributes(call: Call) -> Attributes:
     """The call's identity and its limits."""
     return {
-        "task": call.task,
-        "ergon.task": call.task,
+        **task_attributes(call),
         "ergon.role": call.role,
         "ergon.call_id": call.call_id,
         **_chosen(call.settings, _LOOP),
@@ -63,25 +61,12 @@ def loop_attributes(call: Call) -> Attributes:
 def step_attributes(call: Call, step: str) -> Attributes:
     """What all attempts of one step share: made once per call."""
     policy = call.settings.get("steps", {}).get(step, {})
-    return {
-        "task": call.task,
-        "ergon.task": call.task,
-        "step": step,
-        **_chosen(policy, _STEP),
-    }
+    return {**task_attributes(call), "step": step, **_chosen(policy, _STEP)}
 
 
-def transaction_attributes(call: Call, transaction: Transaction) -> Attributes:
-    """The identity of one lifecycle."""
-    attributes = {
-        "task": call.task,
-        "ergon.task": call.task,
-        "transaction_id": transaction.transaction_id,
-        "transaction.id": transaction.transaction_id,
-    }
-    if transaction.source is not None:
-        attributes["transaction.source"] = transaction.source
-    return attributes
+def task_attributes(call: Call) -> Attributes:
+    """What every span of a call says: made once per call."""
+    return {"task": call.task, "ergon.task": call.task}
 
 
 def failure_attributes(failure: Failure, exception: BaseException | None = None) -> Attributes:

@@ -6,9 +6,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from ergon_framework.ports.context import Attempt
+from ergon_framework.core.failure import Failure
+from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import CATALOGUE, Notice
 
 logger = logging.getLogger(__name__)
@@ -27,10 +28,37 @@ class Part(Protocol):
 
 
 class Entering(Part, Protocol):
-    """A part that prepares the context user code runs in."""
+    """A part that prepares the context user code runs in, and hears of lifecycles directly.
+
+    It sees to its own failures.
+    """
 
     def enter(self, attempt: Attempt, context: Context) -> None:
         """User code is about to run in ``context``."""
+
+    def began(self, call: Call, run: Any) -> None:
+        """A lifecycle started, at ``run.began_at``."""
+
+    def left(
+        self,
+        attempt: Attempt,
+        at: float,
+        failure: Failure | None,
+        exception: BaseException | None,
+        result: Any,
+    ) -> None:
+        """A hook returned, raised or ran out of time."""
+
+    def ended(
+        self,
+        call: Call,
+        run: Any,
+        at: float,
+        ending: str,
+        failure: Failure | None,
+        handler_failure: Failure | None,
+    ) -> None:
+        """A lifecycle reached its one outcome."""
 
 
 class FanOut:
@@ -41,39 +69,98 @@ class FanOut:
     ) -> None:
         self._entering = entering
         self._listeners = tuple(listeners)
-        all_parts = [*([] if entering is None else [entering]), *parts]
-        self._handlers = {
-            name: tuple(part.handlers[name] for part in all_parts if name in part.handlers)
-            for name in CATALOGUE
-        }
+        others = tuple(parts)
+        all_parts = (*(() if entering is None else (entering,)), *others)
+        self._handlers = _by_name(all_parts)
+        self._others = _by_name(all_parts[len(all_parts) - len(others) :])
+        self._has_others = bool(others) or bool(self._listeners)
 
     def emit(self, notice: Notice) -> None:
         """Hand it on."""
-        for handler in self._handlers.get(notice.name, ()):
-            _tell(handler, notice)
-        for listener in self._listeners:
-            _tell(listener, notice)
-        for listener in _everywhere:
-            _tell(listener, notice)
+        self._hand_on(notice, self._handlers)
+
+    def _hand_on(self, notice: Notice, handlers: Mapping[str, tuple[Listener, ...]]) -> None:
+        for handler in handlers.get(notice.name, ()):
+            try:
+                handler(notice)
+            except Exception as error:
+                complain(handler, error)
+        for listener in (*self._listeners, *_everywhere):
+            try:
+                listener(notice)
+            except Exception as error:
+                complain(listener, error)
 
     def enter(self, attempt: Attempt, context: Context) -> None:
         """Let the spans make theirs current."""
-        if self._entering is None:
-            return
-        try:
+        if self._entering is not None:
             self._entering.enter(attempt, context)
-        except Exception as error:
-            _complain(self._entering.enter, error)
+
+    # The notices of each lifecycle come here without a Notice around them: most calls have nobody
+    # but the spans to read them.
+
+    def began(self, call: Call, run: Any) -> None:
+        """A lifecycle started."""
+        if self._entering is not None:
+            self._entering.began(call, run)
+        if self._has_others or _everywhere:
+            fields = {"call": call, "run": run}
+            self._hand_on(Notice("transaction.began", run.began_at, fields), self._others)
+
+    def left(
+        self,
+        attempt: Attempt,
+        at: float,
+        failure: Failure | None,
+        exception: BaseException | None,
+        result: Any,
+    ) -> None:
+        """A hook returned, raised or ran out of time."""
+        if self._entering is not None:
+            self._entering.left(attempt, at, failure, exception, result)
+        if self._has_others or _everywhere:
+            fields = {
+                "call": attempt.call,
+                "attempt": attempt,
+                "failure": failure,
+                "exception": exception,
+                "result": result,
+            }
+            self._hand_on(Notice("attempt.ended", at, fields), self._others)
+
+    def ended(
+        self,
+        call: Call,
+        run: Any,
+        at: float,
+        ending: str,
+        failure: Failure | None,
+        handler_failure: Failure | None,
+    ) -> None:
+        """A lifecycle reached its one outcome."""
+        if self._entering is not None:
+            self._entering.ended(call, run, at, ending, failure, handler_failure)
+        if self._has_others or _everywhere:
+            fields = {
+                "call": call,
+                "run": run,
+                "ending": ending,
+                "failure": failure,
+                "handler_failure": handler_failure,
+            }
+            self._hand_on(Notice("transaction.ended", at, fields), self._others)
 
 
-def _tell(listener: Listener, notice: Notice) -> None:
-    try:
-        listener(notice)
-    except Exception as error:
-        _complain(listener, error)
+def _by_name(parts: Iterable[Part]) -> dict[str, tuple[Listener, ...]]:
+    known = tuple(parts)
+    return {
+        name: tuple(part.handlers[name] for part in known if name in part.handlers)
+        for name in CATALOGUE
+    }
 
 
-def _complain(listener: Callable[..., None], error: Exception) -> None:
+def complain(listener: Callable[..., None], error: Exception) -> None:
+    """Tell the log that something failed, once."""
     name = getattr(listener, "__qualname__", type(listener).__qualname__)
     if name not in _complained:
         _complained.add(name)

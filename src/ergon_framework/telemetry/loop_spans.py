@@ -7,8 +7,9 @@ import time
 from contextvars import Context
 from typing import Any
 
-from opentelemetry.context import attach, get_current
-from opentelemetry.trace import Link, Span, get_current_span, set_span_in_context
+from opentelemetry.context import Context as OtelContext
+from opentelemetry.context import get_current
+from opentelemetry.trace import Link, Span, SpanKind, get_current_span
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.errors import describe
@@ -25,18 +26,25 @@ from ergon_framework.telemetry.attributes import (
     report_attributes,
     shorten,
     step_attributes,
+    task_attributes,
 )
+from ergon_framework.telemetry.current import make_current
 from ergon_framework.telemetry.settings import TelemetrySettings
 from ergon_framework.telemetry.writer import Below, SpanWriter
 
+_KIND = {"consumer": SpanKind.CONSUMER, "producer": SpanKind.PRODUCER}
+_NO_TROUBLE: tuple[Attributes, None] = ({}, None)
 
-class StepSpan:
+
+class StepSpan(Below):
     """An open step: its span, and what its last attempt came to."""
 
-    __slots__ = ("attempts", "below", "last_at", "shared", "trouble")
+    __slots__ = ("attempts", "last_at", "shared", "trouble")
 
-    def __init__(self, span: Span, base: Any, shared: Attributes) -> None:
-        self.below = Below(span, base)
+    def __init__(self, span: Span, base: OtelContext, shared: Attributes) -> None:
+        self.span = span  # as Below does; super() would cost more than all of this
+        self.parent = span.get_span_context()
+        self.base = base
         self.shared = shared  # attributes of each of its attempts
         self.attempts = 0
         self.last_at: int | None = None  # None while an attempt or a wait for one is under way
@@ -44,9 +52,9 @@ class StepSpan:
 
     def finish(self, writer: SpanWriter, at: int, attributes: Attributes) -> None:
         """End the span when its last attempt ended, or at ``at`` when it was cut short."""
-        trouble, error = self.trouble or ({}, None)
+        trouble, error = self.trouble or _NO_TROUBLE
         writer.finish(
-            self.below.span,
+            self.span,
             at if self.last_at is None else self.last_at,
             {"attempts": self.attempts, **attributes, **trouble},
             error,
@@ -63,13 +71,14 @@ class LoopSpans:
         self.writer = writer
         self.settings = settings
         self.base = get_current()
-        self.lifecycle_name = LIFECYCLE_SPAN[call.role]
+        self.shared = task_attributes(call)
+        self.lifecycle = (LIFECYCLE_SPAN[call.role], _KIND[call.role])
         self.steps = {
             phase: (name, f"{name}.attempt", step_attributes(call, phase))
             for phase, name in STEP_SPAN[call.role].items()
         }
         # Offsets are taken once, so that spans follow the engine's clock even when it is virtual.
-        self._offset = time.time_ns() - int(at * 1e9)
+        self.offset = time.time_ns() - int(at * 1e9)
         self._parent = Below(get_current_span(), self.base)
         # The 0-based index of the batch in work; only where one ends before the next begins.
         self.batch: int | None = None
@@ -77,7 +86,7 @@ class LoopSpans:
         self._batches = 0  # deliveries so far
         self._batches_before = 0  # … and before the loop span of now
         self._lock = threading.Lock()
-        self._rotate_at: float | None = None
+        self.rotate_at: float | None = None
         self._fetch: StepSpan | None = None
         self._fetch_attempt: Span | None = None
         self._attributes = loop_attributes(call)
@@ -86,7 +95,7 @@ class LoopSpans:
 
     def ns(self, at: float) -> int:
         """An instant of the engine's clock as nanoseconds since the epoch."""
-        return self._offset + int(at * 1e9)
+        return self.offset + int(at * 1e9)
 
     def ended(self, at: float, report: Any, error: BaseException | None) -> None:
         """The call is over."""
@@ -110,13 +119,13 @@ class LoopSpans:
         self.writer.finish(former, self.ns(at), {"rotated": True})
 
     def _is_due(self, at: float) -> bool:
-        due = self._rotate_at
+        due = self.rotate_at
         return due is not None and at >= due
 
     def fetch_began(self, at: float, number: int, requested: Any) -> None:
         """A fetch attempt starts; the first one of a row begins a fetch."""
         if self.settings.rotate == "batch" and self._batches > self._batches_before:
-            self._rotate_at = at
+            self.rotate_at = at
         self.rotate(at)
         if self._in_batches:
             self.batch = self._batches
@@ -135,7 +144,7 @@ class LoopSpans:
         step.last_at = None
         self._fetch_attempt = self.writer.start(
             f"{FETCH_SPAN}.attempt",
-            step.below,
+            step,
             self.ns(at),
             {**step.shared, "attempt": number, "attempt_number": number + 1},
         )
@@ -161,15 +170,16 @@ class LoopSpans:
     def enter_fetch(self, context: Context) -> None:
         """The connector is about to be called in ``context``."""
         if self._fetch_attempt is not None:
-            make_current(self._fetch_attempt, context)
+            make_current(self._fetch_attempt, self.base, context)
 
     def _begin(self, at: float, links: list[Link]) -> None:
         name = LOOP_SPAN[self.call.role]
-        span = self.writer.start(name, self._parent, self.ns(at), self._attributes, links)
+        attributes = dict(self._attributes)
+        span = self.writer.start(name, self._parent, self.ns(at), attributes, links)
         self.below = Below(span, self.base)
         self._batches_before = self._batches
         every = self.settings.rotate
-        self._rotate_at = None if isinstance(every, str) else at + every
+        self.rotate_at = None if isinstance(every, str) else at + every
 
     def _close_fetch_attempt(self, at: float) -> None:
         """A fetch that hangs ends unheard, when the next thing is tried."""
@@ -182,14 +192,3 @@ class LoopSpans:
         if self._fetch is not None:
             self._fetch.finish(self.writer, self.ns(at), attributes)
             self._fetch = None
-
-
-def make_current(span: Span, context: Context) -> None:
-    """Make a span current inside a private context, which keeps its own baggage."""
-    context.run(_attach, span)
-
-
-def _attach(span: Span) -> None:
-    # Never detached: the context is thrown away after the attempt, and code that outlives it
-    # (an abandoned thread) keeps seeing its own span.
-    attach(set_span_in_context(span))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 
 from opentelemetry.context import Context
-from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, get_current_span
-from opentelemetry.trace.propagation import set_span_in_context
+from opentelemetry.trace import SpanContext, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ergon_framework.ports.context import current_attempt
@@ -48,8 +47,12 @@ def outgoing_metadata() -> dict[str, str]:
     context = _outgoing()
     if context is None:
         return {}
-    carrier: dict[str, str] = {}
-    _W3C.inject(carrier, set_span_in_context(NonRecordingSpan(context), Context()))
+    # The words of the W3C propagator. It is asked only to read: writing is done for each attempt
+    # of each producer, and the way through its layers costs more than a span.
+    trace_id, span_id, flags = context.trace_id, context.span_id, context.trace_flags
+    carrier = {"traceparent": f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}"}
+    if context.trace_state:
+        carrier["tracestate"] = context.trace_state.to_header()
     return carrier
 
 
@@ -62,9 +65,11 @@ def inject(transaction: Transaction, carrier: dict[str, str] | None = None) -> T
     if not carrier:
         return transaction
     fields = {name: getattr(transaction, name) for name in FIELDS}
-    kept = {name: value for name, value in transaction.metadata.items() if name != "tracestate"}
-    fields["metadata"] = {**kept, **carrier}
-    fields["trace_id"] = carrier["traceparent"].split("-")[1]
+    metadata = {**transaction.metadata, **carrier}
+    if "tracestate" not in carrier:
+        metadata.pop("tracestate", None)
+    fields["metadata"] = metadata
+    fields["trace_id"] = carrier["traceparent"][3:35]
     return Transaction(**fields)
 
 

@@ -20,12 +20,15 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, Tracer, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind
 
-from ergon_framework.telemetry.lean_span import LeanSpan
+from ergon_framework.telemetry.audience import Audience
+from ergon_framework.telemetry.lean_span import lean_spans_of
 from ergon_framework.telemetry.writer import ApiWriter, Below
 
 _MOST_ATTRIBUTES = 32  # more than any of our spans has
+_INTERNAL = SpanKind.INTERNAL  # members of an enumeration are slow to reach
+_new = tuple.__new__
 
 
 class SdkWriter:
@@ -35,41 +38,68 @@ class SdkWriter:
         self._tracer = tracer
         self._api = ApiWriter(tracer)
         self._drops_unsampled = tracer.sampler is not ALWAYS_ON
+        self._new_id = tracer.id_generator.generate_span_id
+        self._audience = Audience(tracer.span_processor)
+        self._lean = lean_spans_of(tracer, self._audience)
+        self._begin = self._lean.begin
 
     def start(
         self,
         name: str,
         below: Below,
         at: int,
-        attributes: Mapping[str, Any],
+        attributes: dict[str, Any],
         links: Sequence[Link] = (),
-        kind: SpanKind = SpanKind.INTERNAL,
+        kind: SpanKind = _INTERNAL,
     ) -> Span:
         """Start a span."""
         parent = below.parent
-        trace_id, _, is_remote, flags, state, is_valid = parent
-        is_sampled = flags & TraceFlags.SAMPLED
-        is_decided = is_sampled or self._drops_unsampled
-        if is_remote or not is_valid or not is_decided:
-            return self._api.start(name, below, at, attributes, links, kind)
-        tracer = self._tracer
-        span_id = tracer.id_generator.generate_span_id()
+        if type(below.span) is not self._lean and not self._is_sampled(parent):
+            return self._start_otherwise(name, below, at, attributes, links, kind)
         # What SpanContext(...) makes of ids that are known to be valid.
-        context = tuple.__new__(SpanContext, (trace_id, span_id, False, flags, state, True))
-        if not is_sampled:
-            return NonRecordingSpan(context)
-        span = LeanSpan(tracer, name, context, parent, at, attributes, links, kind)
-        tracer.span_processor.on_start(span, parent_context=below.context)
+        shape = (parent[0], self._new_id(), False, parent[3], parent[4], True)
+        context = _new(SpanContext, shape)
+        resource = self._tracer.resource
+        span = self._begin(name, context, parent, at, attributes, resource, links, kind)
+        audience = self._audience
+        if audience.members is not audience.group._span_processors:
+            audience.look()
+        for tell in audience.starting:
+            tell(span, parent_context=below.context)
         return span
 
     def finish(
         self, span: Span, at: int, attributes: Mapping[str, Any], error: str | None = None
     ) -> None:
         """End it with its last attributes, and as failed when there is an error text."""
-        if type(span) is LeanSpan:  # isinstance() is slow for abstract classes
+        if type(span) is self._lean:  # isinstance() is slow for abstract classes
             span.finish(at, attributes, error)
         else:
             self._api.finish(span, at, attributes, error)
+
+    def _is_sampled(self, parent: SpanContext) -> bool:
+        """Whether a span below it is sure to be recorded."""
+        is_local = parent.is_valid and not parent.is_remote
+        return is_local and parent.trace_flags.sampled and _is_enabled(self._tracer)
+
+    def _start_otherwise(
+        self,
+        name: str,
+        below: Below,
+        at: int,
+        attributes: dict[str, Any],
+        links: Sequence[Link],
+        kind: SpanKind,
+    ) -> Span:
+        parent = below.parent
+        is_local = parent.is_valid and not parent.is_remote
+        if is_local and self._drops_unsampled and not parent.trace_flags.sampled:
+            return NonRecordingSpan(
+                SpanContext(
+                    parent.trace_id, self._new_id(), False, parent.trace_flags, parent.trace_state
+                )
+            )
+        return self._api.start(name, below, at, attributes, links, kind)
 
 
 def can_be_lean(tracer: object) -> TypeGuard[Tracer]:
@@ -88,10 +118,14 @@ def can_be_lean(tracer: object) -> TypeGuard[Tracer]:
 
 
 def _is_unwatched(tracer: Tracer) -> bool:
-    """Whether the SDK neither counts this tracer's spans nor switched it off."""
+    """Whether the SDK does not count this tracer's spans."""
     counting = type(getattr(tracer, "_tracer_metrics", None)).__name__
-    is_enabled = getattr(tracer, "_is_enabled", bool)
-    return counting in {"NoneType", "NoOpTracerMetrics"} and (is_enabled is bool or is_enabled())
+    return counting in {"NoneType", "NoOpTracerMetrics"}
+
+
+def _is_enabled(tracer: Tracer) -> bool:
+    is_enabled = getattr(tracer, "_is_enabled", None)  # newer releases can switch a tracer off
+    return is_enabled is None or bool(is_enabled())
 
 
 def _follows_parent(sampler: object) -> bool:

@@ -59,6 +59,8 @@ def make_sink(
     told = tuple(listeners)
     if spans is None and numbers is None and not told and not has_listeners():
         return None
+    if spans is not None and numbers is None and not told and not has_listeners():
+        return spans
     return FanOut(spans, () if numbers is None else (numbers,), told)
 
 

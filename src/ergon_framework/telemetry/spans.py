@@ -19,14 +19,14 @@ The attempt's span is current while user code runs. The state of a lifecycle tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from typing import Any
 
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanKind
+from opentelemetry.trace import Link, NonRecordingSpan, Span
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.attributes import (
@@ -34,73 +34,70 @@ from ergon_framework.telemetry.attributes import (
     failure_attributes,
     failure_message,
     shown,
-    transaction_attributes,
 )
-from ergon_framework.telemetry.loop_spans import LoopSpans, StepSpan, make_current
+from ergon_framework.telemetry.current import make_current
+from ergon_framework.telemetry.fan_out import complain
+from ergon_framework.telemetry.loop_spans import LoopSpans, StepSpan
 from ergon_framework.telemetry.propagation import extract
 from ergon_framework.telemetry.settings import TelemetrySettings
 from ergon_framework.telemetry.writer import Below, SpanWriter
 
-_KIND = {"consumer": SpanKind.CONSUMER, "producer": SpanKind.PRODUCER}
 _HANDLERS = {"success", "exception"}
+_NOTHING: Attributes = {}
+_NO_LINKS: Sequence[Link] = ()
 
 
-class LifecycleSpans:
+class LifecycleSpans(Below):
     """One transaction: its lifecycle span, the open step, the open attempt."""
 
-    __slots__ = ("attempt", "below", "ids", "loop", "phase", "step", "work_attempts")
+    __slots__ = ("attempt", "key", "loop", "phase", "step", "work_attempts")
 
     def __init__(self, loop: LoopSpans, transaction: Transaction, at: float) -> None:
         self.loop = loop
-        identity = transaction.transaction_id
-        self.ids = {"transaction_id": identity, "transaction.id": identity}
+        self.base = loop.base
+        self.key = key = transaction.transaction_id
         self.phase = ""
         self.step: StepSpan | None = None
         self.attempt: Span | None = None
         self.work_attempts = 0
-        attributes = transaction_attributes(loop.call, transaction)
+        attributes = {**loop.shared, "transaction_id": key, "transaction.id": key}
+        if transaction.source is not None:
+            attributes["transaction.source"] = transaction.source
         if loop.batch is not None:
             attributes["batch_index"] = loop.batch
         if loop.settings.payloads:
             attributes["transaction.payload"] = shown(transaction.payload)
-        self.below = Below(self._start(transaction, loop.ns(at), attributes), loop.base)
-
-    def _start(self, transaction: Transaction, at: int, attributes: Attributes) -> Span:
-        loop = self.loop
-        below, links = loop.below, []
-        incoming = extract(transaction)
-        if incoming is not None and loop.settings.parent == "parent":
-            links = [Link(below.span.get_span_context())]
-            below = Below(NonRecordingSpan(incoming), loop.base)
-        elif incoming is not None:
-            links = [Link(incoming)]
-        kind = _KIND[loop.call.role]
-        return loop.writer.start(loop.lifecycle_name, below, at, attributes, links, kind)
+        below, links = loop.below, _NO_LINKS
+        if transaction.trace_id is not None or transaction.metadata:
+            below, links = _place(loop, transaction)
+        name, kind = loop.lifecycle
+        started_at = loop.offset + int(at * 1e9)
+        self.span = loop.writer.start(name, below, started_at, attributes, links, kind)
+        self.parent = self.span.get_span_context()
 
     def enter(self, attempt: Attempt) -> Span:
         """An attempt starts; the first one of a phase begins its step."""
-        at = self.loop.ns(attempt.began_at)
-        step = self.step
-        if step is None or attempt.phase != self.phase:
-            step = self._open_step(attempt.phase, at)
-        number = attempt.number
+        loop, step, phase, number = self.loop, self.step, attempt.phase, attempt.number
+        at = loop.offset + int(attempt.began_at * 1e9)
+        if step is None or phase != self.phase:
+            step = self._open_step(phase, at)
         step.attempts = number + 1
         step.last_at = None
-        if attempt.phase not in _HANDLERS:
+        if phase not in _HANDLERS:
             self.work_attempts = number + 1
         attributes = {**step.shared, "attempt": number, "attempt_number": number + 1}
-        name = self.loop.steps[attempt.phase][1]
-        self.attempt = self.loop.writer.start(name, step.below, at, attributes)
-        return self.attempt
+        span = self.attempt = loop.writer.start(loop.steps[phase][1], step, at, attributes)
+        return span
 
     def _open_step(self, phase: str, at: int) -> StepSpan:
-        self._close_step(at)
-        loop = self.loop
+        loop, key = self.loop, self.key
+        if self.step is not None:
+            self.step.finish(loop.writer, at, _NOTHING)
         name, _, shared = loop.steps[phase]
-        shared = {**shared, **self.ids}
+        shared = {**shared, "transaction_id": key, "transaction.id": key}
         self.phase = phase
-        self.step = StepSpan(loop.writer.start(name, self.below, at, shared), loop.base, shared)
-        return self.step
+        step = self.step = StepSpan(loop.writer.start(name, self, at, shared), loop.base, shared)
+        return step
 
     def attempt_ended(
         self, at: float, failure: Failure | None, exception: BaseException | None, result: Any
@@ -111,7 +108,7 @@ class LifecycleSpans:
             return
         loop = self.loop
         self.attempt = None
-        step.last_at = loop.ns(at)
+        step.last_at = loop.offset + int(at * 1e9)
         if failure is None:
             step.trouble = None
             text = shown(result) if loop.settings.results else type(result).__name__
@@ -129,22 +126,32 @@ class LifecycleSpans:
     def ended(self, at: float, outcome: str, trouble: Attributes, error: str | None) -> None:
         """The one outcome is known. An attempt still open was cut off."""
         loop = self.loop
-        ended_at = loop.ns(at)
+        ended_at = loop.offset + int(at * 1e9)
         if self.attempt is not None:
             loop.writer.finish(self.attempt, ended_at, trouble, error or "cut off")
             self.attempt = None
-        self._close_step(ended_at)
-        attributes = {"outcome": outcome, "transaction.attempt": self.work_attempts, **trouble}
-        loop.writer.finish(self.below.span, ended_at, attributes, error)
-
-    def _close_step(self, at: int) -> None:
         if self.step is not None:
-            self.step.finish(self.loop.writer, at, {})
+            self.step.finish(loop.writer, ended_at, _NOTHING)
             self.step = None
+        attributes = {"outcome": outcome, "transaction.attempt": self.work_attempts, **trouble}
+        loop.writer.finish(self.span, ended_at, attributes, error)
+
+
+def _place(loop: LoopSpans, transaction: Transaction) -> tuple[Below, Sequence[Link]]:
+    """Where a lifecycle hangs, and what it links to, if it came with a trace context."""
+    incoming = extract(transaction)
+    if incoming is None:
+        return loop.below, _NO_LINKS
+    if loop.settings.parent == "link":
+        return loop.below, [Link(incoming)]
+    return Below(NonRecordingSpan(incoming), loop.base), [Link(loop.below.parent)]
 
 
 class SpanSink:
-    """Turns notices into spans. One serves any number of calls."""
+    """Turns notices into spans. One serves any number of calls.
+
+    It is a sink by itself, for calls that have no other listener; what fails in here is told once.
+    """
 
     def __init__(self, writer: SpanWriter, settings: TelemetrySettings) -> None:
         self._writer = writer
@@ -161,16 +168,27 @@ class SpanSink:
             "transaction.ended": self._transaction_ended,
         }
 
+    def emit(self, notice: Notice) -> None:
+        """Take what concerns spans."""
+        handler = self.handlers.get(notice.name)
+        if handler is not None:
+            try:
+                handler(notice)
+            except Exception as error:
+                complain(handler, error)
+
     def enter(self, attempt: Attempt, context: Context) -> None:
         """Make the attempt's span current in ``context``."""
-        if attempt.phase == "fetch":
-            loop = self._loops.get(attempt.call.call_id)
-            if loop is not None:
-                loop.enter_fetch(context)
-            return
-        life: LifecycleSpans | None = attempt.run.note
-        if life is not None:
-            make_current(life.enter(attempt), context)
+        try:
+            run = attempt.run
+            if run is None:
+                loop = self._loops.get(attempt.call.call_id)
+                if loop is not None:
+                    loop.enter_fetch(context)
+            elif run.note is not None:
+                make_current(run.note.enter(attempt), run.note.base, context)
+        except Exception as error:
+            complain(self.enter, error)
 
     def _call_began(self, notice: Notice) -> None:
         call = notice["call"]
@@ -192,40 +210,94 @@ class SpanSink:
         if loop is not None:
             loop.fetch_ended(notice.at, notice["delivered"], notice["failure"])
 
-    def _transaction_began(self, notice: Notice) -> None:
-        run = notice["run"]
-        loop = self._loops.get(notice["call"].call_id)
-        if loop is not None:
-            loop.rotate(notice.at)
-            run.note = LifecycleSpans(loop, run.transaction, notice.at)
+    def began(self, call: Call, run: Any) -> None:
+        """A lifecycle started."""
+        try:
+            loop = self._loops.get(call.call_id)
+            if loop is not None:
+                if loop.rotate_at is not None:
+                    loop.rotate(run.began_at)
+                run.note = LifecycleSpans(loop, run.transaction, run.began_at)
+        except Exception as error:
+            complain(self.began, error)
 
-    def _attempt_ended(self, notice: Notice) -> None:
-        run = notice["attempt"].run
+    def left(
+        self,
+        attempt: Attempt,
+        at: float,
+        failure: Failure | None,
+        exception: BaseException | None,
+        result: Any,
+    ) -> None:
+        """A hook returned, raised or ran out of time."""
+        run = attempt.run
         if run is not None and run.note is not None:
-            fields = notice.fields
-            run.note.attempt_ended(
-                notice.at, fields["failure"], fields["exception"], fields["result"]
-            )
+            try:
+                run.note.attempt_ended(at, failure, exception, result)
+            except Exception as error:
+                complain(self.left, error)
+
+    def ended(
+        self,
+        call: Call,
+        run: Any,
+        at: float,
+        ending: str,
+        failure: Failure | None,
+        handler_failure: Failure | None,
+    ) -> None:
+        """A lifecycle reached its one outcome."""
+        life: LifecycleSpans | None = run.note
+        if life is None:
+            return
+        run.note = None
+        try:
+            if ending == "succeeded":
+                life.ended(at, ending, _NOTHING, None)
+            else:
+                life.ended(at, ending, *_trouble(run, ending, failure, handler_failure))
+        except Exception as error:
+            complain(self.ended, error)
 
     def _retry_scheduled(self, notice: Notice) -> None:
         life: LifecycleSpans | None = notice["run"].note
         if life is not None:
             life.wait()
 
+    def _transaction_began(self, notice: Notice) -> None:
+        self.began(notice["call"], notice["run"])
+
+    def _attempt_ended(self, notice: Notice) -> None:
+        fields = notice.fields
+        self.left(
+            fields["attempt"],
+            notice.at,
+            fields["failure"],
+            fields["exception"],
+            fields["result"],
+        )
+
     def _transaction_ended(self, notice: Notice) -> None:
-        run = notice["run"]
-        life: LifecycleSpans | None = run.note
-        if life is None:
-            return
-        run.note = None
-        failure: Failure | None = notice["failure"]
-        outcome = str(notice["ending"])
-        trouble: Attributes = {}
-        error = None if outcome == "succeeded" else outcome
-        if failure is not None:
-            exception = getattr(run, "exception", None)
-            trouble = failure_attributes(failure, exception)
-            error = failure_message(failure, exception)
-        if notice["handler_failure"] is not None:
-            trouble["handler.exception.message"] = failure_message(notice["handler_failure"])
-        life.ended(notice.at, outcome, trouble, error)
+        fields = notice.fields
+        self.ended(
+            fields["call"],
+            fields["run"],
+            notice.at,
+            str(fields["ending"]),
+            fields["failure"],
+            fields["handler_failure"],
+        )
+
+
+def _trouble(
+    run: Any, ending: str, failure: Failure | None, handler_failure: Failure | None
+) -> tuple[Attributes, str]:
+    """What a lifecycle that did not succeed says about it, and its error text."""
+    trouble: Attributes = {}
+    error = ending
+    if failure is not None:
+        trouble = failure_attributes(failure, run.exception)
+        error = failure_message(failure, run.exception)
+    if handler_failure is not None:
+        trouble["handler.exception.message"] = failure_message(handler_failure)
+    return trouble, error

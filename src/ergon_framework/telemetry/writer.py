@@ -19,12 +19,17 @@ logger = logging.getLogger(__name__)
 class Below:
     """Where new spans hang: their parent, and the context (baggage included) it stands in."""
 
-    __slots__ = ("context", "parent", "span")
+    __slots__ = ("base", "parent", "span")
 
     def __init__(self, span: Span, base: Context) -> None:
         self.span = span
         self.parent = span.get_span_context()
-        self.context = set_span_in_context(span, base)
+        self.base = base
+
+    @property
+    def context(self) -> Context:
+        """The context in which the parent is current: made only when somebody asks."""
+        return set_span_in_context(self.span, self.base)
 
 
 class SpanWriter(Protocol):
@@ -35,11 +40,11 @@ class SpanWriter(Protocol):
         name: str,
         below: Below,
         at: int,
-        attributes: Mapping[str, Any],
+        attributes: dict[str, Any],
         links: Sequence[Link] = (),
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
-        """Start a span."""
+        """Start a span. The attributes are the writer's from now on."""
 
     def finish(
         self, span: Span, at: int, attributes: Mapping[str, Any], error: str | None = None
@@ -58,7 +63,7 @@ class ApiWriter:
         name: str,
         below: Below,
         at: int,
-        attributes: Mapping[str, Any],
+        attributes: dict[str, Any],
         links: Sequence[Link] = (),
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
