@@ -289,6 +289,26 @@ def test_no_wait_means_no_sleep() -> None:
     assert advance(waiting, cursor, WOKE, 0.25, 0.5) == Call(Step.PROCESS, 1, None)
 
 
+@pytest.mark.req("R3-BO", "RFC-004:10c", "RFC-004:14e", "RFC-005:12c", "RFC-005:16e")
+def test_waits_follow_the_schedule_and_none_follows_the_last_attempt() -> None:
+    """Base, factor and cap come from the step's rule, and the power from the failed attempt."""
+    step = StepRule(RetryRule(4, Backoff(1.0, 2.0, 3.0)))
+    rule = LifecycleRule(step, step, step)
+    cursor = Cursor(0.0)
+    events: list[Event] = [BEGAN, SYSTEM, WOKE, SYSTEM, WOKE, SYSTEM, WOKE, SYSTEM]
+    actions = [advance(rule, cursor, event, 0.0, 0.5) for event in events]
+    waits = [action.seconds for action in actions if isinstance(action, Sleep)]
+    assert waits == [1.0, 2.0, 3.0]
+    assert actions[-1] == Call(Step.ON_EXCEPTION, 0, None)
+
+
+def test_dice_reach_the_step_s_backoff() -> None:
+    """A jittered schedule is jittered by the driver's dice, which nothing here rolls itself."""
+    rule = LifecycleRule(StepRule(RetryRule(2, Backoff(8.0, low=0.0, high=1.0))))
+    waits = [advance(rule, Cursor(0.0), SYSTEM, 0.0, dice) for dice in (0.25, 0.75)]
+    assert waits == [Sleep(2.0), Sleep(6.0)]
+
+
 # ---- deadlines ----------------------------------------------------------------------------------
 
 
