@@ -13,6 +13,11 @@ from ergon_framework.ports.transaction import Transaction
 
 A, B, C = (Transaction(f"t{number}", {"secret": "s3cr3t"}) for number in range(3))
 items = st.lists(st.sampled_from([A, B, C, None, 7, "s3cr3t", {"secret": "s3cr3t"}]), max_size=8)
+repeatable = settings(derandomize=True, deadline=None, max_examples=40)
+
+
+class Special(Transaction):
+    """A connector's own kind of transaction."""
 
 
 def read(answer: object) -> Delivery:
@@ -42,6 +47,36 @@ def test_order_and_number_are_the_connector_s(kind: type) -> None:
     """Every iterable is used up, in its order, without dropping repeats or a surplus."""
     six = [C, A, B, A, C, C]
     assert read(kind(six)) == Delivery(5, six)
+
+
+@pytest.mark.req("RFC-004:13.2a")
+def test_the_connector_s_list_stays_its_own() -> None:
+    """What either side does with its list later is not seen by the other."""
+    own = [A, B]
+    delivery = read(own)
+    own.clear()
+    assert delivery.transactions == [A, B]
+    delivery.transactions.clear()
+    assert read([A]).transactions == [A]
+
+
+@pytest.mark.req("T3.9", "R3-D3")
+@repeatable
+@given(items)
+def test_a_list_is_read_like_any_other_iterable(answer: list[object]) -> None:
+    """A list of nothing but transactions may take a shorter way; nobody can tell."""
+    as_list, as_iterator = read(answer), read(iter(answer))
+    assert as_list.transactions == as_iterator.transactions
+    assert str(as_list.error) == str(as_iterator.error)
+    assert as_list.is_defect == as_iterator.is_defect
+
+
+@pytest.mark.req("T3.9")
+def test_a_transaction_of_a_derived_class_is_a_transaction() -> None:
+    """Alone and among others."""
+    special = Special("t9")
+    assert read([special]) == Delivery(5, [special])
+    assert read([A, special, B]) == Delivery(5, [A, special, B])
 
 
 @pytest.mark.req("T3.9")
@@ -97,7 +132,7 @@ def test_a_bare_transaction_is_a_defect_and_yet_kept() -> None:
 
 
 @pytest.mark.req("T3.9", "RFC-004:16b")
-@settings(derandomize=True, deadline=None, max_examples=60)
+@repeatable
 @given(items)
 def test_valid_ones_are_kept_beside_others(answer: list[object]) -> None:
     """Nothing valid is dropped; the first other item is named by place and type, not by content."""

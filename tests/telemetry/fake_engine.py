@@ -44,9 +44,18 @@ class FakeRun:
 class FakeEngine:
     """One call. Time passes only where the script says so."""
 
-    def __init__(self, sink: Sink | None, role: str = "consumer", **settings: Any) -> None:
+    def __init__(
+        self,
+        sink: Sink | None,
+        role: str = "consumer",
+        *,
+        is_direct: bool = False,
+        **settings: Any,
+    ) -> None:
         assert sink is not None
         self.sink = sink
+        # An engine may tell of lifecycles by calling a sink's own methods for that.
+        self.story: Any = sink if is_direct else None
         self.time = 1000.0
         self.call = Call(role, "Orders", f"call-{id(self)}", self.now, {**SETTINGS, **settings})
 
@@ -92,7 +101,10 @@ class FakeEngine:
 
     def take(self, transaction: Transaction) -> FakeRun:
         run = FakeRun(transaction, self.time)
-        self.emit("transaction.began", run=run)
+        if self.story is not None:
+            self.story.began(self.call, run)
+        else:
+            self.emit("transaction.began", run=run)
         return run
 
     def attempt(
@@ -133,6 +145,9 @@ class FakeEngine:
         result: Any = None,
     ) -> None:
         """Say how an attempt ended."""
+        if self.story is not None:
+            self.story.left(attempt, self.time, failure, exception, result)
+            return
         self.emit(
             "attempt.ended", attempt=attempt, failure=failure, exception=exception, result=result
         )
@@ -150,6 +165,9 @@ class FakeEngine:
         failure: Failure | None = None,
         handler_failure: Failure | None = None,
     ) -> None:
+        if self.story is not None:
+            self.story.ended(self.call, run, self.time, ending, failure, handler_failure)
+            return
         self.emit(
             "transaction.ended",
             run=run,

@@ -18,7 +18,10 @@ from ergon_framework.telemetry import (
     make_sink,
     remove_listener,
 )
+from ergon_framework.telemetry.lifecycle_spans import LifecycleSpans
 from ergon_framework.telemetry.logs import _Factory
+from ergon_framework.telemetry.loop_spans import LoopSpans
+from ergon_framework.telemetry.spans import SpanSink
 from tests.telemetry.conftest import Recorder
 from tests.telemetry.fake_engine import FakeEngine
 
@@ -77,6 +80,50 @@ def test_listeners_hear_everything_in_order() -> None:
         "transaction.ended",
         "call.ended",
     ]
+
+
+def test_lifecycles_may_be_told_directly(recorder: Recorder) -> None:
+    """The same story without notices reaches spans and listeners alike."""
+    heard: list[Notice] = []
+    for is_direct in (False, True):
+        sink = make_sink(listeners=[heard.append], tracer_provider=recorder.provider)
+        tell(FakeEngine(sink, is_direct=is_direct))
+
+    shapes = [(notice.name, notice.at, sorted(notice.fields)) for notice in heard]
+    assert shapes[:6] == shapes[6:]
+    tree = recorder.tree().splitlines()
+    assert tree[:6] == tree[6:]
+
+
+def test_spans_alone_are_the_sink(recorder: Recorder) -> None:
+    """With nobody else to tell there is nothing between the engine and the spans."""
+    alone = make_sink(TelemetrySettings(metrics=False), tracer_provider=recorder.provider)
+    assert isinstance(alone, SpanSink)
+    alone.emit(Notice("job.leased", 0.0, {}))
+    tell(FakeEngine(alone, is_direct=True))
+    assert len(recorder.spans()) == 6
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_each_defect_of_spans_is_told_once(
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_direct: bool,
+) -> None:
+    """Whatever part of a lifecycle's spans fails, the work goes on and the log is not flooded."""
+    sink = make_sink(TelemetrySettings(metrics=False), tracer_provider=recorder.provider)
+    engine = FakeEngine(sink, is_direct=is_direct)
+    engine.begin()
+    for name in ("attempt_ended", "ended", "__init__"):
+        monkeypatch.setattr(LifecycleSpans, name, None)
+        engine.succeed(Transaction("t1"))
+        engine.succeed(Transaction("t1"))
+        monkeypatch.undo()
+    monkeypatch.setattr(LoopSpans, "ended", None)
+    engine.end()
+    complaints = [record.getMessage().split()[0] for record in caplog.records]
+    assert complaints == [f"SpanSink.{name}" for name in ("left", "ended", "began", "_call_ended")]
 
 
 def test_process_wide_listeners() -> None:

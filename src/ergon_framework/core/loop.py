@@ -79,6 +79,7 @@ class Loop:
     """Where one call stands. Mutable; drivers guard it with their own lock."""
 
     __slots__ = (
+        "_whole_batch",
         "batches",
         "empties",
         "failure",
@@ -93,6 +94,7 @@ class Loop:
 
     def __init__(self, rule: LoopRule) -> None:
         self.rule = rule
+        self._whole_batch = Fetch(rule.size)
         self.taken = 0  # transactions taken in so far, over all batches
         self.batches = 0
         self.empties = 0  # consecutive empty fetches
@@ -117,7 +119,9 @@ class Loop:
         if self.resume_at is not None and now < self.resume_at:
             return Wait(self.resume_at)
         remaining = self.remaining
-        return Fetch(self.rule.size if remaining is None else min(self.rule.size, remaining))
+        if remaining is None or remaining >= self.rule.size:
+            return self._whole_batch
+        return Fetch(remaining)
 
     def _has_room(self, outstanding: int) -> bool:
         if self.rule.continuous:

@@ -116,7 +116,6 @@ class TaskWorkers(TaskSource):
                 return False
             if not await self._fetch(worker, action.at_most):
                 return False
-            await pause()
 
     async def _rest(self) -> None:
         self.idle += 1

@@ -65,7 +65,7 @@ def inject(transaction: Transaction, carrier: dict[str, str] | None = None) -> T
     if not carrier:
         return transaction
     fields = {name: getattr(transaction, name) for name in FIELDS}
-    metadata = {**transaction.metadata, **carrier}
+    metadata = {**transaction.metadata, **carrier} if transaction.metadata else {**carrier}
     if "tracestate" not in carrier:
         metadata.pop("tracestate", None)
     fields["metadata"] = metadata

@@ -19,132 +19,26 @@ The attempt's span is current while user code runs. The state of a lifecycle tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from typing import Any
-
-from opentelemetry.trace import Link, NonRecordingSpan, Span
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import Notice
-from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.attributes import (
     Attributes,
     failure_attributes,
     failure_message,
-    shown,
 )
 from ergon_framework.telemetry.current import make_current
 from ergon_framework.telemetry.fan_out import complain
-from ergon_framework.telemetry.loop_spans import LoopSpans, StepSpan
-from ergon_framework.telemetry.propagation import extract
+from ergon_framework.telemetry.lifecycle_spans import LifecycleSpans
+from ergon_framework.telemetry.loop_spans import LoopSpans
 from ergon_framework.telemetry.settings import TelemetrySettings
-from ergon_framework.telemetry.writer import Below, SpanWriter
+from ergon_framework.telemetry.writer import SpanWriter
 
-_HANDLERS = {"success", "exception"}
 _NOTHING: Attributes = {}
-_NO_LINKS: Sequence[Link] = ()
-
-
-class LifecycleSpans(Below):
-    """One transaction: its lifecycle span, the open step, the open attempt."""
-
-    __slots__ = ("attempt", "key", "loop", "phase", "step", "work_attempts")
-
-    def __init__(self, loop: LoopSpans, transaction: Transaction, at: float) -> None:
-        self.loop = loop
-        self.base = loop.base
-        self.key = key = transaction.transaction_id
-        self.phase = ""
-        self.step: StepSpan | None = None
-        self.attempt: Span | None = None
-        self.work_attempts = 0
-        attributes = {**loop.shared, "transaction_id": key, "transaction.id": key}
-        if transaction.source is not None:
-            attributes["transaction.source"] = transaction.source
-        if loop.batch is not None:
-            attributes["batch_index"] = loop.batch
-        if loop.settings.payloads:
-            attributes["transaction.payload"] = shown(transaction.payload)
-        below, links = loop.below, _NO_LINKS
-        if transaction.trace_id is not None or transaction.metadata:
-            below, links = _place(loop, transaction)
-        name, kind = loop.lifecycle
-        started_at = loop.offset + int(at * 1e9)
-        self.span = loop.writer.start(name, below, started_at, attributes, links, kind)
-        self.parent = self.span.get_span_context()
-
-    def enter(self, attempt: Attempt) -> Span:
-        """An attempt starts; the first one of a phase begins its step."""
-        loop, step, phase, number = self.loop, self.step, attempt.phase, attempt.number
-        at = loop.offset + int(attempt.began_at * 1e9)
-        if step is None or phase != self.phase:
-            step = self._open_step(phase, at)
-        step.attempts = number + 1
-        step.last_at = None
-        if phase not in _HANDLERS:
-            self.work_attempts = number + 1
-        attributes = {**step.shared, "attempt": number, "attempt_number": number + 1}
-        span = self.attempt = loop.writer.start(loop.steps[phase][1], step, at, attributes)
-        return span
-
-    def _open_step(self, phase: str, at: int) -> StepSpan:
-        loop, key = self.loop, self.key
-        if self.step is not None:
-            self.step.finish(loop.writer, at, _NOTHING)
-        name, _, shared = loop.steps[phase]
-        shared = {**shared, "transaction_id": key, "transaction.id": key}
-        self.phase = phase
-        step = self.step = StepSpan(loop.writer.start(name, self, at, shared), loop.base, shared)
-        return step
-
-    def attempt_ended(
-        self, at: float, failure: Failure | None, exception: BaseException | None, result: Any
-    ) -> None:
-        """The hook returned, raised or ran out of time."""
-        step, span = self.step, self.attempt
-        if step is None or span is None:
-            return
-        loop = self.loop
-        self.attempt = None
-        step.last_at = loop.offset + int(at * 1e9)
-        if failure is None:
-            step.trouble = None
-            text = shown(result) if loop.settings.results else type(result).__name__
-            loop.writer.finish(span, step.last_at, {"result": text})
-        else:
-            error = failure_message(failure, exception)
-            step.trouble = (failure_attributes(failure, exception), error)
-            loop.writer.finish(span, step.last_at, *step.trouble)
-
-    def wait(self) -> None:
-        """Another attempt will follow: the step goes on."""
-        if self.step is not None:
-            self.step.last_at = None
-
-    def ended(self, at: float, outcome: str, trouble: Attributes, error: str | None) -> None:
-        """The one outcome is known. An attempt still open was cut off."""
-        loop = self.loop
-        ended_at = loop.offset + int(at * 1e9)
-        if self.attempt is not None:
-            loop.writer.finish(self.attempt, ended_at, trouble, error or "cut off")
-            self.attempt = None
-        if self.step is not None:
-            self.step.finish(loop.writer, ended_at, _NOTHING)
-            self.step = None
-        attributes = {"outcome": outcome, "transaction.attempt": self.work_attempts, **trouble}
-        loop.writer.finish(self.span, ended_at, attributes, error)
-
-
-def _place(loop: LoopSpans, transaction: Transaction) -> tuple[Below, Sequence[Link]]:
-    """Where a lifecycle hangs, and what it links to, if it came with a trace context."""
-    incoming = extract(transaction)
-    if incoming is None:
-        return loop.below, _NO_LINKS
-    if loop.settings.parent == "link":
-        return loop.below, [Link(incoming)]
-    return Below(NonRecordingSpan(incoming), loop.base), [Link(loop.below.parent)]
 
 
 class SpanSink:
