@@ -111,6 +111,13 @@ class ExceptionType(StrEnum):
     SYSTEM = "system"
     TIMEOUT = "timeout"
 
+    @classmethod
+    def _missing_(cls, value: object) -> ExceptionType:
+        found = cls.__members__.get(value.upper()) if isinstance(value, str) else None
+        if found is None:
+            raise ValueError(f"{value!r} is no category; use business, system or timeout")
+        return found
+
 
 ExceptionCategory = ExceptionType
 
@@ -133,8 +140,8 @@ class TransactionException(ErgonError):
         *,
         remedy: str = "",
     ) -> None:
-        if isinstance(message, ExceptionType) and category is None:
-            message, category = None, message
+        if isinstance(message, ExceptionType) and not isinstance(category, ExceptionType):
+            message, category = category, message  # the category may come first, or alone
         text = "" if message is None else str(message)
         if not text and cause is not None:
             text = describe(cause)

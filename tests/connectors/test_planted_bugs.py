@@ -37,8 +37,6 @@ PLANTED: list[tuple[type[delivery.Honest], str]] = [
     (delivery.EmptyMeansMissing, "keeps_empty_payloads"),
     (delivery.ShortTexts, "keeps_the_id"),
     (delivery.DeliversMutable, "delivered_transactions_are_immutable"),
-    (delivery.SharesPayloads, "dispatch_takes_a_snapshot"),
-    (delivery.RedeliversTheSameObject, "redelivery_is_pristine"),
     (delivery.PartialDispatch, "dispatch_is_all_or_nothing"),
     (delivery.WritesSomething, "unserialisable_payload_is_refused"),
     (delivery.SwallowsTheUnserialisable, "unserialisable_payload_is_refused"),
@@ -56,7 +54,6 @@ PLANTED: list[tuple[type[delivery.Honest], str]] = [
     (settlement.ReleasesToTheEnd, "release_restores_order"),
     (settlement.ReleasesTwice, "second_settlement_does_no_harm"),
     (settlement.ReleaseAfterAck, "contradicting_settlement_changes_nothing"),
-    (settlement.AcksTheUnknown, "settling_the_unknown_is_refused"),
     (settlement.SettlesById, "same_ids_settle_separately"),
     (settlement.RacesOnRelease, "settles_concurrently"),
     (settlement.CountsEverything, "counts_what_waits"),
@@ -68,7 +65,10 @@ PLANTED: list[tuple[type[delivery.Honest], str]] = [
 ]
 LESSER: list[tuple[type[delivery.Honest], str]] = [
     (delivery.AnyBatchSize, "batch_size_below_one_is_refused"),
+    (delivery.SharesPayloads, "dispatch_takes_a_snapshot"),
+    (delivery.RedeliversTheSameObject, "redelivery_is_pristine"),
     (delivery.TakesAnything, "refuses_what_is_no_transaction"),
+    (settlement.AcksTheUnknown, "settling_the_unknown_is_refused"),
     (settlement.ComplainsAboutTheSecondAck, "settlement_is_idempotent"),
     (settlement.AlwaysWell, "is_unhealthy_when_closed"),
 ]

@@ -52,6 +52,27 @@ def test_the_names_of_the_testing_kit_are_there() -> None:
         _ = testing.nothing
 
 
+def test_the_names_of_the_testing_kit_are_shown_before_they_are_used() -> None:
+    """dir() lists what is loaded lazily, for completion and for people who look around."""
+    code = "import ergon_framework.testing as kit; assert {*kit.__all__} <= {*dir(kit)}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)  # noqa: S603 - our own
+
+
+@pytest.mark.parametrize(
+    ("task", "hook", "meant"),
+    [
+        (testing.ScriptedConsumer, "proces", "did you mean 'process'"),
+        (testing.AsyncScriptedConsumer, "sucess", "did you mean 'success'"),
+        (testing.ScriptedProducer, "process", "did you mean 'produce'"),
+        (testing.AsyncScriptedProducer, "fetch", "use produce, success, exception"),
+    ],
+)
+def test_a_script_for_an_unknown_hook_is_refused(task: Any, hook: str, meant: str) -> None:
+    """A misspelt hook does not follow an empty script silently."""
+    with pytest.raises(WiringError, match=f"no hook '{hook}'.*{meant}"):
+        task({}, **{hook: [None]})
+
+
 @pytest.mark.slow
 def test_it_needs_no_pytest() -> None:
     """The suite can be imported and run where pytest is not installed."""
@@ -85,6 +106,12 @@ def test_a_source_that_nothing_can_be_put_into_is_refused() -> None:
     """The suite says what it needs instead of passing vacuously."""
     with pytest.raises(WiringError, match=r"Bottomless has no dispatch_transactions.*seed"):
         exercise_connector(Bottomless)
+
+
+def test_an_instance_is_refused() -> None:
+    """A connector instead of a factory is an error that shows the factory."""
+    with pytest.raises(WiringError, match=r"not a MemoryConnector.*lambda: MemoryConnector\("):
+        exercise_connector(cast(Any, MemoryConnector()))
 
 
 def test_a_missing_colour_is_refused() -> None:

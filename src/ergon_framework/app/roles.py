@@ -121,10 +121,10 @@ def check_connectors(task: Any, kind: Kind, policy: ConsumerPolicy | None) -> No
     """
     if not kind.consumes:
         return
-    wanted = policy.steps.fetch.connector_name if policy is not None else None
-    name, connector = choose_connector(task, wanted)
+    fetch = (policy or ConsumerPolicy()).steps.fetch
+    name, connector = choose_connector(task, fetch.connector_name)
     if connector is not None:
-        fetch_method(name, connector, is_async=kind.is_async)
+        fetch_method(name, connector, fetch.extra, is_async=kind.is_async)
 
 
 def _check_hooks(task: Any, mixin: Any, step: str, handlers: str, *, is_async: bool) -> None:

@@ -11,7 +11,8 @@ one exception phase; the *loop's* aborts, because starting a handler would overr
 that passed.
 
 The lifecycle deadline lies one ``timeout`` after the beginning. The exception phase may use one
-further ``timeout``, since a transaction without an outcome is worse than a bounded overrun.
+further ``timeout``, and always has one whole ``timeout`` for itself, since a transaction without an
+outcome is worse than a bounded overrun.
 """
 
 from __future__ import annotations
@@ -188,8 +189,10 @@ def deadline(rule: LifecycleRule, cursor: Cursor) -> float | None:
     """When the lifecycle's own time is over, seen from the step it stands in."""
     if rule.timeout is None:
         return None
-    spans = 2 if cursor.step is Step.ON_EXCEPTION else 1
-    return cursor.began_at + spans * rule.timeout
+    if cursor.step is not Step.ON_EXCEPTION:
+        return cursor.began_at + rule.timeout
+    # Noticed late, an expiry must not cost the handler its time: then no handler would be called.
+    return max(cursor.began_at + 2 * rule.timeout, cursor.step_began_at + rule.timeout)
 
 
 def first_to_expire(step_at: float | None, lifecycle_at: float | None) -> Scope | None:

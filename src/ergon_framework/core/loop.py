@@ -8,8 +8,8 @@ ask ``plan`` whenever they have nothing to do. ``outstanding`` counts transactio
 in and have no outcome yet; the driver keeps that number, since it changes with every completion.
 
 In *batch* mode a fetch waits until nothing is outstanding: batches are neither merged nor split. In
-*continuous* mode it happens as soon as a worker has nothing to do; what is taken in stays below
-``concurrency + size``, so memory is bounded and a slow transaction blocks nobody.
+*continuous* mode it happens as soon as a worker has nothing to do, as long as fewer than
+``concurrency + size`` are outstanding: memory is bounded and a slow transaction blocks nobody.
 """
 
 from __future__ import annotations

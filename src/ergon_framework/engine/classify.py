@@ -7,6 +7,8 @@ A success handler's errors are all SYSTEM (RFC-005 section 8), whatever they say
 from __future__ import annotations
 
 import asyncio
+from types import CoroutineType
+from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import Step
@@ -50,9 +52,22 @@ def is_outbreak(error: BaseException) -> bool:
     return not isinstance(error, Exception | asyncio.CancelledError)
 
 
+def never_awaited(result: CoroutineType[Any, Any, Any], phase: str) -> TransactionException:
+    """A synchronous hook answered with a coroutine: its work was not done, and never will be."""
+    result.close()
+    return NonRetryableException(
+        f"the {phase} hook returned a coroutine, which nobody awaits",
+        remedy="use the asynchronous mixin, or run the coroutine inside the hook",
+    )
+
+
 def timeout_exception(failure: Failure, transaction_id: str) -> TransactionException:
     """The exception of an engine deadline."""
-    return TransactionTimeoutException(failure.message, transaction_id=transaction_id)
+    is_step = failure.code == "step_timeout"
+    setting = "the step's retry.timeout" if is_step else "loop.transaction_timeout"
+    return TransactionTimeoutException(
+        failure.message, transaction_id=transaction_id, remedy=f"see {setting}"
+    )
 
 
 def fetch_failure(error: BaseException) -> Failure:

@@ -143,7 +143,7 @@ class Crew(Intake):
         if step is PROCESS:
             run.result = result
         if self.sink is not None:
-            tell_attempt(self, doing, None, None, result)
+            tell_attempt(self, doing, None, None, result, run.seen_at)
         return RETURNED
 
     def _owns(self, attempt: Doing) -> bool:

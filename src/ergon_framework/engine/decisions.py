@@ -21,6 +21,7 @@ from ergon_framework.core.lifecycle import (
 from ergon_framework.core.settlement import VERBS, Verb
 from ergon_framework.engine.classify import classify, timeout_exception
 from ergon_framework.engine.flight import BACKOFF, SETTLE, Flight
+from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS
 from ergon_framework.engine.run import Doing, Run
 from ergon_framework.ports.context import CURRENT
@@ -103,15 +104,33 @@ def timed_out(scope: Scope) -> Failure:
     return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
 
 
+def tell_began(flight: Flight, run: Run) -> None:
+    """Tell the sink that a lifecycle started."""
+    if flight.story is None:
+        flight.emit("transaction.began", run=run)
+        return
+    try:
+        flight.story.began(flight.call, run)
+    except Exception:
+        logger.exception("a listener failed on transaction.began")
+
+
 def tell_attempt(
     flight: Flight,
     attempt: Doing,
     failure: Failure | None,
     error: BaseException | None,
     result: Any = None,
+    at: float | None = None,
 ) -> None:
-    """Tell the sink how an attempt ended."""
-    if flight.sink is not None:
+    """Tell the sink how an attempt ended: now, or at an instant the caller has just read."""
+    if flight.story is not None and not isinstance(attempt, Run):
+        try:
+            ended_at = flight.now() if at is None else at
+            flight.story.left(attempt, ended_at, failure, error, result)
+        except Exception:
+            logger.exception("a listener failed on attempt.ended")
+    elif flight.sink is not None:
         flight.emit(
             "attempt.ended", attempt=attempt, failure=failure, exception=error, result=result
         )
@@ -142,7 +161,15 @@ def tell_ended(flight: Flight, run: Run, end: End) -> None:
         )
     if flight.plan.ended is not None:
         flight.plan.ended(run)
-    if flight.sink is not None:
+    if flight.story is not None:
+        ending = "succeeded" if end is SUCCEEDED else end.how.value  # .value is slow
+        try:
+            flight.story.ended(
+                flight.call, run, flight.now(), ending, end.failure, end.handler_failure
+            )
+        except Exception:
+            logger.exception("a listener failed on transaction.ended")
+    elif flight.sink is not None:
         flight.emit(
             "transaction.ended",
             run=run,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ergon_framework.engine.classify import is_outbreak
 from ergon_framework.errors import FetchException
 from ergon_framework.ports.transaction import Transaction
 
@@ -56,4 +57,5 @@ def _use_up(answer: Iterable[Any], delivery: Delivery) -> None:
                 )
                 delivery.is_defect = True
     except BaseException as error:  # a generator may raise half-way; what it gave so far is kept
-        delivery.error = error
+        if delivery.error is None or is_outbreak(error):
+            delivery.error, delivery.is_defect = error, False

@@ -27,7 +27,7 @@ from ergon_framework.engine.run import Doing, ProduceRun, Run, Tally, Worker
 from ergon_framework.errors import describe
 from ergon_framework.ports import context as ports
 from ergon_framework.ports.notice import Notice
-from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.sink import LifecycleSink, Sink
 from ergon_framework.ports.transaction import Transaction
 
 logger = logging.getLogger("ergon.engine")
@@ -49,6 +49,8 @@ class Flight:
         self.lifecycle_timeout = plan.lifecycle.timeout
         self.settlement = plan.settlement
         self.sink = sink
+        story: object = sink
+        self.story = story if isinstance(story, LifecycleSink) else None
         self.is_watched = sink is not None or plan.ended is not None
         self.now = now
         self.loop = Loop(plan.loop)
@@ -58,7 +60,7 @@ class Flight:
         self.on_process, self.on_success, self.on_exception = steps = plan.steps()
         self.steps = {each.step: each for each in steps}
         self.is_timed = sink is not None or plan.has_timeout()
-        self.is_plain = plan.compiled and sink is None
+        self.is_plain = plan.compiled and sink is None and not plan.has_budget()
         self.is_continuous = plan.loop.continuous
         self.is_quiet = plan.settlement is None and not self.is_watched
 
@@ -161,10 +163,12 @@ class Flight:
         self.abandoned -= 1
         self.is_gated = self.allowed() < self.plan.loop.concurrency
         self.emit("attempt.late", attempt=attempt)
+        fate = "" if attempt.phase == FETCH else "; its result is dropped"
         logger.warning(
-            "%s of %s came back too late; dropped",
+            "%s of %s came back too late%s",
             attempt.phase,
             self.plan.task,
+            fate,
             extra=_ids(attempt),
         )
 
@@ -179,6 +183,8 @@ class Flight:
                 return True
         else:
             now = attempt.began_at = self.now()
+            if timeout is None and self.lifecycle_timeout is None:
+                return True  # a fresh attempt has no deadline
         step_at = None if timeout is None else now + timeout
         lifecycle_at = deadline(self.rule, run)
         attempt.scope = first_to_expire(step_at, lifecycle_at)
@@ -243,7 +249,9 @@ class Flight:
         for transaction in transactions:
             self.stranded.append(transaction.transaction_id)
             self.emit("transaction.stranded", transaction_id=transaction.transaction_id)
-        if transactions:
+        if transactions and self.plan.role == "producer":
+            logger.warning("%s did not begin %d of its input", self.plan.task, len(transactions))
+        elif transactions:
             logger.error(
                 "%d delivered transactions got no outcome and could not be handed back: %s",
                 len(transactions),

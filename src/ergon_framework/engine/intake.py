@@ -161,11 +161,12 @@ class Intake(Flight):
     def interrupt(self, error: BaseException) -> None:
         """Ctrl-C, SystemExit or a defect of ours: stop, and raise it at the end.
 
-        A second interruption does not wait for the grace.
+        A second Ctrl-C does not wait for the grace; hooks that exit alike exit together.
         """
-        if self.outbreak is not None and self.outbreak is not error:
+        if self.outbreak is None:
+            self.outbreak = error
+        elif isinstance(error, KeyboardInterrupt) and error is not self.outbreak:
             self.stops += 2
-        self.outbreak = error
         self.loop.stop(StopReason.INTERRUPTED)
 
     def must_abort(self, now: float) -> StopReason | None:

@@ -89,4 +89,11 @@ class EnginePlan:
     def has_timeout(self) -> bool:
         """Whether anything bounds a lifecycle, so that its instants must be known."""
         steps = (step.timeout for step in self.steps())
-        return any((self.bounds.loop_timeout, self.lifecycle.timeout, *steps))
+        timeouts = (self.bounds.loop_timeout, self.lifecycle.timeout, *steps)
+        return any(timeouts) or self.has_budget()
+
+    def has_budget(self) -> bool:
+        """Whether a step's retries share a budget of time, measured from its beginning."""
+        rule = self.lifecycle
+        steps = (rule.process, rule.success, rule.exception)
+        return any(step.retry.budget is not None for step in steps)

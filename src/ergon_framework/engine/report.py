@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from ergon_framework.core.loop import StopReason
 
@@ -70,8 +70,11 @@ class Report(int):
             raise TypeError(f"Report has no field {min(unknown)!r}")
         for name in _FIELDS:
             empty: Any = () if name in ("stranded", "duplicates") else 0
-            setattr(self, name, values.get(name, empty))
+            self.__dict__[name] = values.get(name, empty)
         return self
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a Report cannot be changed: {name}")
 
     @property
     def processed(self) -> int:

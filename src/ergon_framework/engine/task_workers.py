@@ -30,6 +30,7 @@ from ergon_framework.engine.decisions import (
     decide,
     set_current,
     tell_attempt,
+    tell_began,
     verb_for,
 )
 from ergon_framework.engine.flight import BACKOFF, SETTLE
@@ -85,13 +86,11 @@ class TaskWorkers(TaskSource):
         ready = self.ready
         turns = FAIR_TURNS
         while True:
-            if self.is_gated and not await self._idle(worker):
+            if (self.is_gated or not ready) and not await self._idle(worker):
                 return
             try:
                 transaction = ready.popleft()
-            except IndexError:
-                if not await self._idle(worker):
-                    return
+            except IndexError:  # another worker was faster
                 continue
             if (ready or self.is_continuous) and not self.is_rousing:
                 self._rouse()
@@ -162,13 +161,17 @@ class TaskWorkers(TaskSource):
     async def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
         run = self.make_run(transaction, self.now())
-        self.emit("transaction.began", run=run)
+        tell_began(self, run)
         if not self.plan.compiled:
             return await self._drive(worker, run, BEGAN)
-        event = await self._attempt(worker, run, self.on_process)
+        event: Any = self._try(worker, run, self.on_process)
+        if type(event) is Suspended:
+            event = await self._resume(event)
         if event is RETURNED:
-            run.step = ON_SUCCESS
-            event = await self._attempt(worker, run, self.on_success)
+            run.step, run.step_began_at = ON_SUCCESS, run.seen_at
+            event = self._try(worker, run, self.on_success)
+            if type(event) is Suspended:
+                event = await self._resume(event)
             if event is RETURNED:
                 run.end = SUCCEEDED
                 return await self._finish(worker, run, SUCCEEDED)
@@ -189,12 +192,16 @@ class TaskWorkers(TaskSource):
 
     async def _attempt(self, worker: Worker, run: Run, step: StepPlan) -> Event | None:
         """One call of a hook, off the happy path."""
+        event = self._try(worker, run, step)
+        return await self._resume(event) if isinstance(event, Suspended) else event
+
+    def _try(self, worker: Worker, run: Run, step: StepPlan) -> Event | Suspended | None:
+        """The same as far as it goes without waiting."""
         if step.hook is None:
             return RETURNED
         attempt = Attempt(self.call, run, step.phase, run.attempt)
         given = arguments(run, step.step)
-        event = self._call(worker, run, step, attempt, attempt, *given)
-        return await self._resume(event) if isinstance(event, Suspended) else event
+        return self._call(worker, run, step, attempt, attempt, *given)
 
     def _call(
         self, worker: Worker, run: Run, step: StepPlan, doing: Doing, current: Any, *given: Any

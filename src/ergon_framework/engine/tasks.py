@@ -54,6 +54,7 @@ class TaskEngine(TaskWorkers):
             except asyncio.CancelledError as error:
                 # Whoever cancels the call wants it to end: no grace, but nobody left behind.
                 self._stop(error)
+                self.outbreak = error
                 self.stops += 2
             except BaseException as error:
                 self._stop(error)

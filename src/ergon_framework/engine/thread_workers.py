@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CoroutineType
 from typing import Any
 
 from ergon_framework.core.lifecycle import (
@@ -20,10 +21,12 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.loop import Finish
 from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.classify import never_awaited
 from ergon_framework.engine.decisions import (
     arguments,
     decide,
     set_current,
+    tell_began,
     verb_for,
 )
 from ergon_framework.engine.flight import BACKOFF, SETTLE
@@ -61,13 +64,11 @@ class ThreadWorkers(ThreadSource):
     def _work(self, worker: Worker) -> None:
         ready = self.ready
         while True:
-            if self.is_gated and not self._idle(worker):
+            if (self.is_gated or not ready) and not self._idle(worker):
                 return
             try:
                 transaction = ready.popleft()
-            except IndexError:
-                if not self._idle(worker):
-                    return
+            except IndexError:  # another worker was faster
                 continue
             if (ready or self.is_continuous) and not self.is_rousing:
                 self._rouse()
@@ -131,12 +132,12 @@ class ThreadWorkers(ThreadSource):
     def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
         run = self.make_run(transaction, self.now())
-        self.emit("transaction.began", run=run)
+        tell_began(self, run)
         if not self.plan.compiled:
             return self._drive(worker, run, BEGAN)
         event = self._attempt(worker, run, self.on_process)
         if event is RETURNED:
-            run.step = ON_SUCCESS
+            run.step, run.step_began_at = ON_SUCCESS, run.seen_at
             event = self._attempt(worker, run, self.on_success)
             if event is RETURNED:
                 run.end = SUCCEEDED
@@ -183,6 +184,8 @@ class ThreadWorkers(ThreadSource):
             result = context.run(step.hook, *given)
         except BaseException as error:
             return self._failed(doing, step.step, error)
+        if type(result) is CoroutineType:
+            return self._failed(doing, step.step, never_awaited(result, step.phase))
         return self._returned(doing, run, step.step, result)
 
     def _sleep(self, worker: Worker, run: Run, seconds: float) -> Event | None:

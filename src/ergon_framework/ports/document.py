@@ -31,6 +31,7 @@ _PHRASES = {
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number",
+    "int_parsing_size": "is too large",
     "float_type": "must be a number",
     "float_parsing": "must be a number",
     "bool_type": "must be true or false",
@@ -81,6 +82,8 @@ def explain(details: ErrorDetails) -> str:
         return str(context["text"])
     if details["type"] == "value_error":
         return str(context["error"])
+    if details["type"] == "float_type" and isinstance(details["input"], int):
+        return "is too large" if details["input"] > 0 else "is too small"  # for a float
     phrase = _PHRASES.get(details["type"])
     return phrase.format(**context) if phrase else f"is wrong: {details['msg']}"
 
@@ -88,14 +91,22 @@ def explain(details: ErrorDetails) -> str:
 def _text(details: ErrorDetails, model: type[BaseModel]) -> str:
     if details["type"] == "extra_forbidden":
         return unknown_key(str(details["loc"][-1]), model)
+    value = details["input"]
+    if details["type"] == "model_type" and isinstance(value, BaseModel):
+        return f"must be {model.__name__}, not {type(value).__name__}"
     problem = explain(details)
     field = ".".join(str(part) for part in details["loc"]) or model.__name__
-    value = details["input"]
     # Text where a table belongs may be a URL with a password in it.
     is_shown = isinstance(value, str | int | float | None) and not problem.endswith("table")
-    if details["type"] == "missing" or not is_shown or len(str(value)) > 60:
+    if details["type"] == "missing" or not is_shown or not _is_short(value):
         return f"{field} {problem}"
     return f"{field} {problem}, not {value!r}"
+
+
+def _is_short(value: object) -> bool:
+    if isinstance(value, int):  # Python refuses to write very large numbers out
+        return abs(value) < 10**60
+    return len(str(value)) <= 60
 
 
 def unknown_key(key: str, model: type[BaseModel]) -> str:

@@ -107,6 +107,22 @@ class Transaction:
         values["payload"] = copy.deepcopy(self.payload)
         return Transaction(**values)
 
+    def with_trace(self, metadata: dict[str, Any], trace_id: str) -> Transaction:
+        """The same envelope in another trace. The metadata is taken over, not copied or checked.
+
+        Written out, for each attempt of each producer comes through here.
+        """
+        made = object.__new__(Transaction)
+        _set(made, "transaction_id", self.transaction_id)
+        _set(made, "payload", self.payload)
+        _set(made, "metadata", MappingProxyType(metadata))
+        _set(made, "correlation_id", self.correlation_id)
+        _set(made, "trace_id", trace_id)
+        _set(made, "created_at", self.created_at)
+        _set(made, "source", self.source)
+        _set(made, "parent_id", self.parent_id)
+        return made
+
     def to_dict(self) -> dict[str, Any]:
         """The envelope as plain values, ``created_at`` as RFC 3339 text, without unset fields."""
         shape: dict[str, Any] = {"transaction_id": self.transaction_id, "payload": self.payload}
@@ -186,7 +202,7 @@ def _one_id(transaction_id: object, alias: object) -> str:
             remedy="give one of the two; the payload is the second argument",
         )
     value = alias if transaction_id is None else transaction_id
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value.strip():
         # The value itself stays out: a payload may stand in the wrong place.
         found = "an empty one" if value == "" else type(value).__name__
         raise EnvelopeError(

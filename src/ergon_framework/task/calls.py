@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 from ergon_framework.core.lifecycle import Ending
-from ergon_framework.engine.clocks import current_clock
+from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import Run
 from ergon_framework.engine.tasks import TaskEngine
 from ergon_framework.engine.threads import ThreadEngine
-from ergon_framework.errors import EnvelopeError
+from ergon_framework.errors import EnvelopeError, WiringError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, begin_call, end_call
 from ergon_framework.telemetry import make_sink
@@ -30,12 +31,25 @@ def drive(task: BaseTask, plan: EnginePlan) -> Report:
 
 async def drive_async(task: BaseTask, plan: EnginePlan) -> Report:
     """Run a call with asyncio."""
+    _check_time()
     engine = TaskEngine(plan, sink=make_sink())
     begin_call(task, engine)
     try:
         return await engine.run()
     finally:
         end_call(task, engine)
+
+
+def _check_time() -> None:
+    """Under a virtual clock, asyncio must run on its event loop, or it waits in real time."""
+    clock = current_clock()
+    if clock is not SYSTEM_CLOCK:
+        loop = asyncio.get_running_loop()
+        if getattr(loop, "virtual_clock", None) is not clock:
+            raise WiringError(
+                "a virtual clock is in use, but this event loop follows real time",
+                remedy="run the coroutine with clock.run(...)",
+            )
 
 
 class Single:

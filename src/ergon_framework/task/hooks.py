@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ergon_framework.core.settlement import Verb
@@ -44,7 +44,12 @@ def require_hook(task: object, name: str, *, is_async: bool, default: Any) -> Ho
 
 
 def _check_colour(task: object, name: str, hook: Hook, arity: int, is_async: bool) -> None:
-    is_coroutine = inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook)
+    if inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
+        raise HookError(
+            f"{type(task).__name__}.{name} is a generator: calling it would run none of its body",
+            remedy="return the result instead of yielding it",
+        )
+    is_coroutine = inspect.iscoroutinefunction(hook)
     if is_coroutine and not is_async:
         raise HookError(
             f"{type(task).__name__}.{name} is a coroutine function, but the task is synchronous",
@@ -69,13 +74,15 @@ def _check_arity(owner: str, name: str, hook: Hook, arity: int, is_async: bool) 
         )
 
 
-def _accepts(function: Callable[..., Any], arity: int) -> bool:
+def _accepts(
+    function: Callable[..., Any], arity: int, extra: Mapping[str, Any] | None = None
+) -> bool:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built-ins may have none; they get the benefit of the doubt
         return True
     try:
-        signature.bind(*([None] * arity))
+        signature.bind(*([None] * arity), **(extra or {}))
     except TypeError:
         return False
     return True
@@ -86,8 +93,8 @@ def _signature(name: str, arity: int, is_async: bool) -> str:
     return f"{'async ' if is_async else ''}def {name}(self, transaction{second})"
 
 
-def fetch_method(name: str, connector: object, *, is_async: bool) -> Hook:
-    """The method a source is fetched with, in the right colour."""
+def fetch_method(name: str, connector: object, extra: Mapping[str, Any], *, is_async: bool) -> Hook:
+    """The method a source is fetched with, in the right colour and with the right arguments."""
     wanted = "fetch_transactions_async" if is_async else "fetch_transactions"
     other = "fetch_transactions" if is_async else "fetch_transactions_async"
     method = getattr(connector, wanted, None)
@@ -108,6 +115,12 @@ def fetch_method(name: str, connector: object, *, is_async: bool) -> Hook:
             f"connector {name!r} ({kind}): {wanted} is a coroutine function",
             remedy="make it a plain def, or call it fetch_transactions_async and use an async task",
         )
+    if not _accepts(method, 1, extra):
+        given = "".join(f", {key}" for key in extra)
+        raise WiringError(
+            f"connector {name!r} ({kind}): {wanted} cannot be called with (batch_size{given})",
+            remedy=f"define it as def {wanted}(self, batch_size, **extra)",
+        )
     return method  # type: ignore[no-any-return]
 
 
@@ -126,7 +139,31 @@ def _settling_method(connector: object, verb: str, is_async: bool) -> Hook | Non
     for name in names:
         method = getattr(connector, name, None)
         if callable(method) and (is_async or not inspect.iscoroutinefunction(method)):
-            if verb == Verb.NACK and not _accepts(method, 2):
-                return lambda transaction, _exc: method(transaction)
-            return method  # type: ignore[no-any-return]
+            return _with_reason(method) if verb == Verb.NACK else method
     return None
+
+
+_REASONS = ("exc", "exception", "error", "reason", "failure")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _with_reason(nack: Hook) -> Hook:
+    """Give ``nack`` the exception where it asks for one, and never as something else.
+
+    A second parameter with a default and another name, such as ``requeue``, means something else.
+    """
+    try:
+        rest = list(inspect.signature(nack).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return nack
+    for parameter in rest:
+        if parameter.name in _REASONS and parameter.kind is not parameter.POSITIONAL_ONLY:
+            name = parameter.name
+            return lambda transaction, exc: nack(transaction, **{name: exc})
+    kinds = {parameter.kind for parameter in rest}
+    is_required = bool(rest) and rest[0].default is rest[0].empty and rest[0].kind in _POSITIONAL
+    if is_required or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return nack
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return lambda transaction, exc: nack(transaction, exc=exc)
+    return lambda transaction, _exc: nack(transaction)

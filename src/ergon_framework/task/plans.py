@@ -98,6 +98,7 @@ def producer_plan(task: str, policy: ProducerPolicy, hooks: Hooks, given: Input)
             concurrency=loop.concurrency.value,
             limit=loop.limit,
             exhausted=StopReason.EXHAUSTED,
+            returns=True,  # whoever gave the input still has it
         ),
         bounds=_bounds(loop, None),
         duplicates=lambda: given.duplicates,

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 from ergon_framework.engine.report import Report
+from ergon_framework.errors import HookError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseAsyncTask, BaseTask
 from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
@@ -29,7 +30,10 @@ class ProducerTask(ProducerMixin, BaseTask):
 
     def transactions(self) -> Iterable[Transaction]:
         """What ``execute`` produces."""
-        raise NotImplementedError
+        raise HookError(
+            f"{type(self).__name__} has no transactions to produce",
+            remedy="define it: def transactions(self) -> Iterable[Transaction]",
+        )
 
     def execute(self, policy: ProducerPolicy | None = None) -> Report:
         """Produce what ``transactions`` gives."""
@@ -57,7 +61,10 @@ class AsyncProducerTask(AsyncProducerMixin, BaseAsyncTask):
 
     def transactions(self) -> Iterable[Transaction] | AsyncIterable[Transaction]:
         """What ``execute`` produces."""
-        raise NotImplementedError
+        raise HookError(
+            f"{type(self).__name__} has no transactions to produce",
+            remedy="define it: def transactions(self) -> Iterable[Transaction]",
+        )
 
     async def execute(self, policy: ProducerPolicy | None = None) -> Report:
         """Produce what ``transactions`` gives."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from ergon_framework.core.failure import Failure
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import CATALOGUE, Notice
+from ergon_framework.ports.sink import LifecycleSink
 
 logger = logging.getLogger(__name__)
 
@@ -27,38 +28,11 @@ class Part(Protocol):
     handlers: Mapping[str, Listener]
 
 
-class Entering(Part, Protocol):
+class Entering(Part, LifecycleSink, Protocol):
     """A part that prepares the context user code runs in, and hears of lifecycles directly.
 
     It sees to its own failures.
     """
-
-    def enter(self, attempt: Attempt, context: Context) -> None:
-        """User code is about to run in ``context``."""
-
-    def began(self, call: Call, run: Any) -> None:
-        """A lifecycle started, at ``run.began_at``."""
-
-    def left(
-        self,
-        attempt: Attempt,
-        at: float,
-        failure: Failure | None,
-        exception: BaseException | None,
-        result: Any,
-    ) -> None:
-        """A hook returned, raised or ran out of time."""
-
-    def ended(
-        self,
-        call: Call,
-        run: Any,
-        at: float,
-        ending: str,
-        failure: Failure | None,
-        handler_failure: Failure | None,
-    ) -> None:
-        """A lifecycle reached its one outcome."""
 
 
 class FanOut:

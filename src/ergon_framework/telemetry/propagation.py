@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanContext, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ergon_framework.ports.context import current_attempt
-from ergon_framework.ports.transaction import FIELDS, Transaction
+from ergon_framework.ports.transaction import Transaction
 
 _W3C = TraceContextTextMapPropagator()
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
@@ -64,13 +64,10 @@ def inject(transaction: Transaction, carrier: dict[str, str] | None = None) -> T
     carrier = outgoing_metadata() if carrier is None else carrier
     if not carrier:
         return transaction
-    fields = {name: getattr(transaction, name) for name in FIELDS}
     metadata = {**transaction.metadata, **carrier} if transaction.metadata else {**carrier}
     if "tracestate" not in carrier:
         metadata.pop("tracestate", None)
-    fields["metadata"] = metadata
-    fields["trace_id"] = carrier["traceparent"][3:35]
-    return Transaction(**fields)
+    return transaction.with_trace(metadata, carrier["traceparent"][3:35])
 
 
 def _outgoing() -> SpanContext | None:

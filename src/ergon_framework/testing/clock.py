@@ -217,7 +217,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
     """An event loop that jumps instead of waiting, unless a thread works for it."""
 
     def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
+        self._clock = self.virtual_clock = clock
         self.busy_threads = 0
         super().__init__(_JumpingSelector(clock, self))
 

@@ -10,9 +10,11 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import WiringError
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseAsyncTask, BaseTask
@@ -109,11 +111,22 @@ class Script:
 
 
 class _Scripted:
+    hook_names: tuple[str, ...] = ()
     script: Script
 
     def __init__(self, connectors: Any = None, services: Any = None, **hooks: Any) -> None:
+        unknown = sorted(set(hooks) - set(self.hook_names))
+        if unknown:
+            raise self._unknown(unknown[0])
         super().__init__(connectors or {}, services or {})  # type: ignore[call-arg]
         self.script = Script(hooks)
+
+    def _unknown(self, name: str) -> WiringError:
+        near = get_close_matches(name, self.hook_names, 1)
+        return WiringError(
+            f"{type(self).__name__} has no hook {name!r} to follow a script",
+            remedy=f"did you mean {near[0]!r}?" if near else f"use {', '.join(self.hook_names)}",
+        )
 
     def _do(self, hook: str, transaction: Transaction, argument: Any = None) -> Any:
         now = current_clock().now()
@@ -126,6 +139,8 @@ class _Scripted:
 
 class ScriptedConsumer(_Scripted, ConsumerMixin, BaseTask):
     """A consumer; scripts are given as ``process=``, ``success=``, ``exception=``."""
+
+    hook_names = ("process", "success", "exception")
 
     def process_transaction(self, transaction: Transaction) -> Any:
         """Follow the script."""
@@ -143,6 +158,8 @@ class ScriptedConsumer(_Scripted, ConsumerMixin, BaseTask):
 class AsyncScriptedConsumer(_Scripted, AsyncConsumerMixin, BaseAsyncTask):
     """The asyncio twin of :class:`ScriptedConsumer`."""
 
+    hook_names = ("process", "success", "exception")
+
     async def process_transaction(self, transaction: Transaction) -> Any:
         """Follow the script."""
         return await self._do_async("process", transaction)
@@ -159,6 +176,8 @@ class AsyncScriptedConsumer(_Scripted, AsyncConsumerMixin, BaseAsyncTask):
 class ScriptedProducer(_Scripted, ProducerMixin, BaseTask):
     """A producer; scripts are given as ``produce=``, ``success=``, ``exception=``."""
 
+    hook_names = ("produce", "success", "exception")
+
     def produce_transaction(self, transaction: Transaction) -> Any:
         """Follow the script."""
         return self._do("produce", transaction)
@@ -174,6 +193,8 @@ class ScriptedProducer(_Scripted, ProducerMixin, BaseTask):
 
 class AsyncScriptedProducer(_Scripted, AsyncProducerMixin, BaseAsyncTask):
     """The asyncio twin of :class:`ScriptedProducer`."""
+
+    hook_names = ("produce", "success", "exception")
 
     async def produce_transaction(self, transaction: Transaction) -> Any:
         """Follow the script."""

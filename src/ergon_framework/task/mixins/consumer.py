@@ -116,8 +116,8 @@ def _hooks(task: BaseTask, *, is_async: bool) -> Hooks:
 def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePlan:
     hooks = _hooks(task, is_async=is_async)
     name, connector = choose_connector(task, policy.steps.fetch.connector_name)
-    method = fetch_method(name, connector, is_async=is_async)
     extra = policy.steps.fetch.extra
+    method = fetch_method(name, connector, extra, is_async=is_async)
     settlement = None
     if policy.loop.settlement == "engine":
         settlement = settlement_of(connector, policy.loop.settlement_timeout, is_async=is_async)

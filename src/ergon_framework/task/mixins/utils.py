@@ -10,9 +10,13 @@ import asyncio
 import contextvars
 import functools
 import threading
-from collections.abc import Awaitable, Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context
+from typing import Any, ParamSpec, TypeVar, overload
 
+from opentelemetry import context as otel_context
+
+from ergon_framework.core.retry import LONGEST_DELAY
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.engine.task_source import keep
 from ergon_framework.engine.trampoline import await_inside
@@ -25,7 +29,7 @@ CANCEL_GRACE = 1.0
 
 
 def run_with_timeout(
-    fn: Callable[..., T], timeout: float | None, /, *args: Any, **kwargs: Any
+    fn: Callable[..., T], timeout: float | None = None, *args: Any, **kwargs: Any
 ) -> T:
     """Call ``fn`` and wait at most ``timeout`` seconds; None waits for ever.
 
@@ -69,8 +73,7 @@ def run_with_timeout(
 
 async def run_with_timeout_async(
     fn: Callable[..., Awaitable[T]] | Awaitable[T],
-    timeout: float | None,  # noqa: ASYNC109 - the RFCs name this helper and what it bounds
-    /,
+    timeout: float | None = None,  # noqa: ASYNC109 - the RFCs name this helper and its bound
     *args: Any,
     **kwargs: Any,
 ) -> T:
@@ -98,36 +101,68 @@ async def run_with_timeout_async(
     raise TimeoutError(f"{_name(fn)} did not return within {timeout} s")
 
 
-def with_context(fn: Callable[P, T]) -> Callable[P, T]:
-    """``fn`` bound to the context of this moment, for use in another thread."""
-    context = contextvars.copy_context()
+@overload
+def with_context(fn: Callable[P, T], /) -> Callable[P, T]: ...
+@overload
+def with_context(context: Mapping[str, Any] | Context, fn: Callable[P, T], /) -> Callable[P, T]: ...
+def with_context(*given: Any) -> Any:
+    """``fn`` bound to the context of this moment, or to a given one, for use in another thread.
+
+    ``with_context(fn)`` or ``with_context(context, fn)``, where the context is OpenTelemetry's or
+    Python's own.
+    """
+    context, fn = _bound_to(given)
 
     @functools.wraps(fn)
-    def bound(*args: P.args, **kwargs: P.kwargs) -> T:
+    def bound(*args: Any, **kwargs: Any) -> Any:
         return context.copy().run(fn, *args, **kwargs)
 
     return bound
 
 
-def with_context_async(fn: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """A coroutine function bound to the context of this moment, for use in another task."""
-    context = contextvars.copy_context()
+@overload
+def with_context_async(fn: Callable[P, Awaitable[T]], /) -> Callable[P, Awaitable[T]]: ...
+@overload
+def with_context_async(
+    context: Mapping[str, Any] | Context, fn: Callable[P, Awaitable[T]], /
+) -> Callable[P, Awaitable[T]]: ...
+def with_context_async(*given: Any) -> Any:
+    """A coroutine function bound to the context of this moment, or to a given one.
+
+    ``with_context_async(fn)`` or ``with_context_async(context, fn)``.
+    """
+    context, fn = _bound_to(given)
 
     @functools.wraps(fn)
-    async def bound(*args: P.args, **kwargs: P.kwargs) -> T:
+    async def bound(*args: Any, **kwargs: Any) -> Any:
         inside = context.copy()
-        result: T = await await_inside(inside, inside.run(fn, *args, **kwargs))
-        return result
+        return await await_inside(inside, inside.run(fn, *args, **kwargs))
 
     return bound
+
+
+def _bound_to(given: tuple[Any, ...]) -> tuple[Context, Callable[..., Any]]:
+    *contexts, fn = given or (None,)
+    if not callable(fn) or len(contexts) > 1:
+        raise TypeError("with_context takes a function, or a context and a function")
+    if not contexts:
+        return contextvars.copy_context(), fn
+    if isinstance(contexts[0], Context):
+        return contexts[0], fn
+    context = contextvars.copy_context()
+    context.run(otel_context.attach, contexts[0])
+    return context, fn
 
 
 async def _await(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def _check(timeout: float | None) -> None:
-    if timeout is not None and not timeout > 0:
+def _check(timeout: object) -> None:
+    if timeout is None:
+        return
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or not 0 < timeout <= LONGEST_DELAY:  # type: ignore[operator]
         raise ValueError(f"timeout must be a positive number of seconds or None, not {timeout!r}")
 
 

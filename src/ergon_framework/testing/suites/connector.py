@@ -71,6 +71,7 @@ def exercise_connector(
     released transactions come back in their old order. ``skip`` waives checks by name.
     ``patience`` is how many seconds one call may take.
     """
+    _refuse_an_instance(make_connector)
     _refuse_unknown(skip)
     suite = _Suite(make_connector, seed, dead_letters, ORDERS[order], frozenset(skip), patience)
     title, colours = suite.probe(colour)
@@ -200,6 +201,15 @@ def _called(call: Callable[[], Any], hands: Hands, what: str) -> Any:
 
 def _is_connector(made: Any) -> bool:
     return any("fetch" in methods_of(made, colour) for colour in ("sync", "async"))
+
+
+def _refuse_an_instance(make_connector: Any) -> None:
+    if not callable(make_connector):
+        name = type(make_connector).__name__
+        raise WiringError(
+            f"exercise_connector needs a factory, not a {name}: each check gets a fresh connector",
+            remedy=f"pass the class, or exercise_connector(lambda: {name}(...))",
+        )
 
 
 def _refuse_unknown(names: Collection[str]) -> None:

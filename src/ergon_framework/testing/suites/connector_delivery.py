@@ -9,7 +9,7 @@ from typing import Any
 
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.suites.check import Check, expect, fail, register
-from ergon_framework.testing.suites.connector_subject import Subject, ids_of, listed, some
+from ergon_framework.testing.suites.connector_subject import Subject, ids_of, some
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)
@@ -19,7 +19,7 @@ check = register(CHECKS)
 def fetch_has_the_right_colour(s: Subject) -> None:
     """fetch_transactions returns a batch; fetch_transactions_async returns an awaitable."""
     if s.colour == "sync":
-        listed(s.call("fetch", 1))
+        s.fetch(1)
         return
     awaitable: list[bool] = []
 
@@ -36,10 +36,10 @@ def fetch_has_the_right_colour(s: Subject) -> None:
 def batch_is_iterable_or_none(s: Subject) -> None:
     """A batch is None or an iterable of transactions, not a mapping, text or one transaction."""
     s.put(some(2))
-    batch = s.call("fetch", 2)
+    batch, items = s.batch(2)
     if batch is None or isinstance(batch, str | bytes | dict | Transaction):
         fail(f"two were waiting, and it returned {type(batch).__name__}")
-    expect(len(listed(batch)) > 0, "two were waiting, and the batch is empty")
+    expect(items, "two were waiting, and the batch is empty")
 
 
 @check("put")
@@ -138,8 +138,7 @@ def batches_are_independent(s: Subject) -> None:
     """What the caller does to a batch changes neither the connector nor other batches."""
     given = some(6)
     s.put(given)
-    first = s.call("fetch", 2)
-    seen = listed(first)
+    first, seen = s.batch(2)
     second = s.fetch(2)
     if isinstance(first, list):
         expect(ids_of(first) == ids_of(seen), "the first batch changed with the second fetch")

@@ -131,7 +131,7 @@ def delivered_transactions_are_immutable(s: Subject) -> None:
         expect(error, "the delivered transaction could be changed")
 
 
-@check("put", "dispatch")
+@check("put", "dispatch", required=False)
 def dispatch_takes_a_snapshot(s: Subject) -> None:
     """What the caller changes after the dispatch changes nothing in the queue."""
     payload: dict[str, Any] = {"items": [1, 2]}
@@ -145,7 +145,7 @@ def dispatch_takes_a_snapshot(s: Subject) -> None:
     expect(came.metadata.get("route") == ["a"], "a later change to the metadata came through")
 
 
-@check("put", "release")
+@check("put", "release", required=False)
 def redelivery_is_pristine(s: Subject) -> None:
     """What a handler does to the payload is not seen by the next delivery."""
     s.put([one({"items": [1, 2]})])

@@ -98,15 +98,22 @@ class Subject:
 
     def fetch(self, batch_size: int, **extra: Any) -> list[Any]:
         """One fetch, as a list, whatever iterable it was."""
+        return self.batch(batch_size, **extra)[1]
 
-        def materialised() -> list[Any]:
-            return listed(self.methods["fetch"](batch_size, **extra))
+    def batch(self, batch_size: int, **extra: Any) -> tuple[Any, list[Any]]:
+        """One fetch: what it returned, and the same as a list, made where the call ran."""
 
-        async def materialised_async() -> list[Any]:
-            return listed(await self.methods["fetch"](batch_size, **extra))
+        def materialised() -> tuple[Any, list[Any]]:
+            batch = self.methods["fetch"](batch_size, **extra)
+            return batch, listed(batch)
+
+        async def materialised_async() -> tuple[Any, list[Any]]:
+            batch = await self.methods["fetch"](batch_size, **extra)
+            return batch, listed(batch)
 
         call = materialised if self.colour == "sync" else materialised_async
-        return list(self.run(call, self._name("fetch")))
+        batch, items = self.run(call, self._name("fetch"))
+        return batch, items
 
     def take(self, count: int) -> list[Transaction]:
         """Exactly ``count`` transactions, in as many fetches as it needs; none is settled."""
@@ -142,7 +149,14 @@ class Subject:
         """The ids and reasons of what was set aside."""
         if self._dead_letters is not None:
             return list(self._dead_letters(self.connector))
-        return [(transaction.transaction_id, text) for transaction, text in self.connector.dead]
+        try:
+            # A plain queue keeps the exception itself: its text is the reason.
+            return [(each.transaction_id, str(reason)) for each, reason in self.connector.dead]
+        except (AttributeError, TypeError, ValueError):
+            fail(
+                "its attribute dead holds no (transaction, reason) pairs: "
+                "give exercise_connector a dead_letters(connector)"
+            )
 
     def _name(self, verb: str) -> str:
         return getattr(self.methods[verb], "__name__", verb)
