@@ -30,7 +30,7 @@ def watch(recorder: Recorder, numbers: Numbers, monkeypatch: pytest.MonkeyPatch)
     yield from watch_process(recorder, numbers, monkeypatch)
 
 
-@pytest.mark.req("RFC-004:12a", "RFC-004:12g", "R0-TR1", "R1-O1", "T3.14")
+@pytest.mark.req("RFC-004:12a", "RFC-004:12g", "RFC-004:17c", "R0-TR1", "R0-I11", "R1-O1", "T3.14")
 def test_the_tree_of_a_consumer(colour: Colour, watch: Watch) -> None:
     """The call holds its fetches and lifecycles, a lifecycle its steps, a step its attempts."""
     consume(colour, [transactions(1)])
@@ -51,7 +51,7 @@ def test_the_tree_of_a_consumer(colour: Colour, watch: Watch) -> None:
     assert [failed(span) for span in watch.spans()] == [None] * 10
 
 
-@pytest.mark.req("RFC-005:14a", "RFC-005:14h", "R0-TR1")
+@pytest.mark.req("RFC-005:14a", "RFC-005:14h", "RFC-005:19c", "R0-TR1")
 def test_the_tree_of_a_producer(colour: Colour, watch: Watch) -> None:
     """The call holds one lifecycle per transaction, with the names of the producer's steps."""
     produce(colour, transactions(1))

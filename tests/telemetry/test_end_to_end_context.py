@@ -96,7 +96,7 @@ def test_code_that_was_given_up_keeps_its_own_span(watch: Watch) -> None:
     assert late == attempts  # the first one came back at 6 s, the second at 8 s
 
 
-@pytest.mark.req("R0-LG1", "R1-O3", "R0-C1")
+@pytest.mark.req("R0-LG1", "R1-O3", "R0-C1", "R0-I11")
 def test_log_records_of_hooks_carry_the_ids(
     colour: Colour, watch: Watch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,7 +207,7 @@ def test_each_attempt_to_send_carries_its_own_span(colour: Colour, watch: Watch)
     assert len(set(seen)) == 2
 
 
-@pytest.mark.req("R0-MT1")
+@pytest.mark.req("R0-MT1", "R0-I11")
 def test_all_families_of_metrics(colour: Colour, watch: Watch) -> None:
     """One call with everything in it leaves outcomes, timeouts, retries, waits and durations."""
     policy = rules(
@@ -324,3 +324,27 @@ def test_a_broken_sink_harms_nobody(
     report = everything(colour).report
     assert (report.succeeded, report.failed, report.handler_failures) == (2, 1, 1)
     assert any("a listener failed" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.req("RFC-004:15f", "RFC-005:17a", "R0-I6")
+def test_spans_of_transactions_side_by_side_do_not_mix(colour: Colour, watch: Watch) -> None:
+    """Whatever stands below a lifecycle names its transaction, however many run at once."""
+    policy = {
+        "loop": {"batch": {"size": 6}, "concurrency": {"value": 3}},
+        "steps": {"process": {"retry": {"max_attempts": 2, "backoff": 1.0}}},
+    }
+    consume(colour, [transactions(6)], policy, process=[Takes(2.0, OSError("once")), "done"])
+    spans = {span.context.span_id: span for span in watch.spans()}
+    lifecycles = watch.named("start_processing")
+    assert len(lifecycles) == 6
+    below = 0
+    for span in spans.values():
+        above = span
+        while above.parent is not None and above.name != "start_processing":
+            above = spans[above.parent.span_id]
+        if above.name == "start_processing" and span is not above:
+            below += 1
+            assert (span.attributes or {})["transaction_id"] == (above.attributes or {})[
+                "transaction_id"
+            ]
+    assert below == 6 * 5  # two steps and three attempts each
