@@ -38,6 +38,18 @@ class Maker:
     factory: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether one process at a time may have what is made, as its class declares it.
+
+        Of a function nobody knows: it may make another one for each worker.
+        """
+        if not isinstance(self.factory, type):
+            return False
+        deciding = getattr(self.factory, "exclusive_with", ())
+        is_given = any(self.options.get(name) is not None for name in deciding)
+        return is_given or getattr(self.factory, "exclusive", False) is True
+
     def check(self) -> None:
         """Refuse options the factory does not take, without calling it."""
         if not callable(self.factory):

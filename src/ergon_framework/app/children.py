@@ -23,7 +23,8 @@ from typing import Any, BinaryIO
 from ergon_framework.app.liveness import Snapshot
 from ergon_framework.app.outcome import Outcome
 from ergon_framework.app.shutdown import leave_within, say
-from ergon_framework.app.supervisor import Beat, Ended, Events
+from ergon_framework.app.supervisor import Beat, Events
+from ergon_framework.app.worker_ends import Ended
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError
 

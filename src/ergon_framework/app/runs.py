@@ -17,7 +17,6 @@ from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.app.shutdown import Shutdown
 from ergon_framework.app.wiring import Target, Wiring, target_of, wire
 from ergon_framework.app.workforce import WorkforceOutcome, run_workers
-from ergon_framework.errors import ErgonError
 from ergon_framework.telemetry import TelemetrySettings, configure
 
 
@@ -39,7 +38,7 @@ class Run:
 
     def plan(self) -> dict[str, Any]:
         """What would run, after every check that does not build anything."""
-        wiring = self.wired()
+        wiring = self._shared()
         return {**describe_wiring(wiring), "workers": self.worker_count()}
 
     def here(self) -> Outcome:
@@ -51,12 +50,12 @@ class Run:
         """Run as a worker; the parent is told the outcome, also when nothing could be started."""
         parent = Parent(supervised)
         parent.watch()
-        try:
-            with Shutdown() as shutdown:
-                outcome = run_for(parent, self.wired(), shutdown, self.publication)
-        except ErgonError as error:
-            outcome = Outcome(self.target, exit_code_of(error), error=error, is_complete=False)
-        parent.tell_outcome(outcome)
+        with Shutdown() as shutdown:  # a late signal must not cut off what is told
+            try:
+                outcome = run_for(parent, self._shared(), shutdown, self.publication)
+            except Exception as error:
+                outcome = Outcome(self.target, exit_code_of(error), error=error, is_complete=False)
+            parent.tell_outcome(outcome)
         return outcome
 
     def in_processes(
@@ -77,6 +76,15 @@ class Run:
         target, settings = self._found()
         configure(TelemetrySettings(**settings.telemetry.model_dump()))
         return wire(target, settings, self.overrides)
+
+    def _shared(self) -> Wiring:
+        """The same, if so many processes may share its parts.
+
+        The parent of several workers imports nothing of the user's: each worker checks this.
+        """
+        wiring = self.wired()
+        wiring.check_workers(self.worker_count())
+        return wiring
 
     def _found(self) -> tuple[Target, Settings]:
         settings = load_settings(self.config)

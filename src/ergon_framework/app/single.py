@@ -19,6 +19,7 @@ from ergon_framework.errors import (
     ErgonError,
     TransactionException,
     WiringError,
+    describe,
 )
 from ergon_framework.ports.transaction import Transaction, new_id
 from ergon_framework.task.base import choose_connector
@@ -52,9 +53,17 @@ class SingleOutcome:
             "result_type": type(self.result).__name__ if self.outcome == "succeeded" else None,
         }
         if shows_result:
-            shape["result"] = repr(self.result)[:LONGEST_RESULT]
+            shape["result"] = self.result if _is_json(self.result) else self.result_text
         shape["error"] = None if self.error is None else error_shape(self.error)
         return shape
+
+    @property
+    def result_text(self) -> str:
+        """The beginning of the result's repr, for people."""
+        try:
+            return repr(self.result)[:LONGEST_RESULT]
+        except Exception as error:  # a repr of the user's, or a number of too many digits
+            return f"<{type(self.result).__name__} without a repr: {describe(error)}>"
 
 
 def transaction_from(payload: str, transaction_id: str | None, metadata: str | None) -> Transaction:
@@ -115,7 +124,13 @@ def _process(
             transaction = await transaction
         return await getattr(task, start)(transaction, policy)
 
-    answer = work_on(wiring, shutdown, work_async if wiring.kind.is_async else work)
+    try:
+        answer = work_on(wiring, shutdown, work_async if wiring.kind.is_async else work)
+    except Exception:
+        raise
+    except BaseException as error:  # a hook asked for the end of the process: it gets an outcome
+        code = shutdown.exit_code or _code_of_end(error)
+        return SingleOutcome(transaction_id, "aborted", code, error=error)
     is_ok, value = answer or (False, None)
     return _outcome(transaction_id, is_ok, value, shutdown.exit_code)
 
@@ -129,6 +144,12 @@ def _outcome(transaction_id: str, is_ok: bool, value: Any, asked: ExitCode | Non
     if isinstance(value, TransactionException) and value.category == "timeout":
         how = "timed_out"
     return SingleOutcome(transaction_id, how, asked or ExitCode.FAILED, error=value)
+
+
+def _code_of_end(error: BaseException) -> ExitCode:
+    """Whatever code a hook wanted to end with, the transaction did not come to a good end."""
+    is_interrupt = isinstance(error, KeyboardInterrupt)
+    return ExitCode.INTERRUPTED if is_interrupt else ExitCode.FAILED
 
 
 def _start_of(wiring: Wiring) -> str:
@@ -155,6 +176,15 @@ def _look_up_method(task: Any, wiring: Wiring) -> Callable[[str], Any]:
         f"{coroutine if wiring.kind.is_async else plain}",
         remedy="give the transaction itself with --payload",
     )
+
+
+def _is_json(value: object) -> bool:
+    """Whether it can be printed as JSON that every program can read."""
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _json(what: str, text: str) -> Any:

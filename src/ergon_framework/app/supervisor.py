@@ -15,13 +15,18 @@ from typing import Any, Protocol, TypeAlias
 
 from ergon_framework.app.exit_codes import ExitCode, of_signal
 from ergon_framework.app.liveness import Snapshot, State, combined
+from ergon_framework.app.outcome import error_shape
 from ergon_framework.app.restarts import GiveUp, Restart, RestartRule, after_end
+from ergon_framework.app.shutdown import FORCE_AFTER
+from ergon_framework.app.worker_ends import MOST_ENDS, Ended, WorkerDeathsError, reason_for
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 
 logger = logging.getLogger("ergon.supervisor")
 
 SILENT_AFTER = 30.0
 """Seconds without a word from a worker that tells how it is, after which it counts as stalled."""
+KILL_AFTER = FORCE_AFTER + 1.0
+"""Seconds after the second signal. A worker ends itself before, unless it cannot any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +42,6 @@ class Beat:
 
     worker: int
     snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A worker is gone, with its exit code and what it said last."""
-
-    worker: int
-    code: int
-    outcome: Mapping[str, Any] | None = None
 
 
 Event: TypeAlias = Signalled | Beat | Ended
@@ -74,6 +70,7 @@ class Slot:
     child: Child | None = None
     start_at: float | None = None
     deaths: list[float] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
     snapshot: Snapshot = field(default_factory=Snapshot)
     heard_at: float = 0.0
     code: int | None = None
@@ -104,13 +101,16 @@ class Supervisor:
         self._has_beats = has_beats
         self._now = now
         self._stops = 0
+        self._kill_at: float | None = None
         self._verdict: ExitCode | None = None
+        self.reason: WorkerDeathsError | None = None
         self.slots = [Slot(worker, start_at=now()) for worker in range(workers)]
 
     def run(self) -> ExitCode:
         """Supervise until every worker is over; the exit code of them all."""
         while not all(slot.is_over for slot in self.slots):
             self._start_due()
+            self._kill_due()
             event = self._next()
             if event is not None:
                 self._take(event)
@@ -131,7 +131,8 @@ class Supervisor:
     # -- doing -------------------------------------------------------------------------------
 
     def _next(self) -> Event | None:
-        due = [slot.start_at for slot in self.slots if slot.start_at is not None]
+        instants = [self._kill_at, *(slot.start_at for slot in self.slots)]
+        due = [instant for instant in instants if instant is not None]
         wait = max(0.0, min(due) - self._now()) if due else None
         try:
             return self._events.get(timeout=wait)
@@ -149,13 +150,24 @@ class Supervisor:
                 slot.child = self._start(slot.worker)
             except OSError as error:  # out of processes or memory, which may pass
                 logger.warning("worker %d cannot be started: %s", slot.worker, error)
-                self._ended(slot, Ended(slot.worker, ExitCode.FAILED))
+                outcome = {"report": None, "error": error_shape(error)}
+                self._ended(slot, Ended(slot.worker, ExitCode.FAILED, outcome))
 
-    def _stop_all(self, number: int) -> None:
+    def _kill_due(self) -> None:
+        if self._kill_at is not None and self._now() >= self._kill_at:
+            self._kill_all()
+
+    def _send_all(self, number: int) -> None:
         for slot in self.slots:
             slot.start_at = None
             if slot.child is not None:
                 slot.child.send(number)
+
+    def _kill_all(self) -> None:
+        self._kill_at = None
+        for slot in self.slots:
+            if slot.child is not None:
+                slot.child.kill()
 
     # -- deciding ----------------------------------------------------------------------------
 
@@ -171,15 +183,22 @@ class Supervisor:
             self._ended(slot, event)
 
     def _signalled(self, number: int) -> None:
-        self._stops += 1
         if self._verdict is None:
             self._verdict = of_signal(number)
-        if self._stops == 1:
-            self._stop_all(number)
+        self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        """The first stop lets workers drain, the second cuts them off, the third kills them.
+
+        Workers tell the first two apart by themselves, as a single process does.
+        """
+        self._stops += 1
+        if self._stops > 2:
+            self._kill_all()
             return
-        for slot in self.slots:
-            if slot.child is not None:
-                slot.child.kill()
+        if self._stops == 2:
+            self._kill_at = self._now() + KILL_AFTER
+        self._send_all(number)
 
     def _ended(self, slot: Slot, end: Ended) -> None:
         outcome = end.outcome
@@ -193,7 +212,8 @@ class Supervisor:
         decision = after_end(
             self._rule, end.code, is_complete=is_complete, deaths=slot.deaths, now=now
         )
-        told = f"worker {slot.worker} ended {_how(end)}"
+        slot.ends = [*slot.ends, end.how][-MOST_ENDS:]
+        told = f"worker {slot.worker} ended {slot.ends[-1]}"
         if isinstance(decision, Restart):
             slot.deaths.append(now)
             slot.start_at = now + decision.delay
@@ -202,7 +222,8 @@ class Supervisor:
         elif isinstance(decision, GiveUp):
             logger.error("%s; all workers are stopped", told)
             self._verdict = decision.code
-            self._stop_all(signal.SIGTERM)
+            self.reason = reason_for(end, slot.ends, self._rule)
+            self._stop(signal.SIGTERM)
         else:
             slot.snapshot = Snapshot(State.STOPPED)
 
@@ -217,9 +238,3 @@ class Supervisor:
         if self._has_beats and is_silent:
             return Snapshot(State.STALLED, f"worker {slot.worker} is silent")
         return slot.snapshot
-
-
-def _how(end: Ended) -> str:
-    how = f"by signal {-end.code}" if end.code < 0 else f"with code {end.code}"
-    error = (end.outcome or {}).get("error")
-    return f"{how} ({error['message']})" if error else how

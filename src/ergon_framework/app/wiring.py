@@ -68,6 +68,18 @@ class Wiring:
             specimen.connectors = connectors
         check_connectors(specimen, self.kind, self.policies.consumer)
 
+    def check_workers(self, count: int) -> None:
+        """Refuse parts that only one process at a time may have when there will be several."""
+        for group in (self.connectors, self.services):
+            for maker in group.values() if isinstance(group, Mapping) else ():
+                if count > 1 and maker.is_exclusive:
+                    raise WiringError(
+                        f"{maker.label}: only one process at a time may have it, and {count} "
+                        "workers are asked for",
+                        remedy="use one worker, or let build_connectors() give each worker one of "
+                        "its own, for example a directory named by ERGON_WORKER_ID",
+                    )
+
     def specimen(self) -> Any:
         """Something to look for hooks in: the task that exists, or a stand-in of its class."""
         return stand_in(self.task) if isinstance(self.task, type) else self.task

@@ -13,6 +13,7 @@ from ergon_framework.app.publication import Publication
 from ergon_framework.app.restarts import RestartRule
 from ergon_framework.app.signals import SignalEar
 from ergon_framework.app.supervisor import Event, Signalled, Slot, Supervisor
+from ergon_framework.errors import ErgonError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,14 @@ class WorkforceOutcome:
     exit_code: ExitCode
     restarts: int
     workers: Sequence[Slot]
+    reason: ErgonError | None = None
+    """Why the supervisor gave up, if it did."""
 
     @property
     def errors(self) -> list[Mapping[str, Any]]:
-        """What workers ended with, each message once."""
-        told = [each["error"] for slot in self.workers for each in slot.outcomes if each["error"]]
+        """Why the supervisor gave up, then what workers ended with, each message once."""
+        told = [] if self.reason is None else [self.reason.to_dict()]
+        told += [each["error"] for slot in self.workers for each in slot.outcomes if each["error"]]
         return list({error["message"]: error for error in told}.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +76,9 @@ def run_workers(
     with ear, publication.of(task, supervisor.snapshot):
         code = supervisor.run()
     nursery.close()
-    return WorkforceOutcome(task, code, supervisor.restarts, supervisor.slots)
+    return WorkforceOutcome(
+        task, code, supervisor.restarts, supervisor.slots, supervisor.reason
+    )
 
 
 def total(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:

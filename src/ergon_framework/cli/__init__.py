@@ -25,11 +25,11 @@ def invoke(arguments: Sequence[str], *, is_process: bool = False) -> int:
 
 
 def version() -> str:
-    """The version of the installed distribution."""
+    """The version of the installed distribution, or why there is none."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
 
     try:
         return version_of(DISTRIBUTION)
-    except PackageNotFoundError:  # run from a source tree
-        return "(not installed)"
+    except PackageNotFoundError:
+        return "(from a source tree, not installed)"

@@ -68,6 +68,8 @@ def process(
     shape = outcome.to_dict(shows_result=shows_result)
     if not as_json:
         shape = {name: value for name, value in shape.items() if name not in ("error", "exit_code")}
+        if shows_result:
+            shape["result"] = outcome.result_text
     show_one(shape, as_json=as_json)
     if outcome.error is not None:
         show_error(outcome.error)

@@ -17,6 +17,7 @@ from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import is_outbreak
 from ergon_framework.engine.decisions import expired, raised, tell_attempt, tell_ended
 from ergon_framework.engine.delivery import Delivery
+from ergon_framework.engine.flight import SETTLE
 from ergon_framework.engine.intake import Intake
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import PROCESS
@@ -46,6 +47,10 @@ class Crew(Intake):
     @abstractmethod
     def _hire(self, job: Callable[[Worker], Any] | None) -> None:
         """Start one more worker, with something to finish first if ``job`` is given."""
+
+    @abstractmethod
+    def _drive(self, worker: Worker, run: Run, event: Event) -> Any:
+        """Do what the machine says until the end; starts at any event."""
 
     @abstractmethod
     def _hand_back_later(self) -> None:
@@ -113,6 +118,19 @@ class Crew(Intake):
                 self._stop(outbreak)
             self.dismiss(worker)
             self.watch.notify()
+
+    def _take_over(self, attempt: Doing) -> None:
+        """A fresh worker goes on where the abandoned one hangs."""
+        run: Run | None = attempt.run
+        if run is None:
+            self.fetch_hangs(attempt)
+            self._hire(None)
+        elif attempt.phase == SETTLE:
+            self.settle_failed(run.transaction, Verb(attempt.note), TimeoutError("no answer"))
+            self._hire(lambda worker: self._close(worker, run))
+        else:
+            event = expired(self, attempt)
+            self._hire(lambda worker: self._drive(worker, run, event))
 
     def _failed(self, attempt: Doing, step: Step, error: BaseException) -> Event | None:
         """A hook raised. None when the supervisor took the run away meanwhile."""

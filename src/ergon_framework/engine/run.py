@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 
 from ergon_framework.core.lifecycle import Cursor, End, Ending, Scope, Step
 from ergon_framework.errors import TransactionException
-from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.context import Attempt, Ticketed
 from ergon_framework.ports.transaction import Transaction
 
 
-class Run(Cursor):
+class Run(Cursor, Ticketed):
     """One lifecycle: the core's cursor, plus what only a driver can hold.
 
     On the happy path it is its own attempt, with a ticket, a deadline and a phase, since an object
@@ -44,14 +44,6 @@ class Run(Cursor):
     def number(self) -> int:
         """As an attempt: always the first, for only the happy path goes without an object."""
         return self.attempt
-
-    def claim(self) -> bool:
-        """Become the owner of what follows. True for exactly one caller."""
-        try:
-            self.ticket.pop()
-        except IndexError:
-            return False
-        return True
 
 
 class ProduceRun(Run):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
@@ -45,7 +45,7 @@ from ergon_framework.ports.transaction import Transaction
 FAIR_TURNS = 32
 """Transactions after which a worker lets the rest of the event loop run, even if no hook awaits."""
 
-Job = Callable[[Worker], Awaitable[bool]]
+Job = Callable[[Worker], Any]
 
 
 class Suspended:
@@ -76,7 +76,8 @@ class TaskWorkers(TaskSource):
         outbreak: BaseException | None = None
         try:
             self.is_rousing = False
-            if job is None or await job(worker):
+            goes_on = True if job is None else job(worker)
+            if goes_on is True or (goes_on and await goes_on):
                 await self._work(worker)
         except BaseException as error:
             outbreak = error

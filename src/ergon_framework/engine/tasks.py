@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 
 from ergon_framework.core.loop import StopReason
-from ergon_framework.core.settlement import Verb
-from ergon_framework.engine.decisions import cut_off, expired
-from ergon_framework.engine.flight import BACKOFF, SETTLE
+from ergon_framework.engine.decisions import cut_off
+from ergon_framework.engine.flight import BACKOFF
 from ergon_framework.engine.outcome import conclude
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import Doing, Run, Worker
+from ergon_framework.engine.run import Doing, Worker
 from ergon_framework.engine.task_workers import TaskWorkers
 from ergon_framework.ports.sink import Sink
 
@@ -77,22 +76,6 @@ class TaskEngine(TaskWorkers):
         attempt.deadline_at = now + self.plan.bounds.cancel_grace
         self.next_check = min(self.next_check, attempt.deadline_at)
         worker.handle.cancel()
-
-    def _take_over(self, attempt: Doing) -> None:
-        """A fresh worker goes on where the abandoned one hangs."""
-        run: Run | None = attempt.run
-        if run is None:
-            self.fetch_hangs(attempt)
-            self._hire(None)
-        elif attempt.phase == SETTLE:
-            self.settle_failed(run.transaction, Verb(attempt.note), TimeoutError("no answer"))
-            self._hire(lambda worker: self._close_later(worker, run))
-        else:
-            event = expired(self, attempt)
-            self._hire(lambda worker: self._drive(worker, run, event))
-
-    async def _close_later(self, worker: Worker, run: Run) -> bool:
-        return self._close(worker, run)
 
     async def _abort(self, reason: StopReason) -> None:
         """End everything now. Nothing that swallows its cancellation is waited for."""

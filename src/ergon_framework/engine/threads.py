@@ -9,14 +9,12 @@ attempts that are overdue and hires a worker in the place of each that hangs.
 from __future__ import annotations
 
 from ergon_framework.core.loop import StopReason
-from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.engine.decisions import cut_off, expired
-from ergon_framework.engine.flight import BACKOFF, SETTLE
+from ergon_framework.engine.decisions import cut_off
+from ergon_framework.engine.flight import BACKOFF
 from ergon_framework.engine.outcome import conclude
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import Doing, Run
 from ergon_framework.engine.thread_workers import ThreadWorkers
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.sink import Sink
@@ -83,19 +81,6 @@ class ThreadEngine(ThreadWorkers):
             if self.claim_overdue(attempt, now):
                 self.give_up_on(worker, attempt)
                 self._take_over(attempt)
-
-    def _take_over(self, attempt: Doing) -> None:
-        """A fresh worker goes on where the abandoned one hangs."""
-        run: Run | None = attempt.run
-        if run is None:
-            self.fetch_hangs(attempt)
-            self._hire(None)
-        elif attempt.phase == SETTLE:
-            self.settle_failed(run.transaction, Verb(attempt.note), TimeoutError("no answer"))
-            self._hire(lambda worker: self._close(worker, run))
-        else:
-            event = expired(self, attempt)
-            self._hire(lambda worker: self._drive(worker, run, event))
 
     def _abort(self, reason: StopReason) -> None:
         """End everything now. Nothing that hangs is waited for."""

@@ -26,7 +26,25 @@ class Call:
     settings: dict[str, Any]  # the policy as plain numbers and words, for telemetry
 
 
-class Attempt:
+class Ticketed:
+    """Something that exactly one party may go on with."""
+
+    __slots__ = ()
+
+    ticket: list[None]
+    """Whoever pops the one element owns what happens next: the worker whose call returned, or the
+    supervisor that gave up on it. Popping is atomic, so no lock is taken."""
+
+    def claim(self) -> bool:
+        """Become the owner of what follows. True for exactly one caller."""
+        try:
+            self.ticket.pop()
+        except IndexError:
+            return False
+        return True
+
+
+class Attempt(Ticketed):
     """One call of one hook for one transaction. ``number`` counts from 0."""
 
     __slots__ = (
@@ -52,8 +70,6 @@ class Attempt:
         self.scope: Any = None  # whose time ``deadline_at`` is: the step's or the lifecycle's
         self.expired = False  # the deadline passed and the call was asked to end
         self.note: Any = None  # belongs to the sink: its span, its start time
-        # Whoever pops the one element owns what happens next: the worker whose call returned or
-        # the watchdog that gave up on it. Popping is atomic, so no lock is taken.
         self.ticket: list[None] = [None]
 
     @property
@@ -71,14 +87,6 @@ class Attempt:
     def is_cancelled(self) -> bool:
         """Whether the engine gave up on this attempt: its result will be dropped."""
         return not self.ticket or self.expired or (self.run is not None and self.run.expired)
-
-    def claim(self) -> bool:
-        """Become the owner of what follows. True for exactly one caller."""
-        try:
-            self.ticket.pop()
-        except IndexError:
-            return False
-        return True
 
     def remaining(self) -> float | None:
         """Seconds until the engine gives up, or None when nothing bounds this attempt."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from ergon_framework.connector.jsonl import codec
 from ergon_framework.connector.jsonl.codec import JsonlConnectorError, MalformedLineError
@@ -53,6 +53,9 @@ class JsonlConnector:
     instead of setting a malformed line aside. Without ``fsync`` a crash of the process loses
     nothing either, but a power failure may.
     """
+
+    exclusive_with: ClassVar[tuple[str, ...]] = ("inbox",)
+    """With one of these options only one process at a time may have it; others may share it."""
 
     def __init__(
         self,
