@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from pydantic import SecretStr
-
 from ergon_framework.app.references import load
+from ergon_framework.app.secret_values import masked
 from ergon_framework.app.sections import ConnectorSettings, ServiceSettings
 from ergon_framework.app.settings import revealed
 from ergon_framework.app.source import did_you_mean
@@ -80,9 +79,7 @@ class Maker:
             raise StartError(told, remedy="--debug shows where") from error
 
     def _masked(self, text: str) -> str:
-        for secret in _secrets(self.options):
-            text = text.replace(secret, "***")
-        return text
+        return masked(text, self.options)
 
 
 def connector_maker(name: str, settings: ConnectorSettings) -> Maker:
@@ -135,15 +132,3 @@ def _misfit(
         if parameter.default is kinds.empty and name not in options:
             return f"the option {name!r} is missing", "add it to its table in the settings"
     return None
-
-
-def _secrets(value: object) -> Iterator[str]:
-    if isinstance(value, SecretStr):
-        if value.get_secret_value():
-            yield value.get_secret_value()
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _secrets(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _secrets(item)

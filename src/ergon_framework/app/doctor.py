@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import resource
 import sqlite3
@@ -11,12 +12,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from ergon_framework.app.findings import Finding, Status
+from ergon_framework.app.reachability import TIMEOUT, examine_endpoint, examine_parts
 from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import SettingsError, describe
 
@@ -38,30 +38,20 @@ with open(sys.argv[1], "r+b") as file:
 _REFUSED = 7
 
 
-class Status(StrEnum):
-    """How a finding is."""
+def examine(
+    config: Path | None = None, *, connects: bool = True, timeout: float = TIMEOUT
+) -> Iterator[Finding]:
+    """Everything, one after the other. A check that breaks is a finding, too.
 
-    OK = "ok"
-    NOTE = "note"  # worth knowing
-    BAD = "bad"  # Ergon will not work well
+    Unless ``connects`` is false, this makes and opens what the settings name, and closes it again.
+    """
 
+    def settings() -> Iterator[Finding]:
+        return _settings(config, timeout if connects else None)
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
+    def endpoint() -> Iterator[Finding]:
+        return examine_endpoint(os.environ if connects else {}, timeout)
 
-    check: str
-    status: Status
-    found: str
-    remedy: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "status": self.status.value}
-
-
-def examine(config: Path | None = None) -> Iterator[Finding]:
-    """Everything, one after the other. A check that breaks is a finding, too."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _python,
         _extras,
@@ -69,7 +59,8 @@ def examine(config: Path | None = None) -> Iterator[Finding]:
         _time_zones,
         _locking,
         _open_files,
-        lambda: _settings(config),
+        settings,
+        endpoint,
     )
     for check in checks:
         try:
@@ -160,7 +151,7 @@ def _open_files() -> Iterator[Finding]:
     yield Finding("open files", Status.OK if is_fine else Status.NOTE, found, remedy)
 
 
-def _settings(config: Path | None) -> Iterator[Finding]:
+def _settings(config: Path | None, timeout: float | None) -> Iterator[Finding]:
     try:
         settings = load_settings(config)
     except SettingsError as error:
@@ -168,3 +159,5 @@ def _settings(config: Path | None) -> Iterator[Finding]:
         return
     found = "none needed" if settings.file is None else f"{settings.file} is in order"
     yield Finding("settings", Status.OK, found)
+    if timeout is not None:
+        yield from examine_parts(settings, timeout)

@@ -95,7 +95,7 @@ class _Parts:
     def closings(self, closers: tuple[str, ...]) -> Iterator[tuple[str, _Method]]:
         """What has to be closed, the last first."""
         for label, part in reversed(self._begun):
-            method = _offered(part, closers)
+            method = offered(part, closers)
             if method is not None:
                 yield label, method
 
@@ -133,18 +133,18 @@ class _Parts:
         if any(part is other for _, other in self._made):
             return  # known under two names, but opened and closed once
         self._made.append((label, part))
-        if _offered(part, self._openers) is None:
+        if offered(part, self._openers) is None:
             self._begun.append((label, part))
 
 
-def _offered(part: Any, names: tuple[str, ...]) -> _Method | None:
+def offered(part: Any, names: tuple[str, ...]) -> _Method | None:
     """The first of these methods that the part has."""
     methods = (getattr(part, name, None) for name in names)
     return next((method for method in methods if callable(method)), None)
 
 
 def _method(label: str, part: Any, names: tuple[str, ...]) -> _Method | None:
-    method = _offered(part, names)
+    method = offered(part, names)
     if names is _OPEN and inspect.iscoroutinefunction(method):
         raise WiringError(
             f"{label} ({type(part).__name__}): open is a coroutine function, but the task is "

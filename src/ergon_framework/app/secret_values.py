@@ -6,10 +6,13 @@ repr, dump or log of the settings shows it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
@@ -18,6 +21,10 @@ from ergon_framework.app.toml_lines import Path as KeyPath
 
 LONGEST_SECRET = 64 * 1024
 """Bytes. A secret file above this is surely another file."""
+_SOUNDS_SECRET = re.compile(
+    "passw|passphrase|secret|token|credential|(api|access|private)_?key", re.IGNORECASE
+)
+_USER_INFO = re.compile(r"//[^/\s@]+@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,37 @@ class Resolver:
         except ValueError:  # not UTF-8, or a name with a null byte
             self.source.refuse(path, f"cannot read {name!r} as text", remedy)
         return None
+
+
+def masked(text: str, options: object) -> str:
+    """``text`` without what the options keep secret, and without the passwords of URLs."""
+    for secret in sorted(_secrets(options), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _USER_INFO.sub("//***@", text)
+
+
+def _secrets(value: object, name: str = "") -> Iterator[str]:
+    if isinstance(value, SecretStr):
+        yield from _with_password(value.get_secret_value())
+    elif isinstance(value, str):
+        if value and _SOUNDS_SECRET.search(name):
+            yield value  # nobody marked it, but it is called a password
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _secrets(item, str(key))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secrets(item, name)
+
+
+def _with_password(secret: str) -> Iterator[str]:
+    """A secret, and the password in it if it is a URL: an error may repeat that alone."""
+    if secret:
+        yield secret
+    with suppress(ValueError):
+        password = urlsplit(secret).password
+        if password:
+            yield from {password, unquote(password)}
 
 
 def revealed(value: Any) -> Any:

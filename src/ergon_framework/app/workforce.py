@@ -76,9 +76,7 @@ def run_workers(
     with ear, publication.of(task, supervisor.snapshot):
         code = supervisor.run()
     nursery.close()
-    return WorkforceOutcome(
-        task, code, supervisor.restarts, supervisor.slots, supervisor.reason
-    )
+    return WorkforceOutcome(task, code, supervisor.restarts, supervisor.slots, supervisor.reason)
 
 
 def total(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ergon_framework.cli.output import show_list, show_one
-from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.cli.output import keep_stdout, show_list, show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag, session_of
 
 
 def tasks(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
@@ -43,14 +43,33 @@ def live(
     return 0 if is_live else 1
 
 
-def doctor(config: ConfigPath = None, as_json: JsonFlag = False) -> int:
-    """Look at this machine: exit code 1 when something will not work."""
-    from ergon_framework.app.doctor import Status, examine
+def doctor(
+    context: typer.Context,
+    config: ConfigPath = None,
+    no_connect: Annotated[
+        bool, typer.Option("--no-connect", help="Make and open nothing, ask no server.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds for each part and server.", min=0.1)
+    ] = 5.0,
+    as_json: JsonFlag = False,
+) -> int:
+    """Look at this machine, and whether what the settings name can be reached.
 
-    findings = list(examine(config))
+    Exit code 1 when something will not work.
+    """
+    from ergon_framework.app.doctor import examine
+    from ergon_framework.app.findings import Status
+    from ergon_framework.app.shutdown import leave_within
+
+    with keep_stdout(as_json):
+        findings = list(examine(config, connects=not no_connect, timeout=timeout))
     rows = [finding.to_dict() for finding in findings]
     show_list(rows, ["check", "status", "found", "remedy"], as_json=as_json)
-    return 1 if any(finding.status is Status.BAD for finding in findings) else 0
+    code = 1 if any(finding.status is Status.BAD for finding in findings) else 0
+    if session_of(context).is_process:
+        leave_within(code)  # whatever did not answer may hang in a thread that has to be joined
+    return code
 
 
 def notices(as_json: JsonFlag = False) -> None:

@@ -1,0 +1,29 @@
+"""What a look at the machine gives: one finding for each thing that was looked at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """How a finding is."""
+
+    OK = "ok"
+    NOTE = "note"  # worth knowing
+    BAD = "bad"  # Ergon will not work well
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "status": self.status.value}
