@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app import doctor
-from ergon_framework.app.doctor import EXTRAS, Finding, Status, examine, wal_reset
+from ergon_framework.app.doctor import EXTRAS, examine, wal_reset
+from ergon_framework.app.findings import Finding, Status
 from tests.app.workplace import Workplace
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

@@ -65,6 +65,18 @@ class Odd(Simple):
 class OddLookUp(NoLookUp):
     build_connectors = staticmethod(lambda: {"odd": Odd()})
 
+class Leaving(ConsumerTask):
+    build_connectors = staticmethod(source)
+
+    def process_transaction(self, transaction):
+        raise transaction.payload["n"] and SystemExit(5) or KeyboardInterrupt
+
+class AsyncLeaving(AsyncConsumerTask):
+    build_connectors = staticmethod(source)
+
+    async def process_transaction(self, transaction):
+        raise transaction.payload["n"] and SystemExit(5) or KeyboardInterrupt
+
 class Plain(BaseTask):
     def execute(self):
         return None
@@ -106,7 +118,47 @@ def test_a_transaction_succeeds(workplace: Workplace, task: str, result: object)
         "result_type": type(result).__name__,
         "error": None,
     }
-    assert outcome.to_dict(shows_result=True)["result"] == repr(result)
+    assert outcome.to_dict(shows_result=True)["result"] == result
+
+
+class Shy:
+    def __repr__(self) -> str:
+        raise ValueError("not for you")
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        (8, 8),
+        (None, None),
+        ({"n": [1, 2.5]}, {"n": [1, 2.5]}),
+        ({1, 1}, "{1}"),
+        (float("nan"), "nan"),
+        ("\ud800", r"'\ud800'"),
+        (10**5000, "<int without a repr: ValueError: Exceeds the limit"),
+        (Shy(), "<Shy without a repr: ValueError: not for you>"),
+    ],
+)
+def test_results_as_json(result: object, shown: object) -> None:
+    """A value stays what it is if JSON has it; of all else there is a text."""
+    outcome = SingleOutcome("t1", "succeeded", ExitCode.DONE, result)
+    found = outcome.to_dict(shows_result=True)["result"]
+    assert type(found) is type(shown)
+    assert found == shown or str(found).startswith(str(shown))
+
+
+@pytest.mark.parametrize("task", ["Leaving", "AsyncLeaving"])
+@pytest.mark.parametrize(
+    ("payload", "code", "error"),
+    [('{"n": 1}', ExitCode.FAILED, SystemExit), ('{"n": 0}', 130, KeyboardInterrupt)],
+)
+def test_a_hook_that_wants_to_leave(
+    workplace: Workplace, task: str, payload: str, code: int, error: type[BaseException]
+) -> None:
+    """The transaction has its outcome, and the exit code is one of ours."""
+    outcome = process(workplace, task, payload)
+    assert (outcome.outcome, outcome.exit_code) == ("aborted", code)
+    assert isinstance(outcome.error, error)
 
 
 def test_a_transaction_fails(workplace: Workplace) -> None:

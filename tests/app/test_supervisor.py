@@ -10,7 +10,8 @@ import pytest
 from ergon_framework.app.exit_codes import ExitCode
 from ergon_framework.app.liveness import Snapshot, State
 from ergon_framework.app.restarts import GiveUp, Restart, RestartRule, Settled, after_end
-from ergon_framework.app.supervisor import Beat, Ended, Event, Signalled, Supervisor
+from ergon_framework.app.supervisor import KILL_AFTER, Beat, Event, Signalled, Supervisor
+from ergon_framework.app.worker_ends import Ended
 
 RULE = RestartRule(limit=3, window=60.0)
 
@@ -111,7 +112,10 @@ def test_only_the_dead_one_is_started_again() -> None:
 def test_one_that_keeps_dying_ends_them_all() -> None:
     """The others are asked to stop, and the run has failed."""
     stage = Stage(*[Ended(0, 1)] * 4, Ended(1, 143))
-    assert stage.supervise(2).run() is ExitCode.FAILED
+    supervisor = stage.supervise(2)
+    assert supervisor.run() is ExitCode.FAILED
+    assert supervisor.reason is not None
+    assert "worker 0 died more than 3 times within 60 s" in supervisor.reason.message
     assert [at for at, worker in stage.starts if worker == 0] == [0.0, 0.5, 1.5, 3.5]
     assert stage.children[1][2].done == [signal.SIGTERM]
 
@@ -119,7 +123,30 @@ def test_one_that_keeps_dying_ends_them_all() -> None:
 def test_a_refusal_ends_them_all() -> None:
     """What one worker refuses, the next would refuse as well."""
     stage = Stage(Ended(0, 2), Ended(1, 143))
-    assert stage.supervise(2).run() is ExitCode.REFUSED
+    supervisor = stage.supervise(2)
+    assert supervisor.run() is ExitCode.REFUSED
+    assert supervisor.reason is not None
+    assert "worker 0 ended with code 2" in supervisor.reason.message
+
+
+def test_a_refusal_that_is_told_is_reason_enough() -> None:
+    """The worker's own words say it better than its supervisor could."""
+    refusal = {"error": {"message": "no such task"}, "report": None}
+    supervisor = Stage(Ended(0, 2, refusal)).supervise(1)
+    assert supervisor.run() is ExitCode.REFUSED
+    assert supervisor.reason is None
+
+
+def test_the_reason_tells_how_the_worker_ended() -> None:
+    """The last ends stay with it, each with what the worker told."""
+    told = {"error": {"message": "no hope"}, "report": None}
+    supervisor = Stage(Ended(0, -11), *[Ended(0, 1, told)] * 3).supervise(1)
+    supervisor.run()
+    assert supervisor.reason is not None
+    assert supervisor.reason.details == {
+        "worker": 0,
+        "ends": ["by signal 11", *["with code 1 (no hope)"] * 3],
+    }
 
 
 def test_a_run_with_defects_has_failed_without_a_restart() -> None:
@@ -131,17 +158,46 @@ def test_a_run_with_defects_has_failed_without_a_restart() -> None:
 
 
 @pytest.mark.req("T3.30")
-def test_signals_are_forwarded_then_kill() -> None:
-    """The first goes to every worker, the second ends them; nobody is started again."""
+def test_two_signals_are_forwarded_and_the_third_kills() -> None:
+    """Workers tell the first two apart by themselves; nobody is started again."""
     stage = Stage(
         Ended(0, -9),
         Signalled(signal.SIGINT),
         Signalled(signal.SIGTERM),
+        Signalled(signal.SIGTERM),
         Ended(1, -9),
     )
     assert stage.supervise(2).run() is ExitCode.INTERRUPTED
-    assert stage.children[1][2].done == [signal.SIGINT, "kill"]
+    assert stage.children[1][2].done == [signal.SIGINT, signal.SIGTERM, "kill"]
     assert len(stage.starts) == 2
+    assert stage.time == 0.0
+
+
+@pytest.mark.req("T3.30")
+def test_who_outlives_the_second_signal_is_killed() -> None:
+    """A worker has its own time to be cut off and to report, and then a little more."""
+    stage = Stage(Signalled(signal.SIGTERM), Signalled(signal.SIGTERM), Ended(0, -9))
+    assert stage.supervise(1).run() is ExitCode.TERMINATED
+    assert stage.children[0][2].done == [signal.SIGTERM, signal.SIGTERM, "kill"]
+    assert stage.time == KILL_AFTER
+
+
+def test_who_ends_after_the_second_signal_is_not_killed() -> None:
+    """Then there is nothing left to wait for."""
+    stage = Stage()
+    supervisor = stage.supervise(1)
+    supervisor._start_due()
+    for event in (Signalled(signal.SIGTERM), Signalled(signal.SIGTERM), Ended(0, 143)):
+        supervisor._take(event)
+    assert supervisor.run() is ExitCode.TERMINATED
+    assert stage.children[0][2].done == [signal.SIGTERM, signal.SIGTERM]
+
+
+def test_a_signal_after_giving_up_is_the_second_stop() -> None:
+    """The workers were asked to stop before: now they are cut off, and the verdict stays."""
+    stage = Stage(Ended(0, 2), Signalled(signal.SIGINT), Ended(1, 143))
+    assert stage.supervise(2).run() is ExitCode.REFUSED
+    assert stage.children[1][2].done == [signal.SIGTERM, signal.SIGINT, "kill"]
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
@@ -157,6 +213,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
     supervisor = Supervisor(start, 1, stage, rule=RULE, now=lambda: stage.time)
     assert supervisor.run() is ExitCode.DONE
     assert stage.starts == [(0.5, 0)]
+    assert supervisor.slots[0].ends == ["with code 1 (OSError: no more processes)"]
 
 
 def test_how_the_workers_are() -> None:

@@ -61,7 +61,38 @@ def test_too_many_deaths_end_the_run() -> None:
     arguments = ("run", "crashing:Unreachable", "--workers", "2", "--restarts", "0")
     with Ergon(*arguments) as ergon:
         assert ergon.code() == 1
-        assert "could not be read" in ergon.errors()
+        errors = ergon.errors()
+    assert "died more than 0 times within 60 s, at last with code 1" in errors
+    assert "could not be read" in errors
+
+
+def test_deaths_without_a_word_are_in_the_document(tmp_path: Path) -> None:
+    """A worker that is killed tells nothing, so the supervisor does."""
+    arguments = ("run", "crashing:CrashesOnce", "--workers", "2", "--restarts", "0", "--json")
+    with Ergon(*arguments, LIVES=str(tmp_path)) as ergon:
+        outcome = json.loads(ergon.out.line())
+        assert ergon.code() == 1
+    (error,) = outcome["errors"]
+    assert (outcome["exit_code"], error["code"]) == (1, "worker_deaths")
+    assert "at last by signal 9; all workers were stopped" in error["message"]
+    assert error["details"]["ends"] == ["by signal 9"]
+
+
+@pytest.mark.req("R0-R")
+def test_an_inbox_is_not_shared(tmp_path: Path) -> None:
+    """Workers that would shut each other out refuse to start, and none of them is tried again."""
+    (tmp_path / "in").mkdir()
+    config = tmp_path / "ergon.toml"
+    config.write_text(
+        f'[connectors.source]\ntype = "jsonl"\ninbox = "{tmp_path / "in"}"\n'
+        '[tasks.orders]\ntask = "shop:Orders"\nconnectors = ["source"]\n'
+    )
+    with Ergon("run", "orders", "--config", str(config), "--workers", "2", "--json") as ergon:
+        outcome = json.loads(ergon.out.line())
+        assert ergon.code() == 2
+    (error,) = outcome["errors"]
+    assert "only one process at a time may have it" in error["message"]
+    assert (outcome["restarts"], list((tmp_path / "in").iterdir())) == (0, [])
 
 
 def test_a_wrong_configuration_is_told_once_and_not_retried() -> None:
@@ -84,18 +115,33 @@ def test_the_parent_forwards_signals() -> None:
 
 
 @pytest.mark.req("T3.30")
-def test_a_second_signal_kills_the_workers(gate: Path) -> None:
-    """Workers whose hooks hang are gone at once, and nothing is left of them."""
-    with Ergon("run", "stream:Gated", "--workers", "2", GATE=str(gate)) as ergon:
+def test_a_second_signal_cuts_the_workers_off(gate: Path) -> None:
+    """Workers whose hooks hang hand back what they can and report, as a single process does."""
+    with Ergon("run", "stream:Gated", "--workers", "2", "--json", GATE=str(gate)) as ergon:
         for _ in range(2):
-            ergon.out.until("began t0")
+            ergon.err.until("began t0")
         ergon.signal(signal.SIGTERM)
         for _ in range(2):
-            ergon.out.until("stop asked")
+            ergon.err.until("stop asked")
         ergon.signal(signal.SIGTERM)
-        assert ergon.out.until("0 ").split()[:2] == ["0", "-9"]
-        ergon.out.rest()
+        outcome = json.loads(ergon.out.line())
         assert ergon.code() == 143
+    assert [each["exit_code"] for each in outcome["workers"]] == [143, 143]
+    assert [each["report"]["aborted"] for each in outcome["workers"]] == [1, 1]
+
+
+@pytest.mark.req("T3.30")
+def test_a_third_signal_kills_the_workers(gate: Path) -> None:
+    """Nobody is kept waiting, also not by a worker that is stopped in its tracks."""
+    with Ergon("run", "stream:Gated", "--workers", "2", GATE=str(gate)) as ergon:
+        pids = [int(ergon.out.until("worker ").split()[2]) for _ in range(2)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        for _ in range(3):
+            ergon.signal(signal.SIGTERM)
+        rows = [line.split()[:2] for line in ergon.out.rest() if line[:2] in ("0 ", "1 ")]
+        assert ergon.code() == 143
+    assert rows == [["0", "-9"], ["1", "-9"]]
 
 
 @pytest.mark.req("R0-G6", "R0-R")

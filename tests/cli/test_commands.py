@@ -40,6 +40,10 @@ class Unreachable(ConsumerTask):
     def process_transaction(self, transaction):
         return None
 
+class Leaving(Orders):
+    def process_transaction(self, transaction):
+        raise SystemExit(5)
+
 class Hopeless(BaseTask):
     def execute(self):
         raise ValueError("no hope")
@@ -143,6 +147,30 @@ def test_check(ergon: Ergon) -> None:
     assert "chatter" not in answer.err
 
 
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ('type = "jsonl"\ninbox = "."', 2),
+        ('type = "jsonl"\noutbox = "out"', 0),
+        ('type = "shop:Exclusive"', 2),
+        ('type = "shop:exclusive_for_each"', 0),
+    ],
+)
+def test_several_workers_need_parts_to_share(ergon: Ergon, parts: str, code: int) -> None:
+    """What only one process can have is refused before anything is built."""
+    with Path("shop.py").open("a") as module:
+        module.write("class Exclusive(MemoryConnector):\n    exclusive = True\n\n")
+        module.write("def exclusive_for_each():\n    return Exclusive()\n")
+    Path("ergon.toml").write_text(
+        f"[connectors.source]\n{parts}\n"
+        '[tasks.orders]\ntask = "shop:Orders"\nconnectors = ["source"]\n'
+    )
+    answer = ergon("run", "orders", "--check", "--workers", "2")
+    assert answer.code == code
+    assert ("use one worker" in answer.err) == (code == 2)
+    assert ergon("run", "orders", "--check").code == 0
+
+
 def test_a_policy_file(ergon: Ergon) -> None:
     """It replaces the policy of the settings."""
     Path("policy.toml").write_text("[loop]\nlimit = 1\n")
@@ -228,7 +256,9 @@ def test_process(ergon: Ergon) -> None:
     assert re.search(r"^outcome +succeeded$", answer.out, re.MULTILINE)
     assert "secret" not in answer.out
     shown = ergon("process", "orders", "--payload", '{"n": 5}', "--show-result", "--json")
-    assert shown.json["result"] == "{'secret': 5}"
+    assert shown.json["result"] == {"secret": 5}
+    people = ergon("process", "orders", "--payload", '{"n": 5}', "--show-result")
+    assert re.search(r"^result +\{'secret': 5\}$", people.out, re.MULTILINE)
 
 
 def test_process_that_fails(ergon: Ergon) -> None:
@@ -238,6 +268,15 @@ def test_process_that_fails(ergon: Ergon) -> None:
     assert answer.json["outcome"] == "failed"
     assert answer.json["error"]["details"]["category"] == "business"
     assert "error: out of stock" in answer.err
+
+
+def test_process_that_wants_to_leave(ergon: Ergon) -> None:
+    """A hook does not choose the exit code: the outcome is told, and the code is 1."""
+    answer = ergon("process", "shop:Leaving", "--payload", "1", "--json")
+    assert (answer.code, answer.json["exit_code"]) == (1, 1)
+    assert answer.json["outcome"] == "aborted"
+    assert answer.json["error"]["message"] == "SystemExit: 5"
+    assert "aborted" in ergon("process", "shop:Leaving", "--payload", "1").out
 
 
 def test_process_by_an_unknown_id(ergon: Ergon) -> None:
@@ -251,9 +290,9 @@ def test_payloads_from_files_and_pipes(ergon: Ergon, monkeypatch: pytest.MonkeyP
     """``@FILE`` and ``-`` keep payloads out of the shell's history."""
     Path("payload.json").write_text('{"n": 6}')
     arguments = ("process", "orders", "--show-result", "--json", "--payload")
-    assert ergon(*arguments, "@payload.json").json["result"] == "{'secret': 6}"
+    assert ergon(*arguments, "@payload.json").json["result"] == {"secret": 6}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"n": 7}')))
-    assert ergon(*arguments, "-").json["result"] == "{'secret': 7}"
+    assert ergon(*arguments, "-").json["result"] == {"secret": 7}
 
 
 # ---- looking ------------------------------------------------------------------------------------
@@ -289,6 +328,20 @@ def test_doctor(ergon: Ergon) -> None:
     assert ergon("doctor").code == 1
 
 
+def test_doctor_asks_servers(ergon: Ergon) -> None:
+    """What cannot be reached is bad, unless nobody wants to know; user code may print."""
+    Path("parts.py").write_text("def broken():\n    print('chatter')\n    raise OSError('gone')\n")
+    Path("ergon.toml").write_text('[services.mail]\nfactory = "parts:broken"\n')
+    answer = ergon("doctor", "--json", "--timeout", "30")
+    rows = {row["check"]: row for row in answer.json}
+    assert (answer.code, rows["service mail"]["status"]) == (1, "bad")
+    assert "gone" in rows["service mail"]["found"]
+    assert "chatter" in answer.err
+    answer = ergon("doctor", "--json", "--no-connect")
+    assert answer.code == 0
+    assert "service mail" not in {row["check"] for row in answer.json}
+
+
 def test_live(ergon: Ergon) -> None:
     """A probe for a file: 0 for live, 1 for anything else."""
     answer = ergon("live", "live.json", "--json")
@@ -310,6 +363,13 @@ def test_help_and_version(ergon: Ergon) -> None:
     assert ergon().out == answer.out
     assert ergon("--version").out.startswith("ergon ")
     assert ergon("--debug", "--version").out.startswith("ergon ")
+
+
+def test_the_version_of_a_source_tree(ergon: Ergon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an installed distribution there is no number, and that is no failure."""
+    monkeypatch.setattr("ergon_framework.cli.DISTRIBUTION", "no-such-distribution")
+    answer = ergon("--version")
+    assert (answer.code, answer.out) == (0, "ergon (from a source tree, not installed)\n")
 
 
 def test_the_example_of_the_reference_page_runs(ergon: Ergon) -> None:

@@ -202,7 +202,7 @@ def _one_id(transaction_id: object, alias: object) -> str:
             remedy="give one of the two; the payload is the second argument",
         )
     value = alias if transaction_id is None else transaction_id
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not value:
         # The value itself stays out: a payload may stand in the wrong place.
         found = "an empty one" if value == "" else type(value).__name__
         raise EnvelopeError(
