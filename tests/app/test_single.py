@@ -132,10 +132,10 @@ class Shy:
         (8, 8),
         (None, None),
         ({"n": [1, 2.5]}, {"n": [1, 2.5]}),
-        ({1, 1}, "{1}"),
+        ({1}, "{1}"),
         (float("nan"), "nan"),
         ("\ud800", r"'\ud800'"),
-        (10**5000, "<int without a repr: ValueError: Exceeds the limit"),
+        pytest.param(10**5000, "<int without a repr: ValueError: Exceeds", id="long"),
         (Shy(), "<Shy without a repr: ValueError: not for you>"),
     ],
 )

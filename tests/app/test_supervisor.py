@@ -213,7 +213,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
     supervisor = Supervisor(start, 1, stage, rule=RULE, now=lambda: stage.time)
     assert supervisor.run() is ExitCode.DONE
     assert stage.starts == [(0.5, 0)]
-    assert supervisor.slots[0].ends == ["with code 1 (OSError: no more processes)"]
+    assert supervisor.slots[0].ends[0] == "with code 1 (OSError: no more processes)"
 
 
 def test_how_the_workers_are() -> None:

@@ -18,11 +18,8 @@ BUSINESS = TransactionException("refused", category=ExceptionType.BUSINESS)
 SYSTEM = ValueError("broken")
 HANGS = Takes(100.0, "too late")
 
-PROCESS = [
-    script
-    for length in (1, 2)
-    for script in itertools.product((OK, BUSINESS, SYSTEM, HANGS), repeat=length)
-]
+# With two attempts, whatever follows a success or a refusal is never reached; all others are here.
+PROCESS = [(OK,), (BUSINESS,), *itertools.product((SYSTEM, HANGS), (OK, BUSINESS, SYSTEM, HANGS))]
 SUCCESS = [(OK,), (SYSTEM, OK), (HANGS,), (BUSINESS,)]
 EXCEPTION = [(OK,), (SYSTEM,), (HANGS,)]
 LIFECYCLE_TIMEOUTS = (None, 7.0)
@@ -99,7 +96,8 @@ def test_both_colours_and_both_ways_tell_the_same_story(
     process: Any, lifecycle: float | None, machine_only: Any
 ) -> None:
     """Every short script: same calls, same instants, same arguments, same counts."""
-    for success, exception in itertools.product(SUCCESS, EXCEPTION):
+    successes = SUCCESS if OK in process else SUCCESS[:1]
+    for success, exception in itertools.product(successes, EXCEPTION):
         script = (process, success, exception)
         machine_only(False)
         threads = _consume("sync", script, lifecycle)

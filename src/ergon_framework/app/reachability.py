@@ -82,7 +82,7 @@ def _judged(is_tried: bool, health: Any) -> tuple[Status, str, str]:
         return Status.NOTE, told, "give it health(), and it will be asked"
     if health is not None and not health:
         return Status.BAD, "health() says that it cannot be used", _REMEDY
-    return Status.OK, "could be opened and used", ""
+    return Status.OK, "can be used", ""
 
 
 def _visit(part: Any) -> tuple[bool, Any]:
