@@ -98,9 +98,10 @@ class Tally:
 class Worker(Tally):
     """A long-lived thread or task that pulls transactions and drives their lifecycles."""
 
-    __slots__ = ("attempt", "handle")
+    __slots__ = ("attempt", "handle", "stepper")
 
     def __init__(self) -> None:
         super().__init__()
         self.attempt: Doing | None = None  # what it does now; the supervisor looks here
         self.handle: Any = None  # asyncio: the task, to cancel it
+        self.stepper: Any = None  # asyncio: runs its hooks

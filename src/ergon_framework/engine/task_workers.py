@@ -38,7 +38,7 @@ from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
 from ergon_framework.engine.run import Doing, Run, Worker
 from ergon_framework.engine.task_source import TaskSource, forgive, keep
-from ergon_framework.engine.trampoline import Stepped, await_inside, wait_for
+from ergon_framework.engine.trampoline import DONE, FAILED, Stepped, Stepper, await_inside, wait_for
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
 
@@ -65,6 +65,7 @@ class TaskWorkers(TaskSource):
 
     def _hire(self, job: Job | None) -> None:
         worker = Worker()
+        worker.stepper = Stepper()
         self.workers.append(worker)
         name = f"ergon-{self.plan.task}-{len(self.workers)}"
         worker.handle = self.event_loop.create_task(self._body(worker, job), name=name)
@@ -228,13 +229,18 @@ class TaskWorkers(TaskSource):
             return self._failed(doing, step.step, error)
         if type(answer) is not CoroutineType:
             answer = wait_for(answer)
+        stepper = worker.stepper
         try:
-            waiting_for = context.run(answer.send, None)
-        except StopIteration as stop:
-            return self._returned(doing, run, step.step, stop.value)
-        except BaseException as error:
+            outcome = context.run(stepper.send, answer)
+        except GeneratorExit as error:
+            stepper.renew()
             return self._failed(doing, step.step, error)
-        return Suspended(doing, run, step.step, Stepped(answer, context, waiting_for))
+        if outcome is not DONE and outcome is not FAILED:
+            return Suspended(doing, run, step.step, Stepped(stepper, context, outcome))
+        value, stepper.value = stepper.value, None
+        if outcome is FAILED:
+            return self._failed(doing, step.step, value)
+        return self._returned(doing, run, step.step, value)
 
     async def _resume(self, suspended: Suspended) -> Event | None:
         """Wait for a hook that did not return at once."""

@@ -8,48 +8,89 @@ the coroutine is stepped here, each step inside the attempt's private context.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Coroutine, Generator
+import types
+from collections.abc import Generator
 from types import CoroutineType
 from typing import Any
+
+DONE, FAILED = object(), object()
+"""What a stepper answers when its coroutine has come to an end."""
+
+
+class Stepper:
+    """Runs one coroutine after the other, step by step, and answers instead of raising.
+
+    ``send(coroutine)`` begins one. An answer that is neither DONE nor FAILED is what it waits for;
+    go on with ``send(None)`` or ``throw``. Finishing a coroutine by hand costs a StopIteration,
+    which is dearer than the rest of a call; ``yield from`` finishes it without one.
+    """
+
+    __slots__ = ("send", "throw", "value")
+
+    def __init__(self) -> None:
+        self.value: Any = None  # the result, or the exception
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew: GeneratorExit, whoever raises it, is the one thing that ends a stepper."""
+        steps = self._steps()
+        steps.send(None)
+        self.send = steps.send
+        self.throw = steps.throw
+
+    @types.coroutine
+    def _steps(self) -> Generator[Any, Any, None]:
+        answer: Any = None
+        while True:
+            coroutine = yield answer
+            try:
+                self.value = yield from coroutine
+                answer = DONE
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                self.value = error
+                answer = FAILED
+            del coroutine  # an idle worker holds on to nothing
 
 
 class Stepped:
     """An awaitable that runs every step of a suspended coroutine inside ``context``."""
 
-    __slots__ = ("_context", "_coroutine", "_first")
+    __slots__ = ("_context", "_first", "_stepper")
 
-    def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, first: Any
-    ) -> None:
-        self._coroutine = coroutine
+    def __init__(self, stepper: Stepper, context: contextvars.Context, first: Any) -> None:
+        self._stepper = stepper
         self._context = context
         self._first = first  # what the coroutine yielded when it suspended for the first time
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        run, send, throw = self._context.run, self._coroutine.send, self._coroutine.throw
-        waiting_for = self._first
-        while True:
+        run, stepper = self._context.run, self._stepper
+        answer = self._first
+        while answer is not DONE and answer is not FAILED:
             error: BaseException | None = None
             value = None
             try:
-                value = yield waiting_for
+                value = yield answer
             except BaseException as thrown:  # a cancellation, on its way into the coroutine
                 error = thrown
             try:
-                waiting_for = run(send, value) if error is None else run(throw, error)
-            except StopIteration as stop:
-                return stop.value
+                answer = run(stepper.send, value) if error is None else run(stepper.throw, error)
+            except GeneratorExit:
+                stepper.renew()
+                raise
+        result, stepper.value = stepper.value, None
+        if answer is FAILED:
+            raise result
+        return result
 
 
 async def await_inside(context: contextvars.Context, answer: Any) -> Any:
     """The value of what a hook returned: awaited inside ``context`` when it can be awaited."""
     if type(answer) is not CoroutineType:
         answer = wait_for(answer)
-    try:
-        first = context.run(answer.send, None)
-    except StopIteration as stop:
-        return stop.value
-    return await Stepped(answer, context, first)
+    stepper = Stepper()
+    return await Stepped(stepper, context, context.run(stepper.send, answer))
 
 
 async def wait_for(answer: Any) -> Any:
