@@ -31,12 +31,15 @@ class Input:
         self._async = aiter(given) if isinstance(given, AsyncIterable) else None
         self._parent = current_attempt()
         self._carrier = outgoing_metadata()
+        self._is_bare = self._parent is None and not self._carrier
         self.duplicates: list[str] = []
 
     def fetch(self, at_most: int) -> Any:
         """The next transactions, each id once; fewer than asked for only at the end."""
         if self._async is not None:
             return self._fetch_async(self._async, at_most)
+        if self._sequence is not None:
+            return list(self._fetch(at_most))  # it cannot raise half-way
         return self._fetch(at_most)
 
     def _fetch(self, at_most: int) -> Iterator[Any]:
@@ -49,7 +52,7 @@ class Input:
                 return
             if self._is_new(item):
                 at_most -= 1
-                yield self._prepare(item)
+                yield item if self._is_bare else self._prepare(item)
 
     async def _fetch_async(
         self, iterator: AsyncIterator[Any], at_most: int
