@@ -9,6 +9,7 @@
     │   │   └── HookError (TypeError)        a hook that is missing or of the wrong colour
     │   └── MissingExtraError (ImportError)  an optional dependency is not installed
     ├── EnvelopeError (ValueError)           a transaction with an invalid field
+    │   └── FrozenError (AttributeError)     … or an attempt to change one
     ├── PayloadError (ValueError)            a payload the connector cannot serialise
     ├── ConnectorError                       a connector refuses: closed, full, locked, …
     ├── TransactionException                 one transaction failed, with its category
@@ -90,6 +91,12 @@ class EnvelopeError(ErgonError, ValueError):
     """A transaction's envelope has an invalid field."""
 
     code = "envelope"
+
+
+class FrozenError(EnvelopeError, AttributeError, TypeError):
+    """A transaction cannot be changed; whichever of these an immutable object raises, it is one."""
+
+    code = "frozen"
 
 
 class PayloadError(ErgonError, ValueError):

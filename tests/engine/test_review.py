@@ -230,3 +230,13 @@ def test_no_thread_is_left_behind() -> None:
         thread.join(5.0)
     assert set(threading.enumerate()) <= before
     assert sys.getswitchinterval() > 0
+
+
+@pytest.mark.req("R1-IM1")
+@pytest.mark.parametrize("kind", [ValueError, AttributeError, TypeError])
+def test_a_frozen_transaction_raises_what_frozen_things_raise(kind: type[Exception]) -> None:
+    """Pydantic models, dataclasses and tuples disagree; code written for any of them works."""
+    with pytest.raises(kind):
+        Transaction("t1").payload = 1
+    with pytest.raises(kind):
+        del Transaction("t1").payload

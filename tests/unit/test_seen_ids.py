@@ -18,18 +18,18 @@ def test_it_is_a_set(keys: list[str], few: int) -> None:
 
 def test_a_match_across_two_digests_is_none() -> None:
     """The end of one digest and the beginning of the next may look like a third."""
-    first, second = bytes(range(16)), bytes(range(16, 32))
-    pack = first + second
-    assert not _holds(pack, pack[8:24])
-    assert _holds(pack, second)
-    assert _holds(pack + pack[8:24], pack[8:24])
+    first, second = bytes(range(12)), bytes(range(12, 24))
+    across = (first + second)[6:18]
+    assert not _holds(bytearray(first + second), across)
+    assert _holds(bytearray(first + second), second)
+    assert _holds(bytearray(first + second + across), across)
 
 
 @pytest.mark.req("T3.27")
-def test_it_costs_about_16_bytes_per_id() -> None:
+def test_it_costs_less_than_16_bytes_per_id() -> None:
     """A producer of millions does not grow with its input."""
     seen = SeenIds()
     for n in range(50_000):
         seen.add(f"an identifier of an ordinary length, number {n}")
-    assert sum(len(pack) for pack in seen._packs.values()) == 16 * 50_000
+    assert sum(len(pack) for pack in seen._packs.values()) == 12 * 50_000
     assert not seen._first

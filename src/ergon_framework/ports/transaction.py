@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from ergon_framework.errors import EnvelopeError
+from ergon_framework.errors import EnvelopeError, FrozenError
 from ergon_framework.ports.context import current_attempt
 
 FIELDS = (
@@ -159,13 +159,13 @@ class Transaction:
         return cls(**known)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise EnvelopeError(
+        raise FrozenError(
             f"a Transaction is immutable: cannot set {name!r}",
             remedy="make a new one with transaction.derive(...)",
         )
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise EnvelopeError(f"a Transaction is immutable: cannot delete {name!r}")
+        raise FrozenError(f"a Transaction is immutable: cannot delete {name!r}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Transaction):

@@ -1,8 +1,8 @@
-"""Which ids a producer has already taken, in about 16 bytes each.
+"""Which ids a producer has already taken, in about 16 bytes each, all told.
 
 A set of strings costs a hundred bytes per id, and a producer of ten million would grow by a
-gigabyte. So only the first few are kept as they are; after that each id is a 16-byte digest, packed
-with others that begin alike.
+gigabyte. So only the first few are kept as they are; after that each id is a digest, packed with
+others that begin alike. At 96 bits, two of ten million ids are alike with odds of one in 10**15.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 
 FEW = 10_000
 """Ids that are kept in a plain set, which is several times as fast."""
-_SIZE = 16
+_SIZE = 12
 
 
 class SeenIds:
@@ -20,7 +20,7 @@ class SeenIds:
     def __init__(self, few: int = FEW) -> None:
         self._room = few
         self._first: set[str] = set()
-        self._packs: dict[int, bytes] = {}  # bytes, not bytearray: no room is kept for growth
+        self._packs: dict[int, bytearray] = {}
 
     def add(self, key: str) -> bool:
         """Remember an id; False when it was there already."""
@@ -39,15 +39,18 @@ class SeenIds:
 
     def _pack(self, key: str) -> bool:
         digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=_SIZE).digest()
-        number = digest[0] << 4 | digest[1] >> 4
-        pack = self._packs.get(number, b"")
+        number = digest[0] << 6 | digest[1] >> 2
+        pack = self._packs.get(number)
+        if pack is None:
+            self._packs[number] = bytearray(digest)
+            return True
         if _holds(pack, digest):
             return False
-        self._packs[number] = pack + digest
+        pack += digest
         return True
 
 
-def _holds(pack: bytes, digest: bytes) -> bool:
+def _holds(pack: bytearray, digest: bytes) -> bool:
     at = pack.find(digest)
     while at >= 0:
         if at % _SIZE == 0:
