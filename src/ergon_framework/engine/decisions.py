@@ -194,7 +194,7 @@ def cut_off(flight: Flight, attempt: Doing) -> None:
         if not isinstance(action, End):
             raise AssertionError(f"a stop led to {action}")
         end = action
-        flight.returning.append(run.transaction)
+        flight.returning.insert(0, run.transaction)  # before those that never began
         if attempt.phase != BACKOFF:
             tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "aborted"), None)
     flight.past.count(end)

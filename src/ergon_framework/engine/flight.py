@@ -82,6 +82,7 @@ class Flight:
 
         self.began_at = now()
         timeout = plan.bounds.loop_timeout
+        self.has_deadline = timeout is not None
         self.deadline_at = NEVER if timeout is None else self.began_at + timeout
         self.grace_at = NEVER
         self.next_check = NEVER
@@ -138,6 +139,11 @@ class Flight:
     def give_up_on(self, worker: Worker, attempt: Doing) -> None:
         """The supervisor claimed this attempt: its worker is lost until the call comes back."""
         self.dismiss(worker)
+        if isinstance(attempt, Run):
+            attempt.lost_in = attempt.phase
+        for call in () if attempt.run is None else attempt.run.inner:
+            call.request_stop()  # a thread cannot be stopped, but what it is calling can:
+            call.request_stop()  # at once, since nobody waits for it any more
         self.abandoned += 1
         self.abandoned_ever += 1
         was_gated, self.is_gated = self.is_gated, self.allowed() < self.plan.loop.concurrency
@@ -163,14 +169,10 @@ class Flight:
         self.abandoned -= 1
         self.is_gated = self.allowed() < self.plan.loop.concurrency
         self.emit("attempt.late", attempt=attempt)
-        fate = "" if attempt.phase == FETCH else "; its result is dropped"
-        logger.warning(
-            "%s of %s came back too late%s",
-            attempt.phase,
-            self.plan.task,
-            fate,
-            extra=_ids(attempt),
-        )
+        phase = (isinstance(attempt, Run) and attempt.lost_in) or attempt.phase
+        fate = "" if phase == FETCH else "; its result is dropped"
+        told = (phase, self.plan.task, fate)
+        logger.warning("%s of %s came back too late%s", *told, extra=_ids(attempt))
 
     # -- deadlines ---------------------------------------------------------------------------
 
@@ -250,7 +252,8 @@ class Flight:
             self.stranded.append(transaction.transaction_id)
             self.emit("transaction.stranded", transaction_id=transaction.transaction_id)
         if transactions and self.plan.role == "producer":
-            logger.warning("%s did not begin %d of its input", self.plan.task, len(transactions))
+            count = len(transactions)
+            logger.warning("%s leaves %d of its input without an outcome", self.plan.task, count)
         elif transactions:
             logger.error(
                 "%d delivered transactions got no outcome and could not be handed back: %s",

@@ -177,6 +177,14 @@ class Intake(Flight):
             return self.loop.reason or StopReason.STOPPED
         return None
 
+    def must_decide(self) -> bool:
+        """Whether a stop or a deadline waits for the supervisor: nothing may begin before."""
+        if self.is_aborted or self.is_finished:
+            return False
+        if self.stops and (self.stops > 1 or self.grace_at == NEVER):
+            return True
+        return self.now() >= min(self.deadline_at, self.grace_at)
+
     def begin_abort(self, reason: StopReason) -> None:
         """From here on no hook is called any more."""
         self.is_aborted = True

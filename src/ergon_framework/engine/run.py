@@ -23,6 +23,8 @@ class Run(Cursor, Ticketed):
     note: Any = None  # belongs to the sink
     deadline_at: float | None = None
     scope: Any = Scope.STEP
+    inner: tuple[Any, ...] = ()  # calls that its hooks are making right now
+    lost_in: str | None = None  # the phase in which the supervisor gave up on it
     expired = False
 
     def __init__(self, transaction: Transaction, began_at: float) -> None:

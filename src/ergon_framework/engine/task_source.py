@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from ergon_framework.core.lifecycle import Scope
 from ergon_framework.core.settlement import Verb
-from ergon_framework.engine.clocks import AsyncSignal
+from ergon_framework.engine.clocks import AsyncSignal, pause
 from ergon_framework.engine.crew import Crew
 from ergon_framework.engine.delivery import Delivery, sort_out
 from ergon_framework.engine.flight import FETCH, RELEASE_GRACE
@@ -97,7 +97,10 @@ class TaskSource(Crew):
         if left and Verb.RELEASE in verbs:
             releasing = self.event_loop.create_task(self._release(left))
             keep(releasing)
-            await asyncio.wait({releasing}, timeout=RELEASE_GRACE)
+            try:
+                await asyncio.wait({releasing}, timeout=RELEASE_GRACE)
+            except asyncio.CancelledError as error:  # no longer, but what is left is still named
+                self.outbreak = error
             releasing.cancel()
         self.strand(left)
         left.clear()
@@ -158,3 +161,16 @@ def forgive() -> None:
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
+
+
+async def absorbed(value: Any) -> Any:
+    """``value``, once a cancellation that a hook left on its worker has been taken away.
+
+    The worker goes on with other transactions, and theirs it is not.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        with suppress(asyncio.CancelledError):
+            await pause()
+        forgive()
+    return value

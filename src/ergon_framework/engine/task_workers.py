@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import CoroutineType
 from typing import Any
 
@@ -37,13 +37,15 @@ from ergon_framework.engine.flight import BACKOFF, SETTLE
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
 from ergon_framework.engine.run import Doing, Run, Worker
-from ergon_framework.engine.task_source import TaskSource, forgive, keep
+from ergon_framework.engine.task_source import TaskSource, absorbed, forgive, keep
 from ergon_framework.engine.trampoline import DONE, FAILED, Stepped, Stepper, await_inside, wait_for
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
 
 FAIR_TURNS = 32
 """Transactions after which a worker lets the rest of the event loop run, even if no hook awaits."""
+FAIR_TIME = 0.01
+"""Seconds after which it does so."""
 
 Job = Callable[[Worker], Any]
 
@@ -53,7 +55,7 @@ class Suspended:
 
     __slots__ = ("doing", "rest", "run", "step")
 
-    def __init__(self, doing: Doing, run: Run, step: Step, rest: Stepped) -> None:
+    def __init__(self, doing: Doing, run: Run, step: Step, rest: Awaitable[Any]) -> None:
         self.doing = doing
         self.run = run
         self.step = step
@@ -86,8 +88,11 @@ class TaskWorkers(TaskSource):
 
     async def _work(self, worker: Worker) -> None:
         ready = self.ready
-        turns = FAIR_TURNS
+        turns, until = FAIR_TURNS, self.now() + FAIR_TIME
         while True:
+            if (self.stops or self.has_deadline) and self.must_decide():
+                await pause()  # the supervisor needs the event loop to act
+                continue
             if (self.is_gated or not ready) and not await self._idle(worker):
                 return
             try:
@@ -99,9 +104,10 @@ class TaskWorkers(TaskSource):
             if not await self._live(worker, transaction):
                 return
             turns -= 1
-            if not turns:
-                turns = FAIR_TURNS
+            now = self.now()
+            if not turns or now >= until:
                 await pause()
+                turns, until = FAIR_TURNS, now + FAIR_TIME
 
     async def _idle(self, worker: Worker) -> bool:
         """Nothing can be begun now: do what the loop plans. False when nothing is left to do."""
@@ -240,6 +246,8 @@ class TaskWorkers(TaskSource):
         value, stepper.value = stepper.value, None
         if outcome is FAILED:
             return self._failed(doing, step.step, value)
+        if worker.handle.cancelling():
+            return Suspended(doing, run, step.step, absorbed(value))
         return self._returned(doing, run, step.step, value)
 
     async def _resume(self, suspended: Suspended) -> Event | None:
@@ -247,6 +255,8 @@ class TaskWorkers(TaskSource):
         doing, step = suspended.doing, suspended.step
         try:
             result = await suspended.rest
+            if not doing.expired and not self.is_aborted:
+                await absorbed(None)
         except BaseException as error:
             return self._failed(doing, step, error)
         event = self._returned(doing, suspended.run, step, result)

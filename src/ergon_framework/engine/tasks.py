@@ -37,6 +37,8 @@ class TaskEngine(TaskWorkers):
         self.stops += 1
         if asyncio._get_running_loop() is self.event_loop:  # noqa: SLF001 - never raises, unlike its twin
             self._stop()
+            # In a signal handler the loop may be asleep in its selector: this wakes it.
+            self.event_loop.call_soon_threadsafe(_nothing)
         else:
             self.event_loop.call_soon_threadsafe(self._stop)
 
@@ -96,3 +98,7 @@ class TaskEngine(TaskWorkers):
                 self.give_up_on(worker, attempt)
                 cut_off(self, attempt)
         self.is_finished = True
+
+
+def _nothing() -> None:
+    """Only wakes the event loop."""

@@ -89,8 +89,11 @@ class ThreadSource(Crew):
         if left and Verb.RELEASE in verbs:
             self.clock.spawn("ergon-release", lambda: self._release(left))
             patience = self.now() + RELEASE_GRACE
-            while left and self.now() < patience:
-                self.watch.wait(patience)
+            try:
+                while left and self.now() < patience:
+                    self.watch.wait(patience)
+            except BaseException as error:  # Ctrl-C: no longer, but what is left is still named
+                self.interrupt(error)
         self.strand(left)
         left.clear()
 

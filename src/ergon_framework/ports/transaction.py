@@ -183,7 +183,7 @@ class Transaction:
     def __reduce__(self) -> tuple[Any, ...]:
         values = {name: getattr(self, name) for name in FIELDS}
         values["metadata"] = dict(self.metadata)
-        return (_restore, (values,))
+        return (_restore, (type(self), values))
 
 
 def new_id() -> str:
@@ -191,8 +191,8 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-def _restore(values: dict[str, Any]) -> Transaction:
-    return Transaction(**values)
+def _restore(kind: type[Transaction], values: dict[str, Any]) -> Transaction:
+    return kind(**values)
 
 
 def _one_id(transaction_id: object, alias: object) -> str:

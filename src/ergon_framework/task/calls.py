@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from ergon_framework.engine.run import Run
 from ergon_framework.engine.tasks import TaskEngine
 from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.errors import EnvelopeError, WiringError
+from ergon_framework.ports.context import Attempt, current_attempt
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, begin_call, end_call
 from ergon_framework.telemetry import make_sink
@@ -24,9 +27,27 @@ def drive(task: BaseTask, plan: EnginePlan) -> Report:
     engine = ThreadEngine(plan, clock=current_clock(), sink=make_sink())
     begin_call(task, engine)
     try:
-        return engine.run()
+        with _inside(current_attempt(), engine):
+            return engine.run()
     finally:
         end_call(task, engine)
+
+
+@contextmanager
+def _inside(attempt: Attempt | None, engine: ThreadEngine) -> Iterator[None]:
+    """A call made by a hook ends when the engine gives up on that hook's attempt."""
+    if attempt is None:
+        yield
+        return
+    run = attempt.run
+    run.inner = (*run.inner, engine)
+    if attempt.is_cancelled:
+        engine.request_stop()
+        engine.request_stop()
+    try:
+        yield
+    finally:
+        run.inner = tuple(call for call in run.inner if call is not engine)
 
 
 async def drive_async(task: BaseTask, plan: EnginePlan) -> Report:
