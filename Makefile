@@ -20,7 +20,7 @@ test: .venv/.ready-dev ## run every test
 	$(PY) -m pytest $(ARGS)
 
 fast: .venv/.ready-dev ## run the unit and twin tests only, in seconds
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PY) -m pytest -m "not slow" tests/unit tests/core tests/engine/test_twins.py $(ARGS)
 
 check: .venv/.ready-dev ## lint, format, types, imports, sizes and the conformance matrix
 	$(PY) -m ruff check .
