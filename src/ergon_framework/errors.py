@@ -18,6 +18,18 @@
     ├── FetchException                       the connector could not be read
     │   └── FetchTimeoutException (TimeoutError)
     ├── InputException                       the iterable given to a producer raised
+    ├── StoreError                           a store refuses, or cannot do what it was asked
+    │   ├── StoreUnavailableError            … for now: locked, unreachable, closed
+    │   ├── StoreFullError                   … because its disk is full
+    │   ├── StoreReadOnlyError               … because it may only be read
+    │   ├── StoreBrokenError                 … because a write may not have reached the disk
+    │   └── StoreSchemaError                 … because its tables are foreign, too old or too new
+    ├── JobError (ValueError)                a job, queue or schedule that is refused at the edge
+    │   ├── DuplicateJobError                its id or its unique key is taken
+    │   ├── JobStateError                    its state does not allow what was asked
+    │   └── JobNotFoundError (LookupError)   there is no such job, queue or schedule
+    ├── JobFailedError                       the job whose result was asked for did not complete
+    ├── ResultTimeoutError (TimeoutError)    no result within the time given; the job goes on
     └── LoopTimeoutException (TimeoutError)  a whole call ran out of time
         ├── ConsumerLoopTimeoutException
         └── ProducerLoopTimeoutException
@@ -261,6 +273,78 @@ class ConsumerLoopTimeoutException(LoopTimeoutException):
 
 class ProducerLoopTimeoutException(LoopTimeoutException):
     """``produce_transactions`` ran out of its ``loop.timeout``."""
+
+
+class StoreError(ErgonError):
+    """A store refuses, or cannot do what it was asked; nothing was changed."""
+
+    code = "store"
+
+
+class StoreUnavailableError(StoreError):
+    """The store cannot be used for now; the same call may succeed later."""
+
+    code = "store_unavailable"
+
+
+class StoreFullError(StoreError):
+    """There is no room left on the store's disk."""
+
+    code = "store_full"
+
+
+class StoreReadOnlyError(StoreError):
+    """The store may be read but not written."""
+
+    code = "store_read_only"
+
+
+class StoreBrokenError(StoreError):
+    """A write may not have reached the disk: the store takes no more of them."""
+
+    code = "store_broken"
+
+
+class StoreSchemaError(StoreError):
+    """The store's tables are not those this version works with."""
+
+    code = "store_schema"
+
+
+class JobError(ErgonError, ValueError):
+    """A job, a queue or a schedule is refused; nothing was stored."""
+
+    code = "job"
+
+
+class DuplicateJobError(JobError):
+    """There is a job with this id, or one that holds this unique key."""
+
+    code = "duplicate_job"
+
+
+class JobStateError(JobError):
+    """The job's state does not allow what was asked."""
+
+    code = "job_state"
+
+
+class JobNotFoundError(JobError, LookupError):
+    """There is no job, queue or schedule of that name."""
+
+    code = "not_found"
+
+
+class JobFailedError(ErgonError):
+    """The job whose result was asked for ended without one; ``details`` says why."""
+
+    code = "job_failed"
+
+
+class ResultTimeoutError(ErgonError, TimeoutError):
+    """The job had not ended within the time given; it goes on."""
+
+    code = "result_timeout"
 
 
 def describe(error: BaseException) -> str:

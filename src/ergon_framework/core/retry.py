@@ -71,6 +71,8 @@ class RetryRule:
     on: frozenset[Kind] = RFC_STEP_RETRIES
     budget: float | None = None
     max_retry_after: float | None = None
+    asked_replaces: bool = False
+    """Whether a ``retry_after`` takes the place of the backoff instead of only lengthening it."""
 
 
 class Why(StrEnum):
@@ -103,8 +105,9 @@ def judge(
 ) -> Verdict:
     """Decide what follows the failed attempt with 0-based index ``attempt``.
 
-    A failure that carries ``retry_after`` is never retried earlier than that, but the peer cannot
-    make us wait longer than ``max_retry_after``. A wait that would outlast the budget is not begun.
+    A failure that carries ``retry_after`` is never retried earlier than that, and exactly then
+    under ``asked_replaces``; but the peer cannot make us wait longer than ``max_retry_after``. A
+    wait that would outlast the budget is not begun.
     """
     if failure.kind not in rule.on:
         return Stop(Why.NOT_RETRYABLE)
@@ -115,7 +118,7 @@ def judge(
         asked = min(max(0.0, failure.retry_after), LONGEST_DELAY)
         if rule.max_retry_after is not None:
             asked = min(asked, rule.max_retry_after)
-        delay = max(delay, asked)
+        delay = asked if rule.asked_replaces else max(delay, asked)
     if rule.budget is not None and now - began_at + delay >= rule.budget:
         return Stop(Why.BUDGET_SPENT)
     return Again(delay)

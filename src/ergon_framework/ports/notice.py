@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_JOB = ("job_id", "attempt", "failure", "delay", "why")
+
 CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     "call.began": ("A consume or produce call started.", ("call",)),
     "call.ended": ("It ended; the report says how.", ("call", "report", "error")),
@@ -51,6 +53,23 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         ("call", "abandoned"),
     ),
     "stop.asked": ("A graceful stop was requested.", ("call", "grace")),
+    "job.completed": ("A job ended well.", _JOB),
+    "job.retrying": ("An attempt of a job failed; another will follow.", _JOB),
+    "job.dead_lettered": ("A job was given up, with its reason.", _JOB),
+    "job.returned": ("A job went back to its queue without an outcome.", _JOB),
+    "job.rescued": ("The lease of a job had expired: its worker is gone.", ("job_id",)),
+    "job.late": ("A result came after its lease was lost, and was ignored.", ("job_id",)),
+    "lease.lost": ("A running job now belongs to somebody else.", ("job_id",)),
+    "executor.started": ("A process of an executor was started.", ("executor", "pid")),
+    "executor.died": ("A process of an executor ended.", ("executor", "pid", "how")),
+    "executor.held_back": (
+        "An executor does not start; its jobs wait and lose no attempt.",
+        ("executor", "delay", "reason"),
+    ),
+    "store.lost": ("The store does not answer; it is asked again and again.", ("error",)),
+    "store.back": ("The store answers again.", ()),
+    "worker.started": ("A worker started.", ("worker",)),
+    "worker.stopped": ("A worker stopped.", ("worker", "report")),
 }
 """Name to (what it means, its fields)."""
 

@@ -1,0 +1,75 @@
+"""Which fires of a schedule are due, and what becomes of those that were missed.
+
+Rules for editors: nothing here reads a clock or knows a calendar; a schedule is a function that
+lists its fires after an instant. A stop may have lasted for years, so nothing here may walk through
+all of it: :func:`_latest` looks back from now, further and further, until it has seen enough.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain, islice, takewhile
+from typing import TypeAlias
+
+Instants: TypeAlias = Callable[[float], Iterator[float]]
+"""Every fire after an instant, that instant excluded, the earliest first; perhaps without end."""
+
+ON_TIME = 60.0
+"""Seconds. A fire that is found no later than that was not missed, only noticed late."""
+
+MOST_AT_ONCE = 100
+"""How many missed fires are made up for at most; those before are dropped."""
+
+
+class Misfire(StrEnum):
+    """What to do when several fires, or an old one, are found due at once."""
+
+    ONCE = "once"  # the last of them stands for all
+    SKIP = "skip"  # the last of them, if it is no older than ON_TIME
+    ALL = "all"  # each of them, up to MOST_AT_ONCE
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done now, and when to look again."""
+
+    fires: tuple[float, ...]  # the oldest first
+    next_at: float | None  # None: there is no further fire
+
+
+def due(instants: Instants, expected: float, now: float, misfire: Misfire) -> Due:
+    """The fires to make up for now, when ``expected`` is the first one not dealt with yet.
+
+    A clock that was set back makes ``expected`` lie ahead again: then nothing is due until it is
+    reached, so no fire happens twice.
+    """
+    if expected > now:
+        return Due((), expected)
+    most = MOST_AT_ONCE if misfire is Misfire.ALL else 1
+    fires = _latest(instants, expected, now, most)
+    if misfire is Misfire.SKIP and fires[-1] < now - ON_TIME:
+        fires = ()
+    return Due(fires, next(instants(now), None))
+
+
+def upcoming(instants: Instants, expected: float, count: int) -> tuple[float, ...]:
+    """The next ``count`` fires, of which ``expected`` is the first."""
+    return tuple(islice(chain((expected,), instants(expected)), count))
+
+
+def _latest(instants: Instants, first: float, now: float, most: int) -> tuple[float, ...]:
+    """The last ``most`` fires from ``first`` to ``now``, both included."""
+    reach = ON_TIME
+    while now - reach > first:
+        found = deque(_until(instants(now - reach), now), most)
+        if len(found) == most:
+            return tuple(found)
+        reach *= 4
+    return tuple(deque(chain((first,), _until(instants(first), now)), most))
+
+
+def _until(fires: Iterator[float], end: float) -> Iterator[float]:
+    return takewhile(lambda at: at <= end, fires)

@@ -1,0 +1,311 @@
+"""Executor Protocol v1 without I/O: bytes in, frames out, for both of its roles.
+
+The orchestrator writes one request per line and reads outcomes; an executor does the reverse. A
+session is fed whatever a pipe gave and answers with whole frames: the same bytes give the same
+frames, however they were cut. No input raises. A line that is no frame becomes a frame of its own
+(``Refusal``, ``Stray``), and the next line is read as if nothing had happened.
+
+Rules for editors: reasons never quote what a line holds. Fields may be added, never demanded: an
+executor that knows nothing but the specification must work for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from ergon_framework.core.instants import format_instant, parse_instant
+from ergon_framework.core.wire_frames import (
+    HANDLER_NOT_FOUND,
+    HELD,
+    INVALID_REQUEST,
+    PROTOCOL_VERSION,
+    UNKNOWN_JOB,
+    UNSUPPORTED_VERSION,
+    Outcome,
+    Refusal,
+    Reply,
+    Request,
+    RequestContext,
+    Status,
+    Stray,
+)
+from ergon_framework.core.wire_lines import HEAD, MAX_LINE, LineSplitter, TooLong
+
+__all__ = [
+    "HANDLER_NOT_FOUND",
+    "HELD",
+    "INVALID_REQUEST",
+    "MAX_LINE",
+    "PROTOCOL_VERSION",
+    "UNKNOWN_JOB",
+    "UNSUPPORTED_VERSION",
+    "ExecutorSession",
+    "LineSplitter",
+    "OrchestratorSession",
+    "Outcome",
+    "Refusal",
+    "Reply",
+    "Request",
+    "RequestContext",
+    "Status",
+    "Stray",
+    "TooLong",
+    "encode_outcome",
+    "encode_request",
+]
+
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+_ENCODER = msgspec.json.Encoder()
+_Frame = TypeVar("_Frame")
+
+
+# --- the executor's role ------------------------------------------------------------------------
+
+
+class ExecutorSession:
+    """What an executor reads: requests, and answers ready to be sent to all other lines."""
+
+    def __init__(self, limit: int = MAX_LINE) -> None:
+        self._lines = LineSplitter(limit)
+
+    def feed(self, data: bytes) -> list[Request | Refusal]:
+        """The requests that these bytes complete; blank lines are skipped."""
+        return _frames(self._lines.feed(data), _request, _refuse_long)
+
+    def end(self) -> list[Request | Refusal]:
+        """The last request, if the input ended without a newline."""
+        return _frames(self._lines.end(), _request, _refuse_long)
+
+
+def encode_outcome(outcome: Outcome) -> bytes:
+    """The outcome as one line with all its fields.
+
+    What JSON cannot hold raises a TypeError, ValueError, RecursionError or msgspec.MsgspecError;
+    NaN and the infinities are written as null.
+    """
+    return _encode(outcome)
+
+
+_REQUESTS = msgspec.json.Decoder(Request)
+
+
+def _request(line: bytes) -> Request | Refusal:
+    try:
+        request = _REQUESTS.decode(line)
+        if not line.isascii():
+            line.decode()  # msgspec does not look into fields that it skips
+    except _UNREADABLE as error:
+        return _refuse(_shown(line), _why(error))
+    flaw = _flaw(request)
+    return request if flaw is None else _refuse(_shown(line), flaw)
+
+
+def _flaw(request: Request) -> str | None:
+    """What the types cannot see: None for a request that makes sense."""
+    context = request.context
+    if request.protocol_version != PROTOCOL_VERSION:
+        return "unsupported version - at `$.protocol_version`"
+    if context.job_id != request.job_id:
+        return "`$.context.job_id` differs from `$.job_id`"
+    field = "enqueue_time"
+    try:
+        parse_instant(context.enqueue_time)
+        field = "deadline"
+        if context.deadline is not None:
+            parse_instant(context.deadline)
+    except ValueError as error:
+        return f"Expected an RFC 3339 instant: {error} - at `$.context.{field}`"
+    return None
+
+
+def _refuse(shown: _Shown, reason: str) -> Refusal:
+    message, error_type = f"Invalid request: {reason}", INVALID_REQUEST
+    version = shown.protocol_version
+    if isinstance(version, str) and version != PROTOCOL_VERSION:
+        message = f"Unsupported protocol version {version[:20]!r}, expected {PROTOCOL_VERSION!r}"
+        error_type = UNSUPPORTED_VERSION
+    job_id = UNKNOWN_JOB if shown.job_id is None else shown.job_id
+    return Refusal(Outcome(job_id, Status.ERROR, error_message=message, error_type=error_type))
+
+
+def _refuse_long(line: TooLong) -> Refusal:
+    return _refuse(_Shown(_job_id_at_start(line.head)), _too_long(line))
+
+
+# --- the orchestrator's role --------------------------------------------------------------------
+
+
+class OrchestratorSession:
+    """What an orchestrator reads: replies, and strays for all other lines."""
+
+    def __init__(self, limit: int = MAX_LINE) -> None:
+        self._lines = LineSplitter(limit)
+
+    def feed(self, data: bytes) -> list[Reply | Stray]:
+        """The replies that these bytes complete; blank lines are skipped."""
+        return _frames(self._lines.feed(data), _reply, _stray_long)
+
+    def end(self) -> list[Reply | Stray]:
+        """The last reply, if the input ended without a newline."""
+        return _frames(self._lines.end(), _reply, _stray_long)
+
+
+class _Dispatch(msgspec.Struct, frozen=True):
+    """A request on its way out; the job id comes early, so that even a cut line shows it."""
+
+    protocol_version: str
+    job_id: str
+    function_name: str
+    args: msgspec.Raw
+    kwargs: msgspec.Raw
+    context: RequestContext
+
+
+def encode_request(
+    *,
+    job_id: str,
+    function_name: str,
+    args: bytes,
+    kwargs: bytes,
+    attempt: int,
+    enqueued_at: float,
+    queue_name: str,
+    deadline_at: float | None,
+    trace_context: Mapping[str, str] | None,
+    worker_id: str | None,
+) -> bytes:
+    """The request as one line; ``args`` and ``kwargs`` are a JSON array and object, ready made."""
+    context = RequestContext(
+        job_id,
+        attempt,
+        format_instant(enqueued_at),
+        queue_name,
+        None if deadline_at is None else format_instant(deadline_at),
+        None if trace_context is None else dict(trace_context),
+        worker_id,
+    )
+    raw = msgspec.Raw
+    return _encode(
+        _Dispatch(PROTOCOL_VERSION, job_id, function_name, raw(args), raw(kwargs), context)
+    )
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """An outcome off the wire; its status is looked up by hand, for msgspec would quote it."""
+
+    job_id: str
+    status: str
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error_message: str | None = None
+    error_type: str | None = None
+    retry_after_seconds: float | None = None
+
+
+_ANSWERS = msgspec.json.Decoder(_Answer)
+_STATUSES = {str(status): status for status in Status}
+_BAD_STATUS = f"Expected one of {', '.join(Status)} - at `$.status`"
+
+
+def _reply(line: bytes) -> Reply | Stray:
+    try:
+        answer = _ANSWERS.decode(line)
+        if not line.isascii():
+            line.decode()  # msgspec looks neither into raw values nor into fields that it skips
+    except _UNREADABLE as error:
+        return Stray(_why(error), len(line), _shown(line).job_id)
+    status = _STATUSES.get(answer.status)
+    if status is None:
+        return Stray(_BAD_STATUS, len(line), answer.job_id)
+    return Reply(
+        answer.job_id,
+        status,
+        bytes(answer.result),
+        answer.error_message,
+        answer.error_type,
+        answer.retry_after_seconds,
+    )
+
+
+def _stray_long(line: TooLong) -> Stray:
+    return Stray(_too_long(line), line.seen, _job_id_at_start(line.head))
+
+
+# --- both roles ---------------------------------------------------------------------------------
+
+
+def _encode(frame: msgspec.Struct) -> bytes:
+    line = _ENCODER.encode_lines((frame,))
+    if line.find(b"\n", 0, -1) >= 0:
+        # Ready-made JSON may be laid out over several lines; between its tokens a space will do.
+        return line[:-1].replace(b"\n", b" ") + b"\n"
+    return line
+
+
+def _frames(
+    lines: Iterable[bytes | TooLong],
+    read: Callable[[bytes], _Frame],
+    give_up: Callable[[TooLong], _Frame],
+) -> list[_Frame]:
+    frames: list[_Frame] = []
+    for line in lines:
+        if isinstance(line, TooLong):
+            frames.append(give_up(line))
+        elif line and not line.isspace():
+            frames.append(read(line))
+    return frames
+
+
+class _Shown(msgspec.Struct):
+    """What can be read of a line that is no valid frame."""
+
+    job_id: Any = None
+    protocol_version: Any = PROTOCOL_VERSION
+
+
+_SHOWN = msgspec.json.Decoder(_Shown)
+_TEXT = msgspec.json.Decoder(str)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_JOB_ID_AT_START = re.compile(
+    rb"\s*+\{(?:\s*+STRING\s*+:\s*+(?:STRING|[-+.\w]++)\s*+,)*"
+    rb'\s*+"job_id"\s*+:\s*+(STRING)\s*+[,}]'.replace(b"STRING", rb'"(?:[^"\\]|\\.)*+"')
+)
+
+
+def _shown(line: bytes) -> _Shown:
+    try:
+        shown = _SHOWN.decode(line)
+    except _UNREADABLE as error:
+        # Deep nesting and half a surrogate pair are proper JSON, though not to this reader.
+        if isinstance(error, RecursionError) or _SURROGATE.search(line):
+            return _Shown(_job_id_at_start(line[:HEAD]))
+        return _Shown()
+    if not isinstance(shown.job_id, str):
+        shown.job_id = None
+    return shown
+
+
+def _job_id_at_start(head: bytes) -> str | None:
+    """The job id, if it is among the plain values with which a line begins."""
+    match = _JOB_ID_AT_START.match(head)
+    if match is None:
+        return None
+    try:
+        return _TEXT.decode(match[1])
+    except _UNREADABLE:
+        return None
+
+
+def _too_long(line: TooLong) -> str:
+    return f"the line is longer than {line.seen - 1} bytes"
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    return str(error)

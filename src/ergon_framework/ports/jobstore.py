@@ -1,0 +1,348 @@
+"""What a job store promises: jobs survive, each is held by at most one worker, nothing is settled
+twice.
+
+Three small ports, which one class may serve: :class:`JobStore` for clients and workers,
+:class:`JobDesk` for operators, :class:`ScheduleStore` for cron. Every call is atomic and returns
+only when its effect is as durable as the store's sentence (``durability``) says. Instants are
+seconds since the epoch by **the store's** clock; callers give durations wherever they can. Handles
+(``key``) belong to the store that gave them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+from ergon_framework.core.failure import Failure
+from ergon_framework.core.job import JobStatus, Move
+
+DEFAULT_QUEUE = "default"
+
+
+class OnDuplicate(StrEnum):
+    """What to do with a job whose unique key is held by another that has not ended."""
+
+    REJECT = "reject"
+    EXISTING = "existing"  # answer with the job that is there
+    REPLACE = "replace"  # cancel that one, unless it is running
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as a client hands it in, checked at the edge. None means: as the worker's settings."""
+
+    id: str
+    handler: str  # as enqueued, an ``executor#`` in front included
+    executor: str = ""  # that prefix; empty: the worker's routes decide
+    queue: str = DEFAULT_QUEUE
+    args: bytes = b"[]"  # JSON
+    kwargs: bytes = b"{}"  # JSON
+    priority: int = 0  # higher first
+    delay: float = 0.0
+    run_at: float | None = None  # instead of a delay
+    expires_at: float | None = None  # not started by then: dead-lettered
+    timeout: float | None = None
+    max_attempts: int | None = None
+    max_deliveries: int | None = None
+    retry: bytes | None = None  # JSON of the job's own retry policy
+    unique_key: str | None = None
+    on_duplicate: OnDuplicate = OnDuplicate.REJECT
+    limit_key: str | None = None  # at most ``limit`` jobs of one key run at once
+    limit: int = 1
+    result_ttl: float | None = None
+    correlation_id: str | None = None
+    trace_context: dict[str, str] | None = None
+
+
+class Added(msgspec.Struct, frozen=True):
+    """What became of a new job: its id, or that of the one it met."""
+
+    id: str
+    is_new: bool
+    replaced: str | None = None  # the id of the job that was cancelled for it
+
+
+class Leased(msgspec.Struct, frozen=True, kw_only=True):
+    """A claimed job: everything that running it needs."""
+
+    key: Any
+    fence: int  # names this claim; grows with every claim and is never reset
+    id: str
+    handler: str
+    executor: str
+    queue: str
+    args: bytes
+    kwargs: bytes
+    attempts: int  # before this delivery
+    deliveries: int  # this one included
+    excused: int
+    is_solo: bool
+    created_at: float
+    claimed_at: float
+    timeout: float | None
+    max_attempts: int | None
+    max_deliveries: int | None
+    retry: bytes | None
+    result_ttl: float | None
+    correlation_id: str | None
+    trace_context: dict[str, str] | None
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker can take right now."""
+
+    worker: str
+    lease: float
+    slots: Mapping[str, int]  # executor to free slots; only executors that can run something
+    default: str = ""  # the executor of jobs that name none …
+    routes: Mapping[str, str] = {}  # … unless their queue has one of its own
+    known: frozenset[str] = frozenset()  # jobs for executors outside are claimed to be refused
+    queues: tuple[str, ...] | None = None  # None: all
+    most_unknown: int = 16
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """What a worker got, and when asking again makes sense."""
+
+    jobs: list[Leased]
+    next_at: float | None = None  # None: nothing is waiting for time to pass
+    more: bool = False  # something due was left: other executors, no free slot
+    outdated: int = 0  # jobs that were dead-lettered because their expiry had passed
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """One move of one job; applied only if nobody else has moved it since."""
+
+    key: Any
+    id: str
+    fence: int
+    expected: JobStatus  # the state the move was decided in
+    move: Move
+    entry: bytes  # one JSON object for the job's history, without a newline
+    result: bytes | None = None
+    keep: float | None = None  # seconds a final job is kept; None: for ever
+    if_expired: bool = False  # a rescue: only while the lease is still expired
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """A claim that a worker still needs."""
+
+    key: Any
+    id: str
+    fence: int
+    is_charged: bool  # a request was written: charge the attempt if that has not been done
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as anybody may look at it."""
+
+    key: Any
+    id: str
+    status: JobStatus
+    handler: str
+    executor: str
+    queue: str
+    args: bytes
+    kwargs: bytes
+    priority: int
+    created_at: float
+    run_at: float
+    expires_at: float | None
+    timeout: float | None
+    max_attempts: int | None
+    max_deliveries: int | None
+    retry: bytes | None
+    unique_key: str | None
+    limit_key: str | None
+    limit: int
+    is_limited: bool  # waits because too many of its key are running
+    attempts: int  # the charged one of a running delivery included
+    is_charged: bool
+    deliveries: int
+    excused: int
+    is_solo: bool
+    fence: int
+    why: str
+    worker: str | None
+    claimed_at: float | None
+    lease_expires_at: float | None
+    finished_at: float | None
+    purge_at: float | None
+    result: bytes | None
+    result_ttl: float | None
+    last_error: Failure | None
+    correlation_id: str | None
+    trace_context: dict[str, str] | None
+    history: tuple[bytes, ...]  # JSON objects, the oldest first
+
+
+class Bell(Protocol):
+    """Somebody who waits for something to happen in the store."""
+
+    def wait(self, seconds: float | None) -> bool:
+        """Sleep until rung or until that much time has passed; whether it was rung."""
+
+    def ring(self) -> None:
+        """Wake this waiter."""
+
+    def close(self) -> None:
+        """Stop listening."""
+
+
+class Topic(StrEnum):
+    """What a bell may ring for."""
+
+    WORK = "work"  # a job may have become claimable
+    DONE = "done"  # a job reached a final state
+
+
+class JobStore(Protocol):
+    """What clients and workers need."""
+
+    durability: str
+    """One sentence: what an acknowledgement of this store means."""
+
+    def now(self) -> float:
+        """The store's clock."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        """Store all of them or none; raises DuplicateJobError. Rings ``WORK``."""
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        """Apply what happened, then claim, in one commit.
+
+        For each settlement: whether it was applied (False: fence, state or lease differ; then
+        nothing of it was changed). A final move frees the job's unique key and its limit key.
+        """
+
+    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+        """Prolong leases and charge attempts; False for a job this holder has lost."""
+
+    def overdue(self, limit: int) -> list[Job]:
+        """Running jobs whose lease has expired, the oldest first."""
+
+    def find(self, job_id: str) -> Job | None:
+        """One job."""
+
+    def listen(self, topic: Topic) -> Bell:
+        """A bell for this process, rung at each change of that kind, from any process."""
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs an operator means; every filter that is set must match."""
+
+    statuses: tuple[JobStatus, ...] = ()
+    queue: str | None = None
+    handler: str | None = None
+    code: str | None = None  # of the last failure
+    before: float | None = None  # last changed before that instant
+    ids: tuple[str, ...] = ()
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue with its limits and its counts by status."""
+
+    name: str
+    is_paused: bool = False
+    max_active: int | None = None
+    rate: float | None = None  # jobs per second on average …
+    burst: int = 1  # … and at once after a rest
+    counts: Mapping[str, int] = {}
+    oldest_due_at: float | None = None
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as it last told of itself."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    started_at: float
+    seen_at: float = 0.0  # by the store's clock
+    state: str = "running"
+    queues: tuple[str, ...] | None = None
+    executors: Mapping[str, Any] = {}  # name to what it is doing
+    counters: Mapping[str, int] = {}
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """What a retention run removed or ended."""
+
+    purged: int = 0
+    outdated: int = 0
+    workers: int = 0
+    more: bool = False  # the limit was reached: call again
+
+
+class JobDesk(Protocol):
+    """What operators and the worker's chores need."""
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        """Matching jobs, the newest first, read in pages."""
+
+    def count(self, search: Search) -> int:
+        """How many match."""
+
+    def purge(self, jobs: Sequence[Job]) -> int:
+        """Delete final jobs that have not been moved since they were read."""
+
+    def queues(self) -> list[Queue]:
+        """Every queue that has jobs or settings, by name."""
+
+    def set_queue(self, name: str, **changes: Any) -> Queue:
+        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; rings ``WORK``."""
+
+    def tell(self, record: WorkerRecord) -> None:
+        """Note that a worker lives; a record with state ``gone`` removes it."""
+
+    def workers(self) -> list[WorkerRecord]:
+        """Those that told of themselves, by id."""
+
+    def sweep(self, limit: int) -> Sweep:
+        """Purge what has been kept long enough, end what is outdated, forget dead workers.
+
+        Also lets jobs run again that wait for a limit key nobody holds.
+        """
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A cron schedule as stored."""
+
+    name: str
+    cron: str
+    zone: str
+    misfire: str
+    job: bytes  # JSON of the NewJob to enqueue, without id
+    next_at: float | None
+    last_at: float | None = None
+    is_paused: bool = False
+    source: str = ""  # who defined it; a worker removes those of its own settings that are gone
+
+
+class ScheduleStore(Protocol):
+    """What cron needs."""
+
+    def schedules(self) -> list[Schedule]:
+        """All, by name."""
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        """Add or replace the definition, keeping nothing of the old one."""
+
+    def drop_schedule(self, name: str) -> bool:
+        """Remove one; whether it was there."""
+
+    def fire(
+        self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
+    ) -> bool:
+        """Move ``next_at`` on and add the jobs, in one commit, if it still is ``expected``.
+
+        A job whose id is there already is skipped. False: another worker was faster.
+        """

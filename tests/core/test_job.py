@@ -1,0 +1,302 @@
+"""The life of a job: which event may happen when, and what each makes of it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import (
+    ALLOWED,
+    DELIVERIES_SPENT,
+    JOB_RETRIES,
+    WHY_ENDED,
+    CancelAsked,
+    Died,
+    Failed,
+    Held,
+    JobRule,
+    JobStatus,
+    LeaseExpired,
+    Outdated,
+    Refused,
+    Released,
+    RequeueAsked,
+    RunAsked,
+    Seen,
+    Succeeded,
+    Tally,
+    route,
+    settle,
+)
+from ergon_framework.core.retry import Backoff, RetryRule
+
+ACTIVE, PENDING, RETRYING = JobStatus.ACTIVE, JobStatus.PENDING, JobStatus.RETRYING
+COMPLETED, FAILED, CANCELLED = JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED
+RULE = JobRule(RetryRule(3, Backoff(10.0), JOB_RETRIES), max_deliveries=5, held_delay=30.0)
+RUNNING = Tally(ACTIVE, attempts=0, deliveries=1)
+FLAKY = Failure(Kind.TRANSIENT, "flaky", "it did not answer")
+
+EVENTS: list[Seen] = [
+    Succeeded(),
+    *(Failed(Failure(kind, "x"), written) for kind in Kind for written in (True, False)),
+    *(Held(Failure(Kind.HELD, "gate", retry_after=after)) for after in (None, -1.0, 5.0)),
+    *(Died(taken, alone) for taken in (True, False) for alone in (True, False)),
+    Released(),
+    LeaseExpired(),
+    Outdated(),
+    CancelAsked(),
+    RunAsked(),
+    RequeueAsked(),
+]
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+
+@pytest.mark.req("JOBS:store")
+def test_the_table_knows_every_event() -> None:
+    """An event that is not in the table could not be refused."""
+    assert set(ALLOWED) == set(get_args(Seen)) == {type(seen) for seen in EVENTS}
+
+
+def test_the_table_by_hand() -> None:
+    """A second writing of the table, so that no edit of the first one is an accident."""
+    by_hand = {
+        PENDING: {Outdated, CancelAsked, RunAsked},
+        RETRYING: {Outdated, CancelAsked, RunAsked},
+        ACTIVE: {Succeeded, Failed, Held, Died, Released, LeaseExpired},
+        COMPLETED: set(),
+        FAILED: {RunAsked, RequeueAsked},
+        CANCELLED: {RunAsked},
+    }
+    found = {status: {seen for seen, at in ALLOWED.items() if status in at} for status in JobStatus}
+    assert found == by_hand
+
+
+@pytest.mark.parametrize("status", JobStatus)
+@pytest.mark.parametrize("seen", EVENTS, ids=lambda seen: type(seen).__name__)
+def test_every_event_in_every_state(seen: Seen, status: JobStatus) -> None:
+    """Whatever happens in whatever state is either applied or refused by name."""
+    for attempts, deliveries, is_charged in itertools.product((0, 1, 2), (1, 5), (False, True)):
+        tally = Tally(status, attempts, deliveries, 0, is_charged)
+        if status in ALLOWED[type(seen)]:
+            assert settle(tally, seen, RULE).status is not ACTIVE
+        else:
+            with pytest.raises(Refused, match=rf"{type(seen).__name__} .* {status}"):
+                settle(tally, seen, RULE)
+
+
+@pytest.mark.req("JOBS:operator")
+@pytest.mark.parametrize("status", [COMPLETED, FAILED, CANCELLED])
+def test_only_an_operator_brings_a_job_back(status: JobStatus) -> None:
+    """No worker, rescuer or clock moves a job that has ended; a completed one nobody does."""
+    leaving = {seen for seen, states in ALLOWED.items() if status in states}
+    assert leaving <= {RunAsked, RequeueAsked}
+    assert status.is_final
+
+
+@pytest.mark.parametrize("status", [PENDING, ACTIVE, RETRYING])
+def test_what_has_not_ended_is_not_final(status: JobStatus) -> None:
+    """The other three states are not final."""
+    assert not status.is_final
+
+
+@pytest.mark.req("JOBS:operator")
+def test_running_jobs_cannot_be_cancelled() -> None:
+    """Once execution has started, its outcome is what counts."""
+    assert ACTIVE not in ALLOWED[CancelAsked]
+
+
+# ---- what each event makes of a job -------------------------------------------------------------
+
+
+def test_success() -> None:
+    """A success ends the job and counts as an attempt, also one that was charged before."""
+    for is_charged in (False, True):
+        move = settle(Tally(ACTIVE, 1, 2, 0, is_charged), Succeeded(), RULE)
+        assert (move.status, move.event, move.attempts) == (COMPLETED, "completed", 2)
+
+
+def test_a_failure_that_may_pass() -> None:
+    """It is charged, and tried again after the backoff of its attempt."""
+    first = settle(RUNNING, Failed(FLAKY), RULE)
+    assert (first.status, first.event, first.attempts, first.delay) == (RETRYING, "failed", 1, 10.0)
+    assert (first.failure, first.why) == (FLAKY, "flaky")
+    second = settle(Tally(ACTIVE, 1, 2), Failed(FLAKY), RULE)
+    assert (second.attempts, second.delay) == (2, 20.0)
+
+
+def test_the_last_attempt() -> None:
+    """A failure of the last attempt ends the job, with that attempt charged."""
+    move = settle(Tally(ACTIVE, 2, 3), Failed(FLAKY), RULE)
+    assert (move.status, move.attempts, move.why) == (FAILED, 3, "attempts_spent")
+    assert (move.failure, move.delay) == (FLAKY, 0.0)
+
+
+@pytest.mark.parametrize("kind", [Kind.REJECTED, Kind.CANCELLED, Kind.HELD])
+def test_a_failure_that_cannot_pass(kind: Kind) -> None:
+    """A refusal is dead-lettered at the first attempt."""
+    move = settle(RUNNING, Failed(Failure(kind, "no")), RULE)
+    assert (move.status, move.attempts, move.why) == (FAILED, 1, "not_retryable")
+
+
+def test_a_failure_before_the_request_was_written() -> None:
+    """What never reached an executor is tried again and not charged."""
+    move = settle(RUNNING, Failed(FLAKY, is_written=False), RULE)
+    assert (move.status, move.attempts, move.excused) == (RETRYING, 0, 0)
+
+
+@pytest.mark.req("JOBS:orchestrator")
+def test_held() -> None:
+    """A held job is parked, as long as the gate said or the rule has it, and not charged."""
+    for after, delay in ((90.0, 90.0), (None, 30.0), (-5.0, 0.0)):
+        move = settle(RUNNING, Held(Failure(Kind.HELD, "quota", retry_after=after)), RULE)
+        assert (move.status, move.event, move.delay, move.why) == (PENDING, "held", delay, "quota")
+        assert (move.attempts, move.excused) == (0, 1)
+
+
+def test_a_gate_cannot_park_a_job_for_ever() -> None:
+    """What a gate asks for is capped like any other retry_after."""
+    rule = JobRule(RetryRule(3, max_retry_after=60.0), held_delay=600.0)
+    for after in (1e12, None):
+        assert settle(RUNNING, Held(Failure(Kind.HELD, "g", retry_after=after)), rule).delay == 60.0
+
+
+@pytest.mark.parametrize(("attempts", "status"), [(0, PENDING), (2, RETRYING)])
+def test_released(attempts: int, status: JobStatus) -> None:
+    """A job that was given back stands where it stood, with its delivery excused."""
+    move = settle(Tally(ACTIVE, attempts, 3, 1), Released(), RULE)
+    assert (move.status, move.event, move.attempts, move.excused) == (
+        status,
+        "released",
+        attempts,
+        2,
+    )
+    assert (move.delay, move.failure) == (0.0, None)
+
+
+@pytest.mark.req("X7")
+def test_a_process_that_died_before_it_read_the_request() -> None:
+    """An executor that dies at its start costs the job nothing."""
+    move = settle(RUNNING, Died(is_taken=False), RULE)
+    assert (move.status, move.attempts, move.excused) == (PENDING, 0, 1)
+    assert (move.event, move.why) == ("released", "executor_not_up")
+
+
+@pytest.mark.req("X9")
+def test_a_process_that_died_with_one_job() -> None:
+    """With one request in flight, a crash charges the job that was running."""
+    move = settle(RUNNING, Died(detail="killed by signal 11"), RULE)
+    assert (move.status, move.event, move.attempts, move.delay) == (RETRYING, "lost", 1, 10.0)
+    assert move.failure == Failure(Kind.LOST, "executor_died", "killed by signal 11")
+
+
+@pytest.mark.req("X9")
+def test_a_process_that_died_with_several_jobs() -> None:
+    """With several in flight none is charged, and each is tried again alone."""
+    move = settle(RUNNING, Died(is_alone=False), RULE)
+    assert (move.status, move.attempts, move.excused, move.is_solo) == (PENDING, 0, 0, True)
+    assert move.delay == 0.0
+
+
+@pytest.mark.req("X13")
+def test_an_expired_lease() -> None:
+    """A rescued job is due at once, and pays for an attempt only if a request was written."""
+    written = settle(Tally(ACTIVE, 0, 1, 0, is_charged=True), LeaseExpired(), RULE)
+    assert (written.status, written.attempts, written.delay) == (RETRYING, 1, 0.0)
+    unwritten = settle(RUNNING, LeaseExpired(), RULE)
+    assert (unwritten.status, unwritten.attempts, unwritten.excused) == (PENDING, 0, 0)
+    for move in (written, unwritten):
+        assert (move.event, move.why) == ("lost", "lease_expired")
+
+
+@pytest.mark.req("X11")
+@pytest.mark.parametrize(
+    "seen",
+    [LeaseExpired(), Died(is_alone=False), Failed(FLAKY, is_written=False)],
+    ids=["rescued", "shared a process", "never written"],
+)
+def test_a_poison_job_ends(seen: Seen) -> None:
+    """A job that is delivered again and again without an outcome is dead-lettered."""
+    assert settle(Tally(ACTIVE, 0, 4), seen, RULE).status is not FAILED
+    move = settle(Tally(ACTIVE, 0, 5), seen, RULE)
+    assert (move.status, move.why, move.attempts) == (FAILED, DELIVERIES_SPENT, 0)
+    assert settle(Tally(ACTIVE, 0, 5, excused=1), seen, RULE).status is not FAILED
+
+
+def test_outdated() -> None:
+    """A job that was not started in time is dead-lettered with that reason."""
+    move = settle(Tally(PENDING), Outdated(), RULE)
+    assert (move.status, move.event, move.why, move.attempts) == (FAILED, "expired", "expired", 0)
+    assert move.failure is not None
+    assert (move.failure.kind, move.failure.code) == (Kind.REJECTED, "expired")
+
+
+def test_cancelled() -> None:
+    """A cancelled job keeps its counters."""
+    move = settle(Tally(RETRYING, 2, 3, 1), CancelAsked(), RULE)
+    assert (move.status, move.event, move.attempts, move.excused) == (CANCELLED, "cancelled", 2, 1)
+
+
+@pytest.mark.parametrize("status", [PENDING, RETRYING])
+def test_hurried(status: JobStatus) -> None:
+    """A waiting job that is wanted now is due at once and otherwise as it was."""
+    move = settle(Tally(status, 2, 3, 1), RunAsked(), RULE)
+    assert (move.status, move.event, move.delay) == (status, "hurried", 0.0)
+    assert (move.attempts, move.excused, move.is_reset) == (2, 1, False)
+
+
+@pytest.mark.req("X17")
+@pytest.mark.parametrize(
+    ("status", "seen"),
+    [(FAILED, RequeueAsked()), (FAILED, RunAsked()), (CANCELLED, RunAsked())],
+)
+def test_requeued(status: JobStatus, seen: Seen) -> None:
+    """A job that is sent back begins anew."""
+    move = settle(Tally(status, 3, 8, 2), seen, RULE)
+    assert (move.status, move.event, move.is_reset) == (PENDING, "requeued", True)
+    assert (move.attempts, move.excused, move.delay) == (0, 0, 0.0)
+
+
+def test_every_end_is_explained() -> None:
+    """Each reason for which a job may be dead-lettered has a sentence."""
+    for seen, deliveries, attempts in itertools.product(EVENTS, (1, 5), (0, 2)):
+        for status in ALLOWED[type(seen)]:
+            move = settle(Tally(status, attempts, deliveries), seen, RULE)
+            if move.status is FAILED:
+                assert move.why in WHY_ENDED
+                assert move.failure is not None
+
+
+# ---- routes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("EXEC:Selection")
+@pytest.mark.parametrize(
+    ("handler", "parts"),
+    [
+        ("work", ("", "work")),
+        ("node#work", ("node", "work")),
+        ("a#b#c", ("a", "b#c")),
+        ("#work", ("", "work")),
+        ("x#", ("x", "")),
+        ("#", ("", "")),
+        ("", ("", "")),
+    ],
+)
+def test_routes_by_hand(handler: str, parts: tuple[str, str]) -> None:
+    """The first mark divides; without one there is no executor."""
+    assert route(handler) == parts
+
+
+@pytest.mark.req("EXEC:Selection")
+@given(executor=st.text().filter(lambda text: "#" not in text), handler=st.text())
+def test_routes_divide_at_the_first_mark(executor: str, handler: str) -> None:
+    """Whatever stands behind the first mark is the handler's, further marks included."""
+    assert route(f"{executor}#{handler}") == (executor, handler)
+    assert route(executor) == ("", executor)

@@ -1,0 +1,64 @@
+"""When a program that keeps dying may be started again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergon_framework.core.retry import Backoff
+from ergon_framework.core.startup import StartGate
+
+pytestmark = pytest.mark.req("X7")
+
+PLAIN = Backoff(base=1.0, factor=2.0, cap=8.0)
+
+
+def test_failed_starts_wait_longer_and_longer() -> None:
+    """1, 2, 4, 8, 8 …: the waits follow the backoff."""
+    gate = StartGate(PLAIN)
+    waits = [gate.died(0.0, 0.5, "no", had_answered=False) for _ in range(5)]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 8.0]
+    assert (gate.failures, gate.reason) == (5, "no")
+
+
+def test_a_crash_after_good_work_is_replaced_at_once() -> None:
+    """The first time; a process that then dies without an answer has to wait."""
+    gate = StartGate(PLAIN)
+    assert gate.died(0.0, 0.5, "crash", had_answered=True) == 0.0
+    assert gate.may_start(0.0)
+    assert gate.died(0.0, 0.5, "no", had_answered=False) == 2.0
+    assert not gate.may_start(1.9)
+    assert gate.may_start(2.0)
+
+
+def test_an_answer_closes_the_matter() -> None:
+    """After it the first wait is the shortest again."""
+    gate = StartGate(PLAIN)
+    for _ in range(4):
+        gate.died(0.0, 0.5, "no", had_answered=False)
+    gate.answered()
+    assert (gate.failures, gate.open_until, gate.reason) == (0, 0.0, "")
+    assert gate.died(10.0, 0.5, "no", had_answered=False) == 1.0
+
+
+@given(
+    st.lists(
+        st.one_of(st.none(), st.tuples(st.floats(0, 1e6), st.booleans(), st.floats(0, 0.999))),
+        max_size=50,
+    )
+)
+def test_the_gate_never_waits_longer_than_its_cap(
+    events: list[tuple[float, bool, float] | None],
+) -> None:
+    """Whatever happens, the next start is at most one cap away, jitter included."""
+    gate = StartGate()
+    for event in events:
+        if event is None:
+            gate.answered()
+            assert gate.may_start(0.0)
+            continue
+        now, had_answered, dice = event
+        wait = gate.died(now, dice, "no", had_answered=had_answered)
+        assert 0.0 <= wait <= gate.backoff.cap * gate.backoff.high
+        assert gate.may_start(now + wait)
