@@ -1,0 +1,236 @@
+"""Waking a waiter in another process: named pipes in the folder ``<file>-bells``, one per listener.
+
+A bell is a hint and not a message. It may ring for nothing, and where the folder cannot be written
+or the file system has no named pipes it is heard inside this process only: whoever waits for one
+also looks for itself now and then.
+
+A listener opens its pipe under a hidden name and shows it when it is ready. So a pipe that can be
+seen and that nobody reads belongs to a listener that is gone, and may be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import secrets
+import select
+import threading
+import time
+import weakref
+from pathlib import Path
+
+from ergon_framework.storage.ropes import Ropes, strike
+
+logger = logging.getLogger("ergon.storage")
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_HIDDEN = ".new-"
+_ABANDONED = 60.0  # seconds after which a hidden pipe is nobody's: showing one takes microseconds
+_TOPICS = 256  # whose pipes a ringer keeps open
+
+_lock = threading.Lock()
+_bells: set[Bell] = set()
+_mute: set[Path] = set()  # folders whose bells other processes cannot ring
+_belfries: weakref.WeakSet[Belfry] = weakref.WeakSet()
+
+
+class Bell:
+    """One listener. Any thread may call any method."""
+
+    def __init__(self, folder: Path, topic: str) -> None:
+        self._folder = folder
+        self._topic = topic
+        self._lock = threading.RLock()  # a signal handler may ring while its thread begins to wait
+        self._waiters = 0
+        self._is_closed = False
+        self._path, self._read, self._write = _make_pipe(folder, topic)
+        with _lock:
+            _bells.add(self)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether it rang, now or within the time given; all rings so far are one."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._waiters += 1
+        try:
+            poll = select.poll()
+            poll.register(self._read, select.POLLIN)
+            limit = None if seconds is None else max(0.0, seconds) * 1000
+            return bool(poll.poll(limit)) and self._consume()
+        finally:
+            with self._lock:
+                self._waiters -= 1
+                self._close_when_unused()
+
+    def ring(self) -> None:
+        """Wake whoever waits for it, from inside this process."""
+        with self._lock:
+            if not self._is_closed:
+                strike(self._write)
+
+    def fileno(self) -> int:
+        """What an event loop can watch; call ``wait(0)`` when it is readable."""
+        return self._read
+
+    def close(self) -> None:
+        """Remove the pipe and wake whoever waits. Closing twice is fine."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._path is not None:
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+            strike(self._write)
+            self._close_when_unused()
+        with _lock:
+            _bells.discard(self)
+
+    def hears(self, folder: Path, topic: str) -> bool:
+        """Whether it has to be rung from inside this process, because it has no name outside."""
+        return self._path is None and self._topic == topic and self._folder == folder
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go, so that the pipe has no reader once the parent is gone."""
+        self._lock = threading.RLock()
+        self._waiters = 0
+        self._is_closed = True
+        self._close_when_unused()
+
+    def _consume(self) -> bool:
+        try:
+            return bool(os.read(self._read, 1 << 16)) and not self._is_closed
+        except BlockingIOError:  # another thread was faster
+            return False
+
+    def _close_when_unused(self) -> None:
+        if self._is_closed and not self._waiters and self._read >= 0:
+            os.close(self._read)
+            os.close(self._write)
+            self._read = -1
+
+
+class Belfry:
+    """The bells beside one database file. Any thread may call any method."""
+
+    def __init__(self, path: str | Path) -> None:
+        resolved = Path(path).resolve()
+        self._folder = resolved.with_name(f"{resolved.name}-bells")
+        self._lock = threading.Lock()
+        self._topics: dict[str, Ropes] = {}
+        _belfries.add(self)
+
+    def listen(self, topic: str) -> Bell:
+        """A new bell of this topic."""
+        _sweep(self._folder)
+        return Bell(self._folder, _plain(topic))
+
+    def ring(self, topic: str) -> None:
+        """Ring every bell of this topic, in any process; never blocks and never fails."""
+        with self._lock:
+            ropes = self._topics.get(topic)
+            if ropes is None:
+                ropes = self._new_ropes(topic)
+            ropes.pull()
+        if self._folder in _mute:
+            self._ring_inside(_plain(topic))
+
+    def close(self) -> None:
+        """Let go of the pipes kept open for ringing; they are opened again when needed."""
+        with self._lock:
+            self._let_go()
+
+    def renew_lock(self) -> None:
+        """In a forked child: the lock may be held by a thread that only the parent has."""
+        self._lock = threading.Lock()
+
+    def _new_ropes(self, topic: str) -> Ropes:
+        if len(self._topics) >= _TOPICS:
+            self._let_go()
+        ropes = self._topics[topic] = Ropes(self._folder, _plain(topic))
+        return ropes
+
+    def _let_go(self) -> None:
+        for ropes in self._topics.values():
+            ropes.let_go()
+        self._topics.clear()
+
+    def _ring_inside(self, topic: str) -> None:
+        with _lock:
+            bells = [bell for bell in _bells if bell.hears(self._folder, topic)]
+        for bell in bells:
+            bell.ring()
+
+
+def _make_pipe(folder: Path, topic: str) -> tuple[Path | None, int, int]:
+    """A pipe with a name in the folder or, where that cannot be, one without."""
+    try:
+        return _make_named_pipe(folder, topic)
+    except OSError as error:
+        _warn_once(folder, error)
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    return None, read, write
+
+
+def _make_named_pipe(folder: Path, topic: str) -> tuple[Path, int, int]:
+    name = f"{topic}.{os.getpid()}.{secrets.token_hex(8)}"
+    hidden = folder / f"{_HIDDEN}{name}"
+    folder.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as undo:
+        os.mkfifo(hidden)
+        undo.callback(hidden.unlink, missing_ok=True)
+        read = os.open(hidden, os.O_RDONLY | os.O_NONBLOCK)
+        undo.callback(os.close, read)
+        # We write too: a pipe that has lost its last writer is readable, and would ring for ever.
+        write = os.open(hidden, os.O_WRONLY | os.O_NONBLOCK)
+        undo.callback(os.close, write)
+        path = hidden.rename(folder / name)
+        undo.pop_all()
+    return path, read, write
+
+
+def _warn_once(folder: Path, error: OSError) -> None:
+    with _lock:
+        is_known = folder in _mute
+        _mute.add(folder)
+    if not is_known:
+        logger.warning(
+            "%s takes no named pipes (%s): no other process can wake this one, which notices"
+            " their work later, by looking",
+            folder,
+            error.strerror,
+        )
+
+
+def _plain(topic: str) -> str:
+    """The topic as part of a file's name, whatever characters it has and however long it is."""
+    if _PLAIN.fullmatch(topic):
+        return topic
+    return hashlib.blake2b(topic.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what listeners left that died before they showed their pipe."""
+    with contextlib.suppress(OSError):
+        for hidden in folder.glob(f"{_HIDDEN}*"):
+            if time.time() - hidden.stat().st_mtime > _ABANDONED:
+                hidden.unlink()
+
+
+def _after_fork_in_child() -> None:
+    global _lock  # noqa: PLW0603 - a thread that only the parent has may hold it
+    _lock = threading.Lock()
+    for bell in _bells:
+        bell.leave_to_parent()
+    _bells.clear()
+    for belfry in list(_belfries):
+        belfry.renew_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,180 @@
+"""Commits that callers share: whoever comes first commits for all who came meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import get_ident
+from typing import TypeVar
+
+from ergon_framework.errors import StoreError
+from ergon_framework.storage.connections import Connect, Watch
+from ergon_framework.storage.faults import is_spent, translate
+from ergon_framework.storage.maintenance import Maintenance
+from ergon_framework.storage.schema import Schema
+from ergon_framework.storage.turns import Caller, Turns, given_up, nested
+from ergon_framework.storage.writing import WritingConnection, ended_early
+
+T = TypeVar("T")
+
+MOST = 512
+"""Callers served by one commit."""
+
+
+class Writer:
+    """Runs work in transactions and returns when they are on disk. Any thread may call it."""
+
+    def __init__(self, path: Path, connect: Connect, watch: Watch) -> None:
+        self.turns = Turns()
+        self._path = path
+        self._held = WritingConnection(path, connect, watch)
+        self._maintenance = Maintenance(path)
+
+    def write(self, work: Callable[[sqlite3.Connection], T], patience: float) -> T:
+        """Run ``work`` in a transaction of its own or in one shared with others."""
+        turns, me = self.turns, get_ident()
+        if turns.leader == me:
+            raise nested()
+        try:
+            if turns.try_enter(me):
+                return self._commit_one(work, patience)
+            caller = Caller(work, patience)
+            if turns.wait(caller, MOST):
+                if len(turns.group) == 1:
+                    return self._commit_one(work, patience)
+                self._commit_group(turns.group)
+        finally:
+            if turns.leader == me:  # asked and not remembered: an interrupt may come anywhere
+                turns.leave()
+        result: T = caller.outcome()
+        return result
+
+    def adopt(self, schema: Schema, patience: float) -> None:
+        """Open now and bring the tables of one more part up to date, so that trouble shows."""
+        with self.turn():
+            self._held.adopt(schema, patience)
+
+    def maintain(self, patience: float) -> bool:
+        """Checkpoint when the log is long enough and nobody else does."""
+        with self.turn():
+            connection = self._held.ready(patience)
+            return self._maintenance.is_long() and self._checkpoint(connection)
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        with self.turn():
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the connection; only for who has the turn."""
+        self._held.drop()
+
+    @contextlib.contextmanager
+    def turn(self, timeout: float = -1) -> Iterator[None]:
+        """Have the connection to oneself."""
+        turns, me = self.turns, get_ident()
+        if turns.leader == me:
+            raise nested()
+        try:
+            if not turns.try_enter(me):
+                turns.wait(Caller(None, 0.0), 1, timeout)
+            yield
+        finally:
+            if turns.leader == me:
+                turns.leave()
+
+    def _commit_one(self, work: Callable[[sqlite3.Connection], T], patience: float) -> T:
+        held = self._held
+        connection = held.begin(patience)
+        try:
+            result = work(connection)
+            held.commit()
+        except BaseException as error:
+            told = held.undo(connection, error)
+            if told is error:
+                raise
+            raise told from error
+        if self._maintenance.is_due():
+            self._checkpoint(connection)
+        return result
+
+    def _commit_group(self, callers: list[Caller]) -> None:
+        """Serve everyone with one commit. Only an interrupt of this very thread is raised here."""
+        try:
+            connection = self._serve(callers)
+        except Exception as error:
+            for caller in callers:
+                caller.error = caller.error or _retold(error)
+                caller.is_served = True
+            return
+        self.turns.dismiss()
+        if self._maintenance.is_due():
+            self._checkpoint(connection)
+
+    def _serve(self, callers: list[Caller]) -> sqlite3.Connection:
+        connection = self._held.begin(max(caller.patience for caller in callers))
+        is_committing = False
+        try:
+            for caller in callers:
+                self._run(connection, caller)
+            is_committing = True
+            self._held.commit()
+            _mark_served(callers)
+        except BaseException as error:
+            if is_committing and not isinstance(error, Exception):
+                # Interrupted during or after the commit: if it was made, the others hear so.
+                _mark_served(callers, unless=connection.in_transaction)
+            told = self._held.undo(connection, error)
+            if told is error:
+                raise
+            raise told from error
+        return connection
+
+    def _run(self, connection: sqlite3.Connection, caller: Caller) -> None:
+        """Do one caller's work so that it alone is undone when it raises."""
+        connection.execute("SAVEPOINT ergon_caller")
+        try:
+            caller.result = caller.work(connection)
+        except Exception as error:
+            caller.error = self._own_error(connection, error)
+            connection.execute("ROLLBACK TO ergon_caller")
+        if not connection.in_transaction:
+            raise ended_early(self._path)
+        connection.execute("RELEASE ergon_caller")
+
+    def _own_error(self, connection: sqlite3.Connection, error: Exception) -> Exception:
+        """What the caller is told; raises when the others' part of the transaction is lost too."""
+        if not isinstance(error, sqlite3.Error):
+            return error
+        if is_spent(error):
+            raise self._held.failed(error) from error
+        told = translate(error, self._path)
+        if not connection.in_transaction:
+            raise told or ended_early(self._path) from error
+        if told is not None:
+            told.__cause__ = error
+        return told or error
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> bool:
+        """What was committed is on disk, whatever comes of this."""
+        try:
+            return self._maintenance.run(connection)
+        except (sqlite3.Error, OSError) as error:
+            self._held.undo(connection, error)
+            return False
+
+
+def _mark_served(callers: list[Caller], *, unless: bool = False) -> None:
+    for caller in callers:
+        caller.is_served = not unless
+
+
+def _retold(error: Exception) -> Exception:
+    """The error for one of several callers: each gets an instance of its own to raise."""
+    if isinstance(error, StoreError):
+        told = type(error)(error.message, remedy=error.remedy, details=error.details)
+        told.__cause__ = error.__cause__
+        return told
+    return given_up()

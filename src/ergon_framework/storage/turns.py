@@ -1,0 +1,156 @@
+"""Taking turns at the writing connection: one thread leads, those who come meanwhile wait in line.
+
+The leader works alone or serves everyone at the front of the line with one commit. When it leaves,
+the first in line leads. There is no background thread, and a caller that finds nobody there pays
+two short locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from ergon_framework.errors import StoreError, StoreUnavailableError
+
+Work = Callable[[sqlite3.Connection], Any]
+
+
+def _nothing(_: sqlite3.Connection) -> None:
+    """The work of a caller that has none."""
+
+
+class Caller:
+    """Someone in line: what it wants done, and what became of it.
+
+    Without work it only wants a turn of its own, for closing or for maintenance.
+    """
+
+    __slots__ = (
+        *("error", "has_work", "is_leading", "is_served", "patience", "result"),
+        *("thread", "wake", "work"),
+    )
+
+    def __init__(self, work: Work | None, patience: float) -> None:
+        self.has_work = work is not None
+        self.work: Work = work or _nothing
+        self.patience = patience
+        self.thread = threading.get_ident()
+        self.is_leading = False
+        self.is_served = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+    def outcome(self) -> Any:
+        """What its work returned; raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def nested() -> StoreError:
+    """The error of a thread that leads and wants to lead again: it would wait for itself."""
+    return StoreError(
+        "work that is being written tried to write again",
+        remedy="use the connection that the work was given",
+    )
+
+
+def given_up() -> StoreUnavailableError:
+    """The error of a caller whose leader was interrupted."""
+    return StoreUnavailableError(
+        "the commit was given up before it was made; nothing was written", remedy="try again"
+    )
+
+
+class Turns:
+    """The line, who leads, and whom the leader serves.
+
+    An interrupt may be raised in the main thread between any two steps. Whatever it is doing then,
+    leaving wakes everybody it was to serve and lets the next one lead.
+    """
+
+    def __init__(self) -> None:
+        self.leader: int | None = None
+        """The thread that leads."""
+        self.group: list[Caller] = []
+        """Those it serves; the first is the leader itself."""
+        self._lock = threading.Lock()
+        self._waiting: deque[Caller] = deque()
+
+    def try_enter(self, thread: int) -> bool:
+        """Lead if nobody does and nobody waits."""
+        with self._lock:
+            if self.leader is not None:
+                return False
+            self.leader = thread
+            return True
+
+    def wait(self, caller: Caller, most: int, timeout: float = -1) -> bool:
+        """Wait until the caller leads a group (True), or was served by somebody else (False)."""
+        with self._lock:
+            self._waiting.append(caller)
+            if self.leader is None:
+                self._promote()
+        try:
+            is_awake = caller.wake.acquire(timeout=timeout)
+            if is_awake and caller.is_leading:
+                self._gather(most)
+        except BaseException:
+            self._withdraw(caller)
+            raise
+        if not is_awake:
+            self._withdraw(caller)
+            raise TimeoutError
+        return caller.is_leading
+
+    def dismiss(self) -> None:
+        """Wake those who were served, or who will not be any more."""
+        while self.group:
+            caller = self.group[-1]
+            if not caller.is_served:
+                caller.error = given_up()
+            if not caller.is_leading:
+                with contextlib.suppress(RuntimeError):  # woken just before an interrupt
+                    caller.wake.release()
+            self.group.pop()
+
+    def leave(self) -> None:
+        """Stop leading; the first in line is next."""
+        self.dismiss()
+        with self._lock:
+            if self._waiting:
+                self._promote()
+            else:
+                self.leader = None
+
+    def _promote(self) -> None:
+        first = self._waiting[0]
+        self.leader = first.thread
+        first.is_leading = True
+        first.wake.release()
+
+    def _gather(self, most: int) -> None:
+        """Take those who can be served together off the line."""
+        with self._lock:
+            line = self._waiting
+            behind = (n for n, caller in enumerate(line) if n and not caller.has_work)
+            count = min(next(behind, len(line)), most if line[0].has_work else 1)
+            group, rest = list(islice(line, count)), deque(islice(line, count, None))
+            self.group, self._waiting = group, rest  # nothing can come between these two
+
+    def _withdraw(self, caller: Caller) -> None:
+        """Leave the line before one's turn came, as when a signal interrupts the wait."""
+        with self._lock:
+            if caller in self._waiting:
+                self._waiting.remove(caller)
+                if caller.is_leading:
+                    self.leader = None
+                    if self._waiting:
+                        self._promote()

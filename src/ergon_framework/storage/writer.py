@@ -1,0 +1,107 @@
+"""The store that the durable parts stand on: one SQLite file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from ergon_framework.errors import StoreReadOnlyError, StoreUnavailableError
+from ergon_framework.storage import openfile
+from ergon_framework.storage.connections import Connect, connect, same_file
+from ergon_framework.storage.openfile import OpenFile
+from ergon_framework.storage.schema import Schema
+
+__all__ = ["Database", "same_file"]
+
+T = TypeVar("T")
+
+
+class Database:
+    """One SQLite file, as one part of this process uses it. Any thread may call any method.
+
+    Parts that use the same file share its one writing connection. ``work`` is called with a
+    connection, possibly by another thread than the caller's, together with the work of others: it
+    is short, touches nothing but the connection, and does not begin or end transactions.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        schema: Schema,
+        busy_timeout: float = 5.0,
+        read_only: bool = False,
+        connect: Connect = connect,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self._schema = schema
+        self._patience = busy_timeout
+        self._is_read_only = read_only
+        self._connect = connect
+        self._file: OpenFile | None = openfile.acquire(self.path.resolve(), connect)
+        try:
+            self._open(self._file)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work`` in a transaction, and return what it returns once that is on disk.
+
+        Callers that arrive while a commit is under way share the next one. When ``work`` raises,
+        its own changes are undone and nobody else's; when the commit fails, everybody's are.
+        """
+        file = self._file or self._refuse_closed()
+        if self._is_read_only:
+            raise StoreReadOnlyError(f"{self.path} was opened for reading only")
+        return file.writer.write(work, self._patience)
+
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work`` on the state of the last commit; it is not held up by writers.
+
+        Every statement of ``work`` sees the same state. Fetch all rows before returning.
+        """
+        file = self._file or self._refuse_closed()
+        return file.readers.read(work, self._patience)
+
+    def data_version(self) -> int:
+        """A number that changes when anybody, here or elsewhere, has committed."""
+        file = self._file or self._refuse_closed()
+        return file.readers.data_version(self._patience)
+
+    def maintain(self) -> bool:
+        """Shorten the write-ahead log if it is long and no other process does so; whether it was.
+
+        It is tried after writes now and then, too.
+        """
+        file = self._file or self._refuse_closed()
+        return not self._is_read_only and file.writer.maintain(self._patience)
+
+    def close(self) -> None:
+        """Let go of the file. Closing twice is fine."""
+        file, self._file = self._file, None
+        if file is not None:
+            openfile.release(file, self._connect)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self, file: OpenFile) -> None:
+        if self._is_read_only:
+            file.readers.read(lambda found: self._schema.check(found, self.path), self._patience)
+        else:
+            file.writer.adopt(self._schema, self._patience)
+
+    def _refuse_closed(self) -> OpenFile:
+        raise StoreUnavailableError(f"{self.path} is closed", remedy="open it again")

@@ -1,0 +1,1 @@
+CREATE TABLE ergon_other (id INTEGER);

@@ -1,0 +1,1 @@
+CREATE TABLE ergon_third (id INTEGER PRIMARY KEY);

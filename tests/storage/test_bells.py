@@ -1,0 +1,361 @@
+"""Bells: heard across threads and processes, cleaned up after the dead, harmless when they fail."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.storage import bells, ropes
+from ergon_framework.storage.bells import Belfry, Bell
+from tests.storage.conftest import WAIT, until
+
+LISTENER = """
+import sys
+from ergon_framework.storage.bells import Belfry
+bell = Belfry(sys.argv[1]).listen("work")
+print("listening", flush=True)
+print("rung" if bell.wait(20) else "silence", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder(path: Path) -> Path:
+    """Where the pipes are."""
+    return path.with_name("store.db-bells")
+
+
+@pytest.fixture
+def belfry(path: Path) -> Iterator[Belfry]:
+    """The bells of a database that need not exist."""
+    belfry = Belfry(path)
+    yield belfry
+    belfry.close()
+
+
+@pytest.fixture
+def bell(belfry: Belfry) -> Iterator[Bell]:
+    """One listener."""
+    bell = belfry.listen("work")
+    yield bell
+    bell.close()
+
+
+@pytest.fixture
+def mute(folder: Path) -> Iterator[None]:
+    """The folder cannot be made, as when a file system has no room for it."""
+    folder.write_text("in the way")
+    yield
+    bells._mute.discard(folder)
+
+
+@pytest.mark.req("JOBS:store")
+def test_many_rings_are_one(belfry: Belfry, bell: Bell) -> None:
+    """A waiter hears that it rang, once, however often it did."""
+    assert bell.wait(0) is False
+    for _ in range(100):
+        belfry.ring("work")
+    assert bell.wait(None) is True
+    assert bell.wait(0) is False
+
+
+def test_only_listeners_of_the_topic_hear_it(belfry: Belfry, bell: Bell) -> None:
+    """A topic that begins like another one is another one."""
+    other = belfry.listen("wor")
+    belfry.ring("wor")
+    assert (other.wait(0), bell.wait(0)) == (True, False)
+    belfry.ring("work")
+    assert (other.wait(0), bell.wait(0)) == (False, True)
+    other.close()
+
+
+def test_every_listener_hears_it(path: Path, belfry: Belfry, bell: Bell) -> None:
+    """Those that came later, and those another belfry of the same file gave out, too."""
+    belfry.ring("work")
+    assert bell.wait(0)
+    later = Belfry(path).listen("work")
+    belfry.ring("work")
+    assert (bell.wait(0), later.wait(0)) == (True, True)
+    later.close()
+    belfry.ring("work")
+    assert bell.wait(0)
+
+
+def test_ringing_oneself_wakes_a_waiting_thread(bell: Bell) -> None:
+    """As a stop does with its own waiter."""
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(bell.wait, WAIT)
+        bell.ring()
+        assert waiter.result(WAIT) is True
+
+
+def test_an_event_loop_can_watch_it(belfry: Belfry, bell: Bell) -> None:
+    """It is readable when it has rung and not otherwise."""
+    poll = select.poll()
+    poll.register(bell.fileno(), select.POLLIN)
+    assert poll.poll(0) == []
+    belfry.ring("work")
+    assert poll.poll(0) != []
+    assert bell.wait(0)
+    assert poll.poll(0) == []
+
+
+def test_a_full_pipe_has_been_rung(belfry: Belfry, bell: Bell) -> None:
+    """Ringing never blocks, however long nobody listens."""
+    for _ in range(70_000):
+        bell.ring()
+    belfry.ring("work")
+    assert bell.wait(0)
+
+
+def test_closing_removes_the_pipe_and_wakes_waiters(belfry: Belfry, folder: Path) -> None:
+    """A closed bell is silent; ringing for it is not an error."""
+    bell = belfry.listen("work")
+    assert len(list(folder.iterdir())) == 1
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(bell.wait, WAIT)
+        until(lambda: bell._waiters)
+        bell.close()
+        assert waiter.result(WAIT) is False
+    bell.close()
+    bell.ring()
+    belfry.ring("work")
+    assert list(folder.iterdir()) == []
+    assert bell.wait(0) is False
+    assert bell.fileno() == -1
+
+
+def test_ringing_without_listeners(belfry: Belfry, folder: Path) -> None:
+    """Nothing is created for nobody."""
+    belfry.ring("work")
+    assert not folder.exists()
+
+
+def test_any_topic_is_fine(belfry: Belfry, folder: Path) -> None:
+    """Its characters and its length do not matter to the file system."""
+    topics = ["a/../b", "x" * 5000, "ü\n", ".", "\ud800"]
+    heard = [belfry.listen(topic) for topic in topics]
+    assert all(len(each.name) < 120 for each in folder.iterdir())
+    for n, topic in enumerate(topics):
+        belfry.ring(topic)
+        assert [bell.wait(0) for bell in heard] == [n == m for m in range(len(topics))]
+    for bell in heard:
+        bell.close()
+
+
+@pytest.mark.slow
+@pytest.mark.req("JOBS:store")
+def test_heard_in_another_process(path: Path, belfry: Belfry, folder: Path) -> None:
+    """And its pipe is removed by the next ring when that process was killed."""
+    with subprocess.Popen(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", LISTENER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"listening\n"
+        belfry.ring("work")
+        assert child.stdout.readline() == b"rung\n"
+        child.kill()
+    assert len(list(folder.iterdir())) == 1
+    belfry.ring("work")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_pipe_that_nobody_opened_is_removed(belfry: Belfry, bell: Bell, folder: Path) -> None:
+    """What a listener left behind before this ringer came does not stay, a live one does."""
+    os.mkfifo(folder / "work.1.dead")
+    belfry.ring("work")
+    assert bell.wait(0)
+    assert [each.name for each in folder.iterdir()] == [bell._path.name]  # type: ignore[union-attr]
+
+
+def test_a_pipe_being_made_is_left_alone(belfry: Belfry, folder: Path) -> None:
+    """Only one that was hidden for a minute is nobody's."""
+    folder.mkdir()
+    fresh, old = folder / ".new-work.1.a", folder / ".new-work.1.b"
+    os.mkfifo(fresh)
+    os.mkfifo(old)
+    os.utime(old, (0, 0))
+    belfry.ring("work")
+    bell = belfry.listen("work")
+    assert fresh.exists()
+    assert not old.exists()
+    bell.close()
+
+
+def test_the_folder_is_listed_only_when_it_changed(
+    belfry: Belfry, bell: Bell, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless its time stamp is so young that a change could hide behind it."""
+    looks: list[int] = []
+    look = ropes.Ropes._look
+
+    def counted(self: ropes.Ropes, changed: int) -> None:
+        looks.append(changed)
+        look(self, changed)
+
+    monkeypatch.setattr(ropes.Ropes, "_look", counted)
+    belfry.ring("work")
+    belfry.ring("work")
+    assert len(looks) == 2
+    os.utime(folder, (1, 1))
+    for _ in range(5):
+        belfry.ring("work")
+    assert len(looks) == 3
+    assert bell.wait(0)
+    other = belfry.listen("work")
+    belfry.ring("work")
+    assert other.wait(0)
+    other.close()
+
+
+def test_more_listeners_than_descriptors_to_keep(
+    belfry: Belfry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beyond the limit are rung as well."""
+    monkeypatch.setattr(ropes, "_KEPT", 2)
+    heard = [belfry.listen("work") for _ in range(5)]
+    for _ in range(2):
+        belfry.ring("work")
+        assert [bell.wait(0) for bell in heard] == [True] * 5
+    for bell in heard:
+        bell.close()
+    belfry.ring("work")
+
+
+def test_more_topics_than_are_kept(belfry: Belfry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgotten ones are looked up again."""
+    monkeypatch.setattr(bells, "_TOPICS", 2)
+    heard = [belfry.listen(str(n)) for n in range(5)]
+    for n, bell in enumerate(heard * 2):
+        belfry.ring(str(n % 5))
+        assert bell.wait(0)
+        assert len(belfry._topics) <= 2
+    for bell in heard:
+        bell.close()
+
+
+def test_a_process_that_dies_of_sigpipe_keeps_no_pipe_open(belfry: Belfry, bell: Bell) -> None:
+    """A listener that goes away must not take its ringers along."""
+    os.utime(belfry._folder, (1, 1))
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        belfry.ring("work")
+        assert bell.wait(0)
+        with bell._lock:  # the listener goes without removing its pipe, as when it is killed
+            os.close(bell._read)
+            os.close(bell._write)
+            bell._read, bell._is_closed = -1, True
+        belfry.ring("work")
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    assert list(belfry._folder.iterdir()) == []
+
+
+@pytest.mark.usefixtures("mute")
+def test_a_folder_that_cannot_be_written(
+    path: Path, belfry: Belfry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bells then ring inside this process, and the log says so once."""
+    with caplog.at_level(logging.WARNING, "ergon.storage"):
+        first, second, other = (belfry.listen(topic) for topic in ("work", "work", "other"))
+    assert len(caplog.records) == 1
+    assert "no other process can wake this one" in caplog.text
+    Belfry(path).ring("work")
+    assert [bell.wait(0) for bell in (first, second, other)] == [True, True, False]
+    first.ring()
+    assert first.wait(WAIT)
+    for bell in (first, second, other):
+        bell.close()
+    belfry.ring("work")
+
+
+def test_a_file_system_without_named_pipes(
+    belfry: Belfry, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same, and nothing is left in the folder."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "mkfifo", refuse)
+    bell = belfry.listen("work")
+    belfry.ring("work")
+    assert bell.wait(0)
+    bell.close()
+    assert list(folder.iterdir()) == []
+    bells._mute.discard(folder)
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
+def test_a_pipe_that_cannot_be_shown_is_taken_back(
+    belfry: Belfry, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a name nor a descriptor is left of it."""
+
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = descriptors()
+    monkeypatch.setattr(Path, "rename", refuse)
+    bell = belfry.listen("work")
+    assert descriptors() == before + 2
+    bell.close()
+    assert list(folder.iterdir()) == []
+    assert descriptors() == before
+    bells._mute.discard(folder)
+
+
+def test_listeners_come_and_go_while_others_ring(belfry: Belfry, path: Path) -> None:
+    """No live listener's pipe is ever taken for a dead one's."""
+    stop = threading.Event()
+
+    def ring() -> None:
+        mine = Belfry(path)
+        while not stop.is_set():
+            mine.ring("work")
+        mine.close()
+
+    ringers = [threading.Thread(target=ring) for _ in range(2)]
+    for ringer in ringers:
+        ringer.start()
+    try:
+        for _ in range(150):
+            bell = belfry.listen("work")
+            assert bell.wait(WAIT)
+            assert bell._path is not None
+            assert bell._path.exists()
+            bell.close()
+    finally:
+        stop.set()
+        for ringer in ringers:
+            ringer.join(WAIT)
+
+
+@pytest.mark.slow
+def test_a_forked_child_leaves_the_bell_to_its_parent(
+    belfry: Belfry, bell: Bell, folder: Path
+) -> None:
+    """In the child it is closed; in the parent it stays, and rings from the child are heard."""
+    child = os.fork()
+    if child == 0:
+        is_fine = bell.wait(0) is False and bell.fileno() == -1
+        bell.close()
+        belfry.ring("work")
+        os._exit(0 if is_fine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert bell.wait(WAIT)
+    assert len(list(folder.iterdir())) == 1

@@ -1,0 +1,358 @@
+"""Callers that arrive together share one commit: what each of them gets."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.errors import StoreError, StoreFullError, StoreUnavailableError
+from ergon_framework.storage import commits
+from ergon_framework.storage.writer import Database
+from tests.storage.conftest import WAIT, Script, add, fail, items, seen_by_others, until
+
+Work = Callable[[sqlite3.Connection], Any]
+Open = Callable[..., Database]
+SAVEPOINT = "SAVEPOINT ergon_caller"
+
+
+def waiting(database: Database) -> int:
+    """How many callers are in line."""
+    assert database._file is not None
+    return len(database._file.writer.turns._waiting)
+
+
+class Crowd:
+    """Threads whose works queue up behind one that is held, so that they share a commit."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.pool = ThreadPoolExecutor(32)
+        self._go_on = threading.Event()
+        self.held: Future[str] | None = None
+
+    def hold(self) -> None:
+        """Let somebody lead until :meth:`release`."""
+        inside = threading.Event()
+
+        def work(connection: sqlite3.Connection) -> str:
+            add("held")(connection)
+            inside.set()
+            assert self._go_on.wait(WAIT)
+            return "held"
+
+        self.held = self.pool.submit(self.database.write, work)
+        assert inside.wait(WAIT)
+
+    def join(self, work: Work) -> Future[Any]:
+        """One more caller; returns when it is in line."""
+        before = waiting(self.database)
+        future = self.pool.submit(self.database.write, work)
+        until(lambda: waiting(self.database) > before)
+        return future
+
+    def release(self) -> None:
+        """Let the one that holds the others up go on."""
+        self._go_on.set()
+        assert self.held is not None
+        assert self.held.result(WAIT) == "held"
+
+
+@pytest.fixture
+def crowd(open_database: Open, script: Script) -> Iterator[Crowd]:
+    """A crowd before a database whose statements are recorded."""
+    crowd = Crowd(open_database(connect=script.connect))
+    with crowd.pool:
+        yield crowd
+        crowd._go_on.set()
+
+
+def commits_of(script: Script) -> int:
+    """How often something was committed."""
+    return script.executed.count("COMMIT")
+
+
+def failing(name: str) -> Work:
+    """Work that inserts and then raises."""
+
+    def work(connection: sqlite3.Connection) -> None:
+        add(name)(connection)
+        raise LookupError(name)
+
+    return work
+
+
+@pytest.mark.req("JOBS:store")
+def test_those_who_wait_share_one_commit(crowd: Crowd, script: Script) -> None:
+    """Ten callers behind one that is committing: two commits, and all of it is there."""
+    before = commits_of(script)
+    crowd.hold()
+    futures = [crowd.join(add(f"n{n}", n)) for n in range(10)]
+    crowd.release()
+    assert [future.result(WAIT) for future in futures] == [f"n{n}" for n in range(10)]
+    assert commits_of(script) - before == 2
+    assert items(crowd.database) == {f"n{n}": n for n in range(10)} | {"held": 0}
+
+
+def test_one_that_raises_is_undone_alone(crowd: Crowd) -> None:
+    """The others' changes are kept, before and after it, and the error is its own."""
+    crowd.hold()
+    first = crowd.join(add("first"))
+    bad = crowd.join(failing("bad"))
+    taken = crowd.join(add("first"))
+    last = crowd.join(add("last"))
+    crowd.release()
+    assert (first.result(WAIT), last.result(WAIT)) == ("first", "last")
+    with pytest.raises(LookupError, match="bad"):
+        bad.result(WAIT)
+    with pytest.raises(sqlite3.IntegrityError):
+        taken.result(WAIT)
+    assert items(crowd.database).keys() == {"held", "first", "last"}
+
+
+def test_a_lone_caller_needs_no_savepoint(crowd: Crowd, script: Script) -> None:
+    """Neither one that finds nobody nor one that leads a group of one."""
+    crowd.hold()
+    single = crowd.join(add("single"))
+    crowd.release()
+    assert single.result(WAIT) == "single"
+    assert not [each for each in script.executed if "SAVEPOINT" in each]
+
+
+def test_a_failed_commit_fails_everyone_in_it(crowd: Crowd, script: Script) -> None:
+    """Each caller gets the store's error, as an exception of its own, and nothing is there."""
+    crowd.hold()
+    futures = [crowd.join(add(f"n{n}")) for n in range(3)]
+    script.before(SAVEPOINT, lambda: script.fail("COMMIT", sqlite3.SQLITE_FULL))
+    crowd.release()
+    errors = [future.exception(WAIT) for future in futures]
+    assert [type(error) for error in errors] == [StoreFullError] * 3
+    assert len({id(error) for error in errors}) == 3
+    assert items(crowd.database) == {"held": 0}
+    assert crowd.database.write(add("later")) == "later"
+
+
+def executing(sql: str) -> Work:
+    """Work that executes one statement."""
+    return lambda connection: connection.execute(sql)
+
+
+def test_an_io_error_in_one_work_fails_everyone(crowd: Crowd, script: Script) -> None:
+    """The connection is gone, and with it what the others had done; the next call works."""
+    crowd.hold()
+    futures = [crowd.join(add("first")), crowd.join(executing("SELECT 1")), crowd.join(add("last"))]
+    script.fail("SELECT 1", sqlite3.SQLITE_IOERR_READ)
+    opened = len(script.opened)
+    crowd.release()
+    for future in futures:
+        with pytest.raises(StoreUnavailableError, match="cannot be used for now"):
+            future.result(WAIT)
+    assert crowd.database.write(add("later")) == "later"
+    assert len(script.opened) == opened + 1
+
+
+def limit(connection: sqlite3.Connection) -> None:
+    """Let the file grow by two pages only."""
+    [pages] = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+
+
+def test_one_that_does_not_fit_costs_the_others_theirs(crowd: Crowd) -> None:
+    """SQLite gives up the whole transaction when the disk is full, and everyone is told."""
+    fill = "UPDATE ergon_item SET value = zeroblob(100000) WHERE name = 'held'"
+    crowd.database.write(limit)
+    crowd.hold()
+    futures = [crowd.join(each) for each in (add("first"), executing(fill), add("last"))]
+    crowd.release()
+    for future in futures:
+        with pytest.raises(StoreFullError):
+            future.result(WAIT)
+    assert items(crowd.database) == {"held": 0}
+    assert crowd.database.write(add("later")) == "later"
+
+
+def test_a_statement_that_did_not_fit_by_itself(crowd: Crowd) -> None:
+    """When SQLite undid no more than the statement, nobody else loses anything."""
+
+    def full(connection: sqlite3.Connection) -> None:
+        add("bad")(connection)
+        fail(sqlite3.SQLITE_FULL)
+
+    crowd.hold()
+    first, bad, last = (crowd.join(each) for each in (add("first"), full, add("last")))
+    crowd.release()
+    with pytest.raises(StoreFullError):
+        bad.result(WAIT)
+    assert (first.result(WAIT), last.result(WAIT)) == ("first", "last")
+    assert items(crowd.database).keys() == {"held", "first", "last"}
+
+
+def test_one_that_ends_the_transaction_costs_the_others_theirs(crowd: Crowd) -> None:
+    """Nobody is told that a change was kept which the offender has thrown away."""
+    crowd.hold()
+    futures = [
+        crowd.join(add("first")),
+        crowd.join(executing("ROLLBACK")),
+        crowd.join(add("last")),
+    ]
+    crowd.release()
+    for future in futures:
+        with pytest.raises(StoreError, match="ended the transaction"):
+            future.result(WAIT)
+    assert items(crowd.database) == {"held": 0}
+    assert crowd.database.write(add("later")) == "later"
+
+
+def test_an_insert_or_rollback_is_such_an_offender(crowd: Crowd) -> None:
+    """A conflict clause can end the transaction, too."""
+    crowd.hold()
+    first = crowd.join(add("first"))
+    bad = crowd.join(executing("INSERT OR ROLLBACK INTO ergon_item (name) VALUES ('held')"))
+    crowd.release()
+    for future in (first, bad):
+        with pytest.raises(StoreError, match="ended the transaction"):
+            future.result(WAIT)
+    assert items(crowd.database) == {"held": 0}
+
+
+def test_groups_are_bounded(crowd: Crowd, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More callers than fit into one commit get several."""
+    monkeypatch.setattr(commits, "MOST", 4)
+    before = commits_of(script)
+    crowd.hold()
+    futures = [crowd.join(add(f"n{n}")) for n in range(10)]
+    crowd.release()
+    for future in futures:
+        future.result(WAIT)
+    assert commits_of(script) - before == 1 + 3
+
+
+def test_maintenance_waits_for_its_turn(crowd: Crowd) -> None:
+    """It is not served as part of a group, and those behind it come after it."""
+    crowd.hold()
+    first = crowd.join(add("first"))
+    maintained = crowd.pool.submit(crowd.database.maintain)
+    until(lambda: waiting(crowd.database) == 2)
+    last = crowd.join(add("last"))
+    crowd.release()
+    assert first.result(WAIT) == "first"
+    assert maintained.result(WAIT) is False
+    assert last.result(WAIT) == "last"
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises in the main thread."""
+
+
+def interrupting(*_: object) -> None:
+    """A signal handler that raises."""
+    raise Interrupt
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGUSR1 raises in the main thread during the test."""
+    before = signal.signal(signal.SIGUSR1, interrupting)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_an_interrupted_waiter_leaves_the_line(crowd: Crowd) -> None:
+    """What it wanted is not done behind its back, and the others are served."""
+    crowd.hold()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        until(lambda: waiting(crowd.database))
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(Interrupt):
+        crowd.database.write(add("mine"))
+    last = crowd.join(add("last"))
+    crowd.release()
+    assert last.result(WAIT) == "last"
+    assert items(crowd.database).keys() == {"held", "last"}
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_an_interrupted_leader_keeps_nobody_waiting(crowd: Crowd) -> None:
+    """Those it was serving hear that nothing was written; the interrupt is the leader's alone."""
+    crowd.hold()
+    others: list[Future[Any]] = []
+
+    def interrupted(connection: sqlite3.Connection) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    def fill() -> None:
+        until(lambda: waiting(crowd.database))
+        others.append(crowd.join(add("other")))
+        others.append(crowd.join(interrupted))  # is run by the main thread, which leads
+        crowd.release()
+
+    filler = threading.Thread(target=fill)
+    filler.start()
+    with pytest.raises(Interrupt):
+        crowd.database.write(add("mine"))
+    filler.join(WAIT)
+    for other in others:
+        with pytest.raises(StoreUnavailableError, match="given up"):
+            other.result(WAIT)
+    assert items(crowd.database) == {"held": 0}
+    assert crowd.database.write(add("later")) == "later"
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_interrupted_after_the_commit(crowd: Crowd, script: Script) -> None:
+    """The commit was made, so the others are told that theirs is kept."""
+    crowd.hold()
+    others: list[Future[Any]] = []
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    def fill() -> None:
+        until(lambda: waiting(crowd.database))
+        others.append(crowd.join(add("other")))
+        script.before(SAVEPOINT, lambda: script.after("COMMIT", interrupt))
+        crowd.release()
+
+    filler = threading.Thread(target=fill)
+    filler.start()
+    with pytest.raises(Interrupt):
+        crowd.database.write(add("mine"))
+    filler.join(WAIT)
+    assert others[0].result(WAIT) == "other"
+    assert items(crowd.database).keys() == {"held", "mine", "other"}
+
+
+@pytest.mark.req("JOBS:store")
+def test_many_threads_lose_nothing(database: Database, path: Path) -> None:
+    """Sixteen threads, some of whose works raise: exactly what was acknowledged is there."""
+    acknowledged: set[str] = set()
+    refused: list[str] = []
+
+    def run(thread: int) -> None:
+        for n in range(40):
+            name = f"{thread}-{n}"
+            if n % 7 == 3:
+                with contextlib.suppress(LookupError):
+                    database.write(failing(name))
+                    refused.append(name)
+            else:
+                acknowledged.add(database.write(add(name)))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(run, range(16)))
+    assert refused == []
+    assert seen_by_others(path) == acknowledged
+    assert len(acknowledged) == 16 * 34

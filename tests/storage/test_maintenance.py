@@ -1,0 +1,174 @@
+"""Checkpoints: made by one process at a time, often enough that the log does not grow for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.storage import maintenance
+from ergon_framework.storage.maintenance import is_long
+from ergon_framework.storage.writer import Database
+from tests.storage.conftest import Script, add, items
+
+Open = Callable[..., Database]
+BOUND = 1 << 18
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of 256 KiB is long, and is looked at after every fourth commit."""
+    monkeypatch.setattr(maintenance, "BOUND", BOUND)
+    monkeypatch.setattr(maintenance, "_OUTGROWN", 4 * BOUND)
+    monkeypatch.setattr(maintenance, "_EVERY", 4)
+
+
+@pytest.fixture
+def log(path: Path) -> Path:
+    """The write-ahead log."""
+    return path.with_name("store.db-wal")
+
+
+def fill(database: Database, commits: int, size: int = 5000) -> None:
+    """Make so many commits."""
+    for _ in range(commits):
+        database.write(
+            lambda found: found.execute("INSERT INTO ergon_log VALUES (?)", ("x" * size,))
+        )
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Somebody else has the maintenance lock."""
+    with open(f"{path}-maintenance.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Somebody reads and does not end the transaction."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM ergon_log").fetchall()
+        yield
+
+
+@pytest.mark.req("JOBS:store")
+def test_the_log_does_not_grow_for_ever(database: Database, log: Path) -> None:
+    """It is begun anew after a checkpoint, and keeps about the length of its bound."""
+    fill(database, 300)
+    assert log.stat().st_size < 2 * BOUND
+    assert not is_long(log, BOUND) or database.maintain()
+    assert database.read(
+        lambda found: found.execute("SELECT count(*) FROM ergon_log").fetchone()
+    ) == (300,)
+
+
+def test_the_log_is_given_its_length_before_it_is_needed(database: Database, log: Path) -> None:
+    """Not for the first few commits, and nothing of it is seen in the database."""
+    fill(database, 4)
+    assert log.stat().st_size < BOUND
+    fill(database, 2)
+    assert BOUND <= log.stat().st_size < 2 * BOUND
+    assert not is_long(log, BOUND) or database.maintain()
+    fill(database, 1)
+    assert not is_long(log, BOUND)
+    found = database.read(
+        lambda found: found.execute(
+            "SELECT name FROM sqlite_master WHERE name = 'ergon_room'"
+        ).fetchall()
+    )
+    assert found == []
+
+
+def test_a_full_disk_gives_no_length(open_database: Open, script: Script, log: Path) -> None:
+    """It is tried once, and writing goes on."""
+    database = open_database(connect=script.connect)
+    script.fail("CREATE TABLE ergon_room (filler)", sqlite3.SQLITE_FULL)
+    fill(database, 20)
+    assert script.executed.count("CREATE TABLE ergon_room (filler)") == 1
+    assert database.write(add("a")) == "a"
+
+
+def test_an_outgrown_log_is_cut(database: Database, path: Path, log: Path) -> None:
+    """One transaction can make it huge; the next checkpoint gives the space back."""
+    with locked(path):
+        fill(database, 1, size=5 * BOUND)
+    assert log.stat().st_size > 5 * BOUND
+    assert database.maintain() is True
+    assert log.stat().st_size == 0
+    assert database.maintain() is False
+
+
+def test_only_the_holder_of_the_lock_checkpoints(
+    open_database: Open, script: Script, path: Path, log: Path
+) -> None:
+    """Others leave the log as it is and go on writing."""
+    database = open_database(connect=script.connect)
+    with locked(path):
+        fill(database, 100)
+        assert database.maintain() is False
+    assert not [each for each in script.executed if "checkpoint(" in each]
+    assert is_long(log, BOUND)
+    assert database.maintain() is True
+
+
+def test_a_reader_that_never_ends_is_named(
+    database: Database, path: Path, log: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log cannot be begun anew while it reads; the reason is logged once."""
+    fill(database, 1)
+    with caplog.at_level(logging.WARNING, "ergon.storage"), reading(path):
+        fill(database, 200)
+        assert database.maintain() is False
+    assert log.stat().st_size > 4 * BOUND
+    assert len(caplog.records) == 1
+    assert "without ever ending its transaction" in caplog.text
+    assert database.maintain() is True
+    assert log.stat().st_size == 0
+
+
+def test_a_checkpoint_that_fails_does_not_fail_the_commit(
+    open_database: Open, script: Script, path: Path
+) -> None:
+    """What was committed is on disk, and the next call works on."""
+    database = open_database(connect=script.connect)
+    with locked(path):
+        fill(database, 100)
+    script.fail("PRAGMA wal_checkpoint(RESTART)", sqlite3.SQLITE_IOERR_WRITE)
+    script.fail("PRAGMA wal_checkpoint(TRUNCATE)", sqlite3.SQLITE_IOERR_WRITE)
+    fill(database, 4)
+    assert database.write(add("a")) == "a"
+    assert items(database) == {"a": 0}
+
+
+def test_a_folder_that_takes_no_lock_file(database: Database, path: Path) -> None:
+    """Then nobody checkpoints, and writing goes on."""
+    path.with_name("store.db-maintenance.lock").mkdir()
+    fill(database, 100)
+    assert database.maintain() is False
+
+
+def test_short_and_missing_logs_are_not_long(tmp_path: Path) -> None:
+    """Nor is one that is not a log."""
+    assert not is_long(tmp_path / "absent", BOUND)
+    rubbish = tmp_path / "rubbish"
+    rubbish.write_bytes(b"x" * (BOUND + 1))
+    assert not is_long(rubbish, BOUND)
+
+
+def test_a_log_written_anew_is_not_long_though_the_file_is(database: Database, log: Path) -> None:
+    """Length alone would call for a checkpoint after each one."""
+    with locked(database.path):
+        fill(database, 60)
+    assert is_long(log, BOUND)
+    assert database.maintain() is True
+    fill(database, 1)
+    assert log.stat().st_size > BOUND
+    assert not is_long(log, BOUND)

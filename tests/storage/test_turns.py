@@ -1,0 +1,104 @@
+"""Taking turns: who leads, who waits, and who leaves the line."""
+
+from __future__ import annotations
+
+from threading import get_ident
+
+import pytest
+
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.storage.turns import Caller, Turns
+
+SOMEBODY = -1
+
+
+def work(_: object) -> None:
+    """Nothing."""
+
+
+def test_the_first_leads_and_the_second_does_not() -> None:
+    """Nobody else leads until the first has left."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+    assert not turns.try_enter(get_ident())
+    turns.leave()
+    assert turns.leader is None
+    assert turns.try_enter(get_ident())
+
+
+def test_waiting_for_nobody() -> None:
+    """A leader that left between the look and the wait does not leave the caller waiting."""
+    turns = Turns()
+    caller = Caller(work, 0.0)
+    assert turns.wait(caller, 10) is True
+    assert turns.leader == get_ident()
+    assert turns.group == [caller]
+
+
+def test_patience_that_ends() -> None:
+    """The caller leaves the line, and the next leader does not find it there."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+    with pytest.raises(TimeoutError):
+        turns.wait(Caller(work, 0.0), 10, timeout=0.0)
+    turns.leave()
+    assert turns.leader is None
+
+
+def test_one_that_leaves_as_its_turn_comes_passes_it_on() -> None:
+    """Else nobody would ever lead again."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+    first, second = Caller(work, 0.0), Caller(work, 0.0)
+    turns._waiting.extend([first, second])
+    turns.leave()
+    assert first.is_leading
+    turns._withdraw(first)
+    assert second.is_leading
+    turns._withdraw(first)
+    turns._gather(10)
+    assert turns.group == [second]
+    turns._withdraw(second)
+    turns.leave()
+    assert turns.leader is None
+
+
+def test_the_last_one_to_leave_the_line_leaves_nobody_leading() -> None:
+    """The next caller finds the place free."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+    only = Caller(work, 0.0)
+    turns._waiting.append(only)
+    turns.leave()
+    turns._withdraw(only)
+    assert turns.try_enter(get_ident())
+
+
+def test_those_at_the_front_are_served_together_up_to_one_who_wants_a_turn() -> None:
+    """A turn of one's own comes when it is the first in line."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+    line = [Caller(each, 0.0) for each in (work, work, work, None, work, work)]
+    turns._waiting.extend(line)
+    groups = []
+    for _ in range(4):
+        turns.leave()
+        turns._gather(2)
+        groups.append(list(turns.group))
+    assert groups == [line[:2], line[2:3], line[3:4], line[4:]]
+
+
+def test_leaving_early_tells_those_who_were_not_served() -> None:
+    """They must not wait for a leader that was interrupted."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+    leader, served, waiting = (Caller(work, 0.0) for _ in range(3))
+    turns._waiting.extend([leader, served, waiting])
+    turns.leave()
+    turns._gather(10)
+    served.is_served = True
+    turns.leave()
+    assert (served.wake.acquire(timeout=0), waiting.wake.acquire(timeout=0)) == (True, True)
+    assert served.outcome() is None
+    with pytest.raises(StoreUnavailableError, match="given up"):
+        waiting.outcome()
