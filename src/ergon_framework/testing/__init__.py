@@ -19,17 +19,27 @@ if TYPE_CHECKING:
     )
     from ergon_framework.testing.suites import (
         CONNECTOR_CHECKS,
+        EXECUTOR_CHECKS,
+        JOB_STORE_CHECKS,
         ConnectorSuiteError,
+        ExecutorSuiteError,
+        JobStoreSuiteError,
         SuiteReport,
         exercise_connector,
+        exercise_executor,
+        exercise_job_store,
     )
 
 __all__ = [
     "CONNECTOR_CHECKS",
+    "EXECUTOR_CHECKS",
+    "JOB_STORE_CHECKS",
     "AsyncScriptedConsumer",
     "AsyncScriptedProducer",
     "ConnectorSuiteError",
+    "ExecutorSuiteError",
     "Happened",
+    "JobStoreSuiteError",
     "ScriptedConnector",
     "ScriptedConsumer",
     "ScriptedProducer",
@@ -37,10 +47,13 @@ __all__ = [
     "Takes",
     "VirtualClock",
     "exercise_connector",
+    "exercise_executor",
+    "exercise_job_store",
     "transactions",
 ]
 
-_SUITES = ("CONNECTOR_CHECKS", "ConnectorSuiteError", "SuiteReport", "exercise_connector")
+_SUITES = [name for name in __all__ if name.endswith(("_CHECKS", "SuiteError", "SuiteReport"))]
+_SUITES += [name for name in __all__ if name.startswith("exercise_")]
 _HOME = dict.fromkeys(__all__, "scripted") | dict.fromkeys(_SUITES, "suites")
 _HOME["VirtualClock"] = "clock"
 

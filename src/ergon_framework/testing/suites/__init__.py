@@ -10,6 +10,16 @@
 from __future__ import annotations
 
 from ergon_framework.testing.suites.connector import CONNECTOR_CHECKS, exercise_connector
+from ergon_framework.testing.suites.executor import (
+    EXECUTOR_CHECKS,
+    ExecutorSuiteError,
+    exercise_executor,
+)
+from ergon_framework.testing.suites.jobstore import (
+    JOB_STORE_CHECKS,
+    JobStoreSuiteError,
+    exercise_job_store,
+)
 from ergon_framework.testing.suites.report import (
     CheckResult,
     ConnectorSuiteError,
@@ -20,10 +30,16 @@ from ergon_framework.testing.suites.report import (
 
 __all__ = [
     "CONNECTOR_CHECKS",
+    "EXECUTOR_CHECKS",
+    "JOB_STORE_CHECKS",
     "CheckResult",
     "ConnectorSuiteError",
+    "ExecutorSuiteError",
+    "JobStoreSuiteError",
     "Outcome",
     "SuiteFailure",
     "SuiteReport",
     "exercise_connector",
+    "exercise_executor",
+    "exercise_job_store",
 ]

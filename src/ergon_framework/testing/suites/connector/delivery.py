@@ -9,7 +9,7 @@ from typing import Any
 
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.suites.check import Check, expect, fail, register
-from ergon_framework.testing.suites.connector_subject import Subject, ids_of, some
+from ergon_framework.testing.suites.connector.subject import Subject, ids_of, some
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.connector_subject import Subject, one
+from ergon_framework.testing.suites.connector.subject import Subject, one
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

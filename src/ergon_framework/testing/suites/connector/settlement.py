@@ -6,7 +6,7 @@ from collections import Counter
 
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.connector_subject import Subject, ids_of, one, some
+from ergon_framework.testing.suites.connector.subject import Subject, ids_of, one, some
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

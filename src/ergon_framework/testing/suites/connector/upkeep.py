@@ -9,7 +9,7 @@ from typing import Any
 
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.connector_subject import Subject, ids_of, listed, some
+from ergon_framework.testing.suites.connector.subject import Subject, ids_of, listed, some
 from ergon_framework.testing.suites.hands import outcome
 
 CHECKS: list[Check[Subject]] = []

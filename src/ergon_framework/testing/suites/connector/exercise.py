@@ -9,15 +9,15 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
 
 from ergon_framework.errors import WiringError, describe
-from ergon_framework.testing.suites import (
-    connector_delivery,
-    connector_dispatch,
-    connector_envelope,
-    connector_settlement,
-    connector_upkeep,
-)
 from ergon_framework.testing.suites.check import Check, CheckFailed
-from ergon_framework.testing.suites.connector_subject import (
+from ergon_framework.testing.suites.connector import (
+    delivery,
+    dispatch,
+    envelope,
+    settlement,
+    upkeep,
+)
+from ergon_framework.testing.suites.connector.subject import (
     DeadLetters,
     Seed,
     Subject,
@@ -32,11 +32,11 @@ from ergon_framework.testing.suites.report import (
 )
 
 CONNECTOR_CHECKS: tuple[Check[Subject], ...] = (
-    *connector_delivery.CHECKS,
-    *connector_envelope.CHECKS,
-    *connector_dispatch.CHECKS,
-    *connector_settlement.CHECKS,
-    *connector_upkeep.CHECKS,
+    *delivery.CHECKS,
+    *envelope.CHECKS,
+    *dispatch.CHECKS,
+    *settlement.CHECKS,
+    *upkeep.CHECKS,
 )
 LONGEST_SETUP = 30.0  # seconds: a factory may start a server
 ORDERS = {

@@ -1,0 +1,149 @@
+"""``[jobs]`` and ``[executors.NAME]``: how jobs are tried, and by which programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+from ergon_framework.core.failure import Kind
+from ergon_framework.core.job import JOB_RETRIES, JobRule
+from ergon_framework.core.retry import Backoff, RetryRule
+from ergon_framework.ports.document import (
+    Count,
+    CountOrZero,
+    Document,
+    Factor,
+    FrozenDict,
+    OrNone,
+    Positive,
+    PositiveOrZero,
+    Ratio,
+)
+
+DAY = 86_400.0
+MORE_DELIVERIES = 3
+"""How many deliveries a job has beyond its attempts, by default."""
+
+
+def _split(value: object) -> object:
+    """A list in a variable may be written with commas."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _command(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError('must be a list of words, for example ["node", "executor.js"]')  # noqa: TRY004
+    return value
+
+
+def _named(command: tuple[str, ...]) -> tuple[str, ...]:
+    if not command or not command[0]:
+        raise ValueError("must name a program")
+    if any("\0" in word for word in command):
+        raise ValueError("must not hold NUL characters")
+    return command
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Command = Annotated[tuple[str, ...], BeforeValidator(_command), AfterValidator(_named)]
+Words = Annotated[Mapping[str, str], AfterValidator(FrozenDict)]
+
+
+class BackoffSettings(Document):
+    """How the wait grows: ``base * multiplier**k`` up to ``cap``, give or take ``jitter``."""
+
+    base: PositiveOrZero = 5.0
+    multiplier: Factor = 2.0
+    cap: PositiveOrZero = 3600.0
+    jitter: Ratio = 0.1
+
+    def compiled(self) -> Backoff:
+        """The same as the core's formula."""
+        return Backoff(
+            self.base, self.multiplier, self.cap, low=1 - self.jitter, high=1 + self.jitter
+        )
+
+
+class RetrySettings(Document):
+    """A job's own retry policy; what is not set is as in ``[jobs]``."""
+
+    backoff: BackoffSettings | None = None
+    on_timeout: Literal["retry", "dead-letter"] | None = None
+    max_retry_after: PositiveOrZero | None = None
+    give_up_on: tuple[str, ...] | None = None
+
+
+class QueueSettings(Document):
+    """``[jobs.queues.NAME]``: limits of one queue, across all workers."""
+
+    max_active: Annotated[Count | None, OrNone] = None
+    rate: Annotated[Positive | None, OrNone] = None
+    burst: Count = 1
+
+
+class JobsSettings(Document):
+    """``[jobs]``: how jobs are tried, held and kept."""
+
+    store: Annotated[SecretStr | None, OrNone] = None
+    default_executor: str = ""
+    routes: Words = Field(default_factory=FrozenDict)
+    max_attempts: Count = 5
+    max_deliveries: Annotated[Count | None, OrNone] = None
+    timeout: Positive = 300.0
+    backoff: BackoffSettings = BackoffSettings()
+    on_timeout: Literal["retry", "dead-letter"] = "retry"
+    max_retry_after: PositiveOrZero = DAY
+    held_delay: PositiveOrZero = 30.0
+    give_up_on: Names = ("invalid_arguments", "invalid_request", "unsupported_protocol_version")
+    lease: Annotated[Positive, Field(ge=0.5, le=3600)] = 15.0
+    grace: PositiveOrZero = 30.0
+    result_ttl: PositiveOrZero = DAY
+    failed_ttl: PositiveOrZero = 30 * DAY
+    cancelled_ttl: PositiveOrZero = DAY
+    max_payload: Count = 1024 * 1024
+    poll: Annotated[Positive, Field(ge=0.05)] = 1.0
+    queues: Annotated[Mapping[str, QueueSettings], AfterValidator(FrozenDict)] = Field(
+        default_factory=FrozenDict
+    )
+
+    def rule(
+        self,
+        max_attempts: int | None = None,
+        max_deliveries: int | None = None,
+        retry: RetrySettings | None = None,
+    ) -> JobRule:
+        """The core's rule for a job with these settings of its own."""
+        own = retry or RetrySettings()
+        attempts = max_attempts or self.max_attempts
+        kinds = JOB_RETRIES
+        if (own.on_timeout or self.on_timeout) == "dead-letter":
+            kinds -= {Kind.TIMEOUT}
+        longest = self.max_retry_after if own.max_retry_after is None else own.max_retry_after
+        rule = RetryRule(
+            attempts,
+            (own.backoff or self.backoff).compiled(),
+            kinds,
+            max_retry_after=longest,
+            asked_replaces=True,
+        )
+        most = max_deliveries or self.max_deliveries or attempts + MORE_DELIVERIES
+        return JobRule(rule, most, self.held_delay)
+
+
+class ExecutorSettings(Document):
+    """``[executors.NAME]``: a program that runs handlers, and how many of it."""
+
+    command: Command
+    env: Words = Field(default_factory=FrozenDict)
+    cwd: str | None = None
+    pool_size: Count = Field(default_factory=lambda: min(os.cpu_count() or 1, 8))
+    max_in_flight: Annotated[Count, Field(le=4096)] = 1
+    startup_grace: PositiveOrZero = 10.0
+    response_limit: Annotated[Count, Field(ge=1024)] = 16 * 1024 * 1024
+    kill_grace: PositiveOrZero = 2.0
+    recycle_after: CountOrZero = 0

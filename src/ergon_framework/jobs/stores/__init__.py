@@ -1,0 +1,1 @@
+"""Job stores: one module per engine, all held to one behaviour suite."""

@@ -1,0 +1,213 @@
+"""The memory store's other two sides: the operator's desk and the cron schedules."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import JobError
+from ergon_framework.jobs.stores.memory_ledger import DAY, Ledger
+from ergon_framework.jobs.stores.memory_record import Record
+from ergon_framework.ports.jobstore import (
+    Job,
+    NewJob,
+    Queue,
+    Schedule,
+    Search,
+    Sweep,
+    WorkerRecord,
+)
+
+PAGE = 200
+WORKER_FORGOTTEN_AFTER = DAY
+"""Seconds after which a worker that said nothing more is taken off the list."""
+
+_CHANGES = {"is_paused": bool, "max_active": int | None, "rate": float | None, "burst": int}
+
+
+class MemoryDesk(ABC):
+    """What operators and cron need, on top of the store's steps."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, WorkerRecord] = {}
+        self._schedules: dict[str, Schedule] = {}
+
+    @abstractmethod
+    def now(self) -> float:
+        """The store's clock."""
+
+    @abstractmethod
+    def _step(self) -> AbstractContextManager[Ledger]:
+        """The ledger for one step of one caller."""
+
+    # ---- jobs -----------------------------------------------------------------------------------
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        """Matching jobs, the newest first; nobody is kept waiting while they are read."""
+        return islice(self._found(search), limit)
+
+    def _found(self, search: Search) -> Iterator[Job]:
+        with self._step() as ledger:
+            keys = list(reversed(ledger.records))
+        for start in range(0, len(keys), PAGE):
+            with self._step() as ledger:
+                records = map(ledger.records.get, keys[start : start + PAGE])
+                page = [each.job() for each in records if each is not None and each.matches(search)]
+            yield from page
+
+    def count(self, search: Search) -> int:
+        """How many match."""
+        with self._step() as ledger:
+            return sum(record.matches(search) for record in ledger.records.values())
+
+    def purge(self, jobs: Sequence[Job]) -> int:
+        """Delete final jobs that have not been moved since they were read."""
+        with self._step() as ledger:
+            found = [ledger.records.get(job.key) for job in jobs]
+            doomed = {
+                record.key: record
+                for record, job in zip(found, jobs, strict=True)
+                if record is not None and _is_as_read(record, job)
+            }
+            for record in doomed.values():
+                ledger.remove(record)
+            return len(doomed)
+
+    # ---- queues ---------------------------------------------------------------------------------
+
+    def queues(self) -> list[Queue]:
+        """Every queue that has jobs or settings, by name."""
+        with self._step() as ledger:
+            now = self.now()
+            members = defaultdict[str, list[Record]](list)
+            for record in ledger.records.values():
+                members[record.new.queue].append(record)
+            found = [
+                _look(line.settings, members[line.settings.name], now) for line in ledger.lines
+            ]
+            return sorted(found, key=lambda queue: queue.name)
+
+    def set_queue(self, name: str, **changes: Any) -> Queue:
+        """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``."""
+        checked = {field: _checked(field, value) for field, value in changes.items()}
+        with self._step() as ledger:
+            line = ledger.lines.line(name)
+            now = self.now()
+            line.change(msgspec.structs.replace(line.settings, **checked), now)
+            ledger.is_work = True
+            members = [each for each in ledger.records.values() if each.new.queue == name]
+            queue = _look(line.settings, members, now)
+            ledger.lines.forget(name)
+            return queue
+
+    # ---- workers and upkeep ---------------------------------------------------------------------
+
+    def tell(self, record: WorkerRecord) -> None:
+        """Note that a worker lives, or that it is gone."""
+        with self._step():
+            if record.state == "gone":
+                self._workers.pop(record.id, None)
+            else:
+                self._workers[record.id] = msgspec.structs.replace(record, seen_at=self.now())
+
+    def workers(self) -> list[WorkerRecord]:
+        """Those that told of themselves, by id."""
+        with self._step():
+            return sorted(self._workers.values(), key=lambda record: record.id)
+
+    def sweep(self, limit: int) -> Sweep:
+        """Purge what has been kept long enough, end what is outdated, forget dead workers."""
+        with self._step() as ledger:
+            now = self.now()
+            purged = outdated = 0
+            while purged < limit and _first_before(ledger.leaving.first(), now):
+                ledger.remove(ledger.records[ledger.leaving.pop()])
+                purged += 1
+            while purged + outdated < limit and _first_before(ledger.expiring.first(), now):
+                ledger.end_outdated(ledger.records[ledger.expiring.pop()], now)
+                outdated += 1
+            oldest = now - WORKER_FORGOTTEN_AFTER
+            dead = [each.id for each in self._workers.values() if each.seen_at < oldest]
+            for worker in dead:
+                del self._workers[worker]
+            is_more = any(
+                _first_before(heap.first(), now) for heap in (ledger.leaving, ledger.expiring)
+            )
+            return Sweep(purged, outdated, len(dead), is_more)
+
+    # ---- schedules ------------------------------------------------------------------------------
+
+    def schedules(self) -> list[Schedule]:
+        """All, by name."""
+        with self._step():
+            return sorted(self._schedules.values(), key=lambda schedule: schedule.name)
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        """Add or replace the definition."""
+        with self._step():
+            self._schedules[schedule.name] = schedule
+
+    def drop_schedule(self, name: str) -> bool:
+        """Remove one; whether it was there."""
+        with self._step():
+            return self._schedules.pop(name, None) is not None
+
+    def fire(
+        self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
+    ) -> bool:
+        """Move ``next_at`` on and add the jobs, in one step, if it still is ``expected``.
+
+        A job whose id or unique key is taken is skipped: the schedule goes on without it.
+        """
+        with self._step() as ledger:
+            schedule = self._schedules.get(name)
+            if schedule is None or schedule.next_at != expected:
+                return False
+            self._schedules[name] = msgspec.structs.replace(
+                schedule, next_at=next_at, last_at=expected
+            )
+            for job in jobs:
+                if ledger.can_add(job):
+                    ledger.add([job], self.now())
+            return True
+
+
+def _is_as_read(record: Record, job: Job) -> bool:
+    return record.status.is_final and (record.status, record.fence, record.finished_at) == (
+        job.status,
+        job.fence,
+        job.finished_at,
+    )
+
+
+def _look(settings: Queue, members: list[Record], now: float) -> Queue:
+    waiting = (JobStatus.PENDING, JobStatus.RETRYING)
+    due = [each.run_at for each in members if each.status in waiting and each.run_at <= now]
+    counts = Counter(str(each.status) for each in members)
+    oldest = min(due, default=None)
+    return msgspec.structs.replace(settings, counts=dict(counts), oldest_due_at=oldest)
+
+
+def _checked(field: str, value: Any) -> Any:
+    if field not in _CHANGES:
+        raise JobError(
+            f"a queue has no setting {field!r}", remedy=f"known are {', '.join(_CHANGES)}"
+        )
+    try:
+        checked = msgspec.convert(value, _CHANGES[field])
+    except msgspec.ValidationError as error:
+        raise JobError(f"{field} of a queue: {error}", remedy="give a value of that type") from None
+    if checked is not None and field != "is_paused" and not checked > 0:
+        raise JobError(f"{field} of a queue must be above zero", remedy="None means no limit")
+    return checked
+
+
+def _first_before(first: tuple[tuple[float, ...], int] | None, now: float) -> bool:
+    return first is not None and first[0][0] <= now

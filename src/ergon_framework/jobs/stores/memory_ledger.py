@@ -1,0 +1,245 @@
+"""The jobs of a memory store and every change of them. Knows no lock, no clock and no bell.
+
+Rules for editors: a job changes its status in ``_enter``, ``_leave`` and ``claim`` alone, so that
+its line, its unique key and its limit key always follow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ergon_framework.core.job import CancelAsked, JobRule, JobStatus, Move, Outdated, settle
+from ergon_framework.errors import DuplicateJobError
+from ergon_framework.jobs.stores.memory_heap import Heap
+from ergon_framework.jobs.stores.memory_lines import Line, Lines, Offer
+from ergon_framework.jobs.stores.memory_record import Record, entry_of
+from ergon_framework.ports.jobstore import (
+    Added,
+    Ask,
+    Claimed,
+    Leased,
+    NewJob,
+    OnDuplicate,
+    Settlement,
+)
+
+DAY = 86_400.0
+FAILED_KEPT = 30 * DAY
+CANCELLED_KEPT = DAY
+"""How long a job is kept that the store itself ended: nobody was there to say."""
+
+_RULE = JobRule()
+
+
+class Ledger:
+    """All jobs, found by key, by id and by unique key."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, Record] = {}  # in the order of adding
+        self.by_id: dict[str, Record] = {}
+        self.active: dict[int, Record] = {}
+        self.holders: dict[str, Record] = {}  # of unique keys
+        self.lines = Lines(self.records)
+        self.expiring = Heap()
+        self.leaving = Heap()  # final jobs, by when they are to be purged
+        self.is_work = False  # something became claimable since this was last looked at …
+        self.is_done = False  # … or something ended
+        self._last_key = 0
+        self._last_fence = 0
+
+    # ---- adding ---------------------------------------------------------------------------------
+
+    def add(self, jobs: Sequence[NewJob], now: float) -> list[Added]:
+        """Add all of them or none."""
+        self._refuse_duplicates(jobs)
+        return [self._add(job, now) for job in jobs]
+
+    def can_add(self, job: NewJob) -> bool:
+        """Whether :meth:`add` would take it."""
+        try:
+            self._refuse_duplicates([job])
+        except DuplicateJobError:
+            return False
+        return True
+
+    def _refuse_duplicates(self, jobs: Sequence[NewJob]) -> None:
+        ids: set[str] = set()
+        keys: set[str] = set()  # that jobs of this batch will hold
+        for job in jobs:
+            key = job.unique_key
+            holder = None if key is None else self.holders.get(key)
+            if holder is not None or key in keys:
+                if job.on_duplicate is OnDuplicate.EXISTING:
+                    continue
+                is_running = holder is not None and holder.status is JobStatus.ACTIVE
+                if job.on_duplicate is OnDuplicate.REJECT or is_running:
+                    raise _key_is_held(job)
+            if job.id in ids or job.id in self.by_id:
+                raise DuplicateJobError(
+                    f"there is a job with the id {job.id!r}",
+                    remedy="give each job an id of its own, or none to get one",
+                    details={"id": job.id},
+                )
+            ids.add(job.id)
+            if key is not None:
+                keys.add(key)
+
+    def _add(self, job: NewJob, now: float) -> Added:
+        holder = None if job.unique_key is None else self.holders.get(job.unique_key)
+        if holder is not None:
+            if job.on_duplicate is OnDuplicate.EXISTING:
+                return Added(holder.new.id, False)
+            move = settle(holder.tally(), CancelAsked(), _RULE)
+            self._end(holder, replace(move, why="replaced"), CANCELLED_KEPT, now)
+        self._last_key += 1
+        record = Record(
+            key=self._last_key,
+            new=job,
+            created_at=now,
+            changed_at=now,
+            run_at=now + job.delay if job.run_at is None else job.run_at,
+            expires_at=job.expires_at,
+        )
+        self.records[record.key] = self.by_id[job.id] = record
+        self.lines.line(job.queue).members += 1
+        self._enter(record)
+        return Added(job.id, True, None if holder is None else holder.new.id)
+
+    # ---- settling -------------------------------------------------------------------------------
+
+    def settle(self, settlement: Settlement, now: float) -> bool:
+        """Apply a move, if the job still is where the move was decided."""
+        record = self.records.get(settlement.key)
+        if (
+            record is None
+            or record.new.id != settlement.id
+            or record.fence != settlement.fence
+            or record.status is not settlement.expected
+            or (settlement.if_expired and not record.is_expired(now))
+        ):
+            return False
+        if record.status.is_final and self._is_key_taken(record):
+            return False
+        self._move(record, settlement.move, settlement.entry, now)
+        if record.status.is_final:
+            self._finish(record, settlement.result, settlement.keep, now)
+        return True
+
+    def end_outdated(self, record: Record, now: float) -> None:
+        """Dead-letter a job that was not started before its expiry."""
+        self._end(record, settle(record.tally(), Outdated(), _RULE), FAILED_KEPT, now)
+
+    def _end(self, record: Record, move: Move, keep: float, now: float) -> None:
+        self._move(record, move, entry_of(record, move, now), now)
+        self._finish(record, None, keep, now)
+
+    def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        self._leave(record)
+        record.status = move.status
+        record.attempts, record.excused = move.attempts, move.excused
+        record.is_charged, record.is_solo = False, move.is_solo
+        record.why = move.why
+        record.worker = record.claimed_at = record.lease_expires_at = None
+        record.finished_at = record.purge_at = record.result = None
+        record.last_error = move.failure or record.last_error
+        record.changed_at = now
+        record.history.append(entry)
+        if move.is_reset:
+            # Somebody wants it in spite of all that happened, an expiry that passed included.
+            record.deliveries, record.last_error, record.expires_at = 0, None, None
+        if not record.status.is_final:
+            record.run_at = now + move.delay
+            self._enter(record)
+
+    def _finish(self, record: Record, result: bytes | None, keep: float | None, now: float) -> None:
+        record.finished_at, record.result = now, result
+        if keep is not None:
+            record.purge_at = now + keep
+            self.leaving.push(record.key, (record.purge_at,))
+        self.is_done = True
+
+    def _is_key_taken(self, record: Record) -> bool:
+        """Whether a job that had ended cannot come back: another holds its unique key."""
+        return record.new.unique_key is not None and record.new.unique_key in self.holders
+
+    # ---- claiming -------------------------------------------------------------------------------
+
+    def claim(self, ask: Ask, now: float) -> Claimed:
+        """Give a worker what it can take, one job of each queue in turn."""
+        offer = Offer(ask)
+        lines = [line for line in self.lines if offer.asks_for(line)]
+        turns: deque[Line] = deque(lines)
+        jobs: list[Leased] = []
+        outdated = 0
+        while turns:
+            line = turns.popleft()
+            record = self.lines.next(line, offer, now)
+            if record is None:
+                continue
+            turns.append(line)
+            if record.is_outdated(now):
+                self.end_outdated(record, now)
+                outdated += 1
+                continue
+            offer.take(record.new.queue, record.new.executor)
+            line.take_token(now)
+            self._lease(record, ask, now)
+            jobs.append(record.leased(now))
+        next_at = min((line.next_at(now) for line in lines), default=float("inf"))
+        more = any(line.has_due() for line in lines)
+        return Claimed(jobs, None if next_at == float("inf") else next_at, more, outdated)
+
+    def _lease(self, record: Record, ask: Ask, now: float) -> None:
+        self.expiring.discard(record.key)
+        self.lines.start(record)
+        self.active[record.key] = record
+        self._last_fence += 1
+        record.fence = self._last_fence  # of the whole store: a new job of an old id has another
+        record.status = JobStatus.ACTIVE
+        record.deliveries += 1
+        record.worker = ask.worker
+        record.claimed_at = record.changed_at = now
+        record.lease_expires_at = now + ask.lease
+        record.why = ""
+
+    # ---- coming and going -----------------------------------------------------------------------
+
+    def _enter(self, record: Record) -> None:
+        """A job waits from now on."""
+        if record.new.unique_key is not None:
+            self.holders[record.new.unique_key] = record
+        if record.expires_at is not None:
+            self.expiring.push(record.key, (record.expires_at,))
+        self.lines.wait(record)
+        self.is_work = True
+
+    def _leave(self, record: Record) -> None:
+        """A job is no longer in the state it is in."""
+        if record.status is JobStatus.ACTIVE:
+            del self.active[record.key]
+            self.is_work |= self.lines.stop(record)
+        elif record.status.is_final:
+            self.leaving.discard(record.key)
+            return
+        else:
+            self.expiring.discard(record.key)
+            self.lines.leave(record)
+        if record.new.unique_key is not None:
+            del self.holders[record.new.unique_key]
+
+    def remove(self, record: Record) -> None:
+        """Forget a job that has ended."""
+        self._leave(record)
+        del self.records[record.key], self.by_id[record.new.id]
+        self.lines.line(record.new.queue).members -= 1
+        self.lines.forget(record.new.queue)
+
+
+def _key_is_held(job: NewJob) -> DuplicateJobError:
+    return DuplicateJobError(
+        f"a job that has not ended holds the unique key {job.unique_key!r}",
+        remedy="wait for it, cancel it, or ask for the job that is there",
+        details={"unique_key": job.unique_key},
+    )

@@ -1,0 +1,242 @@
+"""The jobs that wait in a memory store: who goes next, and who must not go yet.
+
+Each queue is a line. A job that is not due stands in ``later``; one that is due stands in a heap of
+those that name the same executor, so that a worker without a slot for it need not look at it. A job
+whose limit key is taken stands aside, with those of its key, queue, executor and limit; whenever
+one of that key leaves, the first of each such group goes back in line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator
+from typing import TypeVar
+
+from ergon_framework.core.rate import Bucket
+from ergon_framework.jobs.stores.memory_heap import Heap
+from ergon_framework.jobs.stores.memory_record import Record
+from ergon_framework.ports.jobstore import Ask, Queue
+
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+class Line:
+    """One queue: its settings, and the jobs in it that wait."""
+
+    def __init__(self, name: str) -> None:
+        self.settings = Queue(name=name)
+        self.later = Heap()
+        self.due: dict[str, Heap] = {}  # by the executor that their handlers name
+        self.aside = 0  # how many wait for a limit key
+        self.active = 0
+        self.members = 0  # jobs in any state
+        self._bucket: Bucket | None = None
+
+    def has_due(self) -> bool:
+        """Whether a job waits for something other than time."""
+        return self.aside > 0 or any(self.due.values())
+
+    def has_room(self) -> bool:
+        """Whether the queue's limit allows one more to run."""
+        most = self.settings.max_active
+        return most is None or self.active < most
+
+    def has_token(self, now: float) -> bool:
+        """Whether the queue's rate allows one more to start."""
+        return self._bucket is None or self._bucket.free(now) > 0
+
+    def take_token(self, now: float) -> None:
+        """A job starts."""
+        if self._bucket is not None:
+            self._bucket = self._bucket.take(1, now)
+
+    def next_at(self, now: float) -> float:
+        """When something changes here by itself."""
+        first = self.later.first()
+        later = math.inf if first is None else first[0][0]
+        if self._bucket is None or self.has_token(now) or not self.has_due():
+            return later
+        return min(later, self._bucket.next_at(now)) if self.has_room() else later
+
+    def change(self, settings: Queue, now: float) -> None:
+        """Other limits from now on; tokens that were taken stay taken."""
+        old, self.settings = self._bucket, settings
+        if settings.rate is None:
+            self._bucket = None
+        elif old is None:
+            self._bucket = Bucket(settings.rate, settings.burst)
+        else:
+            self._bucket = old.changed(settings.rate, settings.burst, now)
+
+
+class Offer:
+    """What one worker can still take."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._free = dict(ask.slots)
+        self._strangers = ask.most_unknown
+
+    def asks_for(self, line: Line) -> bool:
+        """Whether the worker serves this queue, and the queue may be served."""
+        asked = self._ask.queues is None or line.settings.name in self._ask.queues
+        return asked and not line.settings.is_paused
+
+    def takes(self, queue: str, named: str) -> bool:
+        """Whether it has room for a job of this queue that names this executor."""
+        executor = self._executor(queue, named)
+        if self._is_stranger(executor):
+            return self._strangers > 0
+        return self._free.get(executor, 0) > 0
+
+    def take(self, queue: str, named: str) -> None:
+        """It got such a job."""
+        executor = self._executor(queue, named)
+        if self._is_stranger(executor):
+            self._strangers -= 1
+        else:
+            self._free[executor] -= 1
+
+    def _executor(self, queue: str, named: str) -> str:
+        return named or self._ask.routes.get(queue, self._ask.default)
+
+    def _is_stranger(self, executor: str) -> bool:
+        return executor not in self._ask.known and executor not in self._free
+
+
+class Lines:
+    """All queues, the one that has been served least recently first."""
+
+    def __init__(self, records: dict[int, Record]) -> None:
+        self._records = records
+        self._lines: OrderedDict[str, Line] = OrderedDict()
+        self._running: Counter[str] = Counter()  # active jobs by limit key
+        self._aside: dict[str, dict[tuple[str, str, int], Heap]] = {}
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self._lines.values())
+
+    def line(self, name: str) -> Line:
+        """The queue of that name; it exists from when it is first asked for."""
+        return self._lines.setdefault(name, Line(name))
+
+    def forget(self, name: str) -> None:
+        """Drop a queue that has neither jobs nor settings."""
+        line = self._lines[name]
+        if not line.members and line.settings == Queue(name=name):
+            del self._lines[name]
+
+    # ---- coming and going -----------------------------------------------------------------------
+
+    def wait(self, record: Record) -> None:
+        """A job waits from now on."""
+        self.line(record.new.queue).later.push(record.key, (record.run_at, record.key))
+
+    def start(self, record: Record) -> None:
+        """A job that :meth:`next` gave runs from now on."""
+        queue = record.new.queue
+        self._lines.move_to_end(queue)
+        self._lines[queue].active += 1
+        if record.new.limit_key is not None:
+            self._running[record.new.limit_key] += 1
+
+    def stop(self, record: Record) -> bool:
+        """A job runs no more; whether that lets others go that could not."""
+        line = self._lines[record.new.queue]
+        was_full = not line.has_room()
+        line.active -= 1
+        key = record.new.limit_key
+        if key is None:
+            return was_full and line.has_due()
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
+        return self._call_back(key) or (was_full and line.has_due())
+
+    def leave(self, record: Record) -> None:
+        """A job waits no more."""
+        new = record.new
+        line = self._lines[new.queue]
+        line.later.discard(record.key)
+        _discard(line.due, new.executor, record.key)
+        if new.limit_key is None:
+            return
+        if record.is_limited:
+            group = (new.queue, new.executor, new.limit)
+            self._take_from_aside(new.limit_key, group, record)
+        else:
+            self._call_back(new.limit_key)  # it may have been called back: then another is now
+
+    # ---- who goes next --------------------------------------------------------------------------
+
+    def next(self, line: Line, offer: Offer, now: float) -> Record | None:
+        """Take the next job that may go out of its line; an outdated one may always."""
+        self._admit(line, now)
+        if not line.has_room() or not line.has_token(now):
+            return None
+        while (named := _first_group(line, offer)) is not None:
+            record = self._records[line.due[named].pop()]
+            if not line.due[named]:
+                del line.due[named]
+            if not self._is_full(record) or record.is_outdated(now):
+                return record
+            self._stand_aside(record)
+        return None
+
+    def _admit(self, line: Line, now: float) -> None:
+        while (first := line.later.first()) is not None and first[0][0] <= now:
+            self._line_up(self._records[line.later.pop()])
+
+    def _line_up(self, record: Record) -> None:
+        new = record.new
+        group = self._lines[new.queue].due.setdefault(new.executor, Heap())
+        group.push(record.key, (-new.priority, record.run_at, record.key))
+
+    def _is_full(self, record: Record) -> bool:
+        key = record.new.limit_key
+        return key is not None and self._running[key] >= record.new.limit
+
+    def _stand_aside(self, record: Record) -> None:
+        new = record.new
+        groups = self._aside.setdefault(new.limit_key or "", {})
+        group = groups.setdefault((new.queue, new.executor, new.limit), Heap())
+        group.push(record.key, (-new.priority, record.run_at, record.key))
+        record.is_limited = True
+        self._lines[new.queue].aside += 1
+
+    def _call_back(self, key: str) -> bool:
+        """Let the first of each group that waits for this key go back in line."""
+        groups = list(self._aside.get(key, {}).items())
+        for name, group in groups:
+            record = self._records[group.pop()]
+            self._take_from_aside(key, name, record)
+            self._line_up(record)
+        return bool(groups)
+
+    def _take_from_aside(self, key: str, name: tuple[str, str, int], record: Record) -> None:
+        groups = self._aside[key]
+        _discard(groups, name, record.key)
+        if not groups:
+            del self._aside[key]
+        record.is_limited = False
+        self._lines[record.new.queue].aside -= 1
+
+
+def _first_group(line: Line, offer: Offer) -> str | None:
+    """The executor whose jobs have the one that goes next, of those the worker has room for."""
+    firsts = [
+        (first, named)
+        for named, group in line.due.items()
+        if offer.takes(line.settings.name, named) and (first := group.first()) is not None
+    ]
+    return min(firsts)[1] if firsts else None
+
+
+def _discard(groups: dict[_Name, Heap], name: _Name, key: int) -> None:
+    group = groups.get(name)
+    if group is None:
+        return
+    group.discard(key)
+    if not group:
+        del groups[name]

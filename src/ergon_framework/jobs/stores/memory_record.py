@@ -1,0 +1,161 @@
+"""A job as the memory store keeps it, and the two views of it that it gives out."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from ergon_framework.core.failure import Failure
+from ergon_framework.core.instants import format_instant
+from ergon_framework.core.job import JobStatus, Move, Tally
+from ergon_framework.ports.jobstore import Job, Leased, NewJob, Search
+
+MOST_HISTORY = 100
+"""How many entries of a job's history are kept: the latest."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Record(msgspec.Struct, kw_only=True, eq=False):
+    """One job. ``new`` never changes; the rest does, under the store's lock."""
+
+    key: int  # also the order of adding
+    new: NewJob
+    created_at: float
+    changed_at: float
+    run_at: float
+    expires_at: float | None
+    status: JobStatus = JobStatus.PENDING
+    is_limited: bool = False
+    attempts: int = 0  # without the one of a running delivery
+    is_charged: bool = False
+    deliveries: int = 0
+    excused: int = 0
+    is_solo: bool = False
+    fence: int = 0
+    why: str = ""
+    worker: str | None = None
+    claimed_at: float | None = None
+    lease_expires_at: float | None = None
+    finished_at: float | None = None
+    purge_at: float | None = None
+    result: bytes | None = None
+    last_error: Failure | None = None
+    history: deque[bytes] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_HISTORY))
+
+    def is_outdated(self, now: float) -> bool:
+        """Whether it may no longer be started."""
+        return self.expires_at is not None and self.expires_at <= now
+
+    def is_expired(self, now: float) -> bool:
+        """Whether it runs under a lease that nobody renewed."""
+        return self.lease_expires_at is not None and self.lease_expires_at <= now
+
+    def tally(self) -> Tally:
+        """What the machine needs to know of it."""
+        return Tally(self.status, self.attempts, self.deliveries, self.excused, self.is_charged)
+
+    def matches(self, search: Search) -> bool:
+        """Whether an operator's filters let it through."""
+        code = None if self.last_error is None else self.last_error.code
+        return (
+            (not search.statuses or self.status in search.statuses)
+            and (not search.ids or self.new.id in search.ids)
+            and search.queue in {None, self.new.queue}
+            and search.handler in {None, self.new.handler}
+            and search.code in {None, code}
+            and (search.before is None or self.changed_at < search.before)
+        )
+
+    def job(self) -> Job:
+        """As anybody may look at it."""
+        new = self.new
+        return Job(
+            key=self.key,
+            id=new.id,
+            status=self.status,
+            handler=new.handler,
+            executor=new.executor,
+            queue=new.queue,
+            args=new.args,
+            kwargs=new.kwargs,
+            priority=new.priority,
+            created_at=self.created_at,
+            run_at=self.run_at,
+            expires_at=self.expires_at,
+            timeout=new.timeout,
+            max_attempts=new.max_attempts,
+            max_deliveries=new.max_deliveries,
+            retry=new.retry,
+            unique_key=new.unique_key,
+            limit_key=new.limit_key,
+            limit=new.limit,
+            is_limited=self.is_limited,
+            attempts=self.attempts + self.is_charged,
+            is_charged=self.is_charged,
+            deliveries=self.deliveries,
+            excused=self.excused,
+            is_solo=self.is_solo,
+            fence=self.fence,
+            why=self.why,
+            worker=self.worker,
+            claimed_at=self.claimed_at,
+            lease_expires_at=self.lease_expires_at,
+            finished_at=self.finished_at,
+            purge_at=self.purge_at,
+            result=self.result,
+            result_ttl=new.result_ttl,
+            last_error=self.last_error,
+            correlation_id=new.correlation_id,
+            trace_context=_copied(new.trace_context),
+            history=tuple(self.history),
+        )
+
+    def leased(self, now: float) -> Leased:
+        """As the worker that claims it needs it."""
+        new = self.new
+        return Leased(
+            key=self.key,
+            fence=self.fence,
+            id=new.id,
+            handler=new.handler,
+            executor=new.executor,
+            queue=new.queue,
+            args=new.args,
+            kwargs=new.kwargs,
+            attempts=self.attempts,
+            deliveries=self.deliveries,
+            excused=self.excused,
+            is_solo=self.is_solo,
+            created_at=self.created_at,
+            claimed_at=now,
+            timeout=new.timeout,
+            max_attempts=new.max_attempts,
+            max_deliveries=new.max_deliveries,
+            retry=new.retry,
+            result_ttl=new.result_ttl,
+            correlation_id=new.correlation_id,
+            trace_context=_copied(new.trace_context),
+        )
+
+
+def entry_of(record: Record, move: Move, now: float) -> bytes:
+    """What the history says of a move that the store made by itself."""
+    entry = {
+        "at": format_instant(now),
+        "event": move.event,
+        "status": move.status,
+        "attempt": move.attempts,
+        "delivery": record.deliveries,
+        "why": move.why,
+    }
+    if move.failure is not None:
+        failure = move.failure
+        entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
+    return _encode(entry)
+
+
+def _copied(trace_context: dict[str, str] | None) -> dict[str, str] | None:
+    """Whoever changes what was given out shall not change what is kept."""
+    return None if trace_context is None else dict(trace_context)

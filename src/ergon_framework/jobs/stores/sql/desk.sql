@@ -1,0 +1,100 @@
+-- A search is put together from what it wants, where it looks, and what must match.
+
+-- jobs: want the jobs
+SELECT *
+
+-- number: want to know how many
+SELECT count(*)
+
+-- in_all: look everywhere
+FROM ergon_jobs WHERE seq < :below
+
+-- in_ids: look at some jobs
+FROM ergon_jobs INDEXED BY ergon_jobs_id
+WHERE id IN (SELECT value FROM json_each(:ids)) AND seq < :below
+
+-- in_running: look at those that run
+FROM ergon_jobs INDEXED BY ergon_jobs_running WHERE stage = 1 AND seq < :below
+
+-- in_dead: look at those that have ended, but not well
+FROM ergon_jobs INDEXED BY ergon_jobs_dead
+WHERE stage = 0 AND status <> 'completed' AND status = :status AND seq < :below
+
+-- in_retrying: look at those that failed and are tried again
+FROM ergon_jobs INDEXED BY ergon_jobs_retrying
+WHERE stage > 1 AND status = 'retrying' AND seq < :below
+
+-- matching: every filter that is set
+AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
+AND (:queue IS NULL OR queue = :queue)
+AND (:handler IS NULL OR handler = :handler)
+AND (:before IS NULL OR changed_at < :before)
+AND (:code IS NULL OR json_extract(last_error, '$.code') = :code)
+
+-- newest_first: one page
+ORDER BY seq DESC LIMIT :limit
+
+-- purge: one job that has ended and was not moved since
+DELETE FROM ergon_jobs
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND stage = 0 AND changed_at = ?;
+
+-- next_ended: the first queue and status after others with jobs that have ended
+SELECT queue, status FROM ergon_jobs
+WHERE stage = 0 AND (queue, status) > (?, ?) ORDER BY queue, status LIMIT 1;
+
+-- kept_long_enough: those of one queue and status that may go
+SELECT seq FROM ergon_jobs
+WHERE stage = 0 AND queue = ? AND status = ? AND purge_at <= ? ORDER BY purge_at LIMIT ?;
+
+-- delete: one job
+DELETE FROM ergon_jobs WHERE seq = ?;
+
+-- outdated: those that were not started in time
+SELECT seq, id, status, fence, attempts, deliveries, excused FROM ergon_jobs
+WHERE stage > 1 AND expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at LIMIT ?;
+
+-- count_due: by executor and queue, with the oldest
+SELECT queue, 'waiting', count(*), min(run_at) FROM ergon_jobs
+WHERE stage = 2 GROUP BY executor, queue;
+
+-- count_later: by queue, with the oldest
+SELECT queue, 'waiting', count(*), min(run_at) FROM ergon_jobs WHERE stage = 3 GROUP BY queue;
+
+-- count_blocked: by queue, with the oldest
+SELECT queue, 'waiting', count(*), min(run_at) FROM ergon_jobs WHERE stage = 4 GROUP BY queue;
+
+-- count_running: by queue
+SELECT queue, 'active', count(*), NULL FROM ergon_jobs WHERE stage = 1 GROUP BY queue;
+
+-- count_ended: by queue and status
+SELECT queue, status, count(*), NULL FROM ergon_jobs WHERE stage = 0 GROUP BY queue, status;
+
+-- count_retrying: by queue; they are among those that wait
+SELECT queue, status, count(*), NULL FROM ergon_jobs
+WHERE stage > 1 AND status = 'retrying' GROUP BY queue;
+
+-- queues: those with settings
+SELECT name, is_paused, max_active, rate, burst, full_at FROM ergon_queues;
+
+-- set_queue: the settings of one
+INSERT INTO ergon_queues (name, is_paused, max_active, rate, burst, full_at)
+VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET
+    is_paused = excluded.is_paused, max_active = excluded.max_active, rate = excluded.rate,
+    burst = excluded.burst, full_at = excluded.full_at;
+
+-- unset_queue: it has no settings any more
+DELETE FROM ergon_queues WHERE name = ?;
+
+-- tell: a worker lives
+INSERT INTO ergon_workers (id, seen_at, record) VALUES (?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, record = excluded.record;
+
+-- gone: a worker has left
+DELETE FROM ergon_workers WHERE id = ?;
+
+-- workers: all of them
+SELECT record, seen_at FROM ergon_workers ORDER BY id;
+
+-- forget_workers: those that have not been heard of for long
+DELETE FROM ergon_workers WHERE seen_at < ?;

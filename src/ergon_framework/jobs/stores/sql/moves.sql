@@ -1,0 +1,65 @@
+-- wait: back to the queue
+UPDATE ergon_jobs SET
+    stage = ?, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
+    run_at = ?, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    last_error = coalesce(?, last_error),
+    history = coalesce(history || char(10), '') || ?
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+
+-- restart: back to the queue as if nothing had happened, an expiry that passed included
+UPDATE ergon_jobs SET
+    stage = ?, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
+    run_at = ?, changed_at = ?, lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    last_error = ?, deliveries = 0, result = NULL, purge_at = NULL, expires_at = NULL,
+    history = coalesce(history || char(10), '') || ?
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+
+-- complete: the usual end of a running job
+UPDATE ergon_jobs SET
+    stage = 0, status = 'completed', attempts = ?1, excused = ?2, is_charged = 0, is_solo = 0,
+    why = '', result = ?3, purge_at = ?4, changed_at = ?5,
+    lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    history = CASE WHEN history IS NULL THEN ?6 ELSE history || char(10) || ?6 END
+WHERE seq = ?7 AND id = ?8 AND fence = ?9 AND stage = 1;
+
+-- end: any end of a job
+UPDATE ergon_jobs SET
+    stage = 0, status = ?, attempts = ?, excused = ?, is_charged = 0, is_solo = ?, why = ?,
+    result = ?, purge_at = ?, changed_at = ?,
+    lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    last_error = coalesce(?, last_error),
+    history = coalesce(history || char(10), '') || ?
+WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND (? OR lease_expires_at <= ?);
+
+-- long_history: for shortening it
+SELECT history FROM ergon_jobs WHERE seq = ? AND (
+    length(history) > ? OR length(history) - length(replace(history, char(10), '')) > ?
+);
+
+-- set_history: the shortened one
+UPDATE ergon_jobs SET history = ? WHERE seq = ?;
+
+-- any_blocked: whether anybody waits for a limit key
+SELECT 1 FROM ergon_jobs WHERE stage = 4 LIMIT 1;
+
+-- any_max_active: whether any queue limits how many run
+SELECT 1 FROM ergon_queues WHERE max_active IS NOT NULL LIMIT 1;
+
+-- limit_key: of one job
+SELECT limit_key FROM ergon_jobs WHERE seq = ?;
+
+-- running_of_key: how many jobs of a limit key run
+SELECT count(*) FROM ergon_jobs WHERE stage = 1 AND limit_key IS NOT NULL AND limit_key = ?;
+
+-- wake: the next job that a limit key lets go
+UPDATE ergon_jobs SET stage = 2 WHERE seq = (
+    SELECT seq FROM ergon_jobs
+    WHERE stage = 4 AND limit_key = ? AND key_limit > ?
+    ORDER BY priority DESC, run_at, seq LIMIT 1
+);
+
+-- next_blocked_key: the first limit key after another that somebody waits for
+SELECT limit_key FROM ergon_jobs WHERE stage = 4 AND limit_key > ? ORDER BY limit_key LIMIT 1;
+
+-- block: wait for the limit key
+UPDATE ergon_jobs SET stage = 4 WHERE seq = ?;

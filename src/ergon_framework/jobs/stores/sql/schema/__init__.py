@@ -1,0 +1,1 @@
+"""The tables of the SQLite job store, one numbered file per version."""

@@ -1,0 +1,259 @@
+"""Claiming: which of the due jobs a worker gets.
+
+Due jobs stand in lanes, one for each executor and queue that they name. Only lanes are looked at
+for which the worker has a slot, and of those only the first entries, so a claim costs the same
+however many jobs wait. The queues of an executor take turns at being first, and get equal shares;
+what one leaves goes to the others. Within a queue, priority decides, then age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice, takewhile
+
+from ergon_framework.jobs.stores.sqlite.gates import Gates
+from ergon_framework.jobs.stores.sqlite.moves import Moves
+from ergon_framework.jobs.stores.sqlite.rows import SQL, Candidate, leased
+from ergon_framework.ports.jobstore import Ask, Claimed, Leased
+from ergon_framework.storage.statements import load
+
+MOST_PROMOTED = 500
+MOST_LANES = 256
+MOST_REFUSED = 1000
+GLANCE = 64
+"""Bounds of one claim: whatever it leaves, the next one finds."""
+
+FEW = 4
+"""Up to so many jobs are leased one by one: for more, one statement for all is faster."""
+
+_SQL = load(SQL, "claim.sql")
+_STATUS, _EXPIRES_AT, _KEY, _KEY_LIMIT, _PRIORITY, _RUN_AT = range(13, 19)
+
+Lanes = dict[str, tuple[str, ...]]
+"""Queues, and the executors that their jobs name; an empty name leaves it to the routes."""
+
+Turns = dict[str, str]
+"""For each executor the queue that was first at the last claim."""
+
+
+class Claim:
+    """One claim of one worker, inside a transaction."""
+
+    def __init__(self, moves: Moves, ask: Ask, turns: Turns) -> None:
+        self._moves = moves
+        self._cursor = moves.cursor
+        self._now = moves.now
+        self._ask = ask
+        self._turns = turns
+        self._gates = Gates(moves.cursor, moves.now)
+        self._running: dict[str, int] = {}  # by limit key
+        self._jobs: list[Leased] = []
+        self._outdated = 0
+        self._refused = 0
+        self._next_at: list[float] = []
+
+    def run(self) -> Claimed:
+        """Take what the worker can take, and see what is left."""
+        self._cursor.execute(_SQL["promote"], (self._now, MOST_PROMOTED))
+        lanes = self._lanes()
+        for executor, slots in self._ask.slots.items():
+            if slots > 0 and lanes[executor]:
+                self._share(executor, lanes[executor], slots)
+        self._take_strangers(lanes)
+        self._gates.save()
+        return Claimed(self._jobs, self._when_next(), self._is_more(), self._outdated)
+
+    # ---- lanes ----------------------------------------------------------------------------------
+
+    def _lanes(self) -> dict[str, Lanes]:
+        """By executor and queue: under which names its due jobs stand."""
+        ask = self._ask
+        found: dict[str, Lanes] = {}
+        for executor in filter(self._is_wanted, {*ask.slots, *ask.routes.values(), ask.default}):
+            lanes = found[executor] = self._named(executor)
+            for queue in self._unnamed(executor):
+                lanes[queue] = ("", *lanes.get(queue, ()))
+        for executor in self._executors():
+            if executor not in found and self._is_stranger(executor):
+                found[executor] = self._named(executor)
+        return found
+
+    def _named(self, executor: str) -> Lanes:
+        if not executor:
+            return {}
+        return dict.fromkeys(self._queues(executor, executor), (executor,))
+
+    def _unnamed(self, executor: str) -> Iterator[str]:
+        """The queues whose jobs go to this executor when they name none."""
+        ask = self._ask
+        for queue, route in ask.routes.items():
+            if route == executor and self._is_served(queue) and self._has_lane("", queue):
+                yield queue
+        if executor == ask.default:
+            yield from (queue for queue in self._queues("", executor) if queue not in ask.routes)
+
+    def _executors(self) -> Iterator[str]:
+        """The executors that due jobs name."""
+        name = ""
+        for _ in range(MOST_LANES):
+            row = self._cursor.execute(_SQL["next_executor"], (name,)).fetchone()
+            if row is None:
+                return
+            name = row[0]
+            yield name
+
+    def _queues(self, named: str, turn: str) -> Iterator[str]:
+        """Queues with due jobs that name an executor, from the one whose turn it is."""
+        return islice(self._open_queues(named, self._turns.get(turn, "")), MOST_LANES)
+
+    def _open_queues(self, named: str, first: str) -> Iterator[str]:
+        """All such queues, without those that are paused or left to other workers."""
+        if self._ask.queues is None:
+            found = self._round(named, first)
+        else:
+            found = (queue for queue in self._ask.queues if self._has_lane(named, queue))
+        return (queue for queue in found if not self._gates[queue].is_paused)
+
+    def _round(self, named: str, first: str) -> Iterator[str]:
+        """The queues after the first one, then those up to it."""
+        yield from self._after(named, first)
+        if first:
+            yield from takewhile(lambda queue: queue <= first, self._after(named, ""))
+
+    def _after(self, named: str, queue: str) -> Iterator[str]:
+        statement = _SQL["next_queue"]
+        while row := self._cursor.execute(statement, (named, queue)).fetchone():
+            queue = row[0]
+            yield queue
+
+    def _has_lane(self, named: str, queue: str) -> bool:
+        return self._cursor.execute(_SQL["has_lane"], (named, queue)).fetchone() is not None
+
+    def _is_asked(self, queue: str) -> bool:
+        return self._ask.queues is None or queue in self._ask.queues
+
+    def _is_wanted(self, executor: str) -> bool:
+        return self._ask.slots.get(executor, 0) > 0 or self._is_stranger(executor)
+
+    def _is_stranger(self, executor: str) -> bool:
+        return bool(executor) and executor not in self._ask.known | self._ask.slots.keys()
+
+    # ---- shares ---------------------------------------------------------------------------------
+
+    def _share(self, executor: str, lanes: Lanes, slots: int) -> None:
+        """Equal shares first, then whatever is left to whoever has more."""
+        first = self._turns.get(executor, "")
+        queues = sorted(lanes, key=lambda queue: (queue <= first, queue))
+        share = max(1, slots // len(queues))
+        left = slots
+        for queue in queues:
+            left -= self._take(queue, lanes[queue], min(share, left))
+        for queue in queues:
+            left -= self._take(queue, lanes[queue], left)
+        # With fewer slots than queues, those that got nothing come first the next time.
+        self._turns[executor] = queues[min(slots, len(queues)) - 1 if slots < len(queues) else 0]
+
+    def _take_strangers(self, lanes: dict[str, Lanes]) -> None:
+        """Jobs whose executor nobody has are claimed to be refused; they need no slot."""
+        left = self._ask.most_unknown
+        for executor, queues in lanes.items():
+            if self._is_stranger(executor):
+                for queue, names in queues.items():
+                    left -= self._take(queue, names, left)
+
+    def _take(self, queue: str, names: tuple[str, ...], most: int) -> int:
+        """Claim up to so many jobs of a queue; how many it were."""
+        gate = self._gates[queue]
+        taken = 0
+        while taken < most:
+            if self._refused >= MOST_REFUSED:
+                self._next_at.append(self._now)  # there may be more: ask again at once
+                break
+            room = gate.room(most - taken, self._now)
+            if room == 0:
+                break
+            wanted = room if self._refused == 0 else max(room, GLANCE)
+            rows = self._candidates(names, queue, wanted)
+            admitted = self._admitted(rows, room)
+            self._lease(admitted, queue)
+            gate.enter(len(admitted), self._now)
+            taken += len(admitted)
+            if len(rows) < wanted:
+                break
+        until = gate.waits_until(self._now)
+        if until is not None and any(self._has_lane(name, queue) for name in names):
+            self._next_at.append(until)
+        return taken
+
+    def _candidates(self, names: tuple[str, ...], queue: str, wanted: int) -> list[Candidate]:
+        rows: list[Candidate] = []
+        for name in names:
+            rows += self._cursor.execute(_SQL["candidates"], (name, queue, wanted)).fetchall()
+        if len(names) > 1:
+            rows.sort(key=lambda row: (-row[_PRIORITY], row[_RUN_AT], row[0]))
+            del rows[wanted:]
+        return rows
+
+    # ---- one job --------------------------------------------------------------------------------
+
+    def _admitted(self, rows: list[Candidate], room: int) -> list[Candidate]:
+        """The first that may start; those before them that may not stop being due."""
+        admitted: list[Candidate] = []
+        blocked = []
+        for row in rows:
+            if len(admitted) == room:
+                break
+            if row[_EXPIRES_AT] is not None and row[_EXPIRES_AT] <= self._now:
+                self._outdated += 1
+                self._refused += 1
+                seq, fence, job_id = row[:3]
+                self._moves.end_outdated((seq, job_id, row[_STATUS], fence, *row[7:10]))
+            elif row[_KEY] is not None and not self._has_room(row[_KEY], row[_KEY_LIMIT]):
+                blocked.append(row[0])
+            else:
+                admitted.append(row)
+        if blocked:
+            self._refused += len(blocked)
+            self._moves.block(blocked)
+        return admitted
+
+    def _has_room(self, key: str, limit: int) -> bool:
+        running = self._running.get(key)
+        if running is None:
+            running = self._moves.running_of_key(key)
+        self._running[key] = running + (running < limit)
+        return running < limit
+
+    def _lease(self, rows: list[Candidate], queue: str) -> None:
+        now, ask = self._now, self._ask
+        until = now + ask.lease
+        if len(rows) > FEW:
+            values = (now, until, ask.worker, str([row[0] for row in rows]))
+            self._cursor.execute(_SQL["lease_many"], values)
+        else:
+            many = [(now, until, ask.worker, row[0]) for row in rows]
+            self._cursor.executemany(_SQL["lease"], many)
+        self._jobs += [leased(self._cursor, row, queue, now) for row in rows]
+
+    # ---- what is left ---------------------------------------------------------------------------
+
+    def _when_next(self) -> float | None:
+        """The earliest instant at which something that waits could be claimed."""
+        rows = self._cursor.execute(_SQL["soonest"], (GLANCE,)).fetchall()
+        served = [run_at for run_at, queue in rows if self._is_served(queue)]
+        if served:
+            self._next_at.append(served[0])
+        elif len(rows) == GLANCE:
+            self._next_at.append(rows[-1][0])
+        return min(self._next_at, default=None)
+
+    def _is_more(self) -> bool:
+        """Whether a due job was left that is not in a paused queue or one of other workers."""
+        for named in ("", *self._executors()):
+            if next(self._open_queues(named, ""), None) is not None:
+                return True
+        rows = self._cursor.execute(_SQL["blocked_queues"], (GLANCE,)).fetchall()
+        return any(self._is_served(queue) for (queue,) in rows)
+
+    def _is_served(self, queue: str) -> bool:
+        return self._is_asked(queue) and not self._gates[queue].is_paused

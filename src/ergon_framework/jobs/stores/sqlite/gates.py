@@ -1,0 +1,136 @@
+"""What queues allow: paused, so many at once, so many per second."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.rate import Bucket
+from ergon_framework.errors import JobError
+from ergon_framework.jobs.stores.sqlite.rows import SQL
+from ergon_framework.storage.statements import load
+
+_SQL = load(SQL, "claim.sql")
+_CHANGES = {"is_paused": bool, "max_active": int | None, "rate": float | None, "burst": int}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one queue, as stored."""
+
+    is_paused: bool = False
+    max_active: int | None = None
+    rate: float | None = None
+    burst: int = 1
+    full_at: float = 0.0
+
+    @property
+    def bucket(self) -> Bucket | None:
+        """The tokens of a queue with a rate."""
+        return None if self.rate is None else Bucket(self.rate, self.burst, self.full_at)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether they say nothing."""
+        return replace(self, full_at=0.0) == Settings()
+
+    def changed(self, changes: dict[str, Any], now: float) -> Settings:
+        """The settings after a change; tokens that are missing are missing still."""
+        checked = {name: _checked(name, value) for name, value in changes.items()}
+        after = replace(self, **checked)
+        if after.rate is None or self.bucket is None:
+            return replace(after, full_at=0.0)
+        bucket = self.bucket.changed(after.rate, after.burst, now)
+        return replace(after, full_at=bucket.full_at)
+
+
+NONE = Settings()
+
+
+def settings_of(cursor: sqlite3.Cursor, queue: str) -> Settings:
+    """The settings of a queue; one that has none may do everything."""
+    row = cursor.execute(_SQL["queue"], (queue,)).fetchone()
+    return NONE if row is None else Settings(bool(row[0]), *row[1:])
+
+
+class Gate:
+    """One queue during one claim; a paused one is not even looked at."""
+
+    __slots__ = ("_active", "_bucket", "_was_used", "is_paused", "max_active", "name")
+
+    def __init__(self, name: str, settings: Settings, active: int) -> None:
+        self.name = name
+        self.is_paused = settings.is_paused
+        self.max_active = settings.max_active
+        self._active = active
+        self._bucket = settings.bucket
+        self._was_used = False
+
+    def room(self, most: int, now: float) -> int:
+        """How many more may start now, up to ``most``."""
+        if self.max_active is not None:
+            most = min(most, self.max_active - self._active)
+        if self._bucket is not None:
+            most = min(most, self._bucket.free(now))
+        return max(0, most)
+
+    def waits_until(self, now: float) -> float | None:
+        """When the rate allows another one, if nothing but the rate stands in the way."""
+        if self._bucket is None or self._bucket.free(now) > 0:
+            return None
+        if self.max_active is not None and self._active >= self.max_active:
+            return None
+        return self._bucket.next_at(now)
+
+    def enter(self, count: int, now: float) -> None:
+        """So many have started."""
+        self._active += count
+        if self._bucket is not None and count:
+            self._bucket = self._bucket.take(count, now)
+            self._was_used = True
+
+    def save(self, cursor: sqlite3.Cursor) -> None:
+        """Write down which tokens were taken."""
+        if self._bucket is not None and self._was_used:
+            cursor.execute(_SQL["set_full_at"], (self._bucket.full_at, self.name))
+
+
+class Gates:
+    """The queues that one claim has to do with."""
+
+    def __init__(self, cursor: sqlite3.Cursor, now: float) -> None:
+        self._cursor = cursor
+        self._now = now
+        self._gates: dict[str, Gate] = {}
+
+    def __getitem__(self, queue: str) -> Gate:
+        gate = self._gates.get(queue)
+        if gate is None:
+            settings = settings_of(self._cursor, queue)
+            active = 0
+            if settings.max_active is not None:
+                [active] = self._cursor.execute(_SQL["running_in_queue"], (queue,)).fetchone()
+            gate = self._gates[queue] = Gate(queue, settings, active)
+        return gate
+
+    def save(self) -> None:
+        """Write down what the claim used."""
+        for gate in self._gates.values():
+            gate.save(self._cursor)
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name not in _CHANGES:
+        raise JobError(
+            f"a queue has no setting {name!r}", remedy=f"known are {', '.join(_CHANGES)}"
+        )
+    try:
+        checked = msgspec.convert(value, _CHANGES[name])
+    except msgspec.ValidationError as error:
+        raise JobError(f"{name} of a queue: {error}", remedy="give a value of that type") from None
+    if checked is not None and name != "is_paused" and not checked > 0:
+        raise JobError(f"{name} of a queue must be above zero", remedy="None means no limit")
+    return checked

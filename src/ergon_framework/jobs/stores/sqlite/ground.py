@@ -1,0 +1,88 @@
+"""What every part of the store stands on: the file, the clock and the bells."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ergon_framework.jobs.stores.sqlite.moves import Moves
+from ergon_framework.jobs.stores.sqlite.rows import SQL
+from ergon_framework.ports.jobstore import Bell, Topic
+from ergon_framework.storage.bells import Belfry
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.schema import Schema
+from ergon_framework.storage.writer import Database
+
+T = TypeVar("T")
+
+_WORK, _DONE = Topic.WORK.value, Topic.DONE.value  # plain strings have a hash of their own
+
+SCHEMA = Schema("jobs", f"{SQL}.schema")
+_CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
+_BEFORE = {call: f"jobs.{call}.before_commit" for call in _CALLS}
+_AFTER = {call: f"jobs.{call}.after_commit" for call in _CALLS}
+declare(*_BEFORE.values(), *_AFTER.values())
+
+
+class Ground:
+    """Runs transactions, and rings when they are committed."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        busy_timeout: float = 5.0,
+    ) -> None:
+        self._database = Database(path, schema=SCHEMA, busy_timeout=busy_timeout)
+        self._belfry = Belfry(self._database.path)
+        self._clock = clock
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._database.path
+
+    def now(self) -> float:
+        """The store's clock."""
+        return self._clock()
+
+    def listen(self, topic: Topic) -> Bell:
+        """A bell for this process, rung at each change of that kind, from any process."""
+        return self._belfry.listen(topic)
+
+    def announce(self) -> None:
+        """Wake the workers: for those who added jobs in a transaction of their own."""
+        self._belfry.ring(_WORK)
+
+    def maintain(self) -> bool:
+        """Shorten the write-ahead log if it is long; whether that was done."""
+        return self._database.maintain()
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+        self._belfry.close()
+        self._database.close()
+
+    def _write(self, work: Callable[[Moves], T], call: str, *, is_work: bool = False) -> T:
+        """Run one transaction, and ring for what it moved, or for work in any case."""
+
+        def whole(connection: sqlite3.Connection) -> tuple[T, Moves]:
+            moves = Moves(connection.cursor(), self._clock())
+            result = work(moves)
+            failpoint(_BEFORE[call])
+            return result, moves
+
+        result, moves = self._database.write(whole)
+        failpoint(_AFTER[call])
+        if is_work or moves.is_work:
+            self._belfry.ring(_WORK)
+        if moves.is_done:
+            self._belfry.ring(_DONE)
+        return result
+
+    def _read(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+        return self._database.read(lambda connection: work(connection.cursor()))

@@ -1,0 +1,127 @@
+"""Looking at jobs and queues: searches read in pages, and counts."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.sqlite.gates import NONE, Settings
+from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from, text_of
+from ergon_framework.ports.jobstore import Job, Queue, Search
+from ergon_framework.storage.statements import load
+from ergon_framework.storage.writer import Database
+
+PAGE = 200
+_END = 2**63 - 1
+_PLACES = {
+    JobStatus.ACTIVE: "in_running",
+    JobStatus.RETRYING: "in_retrying",
+    JobStatus.FAILED: "in_dead",
+    JobStatus.CANCELLED: "in_dead",
+}
+_SQL = load(SQL, "desk.sql")
+_COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
+
+
+def search(database: Database, wanted: Search, limit: int | None) -> Iterator[Job]:
+    """Matching jobs, the newest first; between pages nothing of the store is held."""
+    statement, values = statement_of(wanted), _values(wanted)
+    left = _END if limit is None else limit
+    while left > 0:
+        values["limit"] = min(PAGE, left)
+        page = database.read(
+            lambda connection: jobs_from(connection.cursor().execute(statement, values))
+        )
+        yield from page
+        if len(page) < PAGE:
+            return
+        left -= len(page)
+        values["below"] = page[-1].key
+
+
+def statement_of(wanted: Search) -> str:
+    """What a search asks SQLite."""
+    pieces = ("jobs", _place(wanted), "matching", "newest_first")
+    return " ".join(_SQL[piece] for piece in pieces)
+
+
+def count(cursor: sqlite3.Cursor, wanted: Search) -> int:
+    """How many match."""
+    statement = " ".join((_SQL["number"], _SQL[_place(wanted)], _SQL["matching"]))
+    number: int = cursor.execute(statement, _values(wanted)).fetchone()[0]
+    return number
+
+
+def _place(wanted: Search) -> str:
+    """Where to look, so that few jobs have to be looked at."""
+    if wanted.ids:
+        return "in_ids"
+    if len(wanted.statuses) == 1:
+        return _PLACES.get(wanted.statuses[0], "in_all")
+    return "in_all"
+
+
+def _values(wanted: Search) -> dict[str, Any]:
+    statuses = [status.value for status in wanted.statuses]
+    return {
+        "below": _END,
+        "ids": text_of(wanted.ids),
+        "status": statuses[0] if statuses else None,
+        "statuses": text_of(statuses) if statuses else None,
+        "queue": wanted.queue,
+        "handler": wanted.handler,
+        "before": wanted.before,
+        "code": wanted.code,
+    }
+
+
+def queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
+    """Every queue that has jobs or settings, with its counts."""
+    counts: dict[str, dict[str, int]] = {}
+    oldest: dict[str, float] = {}
+    for statement in _COUNTS:
+        for name, status, number, run_at in cursor.execute(_SQL[statement]):
+            mine = counts.setdefault(name, {})
+            mine[status] = mine.get(status, 0) + number
+            if run_at is not None and run_at <= now:
+                oldest[name] = min(run_at, oldest.get(name, run_at))
+    retrying = {name: number for name, _, number, _ in cursor.execute(_SQL["count_retrying"])}
+    settings = {
+        name: Settings(bool(row[0]), *row[1:]) for name, *row in cursor.execute(_SQL["queues"])
+    }
+    return [
+        queue_of(
+            name,
+            settings.get(name, NONE),
+            _by_status(counts.get(name, {}), retrying.get(name, 0)),
+            oldest.get(name),
+        )
+        for name in sorted({*counts, *settings})
+    ]
+
+
+def _by_status(counts: dict[str, int], retrying: int) -> dict[str, int]:
+    """The counts by status; the stages do not tell pending jobs from retrying ones."""
+    waiting = counts.pop("waiting", 0)
+    found = {JobStatus.PENDING.value: waiting - retrying, JobStatus.RETRYING.value: retrying}
+    return {status: number for status, number in (found | counts).items() if number}
+
+
+def queue_of(
+    name: str,
+    settings: Settings,
+    counts: dict[str, int] | None = None,
+    oldest_due_at: float | None = None,
+) -> Queue:
+    """A queue as anybody may look at it."""
+    return Queue(
+        name=name,
+        is_paused=settings.is_paused,
+        max_active=settings.max_active,
+        rate=settings.rate,
+        burst=settings.burst,
+        counts=counts or {},
+        oldest_due_at=oldest_due_at,
+    )

@@ -1,0 +1,229 @@
+"""Moving jobs within one transaction, and whom to wake when it is committed."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from typing import Any
+
+from ergon_framework.core.job import (
+    CancelAsked,
+    JobRule,
+    JobStatus,
+    Move,
+    Outdated,
+    Seen,
+    Tally,
+    settle,
+)
+from ergon_framework.jobs.stores.sqlite.rows import DUE, LATER, SQL, entry_of, text_of
+from ergon_framework.ports.jobstore import Settlement
+from ergon_framework.storage.statements import load
+
+DAY = 86_400.0
+FAILED_KEPT = 30 * DAY
+CANCELLED_KEPT = DAY
+"""How long a job is kept that the store itself ended: nobody was there to say."""
+
+LONGEST_HISTORY = 32 * 1024
+MOST_ENTRIES = 200
+"""Characters and entries of history that a job keeps: the latest."""
+
+_SQL = load(SQL, "moves.sql")
+_COMPLETE = _SQL["complete"]
+_RULE = JobRule()
+
+Row = tuple[int, str, str, int, int, int, int]
+"""What the store needs to move a job by itself: seq, id, status, fence, attempts, deliveries,
+excused."""
+
+
+class Moves:
+    """The moves of one transaction."""
+
+    def __init__(self, cursor: sqlite3.Cursor, now: float) -> None:
+        self.cursor = cursor
+        self.now = now
+        self.is_work = False  # something may have become claimable: ring when it is committed …
+        self.is_done = False  # … and so for something that has ended
+        self._is_any_blocked: bool | None = None  # not looked yet
+
+    def apply(self, settlement: Settlement) -> bool:
+        """Move a job if it still is where the move was decided; otherwise change nothing."""
+        if _is_usual(settlement):
+            is_final, was_applied = True, self._complete(settlement)
+        elif settlement.move.status.is_final:
+            is_final, was_applied = True, self._end(settlement)
+        else:
+            is_final, was_applied = False, self._wait(settlement)
+        if was_applied:
+            self.is_done |= is_final
+            self.is_work |= not is_final
+            if self._is_any_blocked is not False:
+                self._release(settlement.key)
+        return was_applied
+
+    def end_outdated(self, row: Row) -> None:
+        """Dead-letter a job that was not started before its expiry."""
+        self._move(row, Outdated(), FAILED_KEPT)
+
+    def replace(self, row: Row) -> None:
+        """Cancel a job for another one with its unique key."""
+        self._move(row, CancelAsked(), CANCELLED_KEPT, why="replaced")
+
+    def block(self, seqs: list[int]) -> None:
+        """Let jobs wait until one of their limit key has stopped."""
+        self.cursor.executemany(_SQL["block"], [(seq,) for seq in seqs])
+        self._is_any_blocked = True
+
+    def wake_keys(self, most: int) -> None:
+        """Let jobs go whose limit key is free; nobody has told them."""
+        key = ""
+        for _ in range(most):
+            found = self.cursor.execute(_SQL["next_blocked_key"], (key,)).fetchone()
+            if found is None:
+                return
+            key = found[0]
+            self._wake(key)
+
+    def running_of_key(self, key: str) -> int:
+        """How many jobs of a limit key run."""
+        count: int = self.cursor.execute(_SQL["running_of_key"], (key,)).fetchone()[0]
+        return count
+
+    def _move(self, row: Row, seen: Seen, keep: float, why: str = "") -> None:
+        seq, job_id, status, fence, attempts, deliveries, excused = row
+        tally = Tally(JobStatus(status), attempts, deliveries, excused)
+        move = settle(tally, seen, _RULE)
+        if why:
+            move = replace(move, why=why)
+        self.apply(
+            Settlement(
+                key=seq,
+                id=job_id,
+                fence=fence,
+                expected=tally.status,
+                move=move,
+                entry=entry_of(move, deliveries, self.now),
+                keep=keep,
+            )
+        )
+
+    def _complete(self, settlement: Settlement) -> bool:
+        """The usual end, in fewer words."""
+        move, now = settlement.move, self.now
+        values = (
+            move.attempts,
+            move.excused,
+            bytearray(settlement.result or b"null"),
+            now + (settlement.keep or 0.0),
+            now,
+            settlement.entry.decode(),
+            settlement.key,
+            settlement.id,
+            settlement.fence,
+        )
+        return self.cursor.execute(_COMPLETE, values).rowcount == 1
+
+    def _end(self, settlement: Settlement) -> bool:
+        move, now = settlement.move, self.now
+        self.cursor.execute(
+            _SQL["end"],
+            (
+                move.status.value,
+                move.attempts,
+                move.excused,
+                move.is_solo,
+                move.why,
+                settlement.result or (b"null" if move.status is JobStatus.COMPLETED else None),
+                None if settlement.keep is None else now + settlement.keep,
+                now,
+                *_witness(settlement, move, now),
+            ),
+        )
+        return self.cursor.rowcount == 1
+
+    def _wait(self, settlement: Settlement) -> bool:
+        move, now = settlement.move, self.now
+        try:
+            self.cursor.execute(
+                _SQL["restart" if move.is_reset else "wait"],
+                (
+                    DUE if move.delay <= 0.0 else LATER,
+                    move.status.value,
+                    move.attempts,
+                    move.excused,
+                    move.is_solo,
+                    move.why,
+                    now + move.delay,
+                    now,
+                    *_witness(settlement, move, now),
+                ),
+            )
+        except sqlite3.IntegrityError:
+            return False  # it had ended, and another job holds its unique key now
+        if self.cursor.rowcount != 1:
+            return False
+        self._shorten(settlement.key)
+        return True
+
+    def _shorten(self, seq: int) -> None:
+        values = (seq, LONGEST_HISTORY, MOST_ENTRIES)
+        found = self.cursor.execute(_SQL["long_history"], values).fetchone()
+        if found is not None:
+            self.cursor.execute(_SQL["set_history"], (_latest(found[0]), seq))
+
+    def _release(self, seq: int) -> None:
+        """A job stopped, or waits no more: whoever waits for its limit key may be next."""
+        if self._is_any_blocked is None:
+            self._is_any_blocked = self._finds("any_blocked")
+            if self._finds("any_max_active"):
+                self.is_work = True
+        if self._is_any_blocked:
+            [key] = self.cursor.execute(_SQL["limit_key"], (seq,)).fetchone()
+            if key is not None:
+                self._wake(key)
+
+    def _finds(self, statement: str) -> bool:
+        return self.cursor.execute(_SQL[statement]).fetchone() is not None
+
+    def _wake(self, key: str) -> None:
+        self.cursor.execute(_SQL["wake"], (key, self.running_of_key(key)))
+        self.is_work |= self.cursor.rowcount > 0
+
+
+def _is_usual(settlement: Settlement) -> bool:
+    """Whether a running job has completed, and nothing else is to be said about it."""
+    move = settlement.move
+    return (
+        move.status is JobStatus.COMPLETED
+        and settlement.expected is JobStatus.ACTIVE
+        and settlement.keep is not None
+        and not settlement.if_expired
+        and not (move.failure or move.why or move.is_solo)
+    )
+
+
+def _witness(settlement: Settlement, move: Move, now: float) -> tuple[Any, ...]:
+    """What is written down about a move, and where the job must stand for it."""
+    return (
+        None if move.failure is None else text_of(move.failure),
+        settlement.entry.decode(),
+        settlement.key,
+        settlement.id,
+        settlement.fence,
+        settlement.expected.value,
+        not settlement.if_expired,
+        now,
+    )
+
+
+def _latest(history: str) -> str:
+    """Half of what may be kept, so that it is not shortened again with every move."""
+    entries = history.split("\n")[-MOST_ENTRIES // 2 :]
+    length = 0
+    for n, entry in enumerate(reversed(entries)):
+        length += len(entry) + 1
+        if n and length > LONGEST_HISTORY // 2:
+            return "\n".join(entries[-n:])
+    return "\n".join(entries)

@@ -1,0 +1,145 @@
+"""The SQLite job store: what clients and workers need."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ergon_framework.errors import JobError, StoreUnavailableError
+from ergon_framework.jobs.stores.sqlite import adding
+from ergon_framework.jobs.stores.sqlite.claiming import Claim, Turns
+from ergon_framework.jobs.stores.sqlite.desk import SqliteDesk
+from ergon_framework.jobs.stores.sqlite.moves import Moves
+from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
+from ergon_framework.ports.jobstore import (
+    Added,
+    Ask,
+    Claimed,
+    Hold,
+    Job,
+    NewJob,
+    Settlement,
+)
+from ergon_framework.storage.faults import translate
+from ergon_framework.storage.statements import load
+from ergon_framework.storage.writer import same_file
+
+_SQL = load(SQL, "jobs.sql")
+
+
+class SqliteJobStore(SqliteDesk):
+    """Jobs in one SQLite file, which any number of processes on this machine may share."""
+
+    durability = "An acknowledged job is synced to disk in the SQLite file and survives power cuts."
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        busy_timeout: float = 5.0,
+    ) -> None:
+        super().__init__(path, clock=clock, busy_timeout=busy_timeout)
+        self._turns: Turns = {}
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        """Store all of them or none; raises DuplicateJobError."""
+        return (
+            self._write(lambda moves: adding.add(moves, jobs), "add", is_work=True) if jobs else []
+        )
+
+    def add_in(self, connection: sqlite3.Connection, jobs: Sequence[NewJob]) -> list[Added]:
+        """Add jobs in the caller's own transaction on the same file, which the caller commits.
+
+        They are there when it commits and not before, or never. Workers find them at their next
+        look; :meth:`announce`, called after the commit, wakes them at once.
+        """
+        with _plain_rows(connection):
+            cursor = self._join(connection)
+            cursor.execute("SAVEPOINT ergon_add")
+            try:
+                return adding.add(Moves(cursor, self.now()), jobs) if jobs else []
+            except BaseException:
+                cursor.execute("ROLLBACK TO ergon_add")
+                raise
+            finally:
+                cursor.execute("RELEASE ergon_add")
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        """Apply what happened, then claim, in one commit."""
+
+        def work(moves: Moves) -> tuple[list[bool], Claimed]:
+            applied = [moves.apply(settlement) for settlement in settlements]
+            return applied, Claimed([]) if ask is None else Claim(moves, ask, self._turns).run()
+
+        return self._write(work, "exchange")
+
+    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+        """Prolong leases and charge attempts; False for a job this holder has lost."""
+
+        def work(moves: Moves) -> list[bool]:
+            until = moves.now + lease
+            return [_renew(moves.cursor, hold, until) for hold in holds]
+
+        return self._write(work, "renew")
+
+    def overdue(self, limit: int) -> list[Job]:
+        """Running jobs whose lease has expired, the oldest first."""
+        values = (self.now(), limit)
+        return self._read(lambda cursor: jobs_from(cursor.execute(_SQL["overdue"], values)))
+
+    def find(self, job_id: str) -> Job | None:
+        """One job."""
+        found = self._read(lambda cursor: jobs_from(cursor.execute(_SQL["find"], (job_id,))))
+        return found[0] if found else None
+
+    def _join(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
+        """A cursor in the caller's transaction, which holds the write lock."""
+        if not same_file(connection, self.path):
+            raise JobError(
+                f"the connection does not have {self.path} as its main database",
+                remedy="connect to the store's own file, or enqueue without a connection",
+            )
+        cursor = connection.cursor()
+        try:
+            if not connection.in_transaction:
+                if connection.isolation_level is None:
+                    raise JobError(
+                        "the connection has no transaction open, and begins none by itself",
+                        remedy="execute BEGIN IMMEDIATE first",
+                    )
+                cursor.execute("BEGIN IMMEDIATE")
+            cursor.execute(_SQL["lock"])
+        except sqlite3.OperationalError as error:
+            raise _not_joined(error, self.path) from error
+        return cursor
+
+
+@contextmanager
+def _plain_rows(connection: sqlite3.Connection) -> Iterator[None]:
+    """Rows are tuples and text is text, whatever the caller has made of them."""
+    before = connection.row_factory, connection.text_factory
+    connection.row_factory, connection.text_factory = None, str
+    try:
+        yield
+    finally:
+        connection.row_factory, connection.text_factory = before
+
+
+def _not_joined(error: sqlite3.OperationalError, path: Path) -> Exception:
+    if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT:
+        return StoreUnavailableError(
+            f"{path} was written by others since this transaction began to read",
+            remedy="roll back, and begin again with BEGIN IMMEDIATE",
+        )
+    return translate(error, path) or error
+
+
+def _renew(cursor: sqlite3.Cursor, hold: Hold, until: float) -> bool:
+    values = (until, hold.is_charged, hold.key, hold.id, hold.fence)
+    return cursor.execute(_SQL["renew"], values).rowcount == 1

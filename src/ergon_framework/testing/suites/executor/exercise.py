@@ -1,0 +1,141 @@
+"""The behaviour every executor of the Executor Protocol v1 must show, tried from outside.
+
+Nothing is assumed about the language: the command is started, spoken to over its standard streams
+and watched. Required checks are what the specification demands; recommended ones are good manners.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from ergon_framework.errors import ErgonError, WiringError, describe
+from ergon_framework.testing.suites.check import Check, CheckFailed
+from ergon_framework.testing.suites.executor import (
+    faults,
+    first,
+    flow,
+    handlers,
+    identity,
+    life,
+    outcomes,
+    requests,
+    values,
+)
+from ergon_framework.testing.suites.executor.conversation import Patience
+from ergon_framework.testing.suites.executor.process import Program
+from ergon_framework.testing.suites.executor.subject import Call, NotTried, Subject
+from ergon_framework.testing.suites.report import (
+    CheckResult,
+    Outcome,
+    SuiteFailure,
+    SuiteReport,
+)
+
+EXECUTOR_CHECKS: tuple[Check[Subject], ...] = (
+    *first.CHECKS,
+    *identity.CHECKS,
+    *outcomes.CHECKS,
+    *requests.CHECKS,
+    *values.CHECKS,
+    *faults.CHECKS,
+    *handlers.CHECKS,
+    *flow.CHECKS,
+    *life.CHECKS,
+)
+COLOUR = "stdio"
+TIMEOUT = 10.0
+Progress = Callable[[CheckResult], None]
+
+
+class ExecutorSuiteError(SuiteFailure):
+    """An executor failed at least one required check."""
+
+    code = "executor_suite"
+
+
+def exercise_executor(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | str | None = None,
+    timeout: float = TIMEOUT,
+    progress: Progress | None = None,
+    call: Call | None = None,
+    only: Collection[str] = (),
+    required_only: bool = False,
+) -> SuiteReport:
+    """Start ``command`` as an executor, again and again, and try out what it must do.
+
+    ``timeout``: seconds to wait for one answer. ``progress`` is called with every result.
+    ``call``: a handler of the executor, used where a check needs one that succeeds and there is no
+    ``echo``. ``only`` names the checks to run; ``required_only`` leaves out the recommended ones.
+
+    Checks that need a sample handler the executor does not have are skipped and named. Nothing is
+    raised for a bad executor: ``raise_for_failures`` of the report does that.
+    """
+    checks = chosen_checks(only, required_only=required_only)
+    program = Program(tuple(command), dict(env or {}), None if cwd is None else Path(cwd))
+    program.check()
+    subject = Subject(program, Patience(timeout), call)
+    results: list[CheckResult] = []
+    try:
+        for check in checks if subject.first.is_answered else _after_the_first(checks):
+            results.append(_result(check, subject))
+            if progress is not None:
+                progress(results[-1])
+    finally:
+        subject.drop_shared()
+    return SuiteReport(" ".join(program.command), tuple(results), ExecutorSuiteError)
+
+
+def chosen_checks(
+    only: Collection[str] = (), *, required_only: bool = False
+) -> tuple[Check[Subject], ...]:
+    """The checks of these names, or all of them."""
+    known = [check.name for check in EXECUTOR_CHECKS]
+    for name in only:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise WiringError(
+                f"there is no check {name!r}",
+                remedy=f"did you mean {near[0]!r}?"
+                if near
+                else "see EXECUTOR_CHECKS, or ergon conform --list",
+            )
+    return tuple(
+        check
+        for check in EXECUTOR_CHECKS
+        if (not only or check.name in only) and (check.required or not required_only)
+    )
+
+
+def _after_the_first(checks: Sequence[Check[Subject]]) -> list[Check[Subject]]:
+    """Whatever was chosen: why there was no answer to the first request comes before it."""
+    return [*first.CHECKS, *(one for one in checks if one not in first.CHECKS)]
+
+
+def _result(check: Check[Subject], subject: Subject) -> CheckResult:
+    how, reason = _run(check, subject)
+    return CheckResult(check.name, check.sentence, COLOUR, check.required, how, reason)
+
+
+def _run(check: Check[Subject], subject: Subject) -> tuple[Outcome, str]:
+    if check not in first.CHECKS and not subject.first.is_answered:
+        return Outcome.SKIPPED, "not tried: the first request had no answer that can be read"
+    try:
+        missing = subject.why_missing(check.needs)
+        if missing:
+            return Outcome.SKIPPED, missing
+        with subject.check():
+            check.run(subject)
+    except NotTried as why:
+        return Outcome.SKIPPED, f"not tried: {why}"
+    except CheckFailed as error:
+        return Outcome.FAILED, str(error)
+    except ErgonError:
+        raise  # the command can no longer be started: no fault of this check
+    except Exception as error:
+        return Outcome.FAILED, describe(error)
+    return Outcome.PASSED, ""

@@ -1,0 +1,265 @@
+"""Checks of adding: all or nothing, and everything comes back as it was handed in."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import DuplicateJobError
+from ergon_framework.ports.jobstore import Added, NewJob, OnDuplicate, Search, Settlement
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.jobstore.subject import START, SUCCEEDED, Subject, new, same
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+ODD = "Ω\u2028é\U0001f980 'quo\"ted' %s \\n"  # line separators, emoji and quotes are only text
+FULL = NewJob(
+    id="full",
+    handler="python#resize",
+    executor="python",
+    queue="images",
+    args=b'[1, "two"]',
+    kwargs=b'{"width":3}',
+    priority=7,
+    expires_at=START + 900.5,
+    timeout=12.25,
+    max_attempts=4,
+    max_deliveries=9,
+    retry=b'{"on_timeout":"retry"}',
+    unique_key="u",
+    limit_key="l",
+    limit=2,
+    result_ttl=60.5,
+    correlation_id="flow",
+    trace_context={"traceparent": "00-1-2-01"},
+)
+
+
+@check()
+def added_job_is_found(s: Subject) -> None:
+    """An added job is found by its id, waiting, with all its counters at zero."""
+    s.put("a")
+    job = s.get("a")
+    same(job.status, JobStatus.PENDING, "status")
+    counters = (job.attempts, job.deliveries, job.excused, job.is_charged, job.is_limited)
+    same(counters, (0, 0, 0, False, False), "counters")
+    same((job.worker, job.result, job.last_error), (None, None, None), "worker, result, error")
+    same((job.finished_at, job.purge_at), (None, None), "finished_at, purge_at")
+
+
+@check()
+def keeps_every_field(s: Subject) -> None:
+    """Every field of a job is found as it was handed in."""
+    s.store.add([FULL])
+    job = s.get("full")
+    for field in set(msgspec.structs.asdict(FULL)) - {"delay", "run_at", "on_duplicate"}:
+        same(getattr(job, field), getattr(FULL, field), field)
+
+
+@check()
+def delivers_every_field(s: Subject) -> None:
+    """A worker gets everything that running the job needs, as it was handed in."""
+    s.store.add([FULL])
+    leased = s.take("full")
+    shared = set(leased.__struct_fields__) & set(FULL.__struct_fields__)
+    for field in shared:
+        same(getattr(leased, field), getattr(FULL, field), field)
+    same(leased.created_at, START, "created_at")
+
+
+@check()
+def unset_fields_stay_unset(s: Subject) -> None:
+    """What the client left to the worker's settings is None, not a default of the store."""
+    s.put("a")
+    job = s.get("a")
+    unset = ("expires_at", "timeout", "max_attempts", "max_deliveries", "retry", "unique_key")
+    for field in (*unset, "limit_key", "result_ttl", "correlation_id", "trace_context"):
+        same(getattr(job, field), None, field)
+
+
+@check()
+def unknown_job_is_not_found(s: Subject) -> None:
+    """There is no job of an id that nobody added."""
+    s.put("a")
+    for job_id in ("b", "A", "a ", ""):
+        same(s.store.find(job_id), None, f"find({job_id!r})")
+
+
+@check()
+def answers_in_order(s: Subject) -> None:
+    """Each job of a batch gets its own answer, in the order of the batch."""
+    found = s.put("c", "a", "b")
+    same(found, [Added("c", True), Added("a", True), Added("b", True)], "answers")
+
+
+@check()
+def adding_nothing_is_fine(s: Subject) -> None:
+    """An empty batch is no error."""
+    same(s.store.add([]), [], "answer")
+    same(s.store.count(Search()), 0, "jobs")
+
+
+@check()
+def created_at_is_the_stores_time(s: Subject) -> None:
+    """A job is created when the store's clock says so."""
+    s.clock.forward(12.5)
+    s.put("a")
+    same(s.get("a").created_at, START + 12.5, "created_at")
+    same(s.store.now(), START + 12.5, "now()")
+
+
+@check()
+def duplicate_id_is_refused(s: Subject) -> None:
+    """A second job of the same id is refused, and the first is untouched."""
+    s.put("a", priority=1)
+    before = s.get("a")
+    error = s.refusal(lambda: s.put("a", priority=2))
+    expect(isinstance(error, DuplicateJobError), f"no DuplicateJobError, but {error!r}")
+    same(s.get("a"), before, "the first job")
+
+
+@check()
+def duplicate_id_of_an_ended_job_is_refused(s: Subject) -> None:
+    """An id stays taken as long as its job is in the store, ended or not."""
+    s.put("a")
+    s.ended("a", result=b"1")
+    error = s.refusal(lambda: s.put("a"))
+    expect(isinstance(error, DuplicateJobError), f"no DuplicateJobError, but {error!r}")
+    same(s.get("a").result, b"1", "the first job's result")
+
+
+@check()
+def duplicate_id_in_a_batch_is_refused(s: Subject) -> None:
+    """Two jobs of one id in one batch are refused together."""
+    error = s.refusal(lambda: s.put("a", "b", "a"))
+    expect(isinstance(error, DuplicateJobError), f"no DuplicateJobError, but {error!r}")
+    same(s.store.count(Search()), 0, "jobs stored")
+
+
+@check()
+def add_is_all_or_nothing(s: Subject) -> None:
+    """When one job of a batch is refused, none of them is stored or delivered."""
+    s.put("there")
+    expect(s.refusal(lambda: s.put("x", "y", "there")), "the duplicate was accepted")
+    same([s.store.find("x"), s.store.find("y")], [None, None], "of the refused batch")
+    same(s.ids(5), ["there"], "delivered")
+
+
+@check()
+def refused_batch_leaves_no_trace(s: Subject) -> None:
+    """A refused batch neither holds a unique key nor replaces a job."""
+    s.put("there", unique_key="k")
+    jobs = [
+        new("x", unique_key="fresh"),
+        new("y", unique_key="k", on_duplicate=OnDuplicate.REPLACE),
+        new("there"),
+    ]
+    expect(s.refusal(lambda: s.store.add(jobs)), "the duplicate was accepted")
+    same(s.status("there"), JobStatus.PENDING, "the job that was nearly replaced")
+    same(s.put("z", unique_key="fresh")[0].is_new, True, "a job of the same key")
+
+
+@check()
+def refused_id_can_be_used_later(s: Subject) -> None:
+    """The ids of a refused batch are free afterwards."""
+    s.put("there")
+    s.refusal(lambda: s.put("x", "there"))
+    same(s.put("x"), [Added("x", True)], "the next try")
+
+
+@check()
+def delay_is_counted_from_now(s: Subject) -> None:
+    """A delayed job is due when its delay has passed, and not before."""
+    s.put("a", delay=30.0)
+    same(s.get("a").run_at, START + 30.0, "run_at")
+    s.clock.forward(29.5)
+    same(s.ids(), [], "too early")
+    s.clock.forward(0.5)
+    same(s.ids(), ["a"], "in time")
+
+
+@check()
+def run_at_is_an_instant(s: Subject) -> None:
+    """A job with an instant of its own is due then, whatever its delay says."""
+    s.put("a", run_at=START + 60.0)
+    same(s.get("a").run_at, START + 60.0, "run_at")
+    s.clock.forward(59.5)
+    same(s.ids(), [], "too early")
+    s.clock.forward(0.5)
+    same(s.ids(), ["a"], "in time")
+
+
+@check()
+def due_in_the_past_is_due_now(s: Subject) -> None:
+    """A job whose instant has passed is due at once, before those that became due later."""
+    s.put("now")
+    s.put("past", run_at=START - 60.0)
+    same(s.ids(2), ["past", "now"], "order")
+
+
+@check()
+def payload_is_untouched(s: Subject) -> None:
+    """Arguments come back byte for byte, however large and however they are laid out."""
+    args = b'[ 1.0,\t"\\u00e9",  1e400 , ' + b'"' + b"x" * 500_000 + b'"]'
+    kwargs = '{"\U0001f980": "\u2028"}'.encode()
+    s.put("a", args=args, kwargs=kwargs)
+    leased = s.take("a")
+    expect(leased.args == args and s.get("a").args == args, "args differ")
+    expect(leased.kwargs == kwargs and s.get("a").kwargs == kwargs, "kwargs differ")
+
+
+@check()
+def texts_are_only_text(s: Subject) -> None:
+    """Ids, names and keys may hold any printable text, and are told apart exactly."""
+    texts = {"handler": ODD, "queue": ODD, "unique_key": ODD, "limit_key": ODD}
+    s.put(ODD, correlation_id=ODD, trace_context={"k": ODD}, **texts)
+    job = s.get(ODD)
+    for field, value in texts.items():
+        same(getattr(job, field), value, field)
+    same((job.correlation_id, job.trace_context), (ODD, {"k": ODD}), "correlation and trace")
+    s.must(s.take(ODD), SUCCEEDED, result=ODD.encode())
+    same(s.get(ODD).result, ODD.encode(), "result")
+    same([queue.name for queue in s.store.queues()], [ODD], "queues")
+
+
+@check()
+def concurrent_adds_all_count(s: Subject) -> None:
+    """Batches added from several threads at once are all there."""
+    ids = [[f"{thread}-{n}" for n in range(25)] for thread in range(6)]
+    s.together([partial(s.put, *batch) for batch in ids])
+    same(s.store.count(Search()), 150, "jobs")
+    same(sorted(s.ids(200)), sorted(each for batch in ids for each in batch), "delivered")
+
+
+@check()
+def concurrent_duplicates_add_one(s: Subject) -> None:
+    """Of several threads that add the same id at once, exactly one succeeds."""
+
+    def one(n: int) -> bool:
+        return s.refusal(lambda: s.put("a", priority=n)) is None
+
+    won = s.together([partial(one, n) for n in range(8)])
+    same(won.count(True), 1, "how many succeeded")
+    same(s.get("a").priority, won.index(True), "the job that is there")
+
+
+@check()
+def thousands_of_jobs(s: Subject) -> None:
+    """Thousands of jobs are added and run in order, each exactly once."""
+    ids = [f"job-{n}" for n in range(3000)]
+    for start in range(0, 3000, 500):
+        s.put(*ids[start : start + 500])
+    came: list[str] = []
+    told: list[Settlement] = []
+    while True:
+        applied, claimed = s.exchange(told, 200)
+        expect(all(applied), "a settlement was not applied")
+        if not claimed.jobs:
+            break
+        came += [job.id for job in claimed.jobs]
+        told = [s.told(job, SUCCEEDED) for job in claimed.jobs]
+    expect(came == ids, f"{len(came)} came, {len(set(came))} different ones, or out of order")
+    same(s.store.count(Search(statuses=(JobStatus.COMPLETED,))), 3000, "completed")

@@ -1,0 +1,322 @@
+"""Checks of the operator's desk: finding, counting, purging, queues and workers."""
+
+from __future__ import annotations
+
+from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked
+from ergon_framework.ports.jobstore import Search, WorkerRecord
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.jobstore.subject import (
+    DAY,
+    FAILS_FOR_GOOD,
+    FAILS_ONCE,
+    RELEASED,
+    START,
+    SUCCEEDED,
+    Subject,
+    ids_of,
+    same,
+)
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+
+def _found(s: Subject, limit: int | None = None, **filters: object) -> list[str]:
+    search = Search(**filters)  # type: ignore[arg-type]
+    found = ids_of(s.store.search(search, limit))
+    if limit is None:
+        same(s.store.count(search), len(found), "count")
+    return found
+
+
+# ---- searching ----------------------------------------------------------------------------------
+
+
+@check()
+def newest_come_first(s: Subject) -> None:
+    """A search without filters finds every job, the newest first."""
+    s.put("b", "a")
+    s.clock.forward(1.0)
+    s.put("c")
+    s.ended("b")
+    same(_found(s), ["c", "a", "b"], "order")
+    same(list(s.store.search(Search()))[2], s.get("b"), "what is found")
+
+
+@check()
+def search_by_status(s: Subject) -> None:
+    """A search finds the jobs of each state that it names."""
+    s.put("done", "dead", "again", "running", "waiting", "off")
+    s.ended("done")
+    s.ended("dead", FAILS_FOR_GOOD)
+    s.ended("again", FAILS_ONCE)
+    s.take("running")
+    s.must(s.get("off"), CancelAsked())
+    wanted = {
+        JobStatus.COMPLETED: "done",
+        JobStatus.FAILED: "dead",
+        JobStatus.RETRYING: "again",
+        JobStatus.ACTIVE: "running",
+        JobStatus.PENDING: "waiting",
+        JobStatus.CANCELLED: "off",
+    }
+    for status, job_id in wanted.items():
+        same(_found(s, statuses=(status,)), [job_id], status)
+    both = (JobStatus.FAILED, JobStatus.COMPLETED)
+    same(_found(s, statuses=both), ["dead", "done"], "two states")
+
+
+@check()
+def search_by_queue_and_handler(s: Subject) -> None:
+    """A search finds the jobs of a queue or a handler, named exactly as enqueued."""
+    s.put("a", queue="one", handler="work")
+    s.put("b", queue="two", handler="python#work", executor="python")
+    same(_found(s, queue="one"), ["a"], "by queue")
+    same(_found(s, handler="python#work"), ["b"], "by handler")
+    same(_found(s, handler="work"), ["a"], "by a handler that another's ends with")
+    same(_found(s, queue="One"), [], "by a queue that is not there")
+    same(_found(s, queue="one", handler="python#work"), [], "by two that do not meet")
+
+
+@check()
+def search_by_code(s: Subject) -> None:
+    """A search finds the jobs whose last failure has a code."""
+    s.put("flaky", "bad", "fine")
+    s.ended("flaky", FAILS_ONCE)
+    s.ended("bad", FAILS_FOR_GOOD)
+    s.ended("fine")
+    same(_found(s, code="flaky"), ["flaky"], "by the code of a retry")
+    same(_found(s, code="bad_input"), ["bad"], "by the code of a dead letter")
+
+
+@check()
+def search_by_age(s: Subject) -> None:
+    """A search finds the jobs that were last changed before an instant."""
+    s.put("old", "moved")
+    s.clock.forward(100.0)
+    s.put("young")
+    s.must(s.get("moved"), CancelAsked())
+    same(_found(s, before=START + 50.0), ["old"], "changed before")
+    same(_found(s, before=START + 150.0), ["young", "moved", "old"], "changed before later")
+
+
+@check()
+def search_by_ids(s: Subject) -> None:
+    """A search finds the jobs of the ids it names, where they are there."""
+    s.put("a", "b", "c")
+    same(_found(s, ids=("c", "a", "nobody")), ["c", "a"], "by ids")
+    same(_found(s, ids=("a",), statuses=(JobStatus.FAILED,)), [], "by id and another state")
+
+
+@check()
+def search_is_limited(s: Subject) -> None:
+    """A search gives no more than asked for: the newest."""
+    s.put(*"abcde")
+    same(_found(s, limit=2), ["e", "d"], "the first two")
+    same(_found(s, limit=9), ["e", "d", "c", "b", "a"], "all of them")
+
+
+@check()
+def search_reads_in_pages(s: Subject) -> None:
+    """A long search finds every job once, also when jobs are added and moved meanwhile."""
+    ids = [f"job-{n}" for n in range(1500)]
+    s.put(*ids)
+    came = []
+    for n, job in enumerate(s.store.search(Search(queue="default"))):
+        came.append(job.id)
+        if n % 300 == 0:
+            s.put(f"new-{n}")
+            s.must(s.claim(1)[0], SUCCEEDED)
+    there = [each for each in came if not each.startswith("new-")]
+    same((len(there), len(set(there))), (1500, 1500), "found, and different ones")
+    expect(there == ids[::-1], "they came out of order")
+
+
+@check()
+def filter_holds_while_jobs_move(s: Subject) -> None:
+    """Jobs that are moved out of a search's filter while it is read do not hide others."""
+    s.put(*(f"job-{n}" for n in range(700)))
+    came = []
+    for job in s.store.search(Search(statuses=(JobStatus.PENDING,))):
+        came.append(job.id)
+        s.must(job, CancelAsked())
+    same((len(came), len(set(came))), (700, 700), "found, and different ones")
+
+
+# ---- purging ------------------------------------------------------------------------------------
+
+
+@check()
+def purged_job_is_gone(s: Subject) -> None:
+    """A purged job is found no more, and its id is free."""
+    s.put("a", "b")
+    done = s.ended("a")
+    same(s.store.purge([done]), 1, "purged")
+    same(s.store.find("a"), None, "the job")
+    same(_found(s), ["b"], "what is left")
+    same(s.put("a")[0].is_new, True, "its id")
+
+
+@check()
+def only_final_jobs_are_purged(s: Subject) -> None:
+    """Jobs that wait or run are never purged."""
+    s.put("running", "again", "waiting")
+    running = s.take("running")
+    s.ended("again", FAILS_ONCE)
+    jobs = list(s.store.search(Search()))
+    same(s.store.purge(jobs), 0, "purged")
+    same(len(_found(s)), 3, "what is left")
+    expect(s.settle(running, SUCCEEDED), "the running job could not end")
+
+
+@check()
+def moved_jobs_are_not_purged(s: Subject) -> None:
+    """A job that was moved since it was read is not purged."""
+    s.put("back", "round", "dead")
+    jobs = [s.ended(each, FAILS_FOR_GOOD) for each in ("back", "round", "dead")]
+    s.must(jobs[1], RequeueAsked())
+    s.ended("round", FAILS_FOR_GOOD)
+    s.must(jobs[0], RequeueAsked())
+    same(s.store.purge(jobs), 1, "purged")
+    same(_found(s), ["round", "back"], "what is left")
+
+
+@check()
+def purging_twice_counts_once(s: Subject) -> None:
+    """A job that is gone already is not counted again."""
+    s.put("a")
+    done = s.ended("a")
+    same([s.store.purge([done]), s.store.purge([done]), s.store.purge([])], [1, 0, 0], "purged")
+
+
+# ---- queues -------------------------------------------------------------------------------------
+
+
+@check()
+def queues_are_counted(s: Subject) -> None:
+    """Every queue that has jobs is listed by name, with its jobs by status."""
+    s.put("b1", "b2", "b3", queue="b")
+    s.put("a1", queue="a")
+    s.must(s.claim(1, queues=("b",))[0], SUCCEEDED)
+    s.must(s.claim(1, queues=("b",))[0], FAILS_ONCE)
+    a, b = s.store.queues()
+    same((a.name, b.name), ("a", "b"), "names")
+    counts = {status.value: count for status, count in _counts(b.counts).items() if count}
+    same(counts, {"completed": 1, "retrying": 1, "pending": 1}, "counts of b")
+    same(_counts(a.counts)[JobStatus.PENDING], 1, "pending of a")
+    same((a.is_paused, a.max_active, a.rate), (False, None, None), "settings of a")
+
+
+def _counts(counts: object) -> dict[JobStatus, int]:
+    found: dict[str, int] = dict(counts)  # type: ignore[call-overload]
+    return {status: found.get(status.value, 0) for status in JobStatus}
+
+
+@check()
+def queues_show_what_has_waited_longest(s: Subject) -> None:
+    """A queue shows since when its oldest due job has been due."""
+    s.put("a")
+    s.clock.forward(10.0)
+    s.put("b")
+    s.clock.forward(10.0)
+    same(s.store.queues()[0].oldest_due_at, START, "with two that are due")
+    s.ended("a")
+    same(s.store.queues()[0].oldest_due_at, START + 10.0, "with one that is due")
+    s.ended("b")
+    same(s.store.queues()[0].oldest_due_at, None, "with none")
+
+
+@check()
+def queue_settings_are_kept(s: Subject) -> None:
+    """A change of a queue's settings leaves the others as they were."""
+    s.store.set_queue("q", max_active=3, rate=2.5, burst=4)
+    queue = s.store.set_queue("q", is_paused=True)
+    settings = (queue.name, queue.is_paused, queue.max_active, queue.rate, queue.burst)
+    same(settings, ("q", True, 3, 2.5, 4), "settings")
+    found = s.store.queues()
+    same([each.name for each in found], ["q"], "a queue with settings and no jobs")
+    same((found[0].is_paused, found[0].max_active, found[0].rate), (True, 3, 2.5), "as listed")
+    same(s.store.set_queue("q", max_active=None).max_active, None, "after lifting the limit")
+
+
+@check()
+def unknown_queue_setting_is_refused(s: Subject) -> None:
+    """A setting that a queue does not have is an error and changes nothing."""
+    s.store.set_queue("q", max_active=3)
+    expect(s.refusal(lambda: s.store.set_queue("q", max_active=5, colour="red")), "accepted")
+    same(s.store.queues()[0].max_active, 3, "max_active")
+
+
+@check()
+def emptied_queue_disappears(s: Subject) -> None:
+    """A queue without settings is not listed once its last job is gone."""
+    s.put("a", queue="q")
+    s.store.purge([s.ended("a")])
+    same(s.store.queues(), [], "queues")
+
+
+# ---- workers ------------------------------------------------------------------------------------
+
+
+def _worker(name: str, **fields: object) -> WorkerRecord:
+    wanted = {"id": name, "host": "host", "pid": 7, "version": "1", "started_at": START} | fields
+    return WorkerRecord(**wanted)  # type: ignore[arg-type]
+
+
+@check()
+def workers_are_listed(s: Subject) -> None:
+    """Workers are listed by id, as they last told of themselves, with the store's time."""
+    fields = {"queues": ("q",), "executors": {"python": {"busy": 1}}, "counters": {"done": 3}}
+    s.store.tell(_worker("w2"))
+    s.clock.forward(5.0)
+    s.store.tell(_worker("w1", state="stopping", **fields))
+    first, second = s.store.workers()
+    same((first.id, second.id), ("w1", "w2"), "ids")
+    same((first.seen_at, second.seen_at), (START + 5.0, START), "seen_at")
+    same((first.state, first.host, first.pid, first.version), ("stopping", "host", 7, "1"), "told")
+    found = (first.queues, dict(first.executors), dict(first.counters))
+    same(found, tuple(fields.values()), "queues, executors, counters")
+    same(second.queues, None, "queues of a worker that serves all")
+
+
+@check()
+def worker_tells_again(s: Subject) -> None:
+    """A worker's later word takes the place of its earlier one."""
+    s.store.tell(_worker("w", counters={"done": 1}))
+    s.clock.forward(9.0)
+    s.store.tell(_worker("w", counters={"done": 2}))
+    (worker,) = s.store.workers()
+    same((dict(worker.counters), worker.seen_at), ({"done": 2}, START + 9.0), "the worker")
+
+
+@check()
+def worker_that_is_gone_is_not_listed(s: Subject) -> None:
+    """A worker that says good-bye is taken off the list; others stay."""
+    s.store.tell(_worker("w1"))
+    s.store.tell(_worker("w2"))
+    s.store.tell(_worker("w1", state="gone"))
+    s.store.tell(_worker("never", state="gone"))
+    same([worker.id for worker in s.store.workers()], ["w2"], "workers")
+
+
+@check()
+def dead_worker_is_forgotten(s: Subject) -> None:
+    """A worker that was not heard of for a month is forgotten by a sweep; one that was is not."""
+    s.store.tell(_worker("dead"))
+    s.clock.forward(30 * DAY)
+    s.store.tell(_worker("alive"))
+    same(s.store.sweep(100).workers, 1, "forgotten")
+    same([worker.id for worker in s.store.workers()], ["alive"], "workers")
+
+
+@check()
+def reading_changes_nothing(s: Subject) -> None:
+    """Looking at jobs, queues and workers moves none of them."""
+    s.put("a", "b")
+    s.ended("a", RELEASED)
+    before = [s.get("a"), s.get("b")]
+    list(s.store.search(Search()))
+    s.store.queues()
+    s.store.overdue(5)
+    s.store.workers()
+    same([s.get("a"), s.get("b")], before, "the jobs")

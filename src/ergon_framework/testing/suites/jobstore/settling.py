@@ -1,0 +1,315 @@
+"""Checks of settling: each move is applied once, whole, and only by whoever holds the job."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import (
+    CancelAsked,
+    Died,
+    Failed,
+    Held,
+    JobStatus,
+    LeaseExpired,
+    RunAsked,
+    Seen,
+)
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.jobstore.subject import (
+    BAD,
+    FAILS_FOR_GOOD,
+    FAILS_ONCE,
+    LEASE,
+    RELEASED,
+    START,
+    SUCCEEDED,
+    WAIT,
+    Subject,
+    ids_of,
+    same,
+)
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+
+def _refused(*reports: tuple[str, bool]) -> None:
+    for what, applied in reports:
+        expect(not applied, f"{what} was applied")
+
+
+# ---- what a move does ---------------------------------------------------------------------------
+
+
+@check()
+def success_completes(s: Subject) -> None:
+    """A completed job has its result, its end and its attempt, and is not delivered again."""
+    s.put("a")
+    leased = s.take("a")
+    s.clock.forward(2.0)
+    job = s.must(leased, SUCCEEDED, result=b'{"ok":1}')
+    same((job.status, job.result), (JobStatus.COMPLETED, b'{"ok":1}'), "status, result")
+    same((job.attempts, job.is_charged, job.deliveries), (1, False, 1), "counters")
+    same((job.finished_at, job.lease_expires_at), (START + 2.0, None), "finished_at, lease")
+    s.clock.forward(1000.0)
+    same(s.ids(5), [], "delivered again")
+
+
+@check()
+def null_is_a_result(s: Subject) -> None:
+    """A result of JSON null is kept, and is not the same as none."""
+    s.put("a", "b")
+    same(s.ended("a", result=b"null").result, b"null", "a null result")
+    same(s.ended("b", FAILS_FOR_GOOD).result, None, "the result of a failed job")
+
+
+@check()
+def large_result_is_untouched(s: Subject) -> None:
+    """A result comes back byte for byte."""
+    result = '["\u2028\U0001f980 '.encode() + b"y" * 300_000 + b'" ]'
+    s.put("a")
+    expect(s.ended("a", result=result).result == result, "the result differs")
+
+
+@check()
+def failure_is_tried_again_later(s: Subject) -> None:
+    """A failed attempt is charged, and the job is due again when its delay has passed."""
+    s.put("a")
+    s.clock.forward(3.0)
+    job = s.ended("a", FAILS_ONCE)
+    same((job.status, job.attempts), (JobStatus.RETRYING, 1), "status, attempts")
+    same((job.run_at, job.finished_at), (START + 3.0 + WAIT, None), "run_at, finished_at")
+    same((job.worker, job.lease_expires_at), (None, None), "worker, lease")
+    s.clock.forward(WAIT - 0.5)
+    same(s.ids(), [], "too early")
+    s.clock.forward(0.5)
+    leased = s.take("a")
+    same((leased.attempts, leased.deliveries), (1, 2), "attempts, deliveries")
+
+
+@check()
+def last_failure_is_kept(s: Subject) -> None:
+    """The last failure is found as it was, and a release does not wipe it out."""
+    failure = Failure(Kind.THROTTLED, "slow_down", "später \u2028", retry_after=2.5)
+    s.put("a")
+    same(s.ended("a", Failed(failure)).last_error, failure, "last_error")
+    s.clock.forward(2.5)
+    same(s.ended("a", RELEASED).last_error, failure, "last_error after a release")
+    same(s.ended("a", FAILS_FOR_GOOD).last_error, BAD, "last_error after the next failure")
+
+
+@check()
+def dead_letter_says_why(s: Subject) -> None:
+    """A job that failed for good says why, and is not delivered again."""
+    s.put("a")
+    job = s.ended("a", FAILS_FOR_GOOD)
+    same((job.status, job.why), (JobStatus.FAILED, "not_retryable"), "status, why")
+    expect(job.finished_at is not None, "it has no finished_at")
+    s.clock.forward(10_000.0)
+    same(s.ids(5), [], "delivered again")
+
+
+@check()
+def release_charges_nothing(s: Subject) -> None:
+    """A job that was given back is due at once, with a delivery counted and excused."""
+    s.put("a")
+    job = s.ended("a", RELEASED)
+    same((job.status, job.attempts, job.excused), (JobStatus.PENDING, 0, 1), "after a release")
+    leased = s.take("a")
+    same((leased.deliveries, leased.excused, leased.attempts), (2, 1, 0), "counters")
+
+
+@check()
+def held_job_is_parked(s: Subject) -> None:
+    """A job that a gate held waits as long as the gate said, with the reason, uncharged."""
+    s.put("a")
+    job = s.ended("a", Held(Failure(Kind.HELD, "quota", "", retry_after=120.0)))
+    same((job.status, job.attempts, job.why), (JobStatus.PENDING, 0, "quota"), "parked")
+    same(job.run_at, START + 120.0, "run_at")
+    s.clock.forward(119.5)
+    same(s.ids(), [], "too early")
+    s.clock.forward(0.5)
+    same(s.ids(), ["a"], "in time")
+
+
+@check()
+def solo_is_carried(s: Subject) -> None:
+    """A job that must run alone is marked for its next delivery, and for that one only."""
+    s.put("a")
+    leased = s.take("a")
+    same(leased.is_solo, False, "before")
+    s.must(leased, Died(is_alone=False))
+    leased = s.take("a")
+    same((leased.is_solo, s.get("a").is_solo), (True, True), "after")
+    s.must(leased, RELEASED)
+    same(s.take("a").is_solo, False, "after the next move")
+
+
+@check()
+def history_is_in_order(s: Subject) -> None:
+    """Each move adds its entry at the end of the job's history, as it was given."""
+    s.put("a")
+    entries = [b'{"n":1,"text":"\xe2\x80\xa8"}', b'{ "n" : 2 }', b'{"n":3}']
+    ends: tuple[Seen, ...] = (RELEASED, FAILS_ONCE, SUCCEEDED)
+    for entry, seen in zip(entries, ends, strict=True):
+        s.must(s.take("a"), seen, entry=entry)
+        s.clock.forward(WAIT)
+    found = [each for each in s.get("a").history if each in entries]
+    same(found, entries, "the entries that were given")
+
+
+@check()
+def history_is_bounded(s: Subject) -> None:
+    """A job that is moved without end keeps the latest part of its history, not all of it."""
+    s.put("a")
+    entries = [b'{"n":%d}' % n for n in range(600)]
+    for entry in entries:
+        job = s.take("a")
+        s.must(job, RELEASED, entry=entry)
+    history = list(s.get("a").history)
+    expect(len(history) < 600, f"all {len(history)} entries are there")
+    same(history[-20:], entries[-20:], "the last twenty")
+
+
+@check()
+def keep_sets_the_time_of_purging(s: Subject) -> None:
+    """A final job is purged as long after its end as it was to be kept."""
+    s.put("a", "b")
+    s.clock.forward(5.0)
+    same(s.ended("a", keep=60.5).purge_at, START + 65.5, "purge_at")
+    same(s.ended("b", keep=None).purge_at, None, "purge_at of a job kept for ever")
+
+
+@check()
+def settle_and_claim_are_one_step(s: Subject) -> None:
+    """A settled job's successor comes in the same call."""
+    s.put("a", "b")
+    leased = s.take("a")
+    applied, claimed = s.exchange([s.told(leased, SUCCEEDED, result=b"1")])
+    same((applied, ids_of(claimed.jobs)), ([True], ["b"]), "applied, claimed")
+    same(s.status("a"), JobStatus.COMPLETED, "status")
+
+
+@check()
+def released_job_can_be_claimed_in_the_same_call(s: Subject) -> None:
+    """What a call gives back is there for its own claim."""
+    s.put("a")
+    leased = s.take("a")
+    applied, claimed = s.exchange([s.told(leased, RELEASED)])
+    same((applied, ids_of(claimed.jobs)), ([True], ["a"]), "applied, claimed")
+    expect(claimed.jobs[0].fence > leased.fence, "the new claim has the old fence")
+
+
+@check()
+def each_settlement_has_its_answer(s: Subject) -> None:
+    """Settlements of one call are answered in order, and a late one spoils no other."""
+    s.put("a", "b", "c")
+    jobs = s.claim(3)
+    s.must(jobs[1], FAILS_FOR_GOOD)
+    applied, _ = s.store.exchange([s.told(job, SUCCEEDED) for job in jobs], None)
+    same(applied, [True, False, True], "answers")
+    wanted = [JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.COMPLETED]
+    same([s.status(job.id) for job in jobs], wanted, "states")
+
+
+# ---- who may move -------------------------------------------------------------------------------
+
+
+@check()
+def settled_once(s: Subject) -> None:
+    """A second report of the same claim changes nothing."""
+    s.put("a")
+    leased = s.take("a")
+    before = s.must(leased, SUCCEEDED, result=b"1", keep=60.0)
+    s.clock.forward(5.0)
+    _refused(
+        ("the same success", s.settle(leased, SUCCEEDED, result=b"2", keep=600.0)),
+        ("a failure", s.settle(leased, FAILS_FOR_GOOD)),
+        ("a retry", s.settle(leased, FAILS_ONCE)),
+        ("a release", s.settle(leased, RELEASED)),
+    )
+    same(s.get("a"), before, "the job")
+
+
+@check()
+def same_report_twice_in_one_call(s: Subject) -> None:
+    """Of two reports of one claim in one call, the first is applied."""
+    s.put("a")
+    leased = s.take("a")
+    told = [s.told(leased, SUCCEEDED, result=b"1"), s.told(leased, SUCCEEDED, result=b"2")]
+    same(s.store.exchange(told, None)[0], [True, False], "answers")
+    same(s.get("a").result, b"1", "result")
+
+
+@check()
+def late_report_changes_nothing(s: Subject) -> None:
+    """A report by a worker that has lost the job changes nothing of it."""
+    s.put("a")
+    lost = s.take("a")
+    s.clock.forward(LEASE + 1.0)
+    s.must(s.get("a"), LeaseExpired(), if_expired=True)
+    s.take("a", worker="w2")
+    before = s.get("a")
+    _refused(
+        ("a success", s.settle(lost, SUCCEEDED, result=b"1", keep=1.0)),
+        ("a failure", s.settle(lost, FAILS_FOR_GOOD, keep=1.0)),
+        ("a retry", s.settle(lost, FAILS_ONCE)),
+        ("a release", s.settle(lost, RELEASED)),
+    )
+    same(s.get("a"), before, "the job")
+
+
+@check()
+def late_report_of_a_waiting_job_changes_nothing(s: Subject) -> None:
+    """A report of a claim that was taken back is refused though nobody has claimed it since."""
+    s.put("a")
+    lost = s.take("a")
+    s.clock.forward(LEASE + 1.0)
+    before = s.must(s.get("a"), LeaseExpired(), if_expired=True)
+    expect(not s.settle(lost, SUCCEEDED, result=b"1"), "the late success was applied")
+    same(s.get("a"), before, "the job")
+
+
+@check()
+def report_of_the_unknown_is_refused(s: Subject) -> None:
+    """A report of a job that is no longer there is refused, and is no error."""
+    s.put("a")
+    leased = s.take("a")
+    s.store.purge([s.must(leased, SUCCEEDED)])
+    same(s.settle(leased, SUCCEEDED), False, "applied")
+    same(s.store.find("a"), None, "the job")
+
+
+@check()
+def report_of_an_earlier_life_is_refused(s: Subject) -> None:
+    """A report of a purged job does not reach a new job of the same id."""
+    s.put("a")
+    old = s.take("a")
+    s.store.purge([s.must(old, SUCCEEDED, result=b'"old"')])
+    s.put("a")
+    s.take("a")
+    expect(not s.settle(old, SUCCEEDED, result=b'"old"'), "the late report was applied")
+    same(s.status("a"), JobStatus.ACTIVE, "the new job")
+
+
+@check()
+def state_must_be_the_one_decided_in(s: Subject) -> None:
+    """A move that was decided in another state is refused, though the fence is the same."""
+    s.put("a")
+    waiting = s.get("a")
+    cancelled = s.must(waiting, CancelAsked())
+    same(s.settle(waiting, RunAsked()), False, "applied")
+    same(s.get("a"), cancelled, "the job")
+
+
+@check()
+def one_of_many_reports_wins(s: Subject) -> None:
+    """Of several threads that report the same claim at once, one is believed."""
+    s.put("a")
+    leased = s.take("a")
+    told = [s.told(leased, SUCCEEDED, result=b"%d" % n) for n in range(8)]
+    answers = s.together([partial(s.store.exchange, [one], None) for one in told])
+    won = [n for n, (applied, _) in enumerate(answers) if applied == [True]]
+    same(len(won), 1, "how many were applied")
+    same(s.get("a").result, b"%d" % won[0], "the result")

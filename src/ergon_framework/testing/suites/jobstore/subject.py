@@ -1,0 +1,246 @@
+"""The job store under test, as the checks see it: a clock set by hand, and short words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import (
+    JOB_RETRIES,
+    Failed,
+    JobRule,
+    JobStatus,
+    Released,
+    Seen,
+    Succeeded,
+    Tally,
+    settle,
+)
+from ergon_framework.core.retry import Backoff, RetryRule
+from ergon_framework.ports.jobstore import (
+    Added,
+    Ask,
+    Claimed,
+    Hold,
+    Job,
+    JobDesk,
+    JobStore,
+    Leased,
+    NewJob,
+    ScheduleStore,
+    Settlement,
+)
+from ergon_framework.testing.suites.check import CheckFailed, expect, fail
+from ergon_framework.testing.suites.hands import ThreadHands, outcome
+
+START = 1_750_000_000.0
+LEASE = 15.0
+DAY = 86_400.0
+WAIT = 10.0  # the first backoff of RULE
+RULE = JobRule(RetryRule(3, Backoff(WAIT), JOB_RETRIES, asked_replaces=True), 6, 30.0)
+FLAKY = Failure(Kind.TRANSIENT, "flaky", "it did not answer")
+BAD = Failure(Kind.REJECTED, "bad_input", "it cannot be done")
+
+SUCCEEDED = Succeeded()
+FAILS_ONCE = Failed(FLAKY)  # and is tried again
+FAILS_FOR_GOOD = Failed(BAD)
+RELEASED = Released()
+
+
+class Store(JobStore, JobDesk, ScheduleStore, Protocol):
+    """All three ports in one object."""
+
+
+Clock = Callable[[], float]
+MakeStore = Callable[[Clock], Store]
+Reopen = Callable[[Store], Store]
+Slots = int | Mapping[str, int]  # of the one executor, or of several
+
+
+class HandClock:
+    """A clock that stands still until somebody moves it."""
+
+    def __init__(self, now: float = START) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        """The time it shows."""
+        return self._now
+
+    def forward(self, seconds: float) -> None:
+        """Let time pass."""
+        with self._lock:
+            self._now += seconds
+
+    def to(self, at: float) -> None:
+        """Let it be that instant."""
+        with self._lock:
+            self._now = at
+
+
+class Subject:
+    """One fresh, empty store and its clock."""
+
+    def __init__(
+        self, store: Store, clock: HandClock, reopen: Reopen | None, patience: float
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.patience = patience
+        self._reopen = reopen
+        self._settled = 0
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What the checks may use beside the ports."""
+        return frozenset() if self._reopen is None else frozenset({"reopen"})
+
+    def reopen(self) -> None:
+        """Go on with what a new process would find."""
+        if self._reopen is not None:
+            self.store = self._reopen(self.store)
+
+    # ---- putting in -----------------------------------------------------------------------------
+
+    def put(self, *ids: str, **fields: Any) -> list[Added]:
+        """Add a job of each id, all with these fields, in one call."""
+        return self.store.add([new(each, **fields) for each in ids])
+
+    def get(self, job_id: str) -> Job:
+        """A job that must be there."""
+        job = self.store.find(job_id)
+        return fail(f"job {job_id!r} is gone") if job is None else job
+
+    def status(self, job_id: str) -> JobStatus:
+        """The status of a job that must be there."""
+        return self.get(job_id).status
+
+    # ---- taking out -----------------------------------------------------------------------------
+
+    def exchange(
+        self, settlements: Sequence[Settlement] = (), slots: Slots = 1, **changes: Any
+    ) -> tuple[list[bool], Claimed]:
+        """Settle, and claim for one executor unless told otherwise."""
+        return self.store.exchange(settlements, ask(slots, **changes))
+
+    def claim(self, slots: Slots = 1, **changes: Any) -> list[Leased]:
+        """What a worker with so many slots gets."""
+        return self.exchange((), slots, **changes)[1].jobs
+
+    def ids(self, slots: Slots = 1, **changes: Any) -> list[str]:
+        """The ids of what a worker with so many slots gets, in order."""
+        return ids_of(self.claim(slots, **changes))
+
+    def take(self, job_id: str, **changes: Any) -> Leased:
+        """Claim one job, which must be this one."""
+        jobs = self.claim(1, **changes)
+        expect(ids_of(jobs) == [job_id], f"{job_id!r} was to be claimed, and {ids_of(jobs)} came")
+        return jobs[0]
+
+    # ---- moving ---------------------------------------------------------------------------------
+
+    def told(self, job: Leased | Job, seen: Seen, **changes: Any) -> Settlement:
+        """What a worker, a rescuer or an operator makes of what it saw."""
+        self._settled += 1
+        entry = b'{"event":"seen","n":%d}' % self._settled
+        tally = tally_of(job)
+        fields: dict[str, Any] = {
+            "expected": tally.status,
+            "move": settle(tally, seen, RULE),
+            "entry": entry,
+        }
+        return Settlement(key=job.key, id=job.id, fence=job.fence, **(fields | changes))
+
+    def settle(self, job: Leased | Job, seen: Seen, **changes: Any) -> bool:
+        """Tell the store what was seen of one job; whether it was applied."""
+        applied, _ = self.store.exchange([self.told(job, seen, **changes)], None)
+        expect(len(applied) == 1, f"one settlement got {len(applied)} answers")
+        return applied[0]
+
+    def must(self, job: Leased | Job, seen: Seen, **changes: Any) -> Job:
+        """The same, where it has to be applied; the job afterwards."""
+        expect(self.settle(job, seen, **changes), f"{type(seen).__name__} was not applied")
+        return self.get(job.id)
+
+    def ended(self, job_id: str, seen: Seen = SUCCEEDED, **changes: Any) -> Job:
+        """Claim this job, which must be the next, and bring it to that end."""
+        return self.must(self.take(job_id), seen, **changes)
+
+    # ---- threads and errors ---------------------------------------------------------------------
+
+    def together(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
+        """Make calls from a thread each, all at once; what they returned."""
+        futures = ThreadHands().together(list(calls))
+        return [outcome(each, self.patience, "a call") for each in futures]
+
+    def refusal(self, call: Callable[[], Any]) -> Exception | None:
+        """The exception that ``call`` raises, or None when it returns."""
+        try:
+            call()
+        except CheckFailed:
+            raise
+        except Exception as error:
+            return error
+        return None
+
+    def hurry(self, call: Callable[[], Any], what: str) -> Any:
+        """Make a call in a thread of its own and wait for it, but not for ever."""
+        hands = ThreadHands()
+        try:
+            return outcome(hands.start(call), self.patience, what)
+        finally:
+            hands.close()
+
+
+def new(job_id: str, **fields: Any) -> NewJob:
+    """A job as a client would hand it in."""
+    return NewJob(**({"id": job_id, "handler": "work"} | fields))
+
+
+def ask(slots: Slots = 1, **changes: Any) -> Ask:
+    """What a worker with one executor, ``python``, asks for."""
+    fields: dict[str, Any] = {
+        "worker": "w1",
+        "lease": LEASE,
+        "slots": {"python": slots} if isinstance(slots, int) else slots,
+        "default": "python",
+        "known": frozenset({"python"}),
+    }
+    return Ask(**(fields | changes))
+
+
+def hold(job: Leased, *, is_charged: bool = False) -> Hold:
+    """The claim, as its holder names it."""
+    return Hold(job.key, job.id, job.fence, is_charged)
+
+
+def tally_of(job: Leased | Job) -> Tally:
+    """What the machine needs to know of a job."""
+    if isinstance(job, Leased):
+        return Tally(JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused)
+    attempts = job.attempts - job.is_charged
+    return Tally(job.status, attempts, job.deliveries, job.excused, job.is_charged)
+
+
+def ids_of(jobs: Iterable[Leased | Job]) -> list[str]:
+    """Their ids, in order."""
+    return [job.id for job in jobs]
+
+
+def same(found: object, wanted: object, what: str) -> None:
+    """Fail the check unless both are equal."""
+    if found != wanted:
+        fail(f"{what}: {_difference(found, wanted)}")
+
+
+def _difference(found: object, wanted: object) -> str:
+    if isinstance(found, Job) and isinstance(wanted, Job):
+        was, now = msgspec.structs.asdict(wanted), msgspec.structs.asdict(found)
+        fields = [name for name in was if was[name] != now[name]]
+        return "; ".join(f"{name} was {was[name]!r:.100}, is {now[name]!r:.100}" for name in fields)
+    return f"expected {wanted!r:.200}, found {found!r:.200}"

@@ -1,0 +1,469 @@
+"""Job stores that settle, limit, lease or look after jobs wrongly in one way each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ergon_framework.core.job import Move
+from ergon_framework.errors import DuplicateJobError
+from ergon_framework.jobs.stores.memory_ledger import Ledger
+from ergon_framework.jobs.stores.memory_lines import Line, Lines, Offer
+from ergon_framework.jobs.stores.memory_record import Record
+from ergon_framework.ports.jobstore import (
+    Added,
+    Ask,
+    Claimed,
+    Hold,
+    Job,
+    NewJob,
+    Queue,
+    Search,
+    Settlement,
+    Sweep,
+    WorkerRecord,
+)
+from tests.jobs.planted_stores import Honest, change
+
+# ---- settling -----------------------------------------------------------------------------------
+
+
+class SettlesUnfenced(Honest):
+    """Believes whoever reports about a running job."""
+
+    class Books(Ledger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            record = self.records.get(settlement.key)
+            fence = settlement.fence if record is None else record.fence
+            return super().settle(change(settlement, fence=fence), now)
+
+
+class SettlesInAnyState(Honest):
+    """Does not look at the state in which a move was decided."""
+
+    class Books(Ledger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            record = self.records.get(settlement.key)
+            expected = settlement.expected if record is None else record.status
+            return super().settle(change(settlement, expected=expected), now)
+
+
+class SettlesById(Honest):
+    """Finds a job by its id alone, whatever life of it was meant."""
+
+    class Books(Ledger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            record = self.by_id.get(settlement.id)
+            if record is None:
+                return False
+            return super().settle(change(settlement, key=record.key, fence=record.fence), now)
+
+
+class LateReportLeavesATrace(Honest):
+    """Refuses a late report, and writes it into the history all the same."""
+
+    class Books(Ledger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            applied = super().settle(settlement, now)
+            if not applied and settlement.key in self.records:
+                self.records[settlement.key].history.append(settlement.entry)
+            return applied
+
+
+class RescuesTheRenewed(Honest):
+    """Takes a job from a holder that has come back in time."""
+
+    class Books(Ledger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            return super().settle(change(settlement, if_expired=False), now)
+
+
+class ClaimsBeforeItSettles(Honest):
+    """Claims first, so that what a call frees is not there for it."""
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        _, claimed = super().exchange([], ask)
+        return super().exchange(settlements, None)[0], claimed
+
+
+class OneAnswerForAll(Honest):
+    """Applies a batch of settlements all or none."""
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        applied, claimed = super().exchange(settlements, ask)
+        return [all(applied)] * len(applied), claimed
+
+
+class NullIsNothing(Honest):
+    """Does not tell a null result from none."""
+
+    class Books(Ledger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            result = None if settlement.result == b"null" else settlement.result
+            return super().settle(change(settlement, result=result), now)
+
+
+class RetriesAtOnce(Honest):
+    """Does not wait between attempts."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            super()._move(record, replace(move, delay=0.0), entry, now)
+
+
+class ReleaseWipesTheError(Honest):
+    """Forgets the last failure at the next move."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            super()._move(record, move, entry, now)
+            record.last_error = move.failure
+
+
+class ForgetsSolo(Honest):
+    """Lets a job that may have killed its neighbours run among others again."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            super()._move(record, replace(move, is_solo=False), entry, now)
+
+
+class SoloForEver(Honest):
+    """Never lets a job run among others again."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            is_solo = move.is_solo or record.is_solo
+            super()._move(record, replace(move, is_solo=is_solo), entry, now)
+
+
+class NewestEntryFirst(Honest):
+    """Writes the history from its end."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            super()._move(record, move, entry, now)
+            record.history.rotate(1)
+
+
+class EndlessHistory(Honest):
+    """Lets a job's history grow with every move."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            record.history = type(record.history)(record.history)
+            super()._move(record, move, entry, now)
+
+
+class KeepsForEver(Honest):
+    """Knows no time of purging."""
+
+    class Books(Ledger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            return super().settle(change(settlement, keep=None), now)
+
+
+class RequeueKeepsCounters(Honest):
+    """Sends a job back that has no delivery left."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            deliveries = record.deliveries
+            super()._move(record, move, entry, now)
+            record.deliveries = deliveries
+
+
+class RequeueKeepsThePurge(Honest):
+    """Sends a job back, and sweeps it away while it waits."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            purge_at = record.purge_at
+            super()._move(record, move, entry, now)
+            record.purge_at = purge_at
+
+
+class RequeueResetsTheFence(Honest):
+    """Begins anew so thoroughly that old reports are believed again."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            super()._move(record, move, entry, now)
+            if move.is_reset:
+                record.fence = self._last_fence = 0
+
+
+class RequeueKeepsTheExpiry(Honest):
+    """Sends an outdated job back to be outdated at once."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            expires_at = record.expires_at
+            super()._move(record, move, entry, now)
+            record.expires_at = expires_at
+
+
+# ---- limits -------------------------------------------------------------------------------------
+
+
+class NoQueueLimit(Honest):
+    """Keeps a queue's limit for show."""
+
+    class Lanes(Lines):
+        def line(self, name: str) -> Line:
+            found = super().line(name)
+            found.has_room = lambda: True  # type: ignore[method-assign]
+            return found
+
+
+class RateIgnoresTime(Honest):
+    """Never fills the bucket again."""
+
+    class Lanes(Lines):
+        def next(self, line: Line, offer: Offer, now: float) -> Record | None:
+            has_token = line.has_token(0.0) if line._bucket is not None else True
+            return super().next(line, offer, now) if has_token else None
+
+
+class SavesTokens(Honest):
+    """Lets a queue that rested start as many as it might have started meanwhile."""
+
+    def set_queue(self, name: str, **changes: Any) -> Queue:
+        queue = super().set_queue(name, **changes)
+        line = self._ledger.lines.line(name)
+        if line._bucket is not None:
+            since = self.now()
+            line.has_token = lambda now: now > since or queue.burst > line.active  # type: ignore[method-assign]
+        return queue
+
+
+class KeyLimitPerQueue(Honest):
+    """Counts the jobs of a limit key in each queue for itself."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        keys = [job.limit_key and f"{job.queue}/{job.limit_key}" for job in jobs]
+        return super().add(
+            [change(job, limit_key=key) for job, key in zip(jobs, keys, strict=True)]
+        )
+
+
+class _Leaking(Ledger):
+    """Does not free limit keys after some moves."""
+
+    leaks: tuple[str, ...] = ()
+
+    def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+        key = record.new.limit_key
+        if key is not None and move.event in self.leaks:
+            self.lines._running[key] += 1
+        super()._move(record, move, entry, now)
+
+
+class LimitLeaksOnRelease(Honest):
+    """Keeps the limit key of a job that was given back."""
+
+    class Books(_Leaking):
+        leaks = ("released",)
+
+
+class LimitLeaksOnRescue(Honest):
+    """Keeps the limit key of a job that was taken from a lost worker."""
+
+    class Books(_Leaking):
+        leaks = ("lost",)
+
+
+class LimitLeaksOnRetry(Honest):
+    """Keeps the limit key of a job that failed."""
+
+    class Books(_Leaking):
+        leaks = ("failed",)
+
+
+class LateReportFreesTheKey(Honest):
+    """Counts a key as free when a late report comes."""
+
+    class Books(Ledger):
+        def settle(self, settlement: Settlement, now: float) -> bool:
+            applied = super().settle(settlement, now)
+            record = self.records.get(settlement.key)
+            if not applied and record is not None and record.new.limit_key is not None:
+                self.lines._running[record.new.limit_key] -= 1
+                self.lines._call_back(record.new.limit_key)
+            return applied
+
+
+class CancelledKeepsItsTurn(Honest):
+    """Calls one job back when a key is freed, and no other when that one is cancelled."""
+
+    class Lanes(Lines):
+        def leave(self, record: Record) -> None:
+            aside, self._aside = self._aside, self._aside if record.is_limited else {}
+            super().leave(record)
+            self._aside = aside
+
+
+# ---- leases -------------------------------------------------------------------------------------
+
+
+class ChargesTwice(Honest):
+    """Charges an attempt at every renewal."""
+
+    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+        for hold in holds:
+            record = self._ledger.active.get(hold.key)
+            if record is not None and record.is_charged and hold.is_charged:
+                record.attempts += 1
+        return super().renew(holds, lease)
+
+
+class ChargesTheNext(Honest):
+    """Carries a charge over to the next delivery."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            was_charged = record.is_charged
+            super()._move(record, move, entry, now)
+            record.is_charged = was_charged and not move.status.is_final
+
+
+class RenewsForAnybody(Honest):
+    """Prolongs the lease of whoever holds the job."""
+
+    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+        active = self._ledger.active
+        fences = [active[hold.key].fence if hold.key in active else 0 for hold in holds]
+        pairs = zip(holds, fences, strict=True)
+        return super().renew([change(hold, fence=fence) for hold, fence in pairs], lease)
+
+
+class RenewsOnPaper(Honest):
+    """Says that the lease is prolonged, and does not prolong it."""
+
+    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+        return super().renew(holds, 0.0)
+
+
+class AllAreOverdue(Honest):
+    """Takes every running job for a lost one."""
+
+    def overdue(self, limit: int) -> list[Job]:
+        return [record.job() for record in self._ledger.active.values()][:limit]
+
+
+# ---- the desk, upkeep and schedules -------------------------------------------------------------
+
+
+class PagesByOffset(Honest):
+    """Reads pages by their number, so that jobs which move hide others."""
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        start = 0
+        while page := list(super().search(search))[start : start + 100]:
+            yield from page[:limit]
+            start += 100
+
+
+class OldestFirst(Honest):
+    """Lists jobs from the wrong end."""
+
+    def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+        return iter(list(super().search(search))[::-1][:limit])
+
+
+class PurgesTheMoved(Honest):
+    """Purges by id, whatever happened since."""
+
+    def purge(self, jobs: Sequence[Job]) -> int:
+        found = [self.find(job.id) for job in jobs]
+        return super().purge([job for job in found if job is not None])
+
+
+class SweepsAll(Honest):
+    """Sweeps without a bound."""
+
+    def sweep(self, limit: int) -> Sweep:
+        return super().sweep(10**9)
+
+
+class SweepsNoOutdated(Honest):
+    """Leaves jobs that are outdated and not due for ever."""
+
+    def sweep(self, limit: int) -> Sweep:
+        self._ledger.expiring = type(self._ledger.expiring)()
+        return super().sweep(limit)
+
+
+class RemembersTheDead(Honest):
+    """Lists every worker there ever was."""
+
+    def tell(self, record: WorkerRecord) -> None:
+        super().tell(record)
+        if record.state == "gone":
+            self._workers[record.id] = record
+
+
+class FiresTwice(Honest):
+    """Does not look whether another worker was faster."""
+
+    def fire(
+        self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
+    ) -> bool:
+        found = {schedule.name: schedule for schedule in self.schedules()}[name]
+        return super().fire(name, found.next_at or expected, next_at, jobs)
+
+
+class FiresOrFails(Honest):
+    """Fails a fire as a whole when one of its jobs is there."""
+
+    def fire(
+        self, name: str, expected: float, next_at: float | None, jobs: Sequence[NewJob]
+    ) -> bool:
+        if any(self.find(job.id) for job in jobs):
+            raise DuplicateJobError("there is such a job")
+        return super().fire(name, expected, next_at, jobs)
+
+
+class NeverRings(Honest):
+    """Leaves whoever waits to find out by looking."""
+
+    @contextmanager
+    def _step(self) -> Iterator[Ledger]:
+        with super()._step() as ledger:
+            yield ledger
+            ledger.is_work = ledger.is_done = False
+
+
+class RingsForever(Honest):
+    """Takes every change for an end."""
+
+    @contextmanager
+    def _step(self) -> Iterator[Ledger]:
+        with super()._step() as ledger:
+            yield ledger
+            ledger.is_done = True
+
+
+class TakesJobsWhenClosed(Honest):
+    """Accepts jobs after it was closed, and loses them."""
+
+    @contextmanager
+    def _step(self) -> Iterator[Ledger]:
+        self._is_closed = False
+        with super()._step() as ledger:
+            yield ledger
+
+
+class ClosesOnce(Honest):
+    """Does not like to be closed twice."""
+
+    def close(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("closed")
+        super().close()

@@ -1,0 +1,357 @@
+"""Job stores with one realistic bug each, planted in the memory store."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from ergon_framework.core.job import JobStatus, Move
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.memory_ledger import Ledger
+from ergon_framework.jobs.stores.memory_lines import Line, Lines, Offer
+from ergon_framework.jobs.stores.memory_record import Record
+from ergon_framework.ports.jobstore import (
+    Added,
+    Ask,
+    Claimed,
+    NewJob,
+    OnDuplicate,
+    Settlement,
+)
+
+change = msgspec.structs.replace
+
+
+class Honest(MemoryJobStore):
+    """The memory store, with its inner parts open to replacement."""
+
+    Books: type[Ledger] = Ledger
+    Lanes: type[Lines] = Lines
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self._ledger = self.Books()
+        self._ledger.lines = self.Lanes(self._ledger.records)
+
+
+# ---- adding -------------------------------------------------------------------------------------
+
+
+class AddsPartly(Honest):
+    """Stores a batch job by job, and what came before a refused one stays."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        return [added for job in jobs for added in super(AddsPartly, self).add([job])]
+
+
+class OverwritesDuplicates(Honest):
+    """Lets a job of the same id take the place of the first."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        for job in jobs:
+            record = self._ledger.by_id.pop(job.id, None)
+            if record is not None:
+                self._ledger.records.pop(record.key)
+        return super().add(jobs)
+
+
+class TidiesPayloads(Honest):
+    """Writes arguments as it would have written them."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        return super().add([change(job, args=job.args.replace(b" ", b"")) for job in jobs])
+
+
+class ForgetsTheTrace(Honest):
+    """Has no column for the trace context."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        return super().add([change(job, trace_context=None) for job in jobs])
+
+
+class FillsInDefaults(Honest):
+    """Decides about timeouts in the place of the worker."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        return super().add([change(job, timeout=job.timeout or 300.0) for job in jobs])
+
+
+class WholeSeconds(Honest):
+    """Keeps instants as whole seconds."""
+
+    def now(self) -> float:
+        return float(int(super().now()))
+
+
+class IgnoresTheDelay(Honest):
+    """Makes every new job due at once."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        return super().add([change(job, delay=0.0) for job in jobs])
+
+
+# ---- unique keys --------------------------------------------------------------------------------
+
+
+class AddsBesideTheHolder(Honest):
+    """Answers with the job that is there, and stores the new one all the same."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        found = super().add(jobs)
+        for job, added in zip(jobs, found, strict=True):
+            if not added.is_new:
+                super().add([change(job, unique_key=None)])
+        return found
+
+
+class ReplacesTheRunning(Honest):
+    """Cancels a job that a worker is busy with."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        for job in jobs:
+            holder = self._ledger.holders.get(job.unique_key or "")
+            if holder is not None and job.on_duplicate is OnDuplicate.REPLACE:
+                self._ledger._leave(holder)
+                holder.status = JobStatus.CANCELLED
+        return super().add(jobs)
+
+
+class IgnoresCase(Honest):
+    """Compares keys as some databases compare text."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        keys = [job.unique_key and job.unique_key.casefold() for job in jobs]
+        return super().add(
+            [change(job, unique_key=key) for job, key in zip(jobs, keys, strict=True)]
+        )
+
+
+class KeyPerQueue(Honest):
+    """Takes a unique key to be unique in its queue only."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        keys = [job.unique_key and f"{job.queue}/{job.unique_key}" for job in jobs]
+        return super().add(
+            [change(job, unique_key=key) for job, key in zip(jobs, keys, strict=True)]
+        )
+
+
+class KeyLeaksOnCancel(Honest):
+    """Frees unique keys only when a job has run."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            super()._move(record, move, entry, now)
+            if move.status is JobStatus.CANCELLED and record.new.unique_key is not None:
+                self.holders[record.new.unique_key] = record
+
+
+class KeyFreeWhileRetrying(Honest):
+    """Frees unique keys after every attempt."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            super()._move(record, move, entry, now)
+            if move.status is JobStatus.RETRYING and record.new.unique_key is not None:
+                del self.holders[record.new.unique_key]
+
+
+class KeyOfTwo(Honest):
+    """Sends a job back though another holds its key by now."""
+
+    class Books(Ledger):
+        def _is_key_taken(self, record: Record) -> bool:
+            return False
+
+
+# ---- claiming -----------------------------------------------------------------------------------
+
+
+class _Ordered(Lines):
+    """Lines whose order can be bent."""
+
+    def order(self, record: Record) -> tuple[float, ...]:
+        return (-record.new.priority, record.run_at, record.key)
+
+    def _line_up(self, record: Record) -> None:
+        super()._line_up(record)
+        new = record.new
+        self._lines[new.queue].due[new.executor].push(record.key, self.order(record))
+
+
+class TiesById(Honest):
+    """Lets jobs of one instant go in the order of their ids."""
+
+    class Lanes(_Ordered):
+        def order(self, record: Record) -> tuple[float, ...]:
+            return (-record.new.priority, record.run_at, *map(ord, record.new.id))
+
+
+class OrderOfAddingOnly(Honest):
+    """Does not look at due times once they have passed."""
+
+    class Lanes(_Ordered):
+        def order(self, record: Record) -> tuple[float, ...]:
+            return (-record.new.priority, record.key)
+
+
+class LowestPriorityFirst(Honest):
+    """Sorts priorities the wrong way round."""
+
+    class Lanes(_Ordered):
+        def order(self, record: Record) -> tuple[float, ...]:
+            return (record.new.priority, record.run_at, record.key)
+
+
+class ToTheEndOfTheLine(Honest):
+    """Lets a job that was given back wait behind all the others."""
+
+    class Lanes(_Ordered):
+        def order(self, record: Record) -> tuple[float, ...]:
+            return (-record.new.priority, record.run_at, record.deliveries, record.key)
+
+
+class Starves(Honest):
+    """Empties one queue before it looks at the next."""
+
+    class Books(Ledger):
+        def claim(self, ask: Ask, now: float) -> Claimed:
+            jobs = []
+            for name in sorted(line.settings.name for line in self.lines):
+                if ask.queues is None or name in ask.queues:
+                    jobs += super().claim(change(ask, queues=(name,)), now).jobs
+                    taken = sum(job.queue == name for job in jobs)
+                    slots = {each: max(0, n - taken) for each, n in ask.slots.items()}
+                    ask = change(ask, slots=slots)
+            return Claimed(jobs)
+
+
+class OneTooMany(Honest):
+    """Gives a worker one job more than it has slots."""
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        if ask is not None:
+            ask = change(ask, slots={name: n + (n > 1) for name, n in ask.slots.items()})
+        return super().exchange(settlements, ask)
+
+
+class HeadOfLine(Honest):
+    """Looks at the first job only, and waits when that one cannot go."""
+
+    class Lanes(Lines):
+        def next(self, line: Line, offer: Offer, now: float) -> Record | None:
+            self._admit(line, now)
+            firsts = [(group.first(), name) for name, group in line.due.items() if group]
+            if firsts and not offer.takes(line.settings.name, min(firsts)[1]):
+                return None
+            return super().next(line, offer, now)
+
+
+class NoRoutes(Honest):
+    """Sends everything without an executor to the default one."""
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        return super().exchange(settlements, ask and change(ask, routes={}))
+
+
+class LeavesTheUnknown(Honest):
+    """Never claims a job for an executor that nobody has, so nobody ever learns of it."""
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        return super().exchange(settlements, ask and change(ask, most_unknown=0))
+
+
+class PausesNothing(Honest):
+    """Notes that a queue is paused, and does nothing about it."""
+
+    class Lanes(Lines):
+        def __iter__(self) -> Iterator[Line]:
+            for line in super().__iter__():
+                line.settings = change(line.settings, is_paused=False)
+                yield line
+
+
+class ClaimsWithoutALock(Honest):
+    """Chooses jobs, and only then makes sure of them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.meeting = threading.Barrier(2)
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        if ask is None:
+            return super().exchange(settlements, ask)
+        with self._lock:
+            seen = copy.deepcopy(self._ledger).claim(ask, self.now())
+        with suppress(threading.BrokenBarrierError):
+            self.meeting.wait(0.5)
+        super().exchange(settlements, ask)
+        return [], seen
+
+
+class DeliversTheOutdated(Honest):
+    """Keeps the expiry for show."""
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        return super().add([change(job, expires_at=None) for job in jobs])
+
+
+class RoundsNextAt(Honest):
+    """Tells a worker to come a little later than needed."""
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        applied, claimed = super().exchange(settlements, ask)
+        at = claimed.next_at
+        return applied, change(claimed, next_at=at and float(int(at) + 1))
+
+
+class NeverMore(Honest):
+    """Does not say that something due was left."""
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        applied, claimed = super().exchange(settlements, ask)
+        return applied, change(claimed, more=False)
+
+
+class DeliveriesNotCounted(Honest):
+    """Forgets to count deliveries that came to nothing."""
+
+    class Books(Ledger):
+        def _move(self, record: Record, move: Move, entry: bytes, now: float) -> None:
+            super()._move(record, move, entry, now)
+            if move.event == "released":
+                record.deliveries -= 1
+
+
+class ChargesAtTheClaim(Honest):
+    """Takes a claim for an attempt."""
+
+    class Books(Ledger):
+        def _lease(self, record: Record, ask: Ask, now: float) -> None:
+            super()._lease(record, ask, now)
+            record.is_charged = True
+
+
+class OneFence(Honest):
+    """Names all claims of a job alike."""
+
+    class Books(Ledger):
+        def _lease(self, record: Record, ask: Ask, now: float) -> None:
+            super()._lease(record, ask, now)
+            record.fence = 1

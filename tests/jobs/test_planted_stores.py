@@ -1,0 +1,115 @@
+"""Job stores with one realistic bug each: the suite must reject every one, for the right reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from ergon_framework.testing.suites.jobstore import (
+    JOB_STORE_CHECKS,
+    JobStoreSuiteError,
+    exercise_job_store,
+)
+from tests.jobs import planted_store_moves as moves
+from tests.jobs import planted_stores as planted
+
+PLANTED: list[tuple[type[planted.Honest], str]] = [
+    (planted.AddsPartly, "add_is_all_or_nothing"),
+    (planted.OverwritesDuplicates, "duplicate_id_is_refused"),
+    (planted.TidiesPayloads, "payload_is_untouched"),
+    (planted.ForgetsTheTrace, "keeps_every_field"),
+    (planted.FillsInDefaults, "unset_fields_stay_unset"),
+    (planted.WholeSeconds, "created_at_is_the_stores_time"),
+    (planted.IgnoresTheDelay, "delay_is_counted_from_now"),
+    (planted.AddsBesideTheHolder, "held_key_answers_with_the_holder"),
+    (planted.ReplacesTheRunning, "running_job_is_not_replaced"),
+    (planted.IgnoresCase, "keys_are_told_apart"),
+    (planted.KeyPerQueue, "key_is_held_across_queues"),
+    (planted.KeyLeaksOnCancel, "key_is_freed_by_cancelling"),
+    (planted.KeyFreeWhileRetrying, "key_is_held_while_retrying"),
+    (planted.KeyOfTwo, "requeue_does_not_share_a_key"),
+    (planted.TiesById, "ties_go_by_order_of_adding"),
+    (planted.OrderOfAddingOnly, "due_time_comes_before_order_of_adding"),
+    (planted.LowestPriorityFirst, "higher_priority_comes_first"),
+    (planted.ToTheEndOfTheLine, "released_job_keeps_its_place"),
+    (planted.Starves, "no_queue_starves"),
+    (planted.OneTooMany, "never_more_than_slots"),
+    (planted.HeadOfLine, "slots_are_per_executor"),
+    (planted.NoRoutes, "queue_has_a_route"),
+    (planted.LeavesTheUnknown, "unknown_executor_is_claimed_to_be_refused"),
+    (planted.PausesNothing, "paused_queue_waits"),
+    (planted.ClaimsWithoutALock, "claimers_never_share"),
+    (planted.DeliversTheOutdated, "outdated_job_is_dead_lettered"),
+    (planted.RoundsNextAt, "next_at_is_exact"),
+    (planted.NeverMore, "more_says_that_something_due_is_left"),
+    (planted.DeliveriesNotCounted, "every_claim_counts_as_a_delivery"),
+    (planted.ChargesAtTheClaim, "claiming_charges_nothing"),
+    (planted.OneFence, "fence_grows"),
+    (moves.SettlesUnfenced, "late_report_changes_nothing"),
+    (moves.SettlesInAnyState, "settled_once"),
+    (moves.SettlesById, "report_of_an_earlier_life_is_refused"),
+    (moves.LateReportLeavesATrace, "late_report_changes_nothing"),
+    (moves.RescuesTheRenewed, "rescue_takes_only_what_is_expired"),
+    (moves.ClaimsBeforeItSettles, "released_job_can_be_claimed_in_the_same_call"),
+    (moves.OneAnswerForAll, "each_settlement_has_its_answer"),
+    (moves.NullIsNothing, "null_is_a_result"),
+    (moves.RetriesAtOnce, "failure_is_tried_again_later"),
+    (moves.ReleaseWipesTheError, "last_failure_is_kept"),
+    (moves.ForgetsSolo, "solo_is_carried"),
+    (moves.SoloForEver, "solo_is_carried"),
+    (moves.NewestEntryFirst, "history_is_in_order"),
+    (moves.EndlessHistory, "history_is_bounded"),
+    (moves.KeepsForEver, "keep_sets_the_time_of_purging"),
+    (moves.RequeueKeepsCounters, "requeue_begins_anew"),
+    (moves.RequeueKeepsThePurge, "requeue_begins_anew"),
+    (moves.RequeueResetsTheFence, "requeue_keeps_the_fence"),
+    (moves.RequeueKeepsTheExpiry, "requeued_expired_job_can_run"),
+    (moves.NoQueueLimit, "queue_runs_no_more_than_its_limit"),
+    (moves.RateIgnoresTime, "rate_gives_tokens_with_time"),
+    (moves.SavesTokens, "rate_saves_no_more_than_its_burst"),
+    (moves.KeyLimitPerQueue, "key_counts_across_queues"),
+    (moves.LimitLeaksOnRelease, "key_is_freed_when_released"),
+    (moves.LimitLeaksOnRescue, "key_is_freed_when_rescued"),
+    (moves.LimitLeaksOnRetry, "key_is_freed_when_retrying"),
+    (moves.LateReportFreesTheKey, "late_report_frees_no_key"),
+    (moves.CancelledKeepsItsTurn, "cancelled_job_passes_its_turn_on"),
+    (moves.ChargesTwice, "renewal_charges_once"),
+    (moves.ChargesTheNext, "charge_belongs_to_one_delivery"),
+    (moves.RenewsForAnybody, "stale_holder_is_told"),
+    (moves.RenewsOnPaper, "renewed_job_is_not_overdue"),
+    (moves.AllAreOverdue, "overdue_are_the_expired_ones"),
+    (moves.PagesByOffset, "filter_holds_while_jobs_move"),
+    (moves.OldestFirst, "newest_come_first"),
+    (moves.PurgesTheMoved, "moved_jobs_are_not_purged"),
+    (moves.SweepsAll, "sweep_is_bounded"),
+    (moves.SweepsNoOutdated, "sweep_ends_what_is_outdated"),
+    (moves.RemembersTheDead, "worker_that_is_gone_is_not_listed"),
+    (moves.FiresTwice, "schedule_fires_once"),
+    (moves.FiresOrFails, "schedule_skips_jobs_that_are_there"),
+    (moves.NeverRings, "ring_before_the_wait_counts"),
+    (moves.RingsForever, "silence_is_silent"),
+    (moves.TakesJobsWhenClosed, "closed_store_refuses"),
+    (moves.ClosesOnce, "closes_twice"),
+]
+REQUIRED = {check.name for check in JOB_STORE_CHECKS if check.required}
+
+
+def test_an_honest_store_passes() -> None:
+    """The store all bugs are planted in is itself without fault."""
+    exercise_job_store(planted.Honest).raise_for_failures(recommended=True)
+
+
+@pytest.mark.req("JOBS:store", "X11", "X12", "X16", "X17", "X18")
+@pytest.mark.parametrize(("bug", "check"), PLANTED, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_planted_bug_is_rejected(bug: type[planted.Honest], check: str) -> None:
+    """Each bug is rejected, by the required check that is about it."""
+    assert check in REQUIRED
+    with pytest.raises(JobStoreSuiteError) as caught:
+        exercise_job_store(bug, only={check}, patience=0.5)
+    assert caught.value.report.failed == (check,)
+
+
+def test_a_bug_is_rejected_among_all_checks() -> None:
+    """The whole suite goes on after a failed check, and the report has them all."""
+    report = exercise_job_store(moves.RetriesAtOnce, raises=False)
+    assert {"failure_is_tried_again_later", "held_job_is_parked"} <= set(report.failed)
+    assert {"success_completes", "closes_twice"} <= set(report.passed)

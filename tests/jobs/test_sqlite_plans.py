@@ -1,0 +1,134 @@
+"""Every statement that runs often finds its rows by an index, whatever else is in the file."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore, looking
+from ergon_framework.jobs.stores.sqlite.rows import SQL
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.storage.statements import load
+
+FILES = ("jobs.sql", "moves.sql", "claim.sql", "desk.sql", "schedules.sql")
+PIECES = {"jobs", "number", "in_all", "in_ids", "in_running", "in_retrying", "in_dead"}
+PIECES |= {"matching", "newest_first"}
+
+# What may look at a whole table or index, and why that is fine.
+LONG_LOOKS = {
+    "lock": "it never looks at all",
+    "lease_many": "it looks through the list that it is given",
+    "any_max_active": "queues with settings are few",
+    "queues": "the same",
+    "overdue": "running jobs are few",
+    "workers": "workers are few",
+    "forget_workers": "the same",
+    "all": "schedules are few",
+    "count_due": "counting is looking at each, here in an index alone",
+    "count_later": "the same",
+    "count_blocked": "jobs that wait for a limit key, through their index",
+    "count_running": "the same",
+    "count_ended": "the same",
+    "count_retrying": "the same",
+    "any_blocked": "it ends at the first",
+    "blocked_queues": "it ends at the first few",
+    "soonest": "the same",
+}
+COVERED = {"count_due", "count_later", "count_running", "count_ended", "count_retrying"}
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a fresh store's file."""
+    SqliteJobStore(tmp_path / "jobs.db").close()
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as connection:
+        yield connection
+
+
+def plan(connection: sqlite3.Connection, statement: str) -> list[str]:
+    """How SQLite would go about a statement."""
+    named = set(re.findall(r":([a-z]+)", statement))
+    numbers = [int(n) for n in re.findall(r"\?(\d+)", statement)]
+    values = (
+        dict.fromkeys(named)
+        if named
+        else [None] * (max(numbers, default=0) or statement.count("?"))
+    )
+    rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()
+    return [row[3] for row in rows]
+
+
+STATEMENTS = [
+    pytest.param(name, load(SQL, file)[name], id=f"{file}-{name}")
+    for file in FILES
+    for name in load(SQL, file)
+    if name not in PIECES or file != "desk.sql"
+]
+
+
+@pytest.mark.req("JOBS:store")
+@pytest.mark.parametrize(("name", "statement"), STATEMENTS)
+def test_statements_use_indexes(connection: sqlite3.Connection, name: str, statement: str) -> None:
+    """No statement reads through a table or sorts, except those that are listed with a reason."""
+    steps = plan(connection, statement)
+    if name in COVERED:
+        assert all("INDEX" in step or "TEMP B-TREE" in step for step in steps), steps
+        assert any("COVERING INDEX" in step for step in steps), steps
+    elif name not in LONG_LOOKS:
+        looks = [step for step in steps if step.startswith("SCAN") or "TEMP B-TREE" in step]
+        assert not [look for look in looks if look != "SCAN CONSTANT ROW"], steps
+
+
+@pytest.mark.req("JOBS:store")
+@pytest.mark.parametrize(
+    ("file", "name", "index"),
+    [
+        ("claim.sql", "candidates", "ergon_jobs_due (stage=? AND executor=? AND queue=?)"),
+        ("claim.sql", "next_queue", "ergon_jobs_due (stage=? AND executor=? AND queue>?)"),
+        ("claim.sql", "next_executor", "ergon_jobs_due (stage=? AND executor>?)"),
+        ("claim.sql", "has_lane", "ergon_jobs_due (stage=? AND executor=? AND queue=?)"),
+        ("claim.sql", "promote", "ergon_jobs_later (stage=? AND run_at<?)"),
+        ("claim.sql", "lease_many", "INTEGER PRIMARY KEY (rowid=?)"),
+        ("claim.sql", "running_in_queue", "ergon_jobs_running (stage=? AND queue=?)"),
+        ("moves.sql", "running_of_key", "ergon_jobs_running_keys (stage=? AND limit_key=?)"),
+        ("moves.sql", "wake", "ergon_jobs_blocked (stage=? AND limit_key=?)"),
+        ("moves.sql", "complete", "INTEGER PRIMARY KEY (rowid=?)"),
+        ("jobs.sql", "key_holder", "ergon_jobs_unique (unique_key=?)"),
+        ("jobs.sql", "overdue", "ergon_jobs_running"),
+        (
+            "desk.sql",
+            "kept_long_enough",
+            "ergon_jobs_ended (stage=? AND queue=? AND status=? AND purge_at<?)",
+        ),
+        ("desk.sql", "next_ended", "ergon_jobs_ended (stage=? AND (queue,status)>(?,?))"),
+        ("desk.sql", "outdated", "ergon_jobs_expiring (expires_at>? AND expires_at<?)"),
+    ],
+)
+def test_hot_statements_use_their_own_index(
+    connection: sqlite3.Connection, file: str, name: str, index: str
+) -> None:
+    """The partial index that was made for a statement is the one that SQLite takes."""
+    assert any(index in step for step in plan(connection, load(SQL, file)[name]))
+
+
+@pytest.mark.parametrize(
+    ("search", "step"),
+    [
+        (Search(ids=("a", "b")), "ergon_jobs_id (id=?"),
+        (Search(statuses=(JobStatus.FAILED,)), "ergon_jobs_dead (stage=? AND status=? AND seq<?)"),
+        (Search(statuses=(JobStatus.RETRYING,)), "ergon_jobs_retrying (status=? AND seq<?)"),
+        (Search(statuses=(JobStatus.ACTIVE,)), "ergon_jobs_running"),
+        (Search(queue="mail"), "INTEGER PRIMARY KEY (rowid<?)"),
+    ],
+)
+def test_searches_look_where_few_jobs_are(
+    connection: sqlite3.Connection, search: Search, step: str
+) -> None:
+    """A dead letter, a running job or one by its id is found without reading all the others."""
+    assert any(step in found for found in plan(connection, looking.statement_of(search)))

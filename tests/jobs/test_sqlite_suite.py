@@ -1,0 +1,44 @@
+"""The SQLite store under the behaviour suite."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.ports.jobstore import JobDesk, JobStore, ScheduleStore
+from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
+from ergon_framework.testing.suites.jobstore.subject import Store
+
+
+@pytest.mark.req("JOBS:store")
+@pytest.mark.parametrize("check", [check.name for check in JOB_STORE_CHECKS])
+def test_the_sqlite_store_keeps_its_promises(check: str, tmp_path: Path) -> None:
+    """Each check of the suite, also the recommended ones; none is skipped."""
+    numbers = itertools.count()
+    clocks: dict[Path, Callable[[], float]] = {}
+
+    def make(clock: Callable[[], float]) -> SqliteJobStore:
+        path = tmp_path / f"{next(numbers)}.db"
+        clocks[path] = clock
+        return SqliteJobStore(path, clock=clock)
+
+    def reopen(store: Store) -> SqliteJobStore:
+        assert isinstance(store, SqliteJobStore)
+        store.close()
+        return SqliteJobStore(store.path, clock=clocks[store.path])
+
+    report = exercise_job_store(make, reopen=reopen, only={check})
+    report.raise_for_failures(recommended=True)
+    assert not report.skipped
+
+
+def test_the_store_serves_all_three_ports(tmp_path: Path) -> None:
+    """A type checker accepts it wherever a port is asked for."""
+    store = SqliteJobStore(tmp_path / "jobs.db")
+    ports: tuple[JobStore, JobDesk, ScheduleStore] = (store, store, store)
+    assert all(port is store for port in ports)
+    store.close()
