@@ -1,0 +1,243 @@
+"""Fits the arguments of a request to a handler's signature, with the types it declares.
+
+A signature is read once; what does not fit is told by the name of the argument, never by its
+value.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter
+from types import NoneType, UnionType
+from typing import Any
+
+import msgspec
+
+from ergon_framework.errors import HookError, JobError, describe
+from ergon_framework.executor.context import HasContext, JobContext
+
+LONGEST_NAME = 60
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_ANYTHING = (Parameter.empty, Any, object)
+_AS_THEY_ARE = (str, bool, int, list, dict)
+_SHOWN_VALUE = re.compile(r"^(Invalid (?:enum )?value).*?( - at `\$.*)?$", re.DOTALL)
+
+Bound = tuple[list[Any], dict[str, Any]]
+Converter = Callable[[Any], Any]
+
+
+class InvalidArgumentsError(JobError):
+    """The arguments of a request do not fit the handler's signature."""
+
+    code = "invalid_arguments"
+
+
+class Binding:
+    """One handler's signature, ready to take arguments."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        parameters = _parameters(name, function)
+        hints = _hints(name, function, parameters)
+        self._contexts = {each for each, hint in hints.items() if _is_context(hint)}
+        self._positional = [
+            (each.name, each.default) for each in parameters.values() if each.kind in _POSITIONAL
+        ]
+        self._by_position = [each for each, _ in self._positional if each not in self._contexts]
+        self._by_name = {
+            each.name
+            for each in parameters.values()
+            if each.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+            and each.name not in self._contexts
+        }
+        self._keyword_only = [
+            each.name for each in parameters.values() if each.kind is Parameter.KEYWORD_ONLY
+        ]
+        self._required = [
+            each.name
+            for each in parameters.values()
+            if each.default is Parameter.empty
+            and each.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+            and each.name not in self._contexts
+        ]
+        self._is_fine_alone = not self._required and not self._contexts
+        kinds = {each.kind: each.name for each in parameters.values()}
+        self._has_positional_only = Parameter.POSITIONAL_ONLY in kinds
+        self._more_positional = kinds.get(Parameter.VAR_POSITIONAL)
+        self._more_keywords = kinds.get(Parameter.VAR_KEYWORD)
+        self._converters = {
+            each: _converter(name, each, hint)
+            for each, hint in hints.items()
+            if each not in self._contexts and hint not in _ANYTHING
+        }
+
+    def bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], job: HasContext | None = None
+    ) -> Bound:
+        """The arguments to call the handler with, or an InvalidArgumentsError."""
+        if self._is_fine_alone and not args and not kwargs:
+            return [], {}
+        names = self._by_position
+        given = dict(zip(names, args, strict=False))
+        more = [] if len(args) <= len(names) else self._more(args)
+        rest = self._take_keywords(kwargs, given) if kwargs else {}
+        for name in self._required:
+            if name not in given:
+                raise InvalidArgumentsError(f"the argument {name!r} is missing")
+        converters = self._converters
+        if converters:
+            for name, value in given.items():
+                if name in converters:
+                    given[name] = converters[name](value)
+            more, rest = self._convert_rest(more, rest)
+        for name in self._contexts:
+            given[name] = None if job is None else job.context
+        if not more and not self._has_positional_only:
+            return [], {**given, **rest} if rest else given
+        positional = [given.get(each, default) for each, default in self._positional]
+        for name in self._keyword_only:
+            if name in given:
+                rest[name] = given[name]
+        return [*positional, *more], rest
+
+    def _more(self, args: Sequence[Any]) -> list[Any]:
+        """What is left for ``*args``."""
+        most = len(self._by_position)
+        if self._more_positional is None:
+            raise InvalidArgumentsError(
+                f"{len(args)} positional arguments were given, at most {most} are taken"
+            )
+        return list(args[most:])
+
+    def _take_keywords(self, kwargs: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Add what was given by name; what is left for ``**kwargs`` is returned."""
+        rest: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name not in self._by_name:
+                if self._more_keywords is None or name in self._contexts:
+                    raise InvalidArgumentsError(f"there is no argument {_short(name)!r}")
+                rest[name] = value
+            elif name in given:
+                raise InvalidArgumentsError(f"the argument {name!r} was given twice")
+            else:
+                given[name] = value
+        return rest
+
+    def _convert_rest(
+        self, more: list[Any], rest: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        convert = self._converters.get(self._more_positional or "")
+        if convert is not None:
+            more = [convert(value) for value in more]
+        convert = self._converters.get(self._more_keywords or "")
+        if convert is not None:
+            rest = {name: convert(value) for name, value in rest.items()}
+        return more, rest
+
+
+def _parameters(name: str, function: Callable[..., Any]) -> Mapping[str, Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise HookError(
+            f"the handler {name!r} has no readable signature", remedy="wrap it in a function"
+        ) from error
+
+
+def _hints(
+    name: str, function: Callable[..., Any], parameters: Mapping[str, Parameter]
+) -> dict[str, Any]:
+    """The types of the parameters. What a handler returns is nobody's business here."""
+
+    def stand_in() -> None: ...
+
+    stand_in.__annotations__ = {
+        each.name: each.annotation
+        for each in parameters.values()
+        if each.annotation is not Parameter.empty
+    }
+    try:
+        return typing.get_type_hints(stand_in, _namespace(function), include_extras=True)
+    except Exception as error:
+        raise HookError(
+            f"an annotation of the handler {name!r} cannot be read: {describe(error)}",
+            remedy="annotate with types that its module imports outside of TYPE_CHECKING",
+        ) from error
+
+
+def _namespace(function: Any) -> dict[str, Any]:
+    """The names that stand where the function was written."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif hasattr(function, "__func__"):
+            function = function.__func__
+        elif hasattr(function, "__globals__"):
+            found: dict[str, Any] = function.__globals__
+            return found
+        elif inspect.isroutine(function) or isinstance(function, type):
+            return {}
+        else:
+            function = type(function).__call__
+
+
+def _is_context(hint: Any) -> bool:
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        return {JobContext} == set(typing.get_args(hint)) - {NoneType}
+    return hint is JobContext
+
+
+def _converter(handler: str, name: str, hint: Any) -> Converter:
+    """A function that turns a JSON value into the declared type."""
+    # A struct with one field remembers how its type is read; a bare type is looked at every time.
+    try:
+        shape = msgspec.defstruct("Argument", [(name, hint)])
+        msgspec.json.Decoder(shape, dec_hook=_made)
+    except Exception as error:
+        raise HookError(
+            f"the handler {handler!r} cannot take its argument {name!r} from JSON:"
+            f" {describe(error)}",
+            remedy="annotate it with a type that JSON can be turned into, or with Any",
+        ) from error
+
+    def convert(value: Any) -> Any:
+        if type(value) is hint and hint in _AS_THEY_ARE:
+            return value
+        try:
+            return getattr(msgspec.convert({name: value}, shape, dec_hook=_made), name)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise InvalidArgumentsError(f"the argument {name!r}: {_told(error, name)}") from None
+
+    return convert
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """A pydantic model or the like out of JSON; any other foreign type must be there already."""
+    validate = getattr(kind, "model_validate", None)
+    if validate is not None:
+        try:
+            return validate(value)
+        except ValueError as error:
+            count = getattr(error, "error_count", lambda: 1)()
+            raise ValueError(f"Not a valid `{kind.__name__}`: {count} errors") from None
+    if isinstance(value, kind):
+        return value
+    raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+
+
+def _told(error: Exception, name: str) -> str:
+    """The reason without any value: some texts of msgspec end with the one they refuse."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    text = _SHOWN_VALUE.sub(r"\1\2", str(error))
+    return text.removesuffix(f" - at `$.{name}`")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…"

@@ -1,0 +1,78 @@
+"""What a handler may know about the job it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Protocol
+
+import msgspec
+
+from ergon_framework.core.instants import parse_instant
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+CORRELATION = "correlation_id"
+"""Where a job's correlation id travels: in the propagation carrier, beside the trace."""
+
+
+class JobContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The job a handler runs; a parameter annotated with it receives it, wherever it stands.
+
+    Times of the day are parsed when they are asked for. Everything but the id has a default, so
+    that a test can call a handler with ``JobContext(job_id="1")``.
+    """
+
+    job_id: str
+    handler: str = ""
+    attempt: int = 1
+    queue_name: str = "default"
+    enqueue_time: str | None = None
+    deadline_time: str | None = None
+    trace_context: Mapping[str, str] = _NOTHING
+    worker_id: str | None = None
+    ends_at: float | None = None
+    """The deadline on the monotonic clock, which nobody sets back."""
+
+    @property
+    def enqueued_at(self) -> datetime | None:
+        """When the job was enqueued."""
+        return _moment(self.enqueue_time)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the attempt is cut off, by the clock of the orchestrator."""
+        return _moment(self.deadline_time)
+
+    @property
+    def correlation(self) -> str | None:
+        """The id that ties this job to others, if its sender gave one."""
+        return self.trace_context.get(CORRELATION)
+
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, never below 0; None where there is none."""
+        return None if self.ends_at is None else max(0.0, self.ends_at - time.monotonic())
+
+
+class HasContext(Protocol):
+    """Something that knows its job; the context is made when it is asked for."""
+
+    @property
+    def context(self) -> JobContext:
+        """What is known about the job."""
+        ...
+
+
+current: ContextVar[HasContext] = ContextVar("ergon_job")
+
+
+def current_job() -> JobContext | None:
+    """The job of the handler that is running here; None outside of one."""
+    running = current.get(None)
+    return None if running is None else running.context
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromtimestamp(parse_instant(text), UTC)

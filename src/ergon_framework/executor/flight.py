@@ -1,0 +1,154 @@
+"""One request from the pipe to its outcome, whoever runs it."""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from ergon_framework.core.instants import parse_instant
+from ergon_framework.core.wire import Outcome, Request
+from ergon_framework.executor import outcomes
+from ergon_framework.executor.binding import InvalidArgumentsError
+from ergon_framework.executor.context import JobContext, current
+from ergon_framework.executor.registry import Handler
+from ergon_framework.executor.streams import say
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from opentelemetry.trace import Span
+
+NEVER = float("inf")
+LATE = "the deadline had passed before the handler was begun"
+CUT_OFF = "the handler ran past its deadline"
+_Call = tuple[Callable[..., Any], list[Any], dict[str, Any]]
+
+
+class Flight:
+    """A request that was read and not yet answered."""
+
+    __slots__ = (
+        "_context",
+        "ends_at",
+        "handler",
+        "is_answered",
+        "is_async",
+        "is_begun",
+        "is_cancelled",
+        "is_traced",
+        "request",
+        "scope",
+        "span",
+        "task",
+    )
+
+    def __init__(self, request: Request, handler: Handler | None, *, is_traced: bool) -> None:
+        self.request = request
+        self.handler = handler
+        self.is_async = handler is not None and handler.is_async
+        self.is_traced = is_traced or bool(request.context.trace_context)
+        self.ends_at = _on_our_clock(request.context.deadline)
+        self.scope = contextvars.copy_context()  # what a handler sets in it ends with it
+        self._context: JobContext | None = None
+        self.span: Span | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.is_begun = self.is_cancelled = self.is_answered = False
+
+    @property
+    def context(self) -> JobContext:
+        """What the handler may know, made at the first question."""
+        if self._context is None:
+            about = self.request.context
+            self._context = JobContext(
+                job_id=self.request.job_id,
+                handler=self.request.function_name,
+                attempt=about.attempt,
+                queue_name=about.queue_name,
+                enqueue_time=about.enqueue_time,
+                deadline_time=about.deadline,
+                trace_context=about.trace_context or {},
+                worker_id=about.worker_id,
+                ends_at=None if self.ends_at == NEVER else self.ends_at,
+            )
+        return self._context
+
+    def _prepare(self) -> _Call | Outcome:
+        """The call to make, or why there will be none. Runs inside the scope."""
+        request, handler = self.request, self.handler
+        if handler is None:
+            return outcomes.not_found(request.job_id, request.function_name)
+        if self.is_cancelled or (self.ends_at != NEVER and self.ends_at <= time.monotonic()):
+            return outcomes.timed_out(request.job_id, LATE)
+        self.is_begun = True
+        current.set(self)
+        if self.is_traced:
+            self._begin_span()
+        try:
+            args, kwargs = handler.binding.bind(request.args, request.kwargs, self)
+            return handler.function, args, kwargs
+        except InvalidArgumentsError as error:
+            return outcomes.refused(request.job_id, error.code, str(error))
+        except BaseException as error:  # a class of the user's that is made from the arguments
+            return outcomes.failed(request.job_id, error)
+
+    def run(self) -> Outcome:
+        """Call a plain handler, here and now."""
+        return self.scope.run(self._run)
+
+    def _run(self) -> Outcome:
+        call = self._prepare()
+        if isinstance(call, Outcome):
+            return call
+        function, args, kwargs = call
+        job_id = self.request.job_id
+        try:
+            return outcomes.succeeded(job_id, function(*args, **kwargs))
+        except BaseException as error:  # SystemExit too: a handler may not end the process
+            return outcomes.failed(job_id, error)
+
+    async def run_async(self) -> Outcome:
+        """Await an async handler; the task that does so must have been given the scope."""
+        call = self._prepare()
+        if isinstance(call, Outcome):
+            return call
+        function, args, kwargs = call
+        job_id = self.request.job_id
+        try:
+            return outcomes.succeeded(job_id, await function(*args, **kwargs))
+        except BaseException as error:
+            if self.is_cancelled and type(error).__name__ == "CancelledError":
+                return outcomes.timed_out(job_id, CUT_OFF)
+            return outcomes.failed(job_id, error)
+
+    def end_span(self, outcome: Outcome) -> None:
+        """Tell the trace what became of it."""
+        if self.span is not None:
+            from ergon_framework.executor.tracing import end
+
+            with suppress(Exception):  # an exporter's trouble is not the job's
+                end(self.span, outcome)
+
+    def _begin_span(self) -> None:
+        try:
+            from ergon_framework.executor.tracing import begin
+
+            self.span = begin(self.request)
+        except Exception as error:
+            say(f"the trace cannot be continued: {outcomes.text_of(error)}")
+
+
+def _on_our_clock(deadline: str | None) -> float:
+    """The deadline on the monotonic clock, so that nobody who sets the time moves it."""
+    if deadline is None:
+        return NEVER
+    try:
+        at = datetime.fromisoformat(
+            deadline
+        ).timestamp()  # three times as fast, and not quite as able
+    except ValueError:
+        at = parse_instant(deadline)
+    return time.monotonic() + at - time.time()

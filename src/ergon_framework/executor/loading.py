@@ -1,0 +1,92 @@
+"""Finds the registry that ``--app module:registry`` or ``--app file.py:registry`` names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ergon_framework.errors import ErgonError, WiringError, describe
+from ergon_framework.executor.registry import Registry
+
+
+class AppError(WiringError):
+    """``--app`` names no registry."""
+
+    code = "app"
+
+
+def load(reference: str) -> Registry:
+    """The registry a reference names. Importing its module runs the user's code."""
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise AppError(f"--app is {reference!r}", remedy="write it as module:registry")
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise AppError(f"{reference!r}: there is no {part!r}", remedy=_near(part, found))
+        found = getattr(found, part)
+    # An application may carry its registry; it knows of us, not we of it.
+    registry = found if isinstance(found, Registry) else getattr(found, "registry", None)
+    if not isinstance(registry, Registry):
+        kind = type(found).__name__
+        raise AppError(f"{reference!r} is a {kind}", remedy="name a Registry")
+    return registry
+
+
+def _from_module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _broken(name, error) from error
+        raise AppError(
+            f"there is no module {error.name!r}",
+            remedy="run it in the directory that holds the module, or install it",
+        ) from error
+    except ErgonError:
+        raise  # it says what is wrong better than we could
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise AppError(f"there is no file {str(path)!r}", remedy="name one, or module:registry")
+    sys.path.insert(0, str(path.parent.resolve()))
+    module = _from_module(path.stem)
+    if Path(getattr(module, "__file__", None) or "").resolve() != path.resolve():
+        raise AppError(
+            f"the name of the file {str(path)!r} is taken by another module",
+            remedy="rename the file",
+        )
+    return module
+
+
+def _near(name: str, place: object) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [each for each in dir(place) if each[0] != "_"], 1)
+    return f"did you mean {near[0]!r}?" if near else "define it there"
+
+
+def _broken(name: str, error: BaseException) -> WiringError:
+    """The user's module broke: say where, since no traceback is shown."""
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}, line {error.lineno}: "
+        told = f"SyntaxError: {error.msg}"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [f for f in frames if f.filename != __file__ and "<frozen" not in f.filename]
+        where = f"{theirs[-1].filename}, line {theirs[-1].lineno}: " if theirs else ""
+        told = describe(error)
+    return WiringError(
+        f"the module {name!r} cannot be imported: {where}{told}", remedy="--debug shows all of it"
+    )

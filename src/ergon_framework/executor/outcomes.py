@@ -1,0 +1,122 @@
+"""Turns what a handler did into the one line that answers its request; nothing here raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.wire import (
+    HANDLER_NOT_FOUND,
+    HELD,
+    MAX_LINE,
+    Outcome,
+    Status,
+    encode_outcome,
+)
+from ergon_framework.executor.asking import Held, RetryLater
+
+UNSERIALISABLE = "unserialisable_result"
+TOO_LARGE = "result_too_large"
+LONGEST_MESSAGE = 8192
+"""Characters of an error message; more of it helps nobody and may hold a payload."""
+
+_UNWRITABLE = (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError)
+_PLAIN: tuple[type[Any], ...] = (str, int, float, list, dict)
+
+
+def succeeded(job_id: str, result: Any) -> Outcome:
+    """The handler returned."""
+    return Outcome(job_id, Status.SUCCESS, result)
+
+
+def failed(job_id: str, error: BaseException) -> Outcome:
+    """The handler raised. Only its text and its class are told, no traceback."""
+    message, kind = text_of(error), name_of(error)
+    if isinstance(error, RetryLater):
+        return Outcome(job_id, Status.RETRY, None, message, kind, error.delay)
+    if isinstance(error, Held):
+        return Outcome(job_id, Status.RETRY, None, message, HELD, error.delay)
+    status = Status.TIMEOUT if isinstance(error, TimeoutError) else Status.ERROR
+    return Outcome(job_id, status, None, message, kind)
+
+
+def refused(job_id: str, kind: str, message: str) -> Outcome:
+    """The handler was not run."""
+    return Outcome(job_id, Status.ERROR, None, _clean(message), kind)
+
+
+def not_found(job_id: str, name: str) -> Outcome:
+    """There is no such handler."""
+    shown = name if len(name) <= 100 else name[:100] + "…"
+    return refused(job_id, HANDLER_NOT_FOUND, f"No handler is registered for function {shown!r}")
+
+
+def timed_out(job_id: str, message: str) -> Outcome:
+    """The deadline has passed."""
+    return Outcome(job_id, Status.TIMEOUT, None, message)
+
+
+def written(outcome: Outcome, limit: int = MAX_LINE) -> tuple[Outcome, bytes]:
+    """The outcome as a line; another one in its place when its result cannot be written."""
+    try:
+        line = encode_outcome(outcome)
+    except _UNWRITABLE as error:
+        outcome, line = _once_more(outcome, error)
+    if len(line) - 1 > limit:
+        size = len(line) - 1
+        outcome = refused(
+            outcome.job_id,
+            TOO_LARGE,
+            f"the outcome takes {size} bytes, at most {limit} are allowed",
+        )
+        line = encode_outcome(outcome)
+    return outcome, line
+
+
+def text_of(error: BaseException) -> str:
+    """The exception's text, or its class where it has none or a broken one."""
+    try:
+        text = _clean(str(error))
+    except BaseException:  # a broken __str__ must not hide the failure it describes
+        text = ""
+    return text or name_of(error)
+
+
+def name_of(error: BaseException) -> str:
+    """The name of the exception's class."""
+    return _clean(type(error).__name__)
+
+
+def _once_more(outcome: Outcome, error: BaseException) -> tuple[Outcome, bytes]:
+    """With models and subclasses of plain types made plain; most results never come here."""
+    try:
+        plain = msgspec.to_builtins(outcome.result, enc_hook=_made_plain, str_keys=True)
+        outcome = msgspec.structs.replace(outcome, result=plain)
+        return outcome, encode_outcome(outcome)
+    except Exception as again:  # the hook runs code of the user's classes
+        error = again
+    reason = text_of(error) if type(error) is TypeError else name_of(error)
+    outcome = refused(
+        outcome.job_id,
+        UNSERIALISABLE,
+        f"the result, a {type(outcome.result).__name__}, cannot be written as JSON: {reason}",
+    )
+    return outcome, encode_outcome(outcome)
+
+
+def _made_plain(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)  # a pydantic model, or one that acts like it
+    if dump is not None:
+        return dump(mode="json")
+    for kind in _PLAIN:
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+def _clean(text: str) -> str:
+    """Text that any JSON reader takes: not too long, and without halves of surrogate pairs."""
+    if len(text) > LONGEST_MESSAGE:
+        text = text[:LONGEST_MESSAGE] + "…"
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,178 @@
+"""An executor process from its first line to its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+import msgspec
+
+from ergon_framework.core.wire import PROTOCOL_VERSION
+from ergon_framework.errors import ErgonError, SettingsError, describe
+from ergon_framework.executor.loading import AppError, load
+from ergon_framework.executor.registry import Registry
+from ergon_framework.executor.runtime import Runtime
+from ergon_framework.executor.streams import Pipes, say, take_over
+
+MAX_IN_FLIGHT = "ERGON_MAX_IN_FLIGHT"
+READY_FD = "ERGON_READY_FD"
+LOG_LEVEL = "ERGON_LOG_LEVEL"
+MOST_IN_FLIGHT = 1024
+LEAVE_AFTER = 5.0
+"""Seconds the interpreter has to end once all is answered; threads of the user may be busy."""
+
+_FAILED = 1
+_WRONG = 2
+_TERMINATED = 128 + signal.SIGTERM
+
+
+def serve(app: str, *, is_debug: bool = False, is_process: bool = True) -> int:
+    """Be an executor on this process's standard streams until its end; the exit code.
+
+    With ``is_process`` the process ends soon after, whatever threads are still busy in it.
+    """
+    pipes = take_over()
+    ready_fd = _ready_fd()
+    try:
+        limit = _limit()
+        registry = load(app)
+        registry.prepare()
+        _set_up_logging()
+        code = _run(registry, pipes, limit, ready_fd)
+    except (AppError, SettingsError) as error:
+        code = _told(error, _WRONG, is_debug=is_debug)
+    except BaseException as error:
+        code = _told(error, _FAILED, is_debug=is_debug)
+    if is_process:
+        _leave_soon(code)
+    return code
+
+
+def _run(registry: Registry, pipes: Pipes, limit: int, ready_fd: int | None) -> int:
+    if not registry.names:
+        say("the registry is empty: every request will be answered with handler_not_found")
+    runtime = Runtime(
+        registry, pipes, limit=limit, on_ready=lambda: _report_ready(ready_fd, registry, limit)
+    )
+    _hear_signals(runtime.stop, is_by_hand=os.isatty(pipes.source))
+    signal.set_wakeup_fd(runtime.bell, warn_on_full_buffer=False)
+    runtime.run()
+    return 0
+
+
+def _limit() -> int:
+    text = os.environ.get(MAX_IN_FLIGHT, "").strip() or "1"
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_IN_FLIGHT:
+        raise SettingsError(
+            f"{MAX_IN_FLIGHT} is {text[:20]!r}", remedy=f"use a number from 1 to {MOST_IN_FLIGHT}"
+        )
+    return int(text)
+
+
+# -- readiness -----------------------------------------------------------------------------------
+
+
+def _ready_fd() -> int | None:
+    """The descriptor the parent waits at; programs that we start shall not hold it open."""
+    text = os.environ.pop(READY_FD, "")
+    if not text:
+        return None
+    try:
+        descriptor = int(text) if int(text) > 2 else -1  # the first three are the streams
+        os.set_inheritable(descriptor, False)
+    except (ValueError, OverflowError, OSError):
+        say(f"{READY_FD} is {text[:20]!r}, which is no open descriptor; nothing is reported there")
+        return None
+    return descriptor
+
+
+def _report_ready(descriptor: int | None, registry: Registry, limit: int) -> None:
+    if descriptor is None:
+        return
+    report = {
+        "ready": True,
+        "handlers": registry.names,
+        "protocol_version": PROTOCOL_VERSION,
+        "max_in_flight": limit,
+        "pid": os.getpid(),
+    }
+    rest = memoryview(msgspec.json.encode(report) + b"\n")
+    with suppress(OSError):  # the parent has lost interest
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    with suppress(OSError):
+        os.close(descriptor)
+
+
+# -- signals, logs and the end -------------------------------------------------------------------
+
+
+def _hear_signals(stop: Callable[[], None], *, is_by_hand: bool) -> None:
+    """SIGTERM ends well, a second one at once. SIGINT is meant for the parent, if there is one."""
+    count = 0
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            os._exit(_TERMINATED)
+        stop()
+
+    def leave_it_to_the_parent(_number: int, _frame: FrameType | None) -> None:
+        """Not SIG_IGN, which programs that we start would inherit."""
+
+    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGINT, terminate if is_by_hand else leave_it_to_the_parent)
+    os.register_at_fork(after_in_child=_forget_signals)
+
+
+def _forget_signals() -> None:
+    """A forked child, of a pool for example, must end when it is told to; and only itself."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _set_up_logging() -> None:
+    """Send what the user's code logs to the standard error, if the operator asks for a level.
+
+    Otherwise the user's code decides, in a start-up hook for example.
+    """
+    level = os.environ.get(LOG_LEVEL, "").strip().upper()
+    if not level:
+        return
+    import logging
+
+    try:
+        logging.basicConfig(
+            level=level,
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        )
+    except ValueError as error:
+        raise SettingsError(f"{LOG_LEVEL} is {level!r}", remedy="use a level's name") from error
+
+
+def _told(error: BaseException, code: int, *, is_debug: bool) -> int:
+    if is_debug:
+        traceback.print_exception(error, file=sys.stderr)
+    say(str(error) if isinstance(error, ErgonError) else describe(error))
+    return code
+
+
+def _leave_soon(code: int) -> None:
+    """Do not stay: the interpreter waits for every thread of the user that is not daemonic."""
+
+    def wait_and_leave() -> None:
+        time.sleep(LEAVE_AFTER)
+        say("threads are still busy; the process ends without them")
+        os._exit(code)
+
+    threading.Thread(target=wait_and_leave, name="ergon-leave", daemon=True).start()

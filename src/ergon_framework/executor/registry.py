@@ -1,0 +1,197 @@
+"""The handlers of an executor, by name, and what runs before the first and after the last."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from ergon_framework.errors import HookError, JobError, WiringError
+from ergon_framework.executor.binding import Binding, InvalidArgumentsError
+
+Hook = Callable[[], Any]
+_F = TypeVar("_F", bound=Callable[..., Any])
+_H = TypeVar("_H", bound=Hook)
+
+
+class HandlerNotFoundError(JobError, LookupError):
+    """No handler is registered under this name."""
+
+    code = "handler_not_found"
+
+
+class Handler:
+    """A function under its name."""
+
+    __slots__ = ("_binding", "function", "is_async", "name")
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self.function = function
+        self.is_async = is_coroutine(function)
+        self._binding: Binding | None = None
+
+    @property
+    def binding(self) -> Binding:
+        """Its signature, read at the first use: types may be defined below the handler."""
+        if self._binding is None:
+            self._binding = Binding(self.name, self.function)
+        return self._binding
+
+
+class Registry:
+    """Names handlers, with decorators that leave the functions as they are.
+
+    ::
+
+        registry = Registry()
+
+
+        @registry.handler("resize")
+        def resize(path: str, *, width: int = 100) -> str: ...
+
+    Handlers are plain or async functions. Their arguments come from JSON and are turned into the
+    annotated types; a parameter annotated :class:`JobContext` receives the job's context.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self.startup_hooks: list[Hook] = []
+        self.shutdown_hooks: list[Hook] = []
+
+    @overload
+    def handler(self, name: _F) -> _F: ...
+    @overload
+    def handler(self, name: str | None = None) -> Callable[[_F], _F]: ...
+    def handler(self, name: Any = None) -> Any:
+        """Register a function, under the given name or under its own; returns it unchanged."""
+        if callable(name):
+            return self.add(name)
+        return functools.partial(self.add, name=name)
+
+    def add(self, function: _F, name: str | None = None) -> _F:
+        """Register a function; the same as decorating it."""
+        if isinstance(function, staticmethod | classmethod) or not callable(function):
+            raise HookError(f"{function!r} cannot be called", remedy="register a function")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise HookError(
+                f"the handler {_own_name(function)!r} is a generator", remedy="return one value"
+            )
+        name = _checked_name(_own_name(function) if name is None else name)
+        if name in self._handlers:
+            raise WiringError(
+                f"there are two handlers named {name!r}", remedy="give one of them another name"
+            )
+        self._handlers[name] = Handler(name, function)
+        return function
+
+    def on_startup(self, hook: _H) -> _H:
+        """Run a function, plain or async, before the first request; a failure ends the process."""
+        self.startup_hooks.append(_checked_hook(hook))
+        return hook
+
+    def on_shutdown(self, hook: _H) -> _H:
+        """Run a function, plain or async, after the last request; the last one added runs first."""
+        self.shutdown_hooks.append(_checked_hook(hook))
+        return hook
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all handlers, in order."""
+        return sorted(self._handlers)
+
+    @property
+    def has_async(self) -> bool:
+        """Whether there is an async handler."""
+        return any(each.is_async for each in self._handlers.values())
+
+    @property
+    def has_sync(self) -> bool:
+        """Whether there is a plain handler."""
+        return not all(each.is_async for each in self._handlers.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._handlers
+
+    def find(self, name: str) -> Handler | None:
+        """The handler of that name."""
+        return self._handlers.get(name)
+
+    def prepare(self) -> None:
+        """Read all signatures now, so that a wrong one is told at the start and not by a job."""
+        for each in self._handlers.values():
+            each.binding  # noqa: B018 - reading it is what prepares it
+
+    def check(
+        self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Refuse a call that its handler could not take; nothing is run.
+
+        The arguments are judged as they will arrive: after a journey through JSON.
+        """
+        found = self._handlers.get(name)
+        if found is None:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self._handlers, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else "register it, or correct the name"
+            raise HandlerNotFoundError(f"there is no handler {name!r}", remedy=remedy)
+        try:
+            sent = msgspec.to_builtins([list(args), dict(kwargs or {})], enc_hook=_dumped)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgumentsError(
+                f"an argument cannot be written as JSON: {error}",
+                remedy="use texts, numbers, lists and dicts with text keys",
+            ) from error
+        found.binding.bind(sent[0], sent[1])
+
+
+def is_coroutine(function: Any) -> bool:
+    """Whether calling it gives a coroutine: also through a partial or an object's ``__call__``."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - its colour is asked, not whether it is
+    )
+
+
+def _dumped(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"objects of type {type(value).__name__} have no form in JSON")
+    return dump(mode="json")
+
+
+def _own_name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise WiringError(f"a handler's name is text, not {name!r}", remedy="give it one")
+    if not name or not name.isprintable() or name != name.strip():
+        raise WiringError(
+            f"{name!r} cannot name a handler",
+            remedy="use printable characters without blanks around them",
+        )
+    return name
+
+
+def _checked_hook(hook: Any) -> Hook:
+    if not callable(hook):
+        raise HookError(f"{hook!r} cannot be called", remedy="give a function without parameters")
+    try:
+        inspect.signature(hook).bind()
+    except TypeError as error:
+        raise HookError(
+            f"the hook {_own_name(hook)!r} needs arguments", remedy="let it take none"
+        ) from error
+    except ValueError:  # a builtin without a readable signature: it will show
+        pass
+    checked: Hook = hook
+    return checked

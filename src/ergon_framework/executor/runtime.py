@@ -1,0 +1,184 @@
+"""The life of an executor process: reading, running, answering, and ending well.
+
+The calling thread supervises: it hears signals and watches deadlines. A crew of threads reads and
+runs plain handlers; async handlers run on one event loop, which reads for itself when there are no
+others. With one request in flight, hooks and plain handlers share one thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ergon_framework.core.wire import Outcome, Refusal
+from ergon_framework.executor import outcomes
+from ergon_framework.executor.bell import Bell
+from ergon_framework.executor.board import Board, Item
+from ergon_framework.executor.crew import Crew
+from ergon_framework.executor.flight import CUT_OFF, Flight
+from ergon_framework.executor.intake import Intake
+from ergon_framework.executor.lifespan import Lifespan
+from ergon_framework.executor.outlet import Outlet
+from ergon_framework.executor.registry import Registry
+from ergon_framework.executor.streams import Pipes, is_pollable, say
+
+if TYPE_CHECKING:
+    from ergon_framework.executor.loop_reader import LoopReader
+
+CANCEL_GRACE = 1.0
+"""Seconds an async handler has to end after it was cancelled."""
+
+
+class Runtime:
+    """Serves the requests of one pair of pipes until their end, or until ``stop``."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        pipes: Pipes,
+        *,
+        limit: int = 1,
+        on_ready: Callable[[], Any] | None = None,
+    ) -> None:
+        self._registry = registry
+        self._on_ready = on_ready
+        self._bell = Bell()
+        self._board = Board(limit, self._bell.ring)
+        self._intake = Intake(registry, pipes.source)
+        self._outlet = Outlet(pipes.target, gathers=limit > 1, on_broken=self.stop)
+        self._lifespan = Lifespan(registry, self._answer)
+        self._loop_reader: LoopReader | None = None
+        self._crew = Crew(
+            self._board,
+            self._intake,
+            before=self._open,
+            run=self._run,
+            after=self._close,
+            failed=self._fail,
+        )
+        self._is_stopped = False  # somebody wants us to end
+        self._is_closed = False  # all is done
+        self._failure: BaseException | None = None
+
+    @property
+    def bell(self) -> int:
+        """A descriptor; writing to it wakes the supervisor, as a signal should."""
+        return self._bell.button
+
+    def run(self) -> None:
+        """Serve until the end. Raises what a start-up or shut-down hook raised."""
+        self._crew.start()
+        self._supervise()
+        if self._lifespan.loop is not None:
+            self._lifespan.loop.close()
+        self._outlet.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Read no more, finish what was read, and end. Safe in a signal handler."""
+        self._is_stopped = True
+        self._bell.ring()
+
+    # -- the supervisor --------------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        while not self._is_closed:
+            if self._is_stopped:
+                self._end()
+            with self._board.lock:
+                overdue = self._board.overdue(time.monotonic())
+                alarm = self._board.alarm
+            for flight in overdue:
+                self._cut_off(flight)
+            if not overdue:
+                self._bell.wait(alarm)
+
+    def _cut_off(self, flight: Flight) -> None:
+        """Cancel what can be cancelled; give up on what cannot, and on this process with it."""
+        loop = self._lifespan.loop
+        if flight.is_async and not flight.is_cancelled and loop is not None:
+            self._board.prolong(flight, time.monotonic() + CANCEL_GRACE)
+            loop.cancel(flight)
+            return
+        if not self._answer(flight, outcomes.timed_out(flight.request.job_id, CUT_OFF)):
+            return  # it has ended at the last moment
+        say(
+            f"the handler {flight.request.function_name!r} of job {flight.request.job_id!r} does"
+            " not stop at its deadline; what was taken is finished, then this process ends"
+        )
+        self._end()
+        if not flight.is_async:
+            self._crew.replace_one()
+
+    def _end(self) -> None:
+        with self._board.lock:
+            is_news = self._board.end()
+        if is_news:
+            self._intake.halt()
+            if self._loop_reader is not None:
+                self._loop_reader.stop()
+
+    # -- running and answering -------------------------------------------------------------------
+
+    def _run(self, item: Item) -> bool:
+        """Run an item; False when the supervisor has answered in the place of this thread."""
+        if isinstance(item, Refusal):
+            self._outlet.put(outcomes.written(item.outcome)[1])
+            return True
+        if item.is_async and self._lifespan.loop is not None:
+            self._lifespan.loop.submit(item)
+            return True
+        outcome = item.run()
+        if hasattr(type(outcome.result), "__await__"):  # a plain function that calls an async one
+            outcome = item.scope.run(self._awaited, outcome)
+        return self._answer(item, outcome)
+
+    def _awaited(self, outcome: Outcome) -> Outcome:
+        try:
+            result = self._lifespan.event_loop().run(outcome.result)
+            return outcomes.succeeded(outcome.job_id, result)
+        except BaseException as error:
+            return outcomes.failed(outcome.job_id, error)
+
+    def _answer(self, flight: Flight, outcome: Outcome) -> bool:
+        """Answer a request, unless somebody else has; whether it was us."""
+        outcome, line = outcomes.written(outcome)
+        if not self._board.claim(flight):
+            return False
+        self._outlet.put(line)
+        flight.end_span(outcome)
+        self._board.remove(flight)
+        return True
+
+    # -- the first and the last worker -----------------------------------------------------------
+
+    def _open(self) -> bool:
+        """Run the start-up hooks; whether the crew shall read."""
+        self._lifespan.open()
+        self._intake.is_traced = "opentelemetry.sdk.trace" in sys.modules
+        if self._on_ready is not None:
+            self._on_ready()
+        loop = self._lifespan.loop
+        if loop is None or self._registry.has_sync or not is_pollable(self._intake.source):
+            return True
+        from ergon_framework.executor.loop_reader import LoopReader
+
+        self._loop_reader = LoopReader(loop, self._board, self._intake, self._run)
+        self._loop_reader.start()
+        return False
+
+    def _close(self) -> None:
+        failure = self._lifespan.close()
+        if failure is not None:
+            self._fail(failure)
+        self._is_closed = True
+        self._bell.ring()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._end()
+        self._is_closed = True
+        self._bell.ring()

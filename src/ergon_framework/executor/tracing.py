@@ -1,0 +1,50 @@
+"""Continues the trace a request came with: the span ``rrq.executor``, current in the handler.
+
+Imported at the first need: OpenTelemetry takes longer to load than an executor to start. Where no
+SDK is set up nothing is recorded, but what the handler sends out still belongs to the trace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry import context as api
+from opentelemetry import propagate, trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from ergon_framework.core.wire import Outcome, Request
+from ergon_framework.core.wire import Status as OutcomeStatus
+
+SPAN = "rrq.executor"
+_SCOPE = "ergon"
+_FAILURES = (OutcomeStatus.ERROR, OutcomeStatus.TIMEOUT)
+
+
+def begin(request: Request) -> trace.Span:
+    """A span for this request, current from here on in the calling context."""
+    about = request.context
+    parent = propagate.extract(about.trace_context or {}, api.get_current())
+    attributes: dict[str, Any] = {
+        "rrq.job_id": request.job_id,
+        "rrq.function": request.function_name,
+        "rrq.queue": about.queue_name,
+        "rrq.attempt": about.attempt,
+    }
+    if about.worker_id is not None:
+        attributes["rrq.worker_id"] = about.worker_id
+    span = trace.get_tracer(_SCOPE).start_span(
+        SPAN, parent, kind=SpanKind.CONSUMER, attributes=attributes
+    )
+    # Never detached: the context belongs to this request alone and goes with it.
+    api.attach(trace.set_span_in_context(span, parent))
+    return span
+
+
+def end(span: trace.Span, outcome: Outcome) -> None:
+    """What became of it. Texts of errors may hold payloads, so only their class is told."""
+    span.set_attribute("rrq.outcome", str(outcome.status))
+    if outcome.error_type is not None:
+        span.set_attribute("error.type", outcome.error_type)
+    if outcome.status in _FAILURES:
+        span.set_status(Status(StatusCode.ERROR, outcome.error_type or str(outcome.status)))
+    span.end()
