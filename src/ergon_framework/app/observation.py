@@ -43,6 +43,17 @@ def set_up_logging(level: str, format: str, root: logging.Logger | None = None) 
         root.setLevel(level.upper())
 
 
+def show_executors() -> None:
+    """Let what handlers print appear, unless the user's code has set up logging of its own."""
+    spoken = logging.getLogger("ergon.executors")
+    if not logging.getLogger().handlers and not spoken.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        spoken.addHandler(handler)
+        spoken.setLevel(logging.INFO)
+        spoken.propagate = False
+
+
 def finish_telemetry(
     providers: Iterable[Any] | None = None, timeout: float = FLUSH_TIMEOUT
 ) -> None:

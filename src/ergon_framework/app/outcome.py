@@ -9,7 +9,13 @@ from ergon_framework.app.exit_codes import ExitCode
 from ergon_framework.app.roles import Kind, Role
 from ergon_framework.core.loop import StopReason
 from ergon_framework.engine.report import Report
-from ergon_framework.errors import ConfigurationError, EnvelopeError, ErgonError, describe
+from ergon_framework.errors import (
+    ConfigurationError,
+    EnvelopeError,
+    ErgonError,
+    JobError,
+    describe,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ def exit_code_of(error: BaseException | None) -> ExitCode:
     """The exit code of a command that ended with this error."""
     if error is None:
         return ExitCode.DONE
-    if isinstance(error, ConfigurationError | EnvelopeError):
+    if isinstance(error, ConfigurationError | EnvelopeError) or type(error) is JobError:
         return ExitCode.REFUSED
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED

@@ -8,9 +8,10 @@ without ``__`` is no setting and is left alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -53,8 +54,10 @@ Policy = TypeVar("Policy", bound=BaseModel)
 
 PREFIX = "ERGON_"
 FILE = "ergon.toml"
-LATER = ("boundary", "executors", "jobs", "providers", "zones")
-"""Sections that other parts bring. Without that part they are refused by name."""
+LATER = ("boundary", "providers", "zones")
+"""Sections that later versions bring; refused by name."""
+_PARTS = dict.fromkeys(("executors", "jobs", "schedules"), "ergon_framework.app.jobs")
+"""Sections of other parts, and the module that registers each when it is imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,9 @@ def load_settings(
     environ = os.environ if environ is None else environ
     file = _file(path, environ)
     source = Source() if file is None else read_toml(file)
+    _bring_parts(
+        {*source.tables, *(names[0].lower() for names in nested(environ, PREFIX).values())}
+    )
     sections = _OWN | _extensions
     _override(source, environ, sections)
     parts = {
@@ -155,6 +161,12 @@ def _checked(source: Source, path: KeyPath, value: object, model: type[Policy]) 
     return cast(Policy, policy)
 
 
+def _bring_parts(names: Iterable[str]) -> None:
+    for name in sorted(names):
+        if name in _PARTS and name not in _extensions:
+            import_module(_PARTS[name])
+
+
 def _file(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
     named = path or environ.get("ERGON_CONFIG")
     if named:
@@ -178,7 +190,7 @@ def _is_known(source: Source, name: str, sections: Mapping[str, _Section]) -> bo
         problem = f"the section {name!r} is not available in this version"
         source.refuse((name,), problem, "remove it, or install the part that brings it")
     else:
-        hint = did_you_mean(name, sorted({*sections, *LATER}))
+        hint = did_you_mean(name, sorted({*sections, *_PARTS, *LATER}))
         source.refuse((name,), f"unknown section {name!r}; {hint}")
     return False
 

@@ -19,6 +19,11 @@ def invoke(arguments: Sequence[str], *, is_process: bool = False) -> int:
     if list(arguments) == ["--version"]:  # without importing anything that takes long
         print(f"ergon {version()}")
         return 0
+    if arguments[:1] == ["executor"] and not {"--help", "-h"} & {*arguments}:
+        # A worker waits for this process: it starts without the command line's own imports.
+        from ergon_framework.executor.__main__ import main as execute
+
+        return execute(arguments[1:])
     from ergon_framework.cli.commands import run_command
 
     return run_command(arguments, is_process=is_process)

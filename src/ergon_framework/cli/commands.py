@@ -10,7 +10,22 @@ from typing import Annotated, Any
 
 import typer
 
-from ergon_framework.cli import machine, process, run, version
+from ergon_framework.cli import (
+    conform,
+    dlq,
+    enqueue,
+    executor,
+    jobs,
+    machine,
+    process,
+    queues,
+    run,
+    schedules,
+    version,
+    why,
+    worker,
+    workers,
+)
 from ergon_framework.cli.output import show_error
 from ergon_framework.cli.session import Session
 from ergon_framework.errors import ConfigurationError, ErgonError, describe
@@ -34,6 +49,16 @@ app.command()(machine.tasks)
 app.command()(machine.live)
 app.command()(machine.doctor)
 app.command()(machine.notices)
+app.command()(enqueue.enqueue)
+app.command()(worker.worker)
+app.command()(executor.executor)
+app.command()(conform.conform)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(queues.app, name="queues")
+app.add_typer(schedules.app, name="schedules")
+app.command()(workers.workers)
+app.command()(why.why)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -60,8 +85,9 @@ def common(
 def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
     """Run one command; its errors are told in one line and become exit codes."""
     given = list(arguments) or ["--help"]
-    is_debug = _DEBUG in given
-    given = [each for each in given if each != _DEBUG]
+    ours = given.index("--") if "--" in given else len(given)  # what follows is somebody else's
+    is_debug = _DEBUG in given[:ours]
+    given = [each for each in given[:ours] if each != _DEBUG] + given[ours:]
     session = Session(is_debug, is_process, given)
     command = typer.main.get_command(app)
     try:
@@ -78,7 +104,7 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if is_debug:
             traceback.print_exc()
-        return _refuse(error, as_json="--json" in given)
+        return _refuse(error, as_json="--json" in given[:ours])
     return code if isinstance(code, int) else 0
 
 

@@ -1,0 +1,213 @@
+"""One-file scripts: handlers, a store and a worker in one object, without a settings file.
+
+::
+
+    from ergon_framework import App
+
+    app = App()
+
+
+    @app.handler
+    def resize(path: str, *, width: int = 100) -> str: ...
+
+
+    if __name__ == "__main__":
+        resize.enqueue("a.png", width=3)
+        app.run()
+
+Handlers run in processes of their own, which load the script anew under its own name: what stands
+under ``if __name__ == "__main__":`` is not run there.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
+
+from ergon_framework.app.script_handler import AppHandler
+from ergon_framework.app.settings import FILE, load_settings
+from ergon_framework.errors import WiringError
+from ergon_framework.executor import Registry
+from ergon_framework.jobs.async_client import AsyncJobClient
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.edge import JobOptions
+from ergon_framework.jobs.settings import ExecutorSettings
+
+if TYPE_CHECKING:
+    from ergon_framework.app.jobs import JobSetup
+    from ergon_framework.jobs.worker import WorkerReport
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+EXECUTOR = "python"
+DEFAULT_URL = "sqlite:///ergon.db"
+
+
+class App:
+    """Handlers with the store their jobs go to.
+
+    The store is the one given here, or that of ``ergon.toml`` beside the script, or else
+    ``ergon.db`` beside the script. It is opened at the first use.
+    """
+
+    def __init__(self, url: str | None = None, *, config: str | Path | None = None) -> None:
+        self.registry = Registry()
+        self._url = url
+        self._config = config
+        self._home = _caller()
+        self._lock = threading.RLock()
+        self._setup: JobSetup | None = None
+        self._client: JobClient | None = None
+        self._async_client: AsyncJobClient | None = None
+
+    # ---- handlers ----
+
+    @overload
+    def handler(self, name: Callable[P, T], /) -> AppHandler[P, T]: ...
+    @overload
+    def handler(
+        self, name: str | None = None, /, **options: Unpack[JobOptions]
+    ) -> Callable[[Callable[P, T]], AppHandler[P, T]]: ...
+    def handler(self, name: Any = None, /, **options: Any) -> Any:
+        """Make a function a handler, under the given name or its own.
+
+        The function can be called as before; options are those of all its jobs.
+        """
+        if callable(name):
+            return self._add(name, None, {})
+        return lambda function: self._add(function, name, options)
+
+    def on_startup(self, hook: Callable[[], Any]) -> Callable[[], Any]:
+        """Run a function in each executor process before its first job."""
+        return self.registry.on_startup(hook)
+
+    def on_shutdown(self, hook: Callable[[], Any]) -> Callable[[], Any]:
+        """Run a function in each executor process after its last job."""
+        return self.registry.on_shutdown(hook)
+
+    def _add(
+        self, function: Callable[P, T], name: str | None, options: Mapping[str, Any]
+    ) -> AppHandler[P, T]:
+        known = set(self.registry.names)
+        self.registry.add(function, name)
+        (added,) = set(self.registry.names) - known
+        return AppHandler(self, added, function, options)
+
+    # ---- the store ----
+
+    @property
+    def setup(self) -> JobSetup:
+        """Settings, store and executors of this script."""
+        with self._lock:
+            if self._setup is None:
+                self._setup = self._made_setup()
+            return self._setup
+
+    @property
+    def client(self) -> JobClient:
+        """The client of this script's store, for everything that is not about one handler."""
+        with self._lock:
+            if self._client is None:
+                self._client = self.setup.client()
+            return self._client
+
+    @property
+    def async_client(self) -> AsyncJobClient:
+        """The same for event loops; both share one store."""
+        with self._lock:
+            if self._async_client is None:
+                client = self.client
+                self._async_client = AsyncJobClient(settings=client.settings, store=client.store)
+            return self._async_client
+
+    def close(self) -> None:
+        """Let go of the store; the next use opens it again."""
+        with self._lock:
+            if self._async_client is not None:
+                self._async_client.shut()
+            if self._client is not None:
+                self._client.close()
+            self._client = self._async_client = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- working ----
+
+    def run(
+        self,
+        *,
+        burst: bool = False,
+        queues: Sequence[str] | None = None,
+        processes: int | None = None,
+        max_in_flight: int | None = None,
+    ) -> WorkerReport:
+        """Run jobs until SIGTERM or SIGINT; with ``burst`` until nothing is due.
+
+        A second signal stops at once. ``processes`` and ``max_in_flight`` are those of this
+        script's own executor.
+        """
+        from ergon_framework.app.observation import show_executors
+        from ergon_framework.app.working import work
+
+        own = {"pool_size": processes, "max_in_flight": max_in_flight}
+        given = {name: value for name, value in own.items() if value is not None}
+        show_executors()
+        setup = self._with_executor(given)
+        return work(setup, store=self.client.store, queues=queues, burst=burst)
+
+    def _with_executor(self, given: Mapping[str, int]) -> JobSetup:
+        """The setup with this script as an executor, unless the settings define one like it."""
+        setup = self.setup
+        if EXECUTOR in setup.executors:
+            return setup
+        command = (sys.executable, "-m", "ergon_framework.executor", "--app", self._reference())
+        own = ExecutorSettings.model_validate({"command": command, **given})
+        default = setup.jobs.default_executor or EXECUTOR
+        jobs = setup.jobs.model_copy(update={"default_executor": default})
+        return replace(setup, jobs=jobs, executors={**setup.executors, EXECUTOR: own})
+
+    def _reference(self) -> str:
+        """How another process finds this object: ``script.py:app`` or ``package.module:app``."""
+        for module in (sys.modules.get("__main__"), *list(sys.modules.values())):
+            held = getattr(module, "__dict__", {})
+            name = next((key for key, value in held.items() if value is self), None)
+            spec, file = held.get("__spec__"), held.get("__file__")
+            if name is not None and spec is not None:  # a module, or the script of python -m
+                return f"{spec.name}:{name}"
+            if name is not None and file is not None:
+                return f"{Path(file).absolute()}:{name}"
+        raise WiringError(
+            "an App can only be run from a file that holds it as a global name",
+            remedy="write app = App() at the top of a script",
+        )
+
+    def _made_setup(self) -> JobSetup:
+        from ergon_framework.app.jobs import resolve_url, setup_of
+
+        beside = self._home / FILE
+        config = self._config or (beside if beside.exists() else None)
+        url = None if self._url is None else resolve_url(self._url, self._home)
+        setup = setup_of(load_settings(config), url)
+        return setup if setup.url else replace(setup, url=resolve_url(DEFAULT_URL, self._home))
+
+
+def _caller() -> Path:
+    """The folder of the file that makes the App, or the working directory."""
+    frame = sys._getframe(2)  # noqa: SLF001 - inspect does the same, after reading source files
+    file = frame.f_globals.get("__file__")
+    return Path(file).absolute().parent if file else Path.cwd()

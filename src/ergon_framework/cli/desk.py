@@ -1,0 +1,67 @@
+"""What the commands for jobs have in common: how they open a store and show progress."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli.output import show_list
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.client import JobClient
+    from ergon_framework.ports.jobstore import Search
+
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="The job store [default: as in the settings]."),
+]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The id of a job.")]
+
+COLUMNS = ["id", "status", "handler", "queue", "tries", "created_at", "why"]
+"""Of a listing for people; programs get every field."""
+
+
+@contextmanager
+def opened(config: Path | None, url: str | None) -> Iterator[JobClient]:
+    """A client of the store that the options or the settings name."""
+    from ergon_framework.app.jobs import job_settings
+
+    with job_settings(config, url).client() as client:
+        yield client
+
+
+@contextmanager
+def progress(text: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on the standard error stream, moved by calling what this gives with how many are done.
+
+    Without a terminal nothing is shown.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(text, total=total)
+        yield lambda done: shown.update(task, completed=done)
+
+
+def show_jobs(client: JobClient, search: Search, limit: int, *, as_json: bool) -> None:
+    """Matching jobs, the newest first: all of each for programs, one line of each for people."""
+    from ergon_framework.jobs.shape import job_shape
+
+    shapes = (job_shape(job, client.settings) for job in client.store.search(search, limit))
+    show_list(shapes if as_json else map(_row, shapes), COLUMNS, as_json=as_json)
+
+
+def _row(shape: dict[str, Any]) -> dict[str, Any]:
+    error = shape["last_error"]
+    why = error["code"] if error and shape["status"] == "failed" else shape["why"]
+    return {**shape, "tries": f"{shape['attempts']}/{shape['max_attempts']}", "why": why}

@@ -1,0 +1,224 @@
+"""``ergon enqueue``: one job from the command line, or many from lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli.desk import StoreUrl, opened, progress
+from ergon_framework.cli.output import show_error, show_list, show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.errors import ConfigurationError, JobError
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.client import EnqueuedJob, JobClient
+
+CHUNK = 1000
+"""Lines of one commit."""
+_STDIN = "-"
+
+
+def enqueue(
+    handler: Annotated[
+        str | None,
+        typer.Argument(metavar="HANDLER", help="Its name, executor#name, or - for --stdin."),
+    ] = None,
+    args: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Positional arguments: a JSON array.")
+    ] = None,
+    kwargs: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Named arguments: a JSON object.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(metavar="Q", help="The queue.")] = None,
+    job_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="An id of your own.")
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(metavar="N", help="How often it is tried.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds for each attempt.")
+    ] = None,
+    delay: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds before it may run.")
+    ] = None,
+    run_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="When it may run: 2030-01-31T12:00:00Z.")
+    ] = None,
+    expires_in: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds within which it must be started.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first.")] = None,
+    unique: Annotated[
+        str | None, typer.Option(metavar="KEY", help="At most one unfinished job has this key.")
+    ] = None,
+    on_duplicate: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="existing (the default), reject or replace."),
+    ] = None,
+    wait: Annotated[
+        float | None, typer.Option(metavar="S", help="Wait for the result and print it.")
+    ] = None,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="Read jobs from the input, one JSON value per line.")
+    ] = False,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Enqueue a job and print its id. It is stored for good when the command returns.
+
+    With --stdin each line is an object with handler, args, kwargs and options, or an array of
+    arguments for HANDLER. Every 1,000 lines are one commit.
+    """
+    options = {
+        "id": job_id,
+        "queue": queue,
+        "max_attempts": max_attempts,
+        "timeout": timeout,
+        "delay": delay,
+        "run_at": run_at,
+        "expires_in": expires_in,
+        "priority": priority,
+        "unique": unique,
+        "on_duplicate": on_duplicate,
+    }
+    is_many = stdin or handler == _STDIN
+    given = {name: value for name, value in options.items() if value is not None}
+    _check_use(handler, args, kwargs, job_id, wait, is_many=is_many)
+    try:
+        with opened(config, url) as client:
+            if is_many:
+                return _many(client, None if handler == _STDIN else handler, given, as_json)
+            job = client.enqueue(
+                handler or "",
+                _list(args),
+                _table(kwargs),
+                **given,  # type: ignore[arg-type]
+            )
+            return _one(job, wait, as_json)
+    except JobError as error:
+        if type(error) is not JobError:  # refused by the store, not by the edge
+            raise
+        show_error(error, as_json=as_json)
+        return 2
+
+
+def _check_use(
+    handler: str | None,
+    args: str | None,
+    kwargs: str | None,
+    job_id: str | None,
+    wait: float | None,
+    *,
+    is_many: bool,
+) -> None:
+    if not is_many and handler is None:
+        raise ConfigurationError("no handler is named", remedy="write ergon enqueue HANDLER")
+    if is_many and (args, kwargs, job_id, wait) != (None, None, None, None):
+        raise ConfigurationError(
+            "--args, --kwargs, --id and --wait are for one job",
+            remedy="write them into the lines, or leave out --stdin",
+        )
+
+
+def _one(job: EnqueuedJob, wait: float | None, as_json: bool) -> int:
+    shape = _shape(job)
+    if not as_json:
+        print(job, flush=True)
+    if wait is not None:
+        shape["result"] = job.result(timeout=wait)
+        if not as_json:
+            print(json.dumps(shape["result"], ensure_ascii=False), flush=True)
+    if as_json:
+        show_one(shape, as_json=True)
+    return 0
+
+
+def _shape(job: EnqueuedJob) -> dict[str, Any]:
+    return {"id": job.id, "is_new": job.is_new, "replaced": job.replaced}
+
+
+def _many(client: JobClient, handler: str | None, options: Mapping[str, Any], as_json: bool) -> int:
+    """Commit by commit. For people, ids are printed as soon as their jobs are stored."""
+    lines = _Lines(sys.stdin, handler)
+    rows: list[dict[str, Any]] = []
+    with progress("enqueued") as move:
+        try:
+            while jobs := client.enqueue_many(islice(lines, CHUNK), **options):
+                rows += map(_shape, jobs)
+                move(len(rows))
+                if not as_json:
+                    print(*jobs, sep="\n", flush=True)
+        except JobError as error:
+            error.details["stored"] = len(rows)
+            if type(error) is JobError and not error.message.startswith("line "):
+                error.message = f"line {lines.number}: {error.message}"
+            raise
+    if as_json:
+        show_list(rows, ["id"], as_json=True)
+    return 0
+
+
+class _Lines:
+    """Jobs from lines of JSON; ``number`` is that of the line read last."""
+
+    def __init__(self, source: Iterable[str], handler: str | None) -> None:
+        self._source = iter(source)
+        self._handler = handler
+        self.number = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for line in self._source:
+            self.number += 1
+            if line.strip():
+                yield self._spec(line)
+
+    def _spec(self, line: str) -> dict[str, Any]:
+        value = _parsed(f"line {self.number}", line)
+        if isinstance(value, list):
+            value = {"args": value}
+        if not isinstance(value, dict):
+            raise JobError(
+                f"line {self.number} is neither an object nor an array", remedy="write one of them"
+            )
+        if self._handler is not None:
+            value.setdefault("handler", self._handler)
+        return value
+
+
+def _list(text: str | None) -> list[Any]:
+    value = [] if text is None else _parsed("--args", text)
+    if not isinstance(value, list):
+        raise JobError("--args is no JSON array", remedy="""write it like --args '["a.png", 3]'""")
+    return value
+
+
+def _table(text: str | None) -> dict[str, Any]:
+    value = {} if text is None else _parsed("--kwargs", text)
+    if not isinstance(value, dict):
+        raise JobError("--kwargs is no JSON object", remedy="""write --kwargs '{"width": 3}'""")
+    return value
+
+
+def _parsed(where: str, text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        # Only the place of the mistake: the text itself may hold secrets.
+        told = getattr(error, "msg", None) or (
+            "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        )
+        place = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        raise JobError(
+            f"{where} is not JSON: {told}{place}", remedy="quote it for the shell"
+        ) from None
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number in JSON")

@@ -1,0 +1,98 @@
+"""``ergon jobs``: look at jobs, cancel one, let one run now."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli.desk import JobId, StoreUrl, opened, show_jobs
+from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ergon_framework.core.job import JobStatus
+
+_JSON = ("args", "kwargs", "result", "retry", "last_error", "trace_context")
+app = typer.Typer(help="Look at jobs, cancel or retry one.")
+
+
+@app.command("list")
+def list_jobs(
+    status: Annotated[
+        list[str] | None, typer.Option(metavar="STATUS", help="May be repeated.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(metavar="Q", help="Only of this queue.")] = None,
+    handler: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only for this handler.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List jobs, the newest first."""
+    from ergon_framework.ports.jobstore import Search
+
+    statuses = tuple(_status(word) for word in status or ())
+    search = Search(statuses=statuses, queue=queue, handler=handler)
+    with opened(config, url) as client:
+        show_jobs(client, search, limit, as_json=as_json)
+
+
+@app.command()
+def show(
+    job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
+) -> None:
+    """Show everything about one job."""
+    with opened(config, url) as client:
+        show_job(client.show(job), as_json=as_json)
+
+
+@app.command()
+def cancel(
+    job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
+) -> None:
+    """Cancel a job that waits. One that runs goes on, and the exit code is 1."""
+    with opened(config, url) as client:
+        is_now = client.cancel(job)
+        shape = {"id": job, "status": str(client.status(job)), "was_cancelled_before": not is_now}
+        show_one(shape, as_json=as_json)
+
+
+@app.command()
+def retry(
+    job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
+) -> None:
+    """Let a waiting job run now, or one that failed or was cancelled begin anew."""
+    with opened(config, url) as client:
+        client.retry(job)
+        show_one({"id": job, "status": str(client.status(job))}, as_json=as_json)
+
+
+def show_job(shape: dict[str, Any], *, as_json: bool) -> None:
+    """One job, its history as a table of its own."""
+    if as_json:
+        show_one(shape, as_json=True)
+        return
+    history = shape.pop("history")
+    texts = {name: json.dumps(shape[name], ensure_ascii=False) for name in _JSON if shape[name]}
+    known = {name: value for name, value in shape.items() if value not in (None, [], {})}
+    show_one({**known, **texts}, as_json=False)
+    if history:
+        print()
+        columns = ["at", "event", "attempt", "delivery", "worker", "code", "message", "delay"]
+        used = [name for name in columns if any(entry.get(name) is not None for entry in history)]
+        show_list(history, used, as_json=False)
+
+
+def _status(word: str) -> JobStatus:
+    from ergon_framework.core.job import JobStatus
+
+    try:
+        return JobStatus(word.lower())
+    except ValueError:
+        known = ", ".join(JobStatus)
+        raise ConfigurationError(f"{word!r} is no status", remedy=f"use {known}") from None

@@ -1,0 +1,114 @@
+"""``ergon queues``: what waits where, pausing, and limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli.desk import StoreUrl, opened
+from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.client import JobClient
+    from ergon_framework.ports.jobstore import Queue
+
+app = typer.Typer(help="Look at queues, pause, resume or limit one.")
+
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of a queue.")]
+_COUNTS = ["pending", "active", "retrying", "completed", "failed", "cancelled"]
+_COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at"]
+
+
+@app.command("list")
+def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
+    """List queues with their counts and limits."""
+    with opened(config, url) as client:
+        rows = [_shape(queue) for queue in client.store.queues()]
+    if not as_json:
+        rows = [{**row, **row["counts"]} for row in rows]
+    show_list(rows, _COLUMNS, as_json=as_json)
+
+
+@app.command()
+def pause(
+    queue: QueueName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
+) -> None:
+    """Let no job of a queue be started; what runs goes on."""
+    with opened(config, url) as client:
+        _change(client, queue, as_json, is_paused=True)
+
+
+@app.command()
+def resume(
+    queue: QueueName, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
+) -> None:
+    """Let jobs of a queue be started again."""
+    with opened(config, url) as client:
+        _change(client, queue, as_json, is_paused=False)
+
+
+@app.command()
+def limit(
+    queue: QueueName,
+    max_active: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Jobs that may run at once.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="R|none", help="Jobs per second, on average.")
+    ] = None,
+    burst: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Jobs at once after a rest.")
+    ] = None,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Limit a queue, across all workers; "none" lifts a limit."""
+    from ergon_framework.jobs.settings import QueueSettings
+
+    given = {"max_active": max_active, "rate": rate, "burst": burst}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        raise ConfigurationError("which limit?", remedy="give --max-active, --rate or --burst")
+    try:
+        checked = QueueSettings.model_validate(given)
+    except ValueError as error:
+        raise ConfigurationError(_told(error), remedy='give a number, or "none"') from None
+    with opened(config, url) as client:
+        _change(client, queue, as_json, **{name: getattr(checked, name) for name in given})
+
+
+def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> None:
+    from ergon_framework.jobs.fields import name
+
+    changed = client.store.set_queue(name("queue", queue), **changes)
+    show_one(_settings(changed), as_json=as_json)
+
+
+def _settings(queue: Queue) -> dict[str, Any]:
+    return {
+        "name": queue.name,
+        "paused": queue.is_paused,
+        "max_active": queue.max_active,
+        "rate": queue.rate,
+        "burst": queue.burst,
+    }
+
+
+def _shape(queue: Queue) -> dict[str, Any]:
+    from ergon_framework.jobs.shape import moment
+
+    return {
+        **_settings(queue),
+        "counts": {status: queue.counts.get(status, 0) for status in _COUNTS},
+        "oldest_due_at": moment(queue.oldest_due_at),
+    }
+
+
+def _told(error: Any) -> str:
+    from ergon_framework.ports.document import explain
+
+    return "; ".join(explain(each) for each in error.errors(include_url=False))

@@ -1,0 +1,47 @@
+"""``ergon worker``: run jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ergon_framework.cli.desk import StoreUrl
+from ergon_framework.cli.output import show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel
+
+
+def worker(
+    config: ConfigPath = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", metavar="Q", help="Serve this queue; may be repeated [all]."),
+    ] = None,
+    burst: Annotated[
+        bool, typer.Option("--burst", help="Run what is due until nothing is left, then exit.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="How this worker is called [made up].")
+    ] = None,
+    url: StoreUrl = None,
+    log_level: LogLevel = "warning",
+    log_format: LogFormat = "text",
+    as_json: JsonFlag = False,
+) -> None:
+    """Claim jobs, have the executors of the settings run them, and record how each ended.
+
+    SIGTERM or SIGINT lets what runs finish within jobs.grace and gives back the rest without
+    charging an attempt; a second signal ends it at once. Exit code 0 after a stop that was asked
+    for, and after a burst.
+    """
+    from ergon_framework.app.jobs import job_settings
+    from ergon_framework.app.observation import finish_telemetry, set_up_logging
+    from ergon_framework.app.working import work
+
+    set_up_logging(log_level, log_format)
+    try:
+        report = work(job_settings(config, url), queues=queue, burst=burst, name=name)
+    finally:
+        finish_telemetry()
+    show_one(msgspec.structs.asdict(report), as_json=as_json)

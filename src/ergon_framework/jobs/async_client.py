@@ -1,0 +1,200 @@
+"""The client for event loops: the same calls as coroutines.
+
+What blocks is done by a few threads of the client's own; results are waited for by one thread more,
+however many are awaited. A call that is cancelled is given up, not undone: an ``enqueue`` that was
+under way may have stored its job. Give it an id and ask, when that matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.edge import JobOptions, JobSpec
+from ergon_framework.jobs.enqueued import AsyncEnqueuedJob, EnqueuedJob
+from ergon_framework.jobs.requests import Progress, Store
+from ergon_framework.jobs.results import POLL, found, result_of, timed_out
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.watcher import Watcher
+from ergon_framework.ports.jobstore import Job
+
+T = TypeVar("T")
+
+THREADS = 8
+"""Enqueues that may be under way at once; those of one moment share a commit."""
+
+
+class AsyncJobClient:
+    """Enqueues jobs and follows them from an event loop.
+
+    ::
+
+        async with AsyncJobClient("sqlite:///work.db") as client:
+            job = await client.enqueue("resize", ["a.png"], {"width": 3})
+            print(await job.result(timeout=30))
+    """
+
+    def __init__(
+        self, url: str = "", *, settings: JobsSettings | None = None, store: Store | None = None
+    ) -> None:
+        self._url = url
+        self.settings = settings or JobsSettings()
+        self._store = store
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._client: JobClient | None = None
+        self._watcher: Watcher | None = None
+        self._threads = ThreadPoolExecutor(THREADS, "ergon-client")
+
+    # ---- putting jobs in ----
+
+    async def enqueue(
+        self,
+        handler: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[JobOptions],
+    ) -> AsyncEnqueuedJob:
+        """Store one job; see :meth:`JobClient.enqueue`."""
+        done = await self._call(lambda: self._sync().enqueue(handler, args, kwargs, **options))
+        return AsyncEnqueuedJob.like(done, self)
+
+    async def enqueue_many(
+        self,
+        jobs: Iterable[JobSpec],
+        *,
+        chunk: int | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[JobOptions],
+    ) -> list[AsyncEnqueuedJob]:
+        """Store many jobs in one commit; see :meth:`JobClient.enqueue_many`.
+
+        The iterable is read, and ``progress`` called, in another thread.
+        """
+
+        def add() -> list[EnqueuedJob]:
+            return self._sync().enqueue_many(jobs, chunk=chunk, progress=progress, **options)
+
+        return [AsyncEnqueuedJob.like(done, self) for done in await self._call(add)]
+
+    # ---- asking ----
+
+    async def find(self, job_id: str) -> Job:
+        """The whole record of a job."""
+        return await self._call(lambda: self._sync().find(job_id))
+
+    async def status(self, job_id: str) -> JobStatus:
+        """Where the job stands."""
+        return await self._call(lambda: self._sync().status(job_id))
+
+    async def show(self, job_id: str) -> dict[str, Any]:
+        """Everything about a job as plain values."""
+        return await self._call(lambda: self._sync().show(job_id))
+
+    async def result(self, job_id: str, timeout: float | None = None, *, poll: float = POLL) -> Any:  # noqa: ASYNC109 - as the other client
+        """What the job returned, waiting for its end; see :meth:`JobClient.result`.
+
+        ``poll`` counts at the first call; one thread waits for all.
+        """
+        job_id = str(job_id)
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Job] = loop.create_future()
+
+        def told(what: Job | Exception) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits in it
+                loop.call_soon_threadsafe(_give, ended, what)
+
+        watcher = await self._call(lambda: self._watching(poll))
+        watcher.add(job_id, told)
+        try:
+            return result_of(await asyncio.wait_for(ended, timeout))
+        except TimeoutError:
+            job = await self._call(lambda: found(self._sync().store, job_id))
+            if job.status.is_final:  # just now
+                return result_of(job)
+            raise timed_out(job, timeout) from None
+        finally:
+            watcher.remove(job_id, told)
+
+    # ---- moving ----
+
+    async def cancel(self, job_id: str) -> bool:
+        """Cancel a job that waits; see :meth:`JobClient.cancel`."""
+        return await self._call(lambda: self._sync().cancel(job_id))
+
+    async def retry(self, job_id: str) -> None:
+        """Let a waiting job run now, or one that failed or was cancelled begin anew."""
+        await self._call(lambda: self._sync().retry(job_id))
+
+    async def requeue(self, job_id: str) -> None:
+        """Send a dead-lettered job back with fresh counters."""
+        await self._call(lambda: self._sync().requeue(job_id))
+
+    # ---- the end ----
+
+    async def close(self) -> None:
+        """Finish what is under way and let go of the store; may be called twice."""
+        await asyncio.to_thread(self.shut)
+
+    def shut(self) -> None:
+        """The same for code that is not in an event loop."""
+        self._is_closed = True
+        self._threads.shutdown()
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+        if self._client is not None:
+            self._client.close()
+
+    async def __aenter__(self) -> Self:
+        await self._call(self._sync)  # a store that cannot be opened is told here
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # ---- inside, in threads ----
+
+    async def _call(self, call: Callable[[], T]) -> T:
+        # In a copy of the context, so that the trace of the caller is that of the job.
+        if self._is_closed:
+            raise StoreUnavailableError("the client is closed", remedy="open another")
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, context.run, call)
+
+    def _sync(self) -> JobClient:
+        with self._lock:
+            if self._client is None:
+                self._client = JobClient(self._url, settings=self.settings, store=self._store)
+            return self._client
+
+    def _watching(self, poll: float) -> Watcher:
+        client = self._sync()
+        with self._lock:
+            if self._watcher is None:
+                self._watcher = Watcher(client.store, poll)
+            return self._watcher
+
+
+def _give(ended: asyncio.Future[Job], what: Job | Exception) -> None:
+    if ended.done():
+        return
+    if isinstance(what, Exception):
+        ended.set_exception(what)
+    else:
+        ended.set_result(what)

@@ -1,0 +1,90 @@
+"""When a worker that should only clear what is due may leave.
+
+Nothing due is left, nothing is in its hands, and no job is held by a worker that may be dead: each
+lease of another worker was seen to be renewed, or has come to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import ErgonError
+from ergon_framework.jobs.chores import Store
+from ergon_framework.jobs.keeper import Keeper
+from ergon_framework.jobs.pool import Pool
+from ergon_framework.ports.jobstore import Search
+
+HOPELESS_STARTS = 4
+"""Failed starts in a row after which a burst no longer waits for an executor."""
+LOOK_AGAIN = 0.2
+
+
+class Burst:
+    """Watches one worker; asked after every turn of its loop."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        pools: Mapping[str, Pool],
+        store: Store,
+        queues: tuple[str, ...] | None,
+    ) -> None:
+        self.error: ErgonError | None = None
+        self._keeper = keeper
+        self._pools = pools
+        self._store = store
+        self._queues = queues
+        self._probes: int | None = None  # how many there were when we asked for one
+        self._look_at = 0.0
+        self._leases: dict[str, float] = {}
+
+    def is_over(self, now: float) -> bool:
+        """Whether the worker may leave; ``error`` says so when it leaves work behind."""
+        if not self._is_idle():
+            self._probes = None
+            return False
+        if self._probes is None:
+            self._probes = self._keeper.probes
+            self._keeper.probe()
+            return False
+        if self._keeper.probes == self._probes or now < self._look_at:
+            return False
+        self._look_at = now + LOOK_AGAIN
+        self._probes = None  # what is decided now rests on a fresh look
+        if self._keeper.is_left:
+            return self._is_hopeless()
+        return not self._is_held_elsewhere()
+
+    def _is_idle(self) -> bool:
+        keeper = self._keeper
+        in_hand = any(pool.in_hand for pool in self._pools.values())
+        return not in_hand and keeper.is_settled and not keeper.claims
+
+    def _is_hopeless(self) -> bool:
+        down = {
+            name: pool
+            for name, pool in self._pools.items()
+            if pool.gate.failures >= HOPELESS_STARTS
+        }
+        if len(down) < len(self._pools):
+            return False
+        name, pool = next(iter(down.items()))
+        self.error = ErgonError(
+            f"jobs are left, but executor {name!r} does not start: {pool.gate.reason}",
+            remedy="run its command by hand; the jobs wait and lost no attempt",
+        )
+        return True
+
+    def _is_held_elsewhere(self) -> bool:
+        search = Search(statuses=(JobStatus.ACTIVE,))
+        leases = {
+            job.id: job.lease_expires_at or 0.0
+            for job in self._store.search(search)
+            if self._queues is None or job.queue in self._queues
+        }
+        before, self._leases = (
+            self._leases,
+            {name: self._leases.get(name, at) for name, at in leases.items()},
+        )
+        return any(before.get(name, at) == at for name, at in leases.items())

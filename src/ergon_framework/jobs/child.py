@@ -1,0 +1,187 @@
+"""One executor process: its pipes, its group, its end. It decides nothing.
+
+The parent keeps the read end of the child's standard input open beside the write end. What the
+child has not read when it dies is then still there to be counted, and that tells which requests it
+had taken: the only way to know whose fault a death was.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import signal
+import subprocess
+import termios
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+CHUNK = 1 << 18
+TAIL = 2048
+"""Bytes of the standard error stream that are kept to explain a death."""
+
+
+class Child:
+    """A running executor. All its descriptors are non-blocking and belong to this process."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            self._unread, self.stdin = _pipe(ours, theirs, keeps=True)
+            self.stdout, out = _pipe(ours, theirs)
+            self.stderr, err = _pipe(ours, theirs)
+            self.ready, ready = _pipe(ours, theirs)
+            self._process = subprocess.Popen(  # noqa: S603 - the operator's own command
+                command,
+                stdin=self._unread,
+                stdout=out,
+                stderr=err,
+                pass_fds=(ready,),
+                env={**env, "ERGON_READY_FD": str(ready)},
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except BaseException:
+            for end in ours:
+                os.close(end)
+            raise
+        finally:
+            for end in theirs:
+                os.close(end)
+        for end in (self.stdin, self.stdout, self.stderr, self.ready):
+            os.set_blocking(end, False)
+        self.pid = self._process.pid
+        self.exit_fd = _pidfd(self.pid)
+        self.status: int | None = None
+        self.queued = 0  # bytes handed to ``send``, ever
+        self.written = 0  # of those, bytes that went into the pipe
+        self._out = bytearray()
+        self._tail = bytearray()
+        self._stdin_wanted = True
+
+    # ---- writing ----
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes for the child; :meth:`flush` writes them."""
+        self._out += data
+        self.queued += len(data)
+
+    def flush(self) -> bool:
+        """Write what the pipe takes; whether everything was written."""
+        while self._out:
+            try:
+                n = os.write(self.stdin, self._out)
+            except BlockingIOError:
+                return False
+            except OSError:  # closed: its death will be noticed by itself
+                self._out.clear()
+                return True
+            self.written += n
+            if n == len(self._out):
+                self._out.clear()
+            else:
+                del self._out[:n]
+        if not self._stdin_wanted:
+            self._close("stdin")
+        return True
+
+    def end_input(self) -> None:
+        """Let the child see the end of its input, once everything queued is written."""
+        self._stdin_wanted = False
+        self._close("_unread")  # while we hold it too, it is no end
+        self.flush()
+
+    def taken(self) -> int:
+        """How many bytes of its input the child has read."""
+        if self._unread < 0:
+            return self.written
+        count = array.array("i", [0])
+        fcntl.ioctl(self._unread, termios.FIONREAD, count)
+        return self.written - count[0]
+
+    # ---- reading ----
+
+    def read(self, descriptor: int) -> bytes | None:
+        """What is there: bytes, nothing (None), or the end (empty)."""
+        try:
+            return os.read(descriptor, CHUNK)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def read_stderr(self) -> bytes | None:
+        """The same for the standard error stream, keeping its last words."""
+        data = self.read(self.stderr)
+        if data:
+            self._tail += data[-TAIL:]
+            del self._tail[:-TAIL]
+        return data
+
+    @property
+    def last_words(self) -> str:
+        """The end of what the child wrote to its standard error stream."""
+        return self._tail.decode(errors="replace").strip()
+
+    # ---- ending ----
+
+    def has_exited(self) -> bool:
+        """Whether the process has ended; then its whole group is killed and it is reaped."""
+        if self.status is not None:
+            return True
+        if not _is_over(self._process):
+            return False
+        self.signal(signal.SIGKILL)  # grandchildren; before reaping, while the group is surely ours
+        self.status = self._process.wait()
+        return True
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the whole process group."""
+        if self.status is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def close(self) -> None:
+        """Close every descriptor. The process must have ended."""
+        for name in ("stdin", "_unread", "stdout", "stderr", "ready", "exit_fd"):
+            self._close(name)
+
+    def close_ready(self) -> None:
+        """The child has said that it is ready, or never will."""
+        self._close("ready")
+
+    def _close(self, name: str) -> None:
+        descriptor = getattr(self, name)
+        if descriptor >= 0:
+            setattr(self, name, -1)
+            os.close(descriptor)
+
+
+def _pipe(ours: list[int], theirs: list[int], *, keeps: bool = False) -> tuple[int, int]:
+    read, write = os.pipe()
+    ours.append(read)
+    (ours if keeps else theirs).append(write)
+    return read, write
+
+
+def _pidfd(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends, or -1 where there is none."""
+    opens: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
+    if opens is None:
+        return -1
+    try:
+        return opens(pid)
+    except OSError:
+        return -1
+
+
+def _is_over(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process has ended, without reaping it where the platform allows."""
+    if hasattr(os, "waitid"):
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        try:
+            return os.waitid(os.P_PID, process.pid, flags) is not None
+        except ChildProcessError:
+            return True
+    return process.poll() is not None

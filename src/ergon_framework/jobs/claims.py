@@ -1,0 +1,174 @@
+"""A claimed job in a worker's hands, and what is told about it when it leaves them."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.instants import format_instant
+from ergon_framework.core.job import (
+    Failed,
+    Held,
+    JobRule,
+    JobStatus,
+    Move,
+    Seen,
+    Succeeded,
+    Tally,
+    route,
+    settle,
+)
+from ergon_framework.core.wire import HANDLER_NOT_FOUND, HELD, Reply, Status
+from ergon_framework.jobs.settings import JobsSettings, RetrySettings
+from ergon_framework.ports.jobstore import Hold, Job, Leased, Settlement
+
+LONGEST_MESSAGE = 4096
+"""Characters of an error message that are kept."""
+_encode = msgspec.json.Encoder().encode
+_SUCCEEDED = Succeeded()
+
+
+class Claim:
+    """One claimed job. The dispatcher and the keeper of the store both look at it."""
+
+    __slots__ = ("handler", "is_recorded", "is_written", "job", "lost", "written_at")
+
+    def __init__(self, job: Leased) -> None:
+        self.job = job
+        self.handler = route(job.handler)[1]
+        self.is_written = False  # a request went to an executor …
+        self.is_recorded = False  # … and the store has charged the attempt
+        self.written_at = 0.0
+        self.lost = False  # the store says that somebody else holds it now
+
+    def hold(self) -> Hold:
+        """What the store needs to prolong the lease."""
+        return Hold(self.job.key, self.job.id, self.job.fence, self.is_written)
+
+
+class Judgement:
+    """Turns what was seen of a job into a settlement, under a worker's settings."""
+
+    def __init__(self, settings: JobsSettings, worker: str) -> None:
+        self._settings = settings
+        self._worker = worker
+        self._rule = settings.rule()
+        self._give_up_on = frozenset(settings.give_up_on)
+
+    def rule_of(self, job: Leased | Job) -> JobRule:
+        """The rule of one job: its own settings first."""
+        if job.max_attempts is None and job.max_deliveries is None and job.retry is None:
+            return self._rule
+        return self._settings.rule(job.max_attempts, job.max_deliveries, _own_retry(job.retry))
+
+    def timeout_of(self, job: Leased) -> float:
+        """Seconds for one attempt."""
+        return self._settings.timeout if job.timeout is None else job.timeout
+
+    def seen_of(self, reply: Reply, job: Leased) -> Seen:
+        """What an executor's answer means."""
+        if reply.status is Status.SUCCESS:
+            return _SUCCEEDED
+        code, after = reply.error_type, reply.retry_after_seconds
+        text = (reply.error_message or "")[:LONGEST_MESSAGE]
+        if reply.status is Status.RETRY:
+            if code == HELD:
+                return Held(Failure(Kind.HELD, HELD, text or "Held by the handler", after))
+            text = text or "Job requested retry"
+            return Failed(Failure(Kind.TRANSIENT, code or "retry_requested", text, after))
+        if reply.status is Status.TIMEOUT:
+            text = text or f"Job timed out after {self.timeout_of(job):g} s"
+            return Failed(Failure(Kind.TIMEOUT, code or "timeout", text))
+        if code == HANDLER_NOT_FOUND:
+            return Failed(Failure(Kind.REJECTED, code, text or "Handler not found"))
+        own = _own_retry(job.retry)
+        final = self._give_up_on if own is None or own.give_up_on is None else own.give_up_on
+        kind = Kind.REJECTED if code in final else Kind.DEFECT
+        return Failed(Failure(kind, code or "error", text or "Job failed"))
+
+    def settled(
+        self, claim: Claim, seen: Seen, now: float, seconds: float | None, result: bytes | None
+    ) -> Settlement:
+        """The settlement of a job in our hands; ``now`` is only for its history."""
+        job = claim.job
+        tally = Tally(JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused)
+        move = settle(tally, seen, self.rule_of(job), random.random())  # noqa: S311 - jitter
+        entry = self._entry(move, now, job.deliveries, seconds)
+        return Settlement(
+            key=job.key,
+            id=job.id,
+            fence=job.fence,
+            expected=JobStatus.ACTIVE,
+            move=move,
+            entry=entry,
+            result=result if move.status is JobStatus.COMPLETED else None,
+            keep=self.keep(move.status, job.result_ttl),
+        )
+
+    def decided(self, job: Job, seen: Seen, now: float, *, if_expired: bool = False) -> Settlement:
+        """The settlement of a job that the store showed us; raises Refused."""
+        attempts = job.attempts - job.is_charged
+        tally = Tally(job.status, attempts, job.deliveries, job.excused, job.is_charged)
+        move = settle(tally, seen, self.rule_of(job), random.random())  # noqa: S311 - jitter
+        return Settlement(
+            key=job.key,
+            id=job.id,
+            fence=job.fence,
+            expected=job.status,
+            move=move,
+            entry=self._entry(move, now, job.deliveries, None, lost_by=job.worker),
+            keep=self.keep(move.status, job.result_ttl),
+            if_expired=if_expired,
+        )
+
+    def keep(self, status: JobStatus, result_ttl: float | None) -> float | None:
+        """How long a final job stays in the store."""
+        if status is JobStatus.COMPLETED:
+            return self._settings.result_ttl if result_ttl is None else result_ttl
+        if status is JobStatus.FAILED:
+            return self._settings.failed_ttl
+        return self._settings.cancelled_ttl if status is JobStatus.CANCELLED else None
+
+    def _entry(
+        self,
+        move: Move,
+        now: float,
+        delivery: int,
+        seconds: float | None,
+        lost_by: str | None = None,
+    ) -> bytes:
+        entry: dict[str, Any] = {
+            "at": format_instant(now),
+            "event": move.event,
+            "status": move.status,
+            "attempt": move.attempts,
+            "delivery": delivery,
+            "worker": self._worker,
+        }
+        if seconds is not None:
+            entry["seconds"] = round(seconds, 6)
+        if lost_by is not None:
+            entry["lost_by"] = lost_by
+        if move.failure is not None:
+            failure = move.failure
+            entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
+        if move.why:
+            entry["why"] = move.why
+        if move.delay:
+            entry["delay"] = round(move.delay, 3)
+        return _encode(entry)
+
+
+@lru_cache(maxsize=256)
+def _own_retry(text: bytes | None) -> RetrySettings | None:
+    if text is None:
+        return None
+    try:
+        return RetrySettings.model_validate_json(text)
+    except ValidationError:  # written by another version: its own settings are better than a crash
+        return None

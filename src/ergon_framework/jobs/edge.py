@@ -1,0 +1,196 @@
+"""The edge: what a client hands in becomes a :class:`NewJob`, or is refused with its field's name.
+
+Everything is checked here, once. Stores and workers take a ``NewJob`` as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeAlias, TypedDict, Unpack
+
+from ergon_framework.core.job import route
+from ergon_framework.errors import JobError
+from ergon_framework.jobs.fields import (
+    DAY,
+    LONGEST_ID,
+    TEN_YEARS,
+    Instant,
+    RetryPolicy,
+    choice,
+    encode_retry,
+    instant,
+    name,
+    refusal,
+    seconds,
+    text,
+    trace,
+    whole,
+)
+from ergon_framework.jobs.ids import new_id
+from ergon_framework.jobs.payload import encode_args, encode_kwargs
+from ergon_framework.ports.jobstore import NewJob, OnDuplicate
+
+MAX_PAYLOAD = 1024 * 1024
+PAST = 60.0
+"""Seconds by which a due time may be over: clocks differ, and a plan takes time to carry out."""
+
+
+class JobOptions(TypedDict, total=False):
+    """What may be said about a job beside its handler and arguments. None: as if left out."""
+
+    id: str | None
+    queue: str | None
+    priority: int | None
+    delay: float | None
+    run_at: Instant | None
+    expires_in: float | None
+    expires_at: Instant | None
+    timeout: float | None
+    max_attempts: int | None
+    max_deliveries: int | None
+    retry: RetryPolicy | None
+    unique: str | None
+    on_duplicate: OnDuplicate | str | None
+    limit_key: str | None
+    limit: int | None
+    result_ttl: float | None
+    correlation_id: str | None
+    trace_context: Mapping[str, str] | None
+
+
+JobSpec: TypeAlias = str | Sequence[Any] | Mapping[str, Any]
+"""A handler's name, ``(handler, args, kwargs)``, or a dict of these and any options."""
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "id": text(LONGEST_ID),
+    "queue": name,
+    "priority": whole(-1000, 1000),
+    "delay": seconds(0.0, TEN_YEARS),
+    "run_at": instant,
+    "expires_in": seconds(0.0, TEN_YEARS, is_above=True),
+    "expires_at": instant,
+    "timeout": seconds(0.0, 7 * DAY, is_above=True),
+    "max_attempts": whole(1, 10_000),
+    "max_deliveries": whole(1, 100_000),
+    "retry": encode_retry,
+    "unique": text(),
+    "on_duplicate": choice(OnDuplicate),
+    "limit_key": text(),
+    "limit": whole(1, 1_000_000),
+    "result_ttl": seconds(0.0, TEN_YEARS),
+    "correlation_id": text(),
+    "trace_context": trace,
+}
+
+
+def new_job(
+    handler: str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    max_payload: int = MAX_PAYLOAD,
+    now: Callable[[], float] = time.time,
+    **options: Unpack[JobOptions],
+) -> NewJob:
+    """The job these words describe; each mistake is a :class:`JobError` of its own."""
+    handler = name("handler", handler)
+    executor = route(handler)[0] if "#" in handler else ""
+    encoded_args, encoded_kwargs = encode_args(args), encode_kwargs(kwargs)
+    size = len(encoded_args) + len(encoded_kwargs)
+    if size > max_payload:
+        raise JobError(
+            f"args and kwargs take {size:,} bytes of JSON, and the limit is {max_payload:,}",
+            remedy="keep the data elsewhere and pass where it is, or raise max_payload in [jobs]",
+            details={"field": "args", "size": size, "limit": max_payload},
+        )
+    fields = check_options(options, now) if options else {}
+    fields.setdefault("id", new_id())
+    return NewJob(
+        handler=handler, executor=executor, args=encoded_args, kwargs=encoded_kwargs, **fields
+    )
+
+
+def spread(
+    spec: JobSpec, options: dict[str, Any]
+) -> tuple[str, Sequence[Any], Mapping[str, Any] | None, dict[str, Any]]:
+    """Handler, args, kwargs and options of one job among many, which share ``options``."""
+    if isinstance(spec, str):
+        return spec, (), None, options
+    if isinstance(spec, Mapping):
+        own = {**options, **spec}
+        return own.pop("handler", ""), own.pop("args", ()), own.pop("kwargs", None), own
+    if isinstance(spec, list | tuple) and 1 <= len(spec) <= 3:
+        handler, *rest = spec
+        args, kwargs = (*rest, None) if len(rest) == 1 else rest or ((), None)
+        return handler, args, kwargs, options
+    raise JobError(
+        f"a job cannot be made of {type(spec).__name__}",
+        remedy="give a handler's name, (handler, args, kwargs), or a dict",
+    )
+
+
+def check_options(
+    options: Mapping[str, Any], now: Callable[[], float] = time.time
+) -> dict[str, Any]:
+    """Fields of a ``NewJob`` for these options."""
+    fields = {}
+    for field, value in options.items():
+        check = _CHECKS.get(field)
+        if check is None:
+            raise _unknown(field)
+        if value is not None:
+            fields[field] = check(field, value)
+    _place_in_time(fields, now)
+    _name_the_key(fields)
+    if "limit" in fields and "limit_key" not in fields:
+        raise refusal("limit", "says nothing without a limit_key", "name the key it limits")
+    return fields
+
+
+def _place_in_time(fields: dict[str, Any], now: Callable[[], float]) -> None:
+    """Turn due time and expiry into instants, and look at them together."""
+    if "run_at" in fields and "delay" in fields:
+        raise refusal("run_at", "contradicts delay", "give one of the two")
+    if "expires_at" in fields and "expires_in" in fields:
+        raise refusal("expires_at", "contradicts expires_in", "give one of the two")
+    if fields.keys().isdisjoint(("run_at", "expires_at", "expires_in")):
+        return
+    at = now()
+    due = at + fields.get("delay", 0.0)
+    if "run_at" in fields:
+        due = _due(fields, at)
+    if "expires_in" in fields:
+        fields["expires_at"] = at + fields.pop("expires_in")
+    expiry = fields.get("expires_at")
+    if expiry is not None and expiry <= due:
+        when = "is in the past" if expiry <= at else "is before the job is due"
+        raise refusal("expires_at", when, "give a later one, or none")
+
+
+def _due(fields: dict[str, Any], at: float) -> float:
+    due: float = fields["run_at"]
+    if due < at - PAST:
+        ago = f"lies {at - due:,.0f} seconds in the past"
+        raise refusal("run_at", ago, "leave it out to run the job now")
+    if due > at + TEN_YEARS:
+        raise refusal("run_at", "lies more than ten years ahead", "is it in seconds?")
+    if due <= at:
+        del fields["run_at"]
+        return at
+    return due
+
+
+def _name_the_key(fields: dict[str, Any]) -> None:
+    if "unique" in fields:
+        fields["unique_key"] = fields.pop("unique")
+        fields.setdefault("on_duplicate", OnDuplicate.EXISTING)
+    elif "on_duplicate" in fields:
+        raise refusal("on_duplicate", "says nothing without a unique key", "give unique as well")
+
+
+def _unknown(field: str) -> JobError:
+    near = get_close_matches(field, _CHECKS, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "known are " + ", ".join(_CHECKS)
+    return JobError(f"a job has no option {field!r}", remedy=hint, details={"field": field})

@@ -1,0 +1,169 @@
+"""What may stand in each field of a job. Each check takes the field's name and its value."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from ergon_framework.core.instants import parse_instant
+from ergon_framework.errors import JobError
+from ergon_framework.jobs.settings import RetrySettings
+from ergon_framework.ports.document import explain
+
+DAY = 86_400.0
+TEN_YEARS = 3653 * DAY
+LONGEST = 255
+LONGEST_ID = 200
+LONGEST_TRACE = 16 * 1024
+
+Instant: TypeAlias = float | datetime | str
+RetryPolicy: TypeAlias = RetrySettings | Mapping[str, Any]
+Check: TypeAlias = Callable[[str, Any], Any]
+
+# Control characters, what ends a line somewhere, and what UTF-8 cannot carry.
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def name(field: str, value: Any) -> str:
+    """The name of a handler or a queue."""
+    found = _text(field, value, LONGEST)
+    if found[0] == " " or found[-1] == " ":
+        raise refusal(field, "begins or ends with a blank", "write it without")
+    return found
+
+
+def text(longest: int = LONGEST) -> Check:
+    """A key of so many characters at most."""
+    return lambda field, value: _text(field, value, longest)
+
+
+def _text(field: str, value: Any, longest: int) -> str:
+    if not isinstance(value, str):
+        raise refusal(field, f"must be text, not {type(value).__name__}", "write it as text")
+    if not value:
+        raise refusal(field, "is empty", "give it at least one character")
+    if len(value) > longest:
+        problem = f"has {len(value):,} characters, and the limit is {longest}"
+        raise refusal(field, problem, "shorten it, for example to a hash")
+    if not (value.isascii() and value.isprintable()):
+        found = _FORBIDDEN.search(value)
+        if found is not None:
+            problem = f"holds the control character {found[0]!a} at position {found.start()}"
+            raise refusal(field, problem, "use printable characters only")
+    return value if type(value) is str else str(value)
+
+
+def whole(low: int, high: int) -> Check:
+    """A whole number between two others."""
+
+    def check(field: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise refusal(field, "must be a whole number", f"give one from {low} to {high}")
+        if not low <= value <= high:
+            raise refusal(field, f"is {_short(value)}", f"give a number from {low} to {high}")
+        return int(value)
+
+    return check
+
+
+def seconds(low: float, high: float, *, is_above: bool = False) -> Check:
+    """A duration; ``is_above`` excludes the lower bound itself."""
+    bounds = f"{'more than' if is_above else 'at least'} {low:g} and at most {high:g}"
+
+    def check(field: str, value: Any) -> float:
+        number = _number(field, value)
+        if not low <= number <= high or (is_above and number == low):
+            raise refusal(field, f"is {number:g} seconds", f"give {bounds}")
+        return number
+
+    return check
+
+
+def instant(field: str, value: Any) -> float:
+    """A point in time as seconds since the epoch."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            remedy = "give it one, for example datetime.now(UTC)"
+            raise refusal(field, "is a datetime without a time zone", remedy)
+        return value.timestamp()
+    if isinstance(value, str):
+        try:
+            return parse_instant(value)
+        except ValueError as error:
+            remedy = "write it like 2030-01-31T12:00:00Z"
+            raise refusal(field, f"is no point in time: {error}", remedy) from error
+    return _number(field, value)
+
+
+def choice(kinds: type[StrEnum]) -> Check:
+    """One of a few words."""
+    words = ", ".join(kinds)
+
+    def check(field: str, value: Any) -> StrEnum:
+        try:
+            return kinds(value)
+        except ValueError as error:
+            raise refusal(field, f"is not one of {words}", "use one of these words") from error
+
+    return check
+
+
+def trace(field: str, value: Any) -> dict[str, str]:
+    """A trace context: a few lines of text under text."""
+    remedy = "give what a propagator injects, for example traceparent and tracestate"
+    if not isinstance(value, Mapping):
+        raise refusal(field, "must be a dict", remedy)
+    size = 0
+    for key, item in value.items():
+        if not (isinstance(key, str) and isinstance(item, str)):
+            raise refusal(field, "must hold text under text", remedy)
+        if _FORBIDDEN.search(key) or _FORBIDDEN.search(item):
+            raise refusal(field, "holds a control character", remedy)
+        size += len(key) + len(item)
+    if size > LONGEST_TRACE:
+        raise refusal(field, f"has more than {LONGEST_TRACE:,} characters", remedy)
+    return dict(value)
+
+
+def encode_retry(field: str, value: Any) -> bytes:
+    """A job's own retry policy as JSON."""
+    if isinstance(value, RetrySettings):
+        return _written(value)
+    try:
+        return _written(RetrySettings.model_validate(value))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        raise refusal(field, f"is wrong: {explain(found)}", "see RetrySettings") from error
+
+
+@lru_cache(maxsize=256)
+def _written(policy: RetrySettings) -> bytes:
+    return policy.model_dump_json(exclude_none=True).encode()
+
+
+def _number(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refusal(field, f"must be a number, not {type(value).__name__}", "give seconds")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise refusal(field, "is too large", "give seconds") from error
+    if not math.isfinite(number):
+        raise refusal(field, "must be a finite number", "give seconds")
+    return number
+
+
+def _short(value: int) -> str:
+    return str(value) if abs(value) < 10**12 else "too large"
+
+
+def refusal(field: str, problem: str, remedy: str) -> JobError:
+    """An error that names the field."""
+    return JobError(f"{field} {problem}", remedy=remedy, details={"field": field})

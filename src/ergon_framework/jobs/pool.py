@@ -1,0 +1,356 @@
+"""The processes of one executor: how many run, which of them gets which job.
+
+It is driven by ``attend``: called after every turn of the loop, it does what is due and answers
+when it wants to be called again. Slots are offered to the keeper of the store only for processes
+that can take a job now, so nothing is claimed that would have to wait for a process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ergon_framework.core.failure import Failure
+from ergon_framework.core.job import Failed, Released, Seen
+from ergon_framework.core.startup import StartGate
+from ergon_framework.core.wire import Reply, Status, encode_request
+from ergon_framework.jobs.child import Child
+from ergon_framework.jobs.claims import Claim, Judgement
+from ergon_framework.jobs.runner import Fate, Flight, Runner
+from ergon_framework.jobs.selecting import Selecting
+from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.storage.failpoints import VARIABLE, declare, failpoint
+
+logger = logging.getLogger(__name__)
+
+ASSUMED_UP = 0.25
+"""Seconds after which a process that never says it is ready may be given a request."""
+LOOK_AGAIN = 0.5
+"""Seconds between looks at children where the platform does not tell of their end."""
+
+declare("worker.before_send", "worker.after_send", "worker.answered")
+
+
+class Host(Protocol):
+    """What a pool needs of its worker."""
+
+    judgement: Judgement
+    selecting: Selecting
+    name: str
+
+    def offer(self, executor: str, slots: int) -> int:
+        """Offer more slots (or take some back, answering how many could be); see the keeper."""
+
+    def finish(self, claim: Claim, seen: Seen, seconds: float | None, result: bytes | None) -> None:
+        """A claimed job leaves our hands."""
+
+    def tell(self, name: str, **fields: Any) -> None:
+        """A notice."""
+
+    def wall(self) -> float:
+        """The store's clock, about."""
+
+    def dirty(self, pool: Pool) -> None:
+        """Something happened that the pool has to attend to after this turn."""
+
+
+class Pool:
+    """All processes of one executor, and the claimed jobs that wait for one of them."""
+
+    def __init__(self, name: str, settings: ExecutorSettings, host: Host) -> None:
+        self.name = name
+        self.settings = settings
+        self.runners: list[Runner] = []
+        self.gate = StartGate()
+        self.next_at: float | None = 0.0
+        self.is_open = True  # starts processes and takes jobs
+        self.strays = 0
+        self._host = host
+        self._now: Callable[[], float] = host.selecting.now
+        self._waiting: deque[Claim] = deque()
+        self._solos: deque[Claim] = deque()
+        self._offered = 0
+        self._says_ready = False  # an earlier process of this executor did
+        self._stopping = False
+
+    # ---- what the worker asks ----
+
+    @property
+    def in_hand(self) -> int:
+        """Claimed jobs that have not left."""
+        return self._in_flight + len(self._waiting) + len(self._solos)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no process is left."""
+        return not self.runners
+
+    def take(self, slots: int, claims: Sequence[Claim]) -> None:
+        """That many slots we offered were used; these are the jobs to run."""
+        self._offered -= slots
+        for claim in claims:
+            (self._solos if claim.job.is_solo else self._waiting).append(claim)
+        if not self.is_open:
+            self._give_back()
+        self._host.dirty(self)
+
+    def attend(self, now: float) -> None:
+        """Do everything that is due."""
+        for runner in tuple(self.runners):
+            self._look_at(runner, now)
+        times: list[float | None] = []
+        if self.is_open:
+            times.append(self._start_missing(now))
+            self._dispatch(now)
+        self._offer_slots()
+        times += [self._next_look(runner, now) for runner in self.runners]
+        self.next_at = min((at for at in times if at is not None), default=None)
+
+    def stop_taking(self) -> None:
+        """Give back what has not been started, and take no more."""
+        self.is_open = False
+        self._give_back()
+        self._host.dirty(self)
+
+    def close_inputs(self) -> None:
+        """Nothing is in flight any more: let every process leave."""
+        self._stopping = True
+        for runner in self.runners:
+            runner.close_input()
+        self._host.dirty(self)
+
+    def end(self, *, at_once: bool) -> None:
+        """End every process; what it had in hand is given back when it is dead."""
+        self._stopping = True
+        now = self._now()
+        for runner in self.runners:
+            runner.end(Fate.STOP, now, at_once=at_once)
+        self._host.dirty(self)
+
+    def status(self) -> dict[str, Any]:
+        """What an operator wants to know."""
+        now = self._now()
+        wait = max(0.0, self.gate.open_until - now)
+        return {
+            "processes": len(self.runners),
+            "pool_size": self.settings.pool_size,
+            "in_flight": self._in_flight,
+            "slots": self._slots(now),
+            "failed_starts": self.gate.failures,
+            "opens_at": self._host.wall() + wait if wait and self.gate.failures else None,
+            "reason": self.gate.reason,
+            "stray_lines": self.strays,
+        }
+
+    # ---- what runners tell ----
+
+    def answered(self, runner: Runner, flight: Flight, reply: Reply) -> None:
+        """An executor answered."""
+        failpoint("worker.answered")
+        self.gate.answered()
+        claim = flight.claim
+        if flight.is_overdue and reply.status is not Status.SUCCESS:
+            seen: Seen = runner.expired(flight)
+        else:
+            seen = self._host.judgement.seen_of(reply, claim.job)
+        self._host.finish(claim, seen, self._now() - claim.written_at, reply.result)
+        self._host.dirty(self)
+
+    def botched(self, runner: Runner, flight: Flight, failure: Failure) -> None:
+        """An executor's answer cannot be read."""
+        self._host.finish(
+            flight.claim, Failed(failure), self._now() - flight.claim.written_at, None
+        )
+        self._host.dirty(self)
+
+    def strayed(self, runner: Runner, reason: str) -> None:
+        """A line fits no request: counted, told now and then."""
+        self.strays += 1
+        if self.strays & (self.strays - 1) == 0:  # at 1, 2, 4, 8 …: a flood must not flood the log
+            logger.warning(
+                "executor %r wrote a line that is no answer to a request: %s (%d so far)",
+                self.name,
+                reason,
+                self.strays,
+            )
+        self._host.dirty(self)
+
+    def became_ready(self, runner: Runner) -> None:
+        """A process said that it is ready."""
+        self._says_ready = True
+        self._host.dirty(self)
+
+    def exited(self, runner: Runner) -> None:
+        """A process has ended, or is about to."""
+        self._host.dirty(self)
+
+    # ---- doing ----
+
+    def _give_back(self) -> None:
+        for claim in (*self._waiting, *self._solos):
+            self._host.finish(claim, Released(), None, None)
+        self._waiting.clear()
+        self._solos.clear()
+
+    @property
+    def _in_flight(self) -> int:
+        return sum(len(runner.flights) for runner in self.runners)
+
+    def _look_at(self, runner: Runner, now: float) -> None:
+        if runner.child.has_exited():
+            self._bury(runner, now)
+            return
+        runner.look(now)
+        if runner.suspect_at is not None and now >= runner.suspect_at:
+            runner.suspect_at = None
+            runner.end(Fate.CONFUSED, now)
+        if runner.overdue(now):
+            runner.end(Fate.TIMEOUT, now)
+        if self._is_silent(runner, now):
+            runner.end(Fate.NOT_UP, now)
+        if self._is_spent(runner):
+            runner.close_input()
+
+    def _next_look(self, runner: Runner, now: float) -> float | None:
+        times = [runner.next_look(now)]
+        if not self._is_usable(runner, now) and runner.fate is None:
+            times.append(runner.started_at + ASSUMED_UP if not self._says_ready else now + 0.1)
+        if runner.child.exit_fd < 0 or runner.fate is not None or self._stopping:
+            times.append(now + LOOK_AGAIN)
+        return min((at for at in times if at is not None), default=None)
+
+    def _is_usable(self, runner: Runner, now: float) -> bool:
+        if runner.fate is not None:
+            return False
+        waits = not self._says_ready and now >= runner.started_at + ASSUMED_UP
+        return runner.is_up or waits
+
+    def _is_silent(self, runner: Runner, now: float) -> bool:
+        """Whether a process that should say it is ready has not done so in its grace."""
+        late = now >= runner.started_at + self.settings.startup_grace
+        return self._says_ready and late and not runner.is_up
+
+    def _is_spent(self, runner: Runner) -> bool:
+        limit = self.settings.recycle_after
+        return bool(limit) and runner.answers >= limit and not runner.flights
+
+    def _bury(self, runner: Runner, now: float) -> None:
+        self.runners.remove(runner)
+        ends = runner.buried()
+        how = runner.how_it_ended()
+        for flight, seen in ends:
+            claim = flight.claim
+            self._host.finish(claim, seen, now - claim.written_at, None)
+        is_asked = runner.fate in (Fate.STOP, Fate.TIMEOUT) or self._stopping
+        is_clean = runner.child.status == 0 and runner.answers > 0 and not ends
+        self._host.tell("executor.died", executor=self.name, pid=runner.child.pid, how=how)
+        if is_asked or is_clean:
+            return
+        delay = self.gate.died(now, _dice(), how, had_answered=runner.answers > 0)
+        logger.warning(
+            "executor %r: %s%s; the next start waits %.1f s%s",
+            self.name,
+            how,
+            "" if runner.answers else " before it had answered anything",
+            delay,
+            f"; its last words:\n{runner.child.last_words}" if runner.child.last_words else "",
+        )
+        if delay:
+            self._host.tell("executor.held_back", executor=self.name, delay=delay, reason=how)
+
+    def _start_missing(self, now: float) -> float | None:
+        if len(self.runners) >= self.settings.pool_size:
+            return None
+        while len(self.runners) < self.settings.pool_size and self.gate.may_start(now):
+            # After a failed start one process is enough to find out.
+            if self.gate.failures and any(not runner.is_up for runner in self.runners):
+                return now + ASSUMED_UP
+            self._start(now)
+        return self.gate.open_until if len(self.runners) < self.settings.pool_size else now
+
+    def _start(self, now: float) -> None:
+        settings = self.settings
+        env = {**os.environ, **settings.env, "ERGON_MAX_IN_FLIGHT": str(settings.max_in_flight)}
+        env.pop(VARIABLE, None)  # meant for this process
+        try:
+            child = Child(settings.command, env, settings.cwd)
+        except OSError as error:
+            reason = f"cannot start {settings.command[0]!r}: {error.strerror or error}"
+            delay = self.gate.died(now, _dice(), reason, had_answered=False)
+            logger.warning("executor %r: %s; trying again in %.1f s", self.name, reason, delay)
+            self._host.tell("executor.held_back", executor=self.name, delay=delay, reason=reason)
+            return
+        self.runners.append(Runner(child, settings, self._host.selecting, self))
+        self._host.tell("executor.started", executor=self.name, pid=child.pid)
+
+    def _dispatch(self, now: float) -> None:
+        if not self._waiting and not self._solos:
+            return
+        usable = [runner for runner in self.runners if self._is_usable(runner, now)]
+        if not usable and not self.runners and not self.gate.may_start(now):
+            self._give_back()  # the process they were claimed for is gone, and no other will come
+            return
+        if self._solos:
+            self._dispatch_solos(usable, now)
+        for runner in sorted(usable, key=lambda each: len(each.flights)):
+            room = runner.room
+            if room <= 0 or not self._waiting:
+                continue
+            share = -(-len(self._waiting) // len(usable))  # spread over the processes
+            for _ in range(min(room, max(share, 1), len(self._waiting))):
+                self._send(runner, self._waiting.popleft(), now)
+            runner.flush()
+        for runner in usable:  # what the even shares left over
+            while self._waiting and runner.room > 0:
+                self._send(runner, self._waiting.popleft(), now)
+            runner.flush()
+        failpoint("worker.after_send")
+
+    def _dispatch_solos(self, usable: Sequence[Runner], now: float) -> None:
+        for runner in usable:
+            if self._solos and not runner.flights:
+                runner.is_reserved, runner.is_solo = False, True
+                self._send(runner, self._solos.popleft(), now)
+                runner.flush()
+        if self._solos and usable and not any(each.is_reserved for each in usable):
+            free = [each for each in usable if not each.is_solo]
+            if free:
+                min(free, key=lambda each: len(each.flights)).is_reserved = True
+
+    def _send(self, runner: Runner, claim: Claim, now: float) -> None:
+        job = claim.job
+        timeout = self._host.judgement.timeout_of(job)
+        grace = 0.0 if runner.is_up else self.settings.startup_grace
+        line = encode_request(
+            job_id=job.id,
+            function_name=claim.handler,
+            args=job.args,
+            kwargs=job.kwargs,
+            attempt=job.attempts + 1,
+            enqueued_at=job.created_at,
+            queue_name=job.queue,
+            deadline_at=self._host.wall() + timeout + grace,
+            trace_context=job.trace_context,
+            worker_id=self._host.name,
+        )
+        failpoint("worker.before_send")
+        claim.written_at = now
+        claim.is_written = True
+        runner.give(claim, line, timeout)
+
+    def _slots(self, now: float) -> int:
+        return sum(max(0, each.room) for each in self.runners if self._is_usable(each, now))
+
+    def _offer_slots(self) -> None:
+        free = self._slots(self._now()) - len(self._waiting) - len(self._solos)
+        wanted = max(0, free) if self.is_open else 0
+        if wanted != self._offered:
+            self._offered += self._host.offer(self.name, wanted - self._offered)
+
+
+def _dice() -> float:
+    return random.random()  # noqa: S311 - jitter

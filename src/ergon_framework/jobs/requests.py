@@ -1,0 +1,93 @@
+"""What people ask of jobs that are there already: to be cancelled, to run now, to begin anew.
+
+The core decides what the job's state allows; the store applies it if nobody was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Protocol, TypeVar
+
+from ergon_framework.core.job import CancelAsked, JobStatus, Refused, RequeueAsked, RunAsked
+from ergon_framework.errors import JobStateError
+from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.results import found
+from ergon_framework.ports.jobstore import Job, JobDesk, JobStore, ScheduleStore, Search
+
+T = TypeVar("T")
+Progress = Callable[[int], object]
+Asked = CancelAsked | RunAsked | RequeueAsked
+
+RACES = 100
+"""How often a job may be moved by somebody else before we give up."""
+BATCH = 500
+"""Jobs that are moved or purged in one commit."""
+_REFUSED = {
+    CancelAsked: ("cannot be cancelled", "only a job that waits can be cancelled"),
+    RunAsked: ("cannot be run again", "only a job that waits, failed or was cancelled can"),
+    RequeueAsked: ("cannot be requeued", "only a dead-lettered job can"),
+}
+
+
+class Store(JobStore, JobDesk, ScheduleStore, Protocol):
+    """A store that serves all three ports."""
+
+
+def ask(store: Store, judgement: Judgement, job_id: str, asked: Asked) -> JobStatus:
+    """Move one job; answers the state it was in before."""
+    for _ in range(RACES):
+        job = found(store, job_id)
+        try:
+            settlement = judgement.decided(job, asked, store.now())
+        except Refused as error:
+            what, remedy = _REFUSED[type(asked)]
+            raise JobStateError(
+                f"the job {job.id} is {job.status} and {what}",
+                remedy=remedy,
+                details={"job_id": job.id, "status": job.status.value},
+            ) from error
+        (is_applied,), _ = store.exchange([settlement], None)
+        if is_applied:
+            return job.status
+    raise JobStateError(
+        f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
+    )
+
+
+def requeue_all(
+    store: Store, judgement: Judgement, search: Search, limit: int | None, progress: Progress
+) -> int:
+    """Send every matching dead-lettered job back; how many. Those moved meanwhile are left."""
+    done = 0
+    for batch in _batches(store.search(search, limit)):
+        now = store.now()
+        settlements = [
+            judgement.decided(job, RequeueAsked(), now)
+            for job in batch
+            if job.status is JobStatus.FAILED
+        ]
+        applied, _ = store.exchange(settlements, None)
+        done += sum(applied)
+        progress(done)
+    return done
+
+
+def purge_all(store: Store, search: Search, limit: int | None, progress: Progress) -> int:
+    """Delete every matching job that has ended; how many."""
+    done = 0
+    for batch in _batches(store.search(search, limit)):
+        done += store.purge([job for job in batch if job.status.is_final])
+        progress(done)
+    return done
+
+
+def _batches(jobs: Iterable[Job]) -> Iterator[list[Job]]:
+    return batches(jobs, BATCH)
+
+
+def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of so many items, the last one shorter."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch

@@ -1,0 +1,343 @@
+"""One executor process at work: requests go in, answers come out, deadlines are watched.
+
+A runner knows its own requests and nothing of queues or stores. What it sees it tells its
+:class:`Audience`; what should happen next it is told by the pool.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+from collections import deque
+from enum import StrEnum
+from typing import Protocol
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import Died, Failed, Released, Seen
+from ergon_framework.core.wire import OrchestratorSession, Reply, Stray
+from ergon_framework.jobs.child import Child
+from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.selecting import READ, WRITE, Selecting
+from ergon_framework.jobs.settings import ExecutorSettings
+
+spoken = logging.getLogger("ergon.executors")
+"""What executors write to their standard error streams, at level INFO."""
+
+DEADLINE_SLACK = 0.5
+"""Seconds an executor has to answer ``timeout`` by itself before it is ended."""
+PATIENCE = 5.0
+"""Seconds after an answer that fits no request until the process counts as confused."""
+MOST_STRAYS = 1000
+"""Lines that are no outcome, in a row, until the process counts as confused."""
+LONGEST_READY = 1 << 20
+LONGEST_SAYING = 1 << 14
+"""Bytes of one read of a standard error stream that are logged."""
+
+
+class Fate(StrEnum):
+    """Why we ended a process ourselves."""
+
+    TIMEOUT = "timeout"
+    STOP = "stop"
+    CONFUSED = "confused"
+    NOT_UP = "not_up"
+
+
+class Flight:
+    """One request that has been written and not been answered."""
+
+    __slots__ = ("begins", "claim", "deadline_at", "is_overdue", "timeout")
+
+    def __init__(self, claim: Claim, begins: int, timeout: float) -> None:
+        self.claim = claim
+        self.begins = begins  # where in the child's input the request starts
+        self.timeout = timeout
+        self.deadline_at: float | None = None  # None: its time has not begun
+        self.is_overdue = False
+
+
+class Audience(Protocol):
+    """Who hears what a runner sees."""
+
+    def answered(self, runner: Runner, flight: Flight, reply: Reply) -> None:
+        """An executor answered a request of ours."""
+
+    def botched(self, runner: Runner, flight: Flight, failure: Failure) -> None:
+        """An executor answered a request of ours in a way that cannot be read."""
+
+    def strayed(self, runner: Runner, reason: str) -> None:
+        """A line fits no request."""
+
+    def became_ready(self, runner: Runner) -> None:
+        """The process said that it is ready."""
+
+    def exited(self, runner: Runner) -> None:
+        """The process has ended, or closed its output."""
+
+
+class Runner:
+    """A child process, its conversation, and the requests in its hands."""
+
+    def __init__(
+        self,
+        child: Child,
+        settings: ExecutorSettings,
+        selecting: Selecting,
+        audience: Audience,
+    ) -> None:
+        self.child = child
+        self.settings = settings
+        self.flights: dict[str, Flight] = {}
+        self.started_at = selecting.now()
+        self.is_ready = False  # it said so
+        self.is_up = False  # it said so, took a request, or answered one
+        self.is_reserved = False  # kept free for a job that wants to be alone
+        self.is_solo = False  # busy with such a job
+        self.answers = 0
+        self.late = 0
+        self.fate: Fate | None = None
+        self.kill_at: float | None = None
+        self.suspect_at: float | None = None
+        self._strays = 0
+        self._answered: deque[str] = deque(maxlen=64)
+        self._session = OrchestratorSession(settings.response_limit)
+        self._ready_text = bytearray()
+        self._selecting = selecting
+        self._audience = audience
+        selecting.watch(child.stdout, READ, self._read_stdout)
+        selecting.watch(child.stderr, READ, self._read_stderr)
+        selecting.watch(child.ready, READ, self._read_ready)
+        if child.exit_fd >= 0:
+            selecting.watch(child.exit_fd, READ, self._exited)
+
+    # ---- what the pool asks ----
+
+    @property
+    def room(self) -> int:
+        """How many more requests it may be given now."""
+        if self.fate is not None or self.is_solo or self.is_reserved:
+            return 0
+        served = self.settings.recycle_after
+        if served and self.answers + len(self.flights) >= served:
+            return 0
+        return self.settings.max_in_flight - len(self.flights)
+
+    def give(self, claim: Claim, line: bytes, timeout: float) -> None:
+        """Queue a request; :meth:`flush` sends it."""
+        flight = Flight(claim, self.child.queued, timeout)
+        if self.is_up:
+            flight.deadline_at = self._selecting.now() + timeout + DEADLINE_SLACK
+        self.flights[claim.job.id] = flight
+        self.child.send(line)
+
+    def flush(self) -> None:
+        """Write what was given; the loop goes on with what does not fit into the pipe."""
+        if not self.child.flush():
+            self._selecting.watch(self.child.stdin, WRITE, self._write_more)
+
+    def look(self, now: float) -> None:
+        """Begin the time of requests, and press on with an end that was asked for."""
+        if not self.is_up and self.flights:
+            first = next(iter(self.flights.values()))
+            if self.child.taken() > first.begins:
+                self.came_up(now)
+            elif now >= self.started_at + self.settings.startup_grace:
+                self.end(Fate.NOT_UP, now)
+        if self.kill_at is not None and now >= self.kill_at:
+            self.child.signal(signal.SIGKILL)
+            self.kill_at = now + 1.0  # a stopped or traced process may need to be told again
+
+    def next_look(self, now: float) -> float | None:
+        """When to look again at the latest."""
+        if self.kill_at is not None:
+            return self.kill_at
+        times = [each.deadline_at for each in self.flights.values() if each.deadline_at is not None]
+        if self.flights and not self.is_up:
+            times.append(now + 0.05)
+        if self.suspect_at is not None:
+            times.append(self.suspect_at)
+        return min(times, default=None)
+
+    def came_up(self, now: float) -> None:
+        """From here on its time counts as the jobs' time."""
+        if self.is_up:
+            return
+        self.is_up = True
+        for flight in self.flights.values():
+            flight.deadline_at = now + flight.timeout + DEADLINE_SLACK
+
+    def overdue(self, now: float) -> list[Flight]:
+        """Requests whose time has passed and that were not marked before."""
+        found = [
+            flight
+            for flight in self.flights.values()
+            if flight.deadline_at is not None and flight.deadline_at <= now
+            if not flight.is_overdue
+        ]
+        for flight in found:
+            flight.is_overdue = True
+            flight.deadline_at = None
+        return found
+
+    def end(self, fate: Fate, now: float, *, at_once: bool = False) -> None:
+        """Ask the whole group to end, and kill it after its grace."""
+        if self.fate is None or at_once:
+            self.fate = self.fate or fate
+            self.child.signal(signal.SIGKILL if at_once else signal.SIGTERM)
+            self.kill_at = now + (1.0 if at_once else self.settings.kill_grace)
+
+    def close_input(self) -> None:
+        """No more requests: let it finish and leave."""
+        self.child.end_input()
+
+    def buried(self) -> list[tuple[Flight, Seen]]:
+        """The process has ended: read its last lines, and say what became of each request."""
+        self._read_stdout(READ)
+        for frame in self._session.end():
+            self._take(frame)
+        self._read_stderr(READ)
+        taken = self.child.taken()
+        held = list(self.flights.values())
+        self.flights.clear()
+        for end in (self.child.stdin, self.child.stdout, self.child.stderr):
+            self._forget(end)
+        self._forget(self.child.ready)
+        self._forget(self.child.exit_fd)
+        is_alone = sum(flight.begins < taken for flight in held) == 1
+        ends = [(flight, self._seen(flight, taken, is_alone)) for flight in held]
+        self.child.close()
+        return ends
+
+    def _seen(self, flight: Flight, taken: int, is_alone: bool) -> Seen:
+        if flight.is_overdue:
+            return self.expired(flight)
+        if self.fate is Fate.CONFUSED and is_alone:
+            text = "the executor answered with lines that fit no request"
+            return Failed(Failure(Kind.DEFECT, "protocol_violation", text))
+        if self.fate in (Fate.STOP, Fate.TIMEOUT):
+            return Released()  # it went down with somebody else
+        is_taken = flight.begins < taken and self.fate is not Fate.NOT_UP
+        return Died(is_taken, is_alone, self.how_it_ended())
+
+    @staticmethod
+    def expired(flight: Flight) -> Failed:
+        """What is seen of a request whose time ran out."""
+        text = f"ran longer than its {flight.timeout:g} s and was ended"
+        return Failed(Failure(Kind.TIMEOUT, "timeout", text))
+
+    def how_it_ended(self) -> str:
+        """A phrase for people."""
+        status = self.child.status
+        if status is None:
+            return "the executor's process is ending"
+        if status < 0:
+            try:
+                name = signal.Signals(-status).name
+            except ValueError:
+                name = str(-status)
+            return f"the executor's process was ended by {name}"
+        return f"the executor's process exited with status {status}"
+
+    # ---- what the loop tells ----
+
+    def _exited(self, _events: int) -> None:
+        self._audience.exited(self)
+
+    def _read_stdout(self, _events: int) -> None:
+        while (data := self.child.read(self.child.stdout)) is not None:
+            if not data:
+                self._forget(self.child.stdout)
+                self._audience.exited(self)
+                return
+            for frame in self._session.feed(data):
+                self._take(frame)
+            if len(data) < 65_536:  # a full pipe means there is more
+                return
+
+    def _take(self, frame: Reply | Stray) -> None:
+        if isinstance(frame, Stray):
+            self._take_stray(frame)
+            return
+        flight = self.flights.pop(frame.job_id, None)
+        if flight is None:
+            self._stray("it answers a request that is not in flight")
+            # A second answer to an earlier request is only noise; any other name may be a mistake
+            # for the one we wait for.
+            if frame.job_id not in self._answered and self.flights and self.suspect_at is None:
+                self.suspect_at = self._selecting.now() + PATIENCE
+            return
+        self._done(frame.job_id)
+        self._audience.answered(self, flight, frame)
+
+    def _take_stray(self, stray: Stray) -> None:
+        self._stray(stray.reason)
+        name = stray.job_id
+        is_long = stray.size > self.settings.response_limit
+        if name is None and is_long and len(self.flights) == 1:
+            name = next(iter(self.flights))
+        flight = None if name is None else self.flights.pop(name, None)
+        if flight is not None and name is not None:
+            self._done(name)
+            code = "response_too_large" if is_long else "protocol_violation"
+            text = f"the executor's answer cannot be used: {stray.reason}"
+            self._audience.botched(self, flight, Failure(Kind.DEFECT, code, text))
+        elif self.flights and (is_long or self._strays > MOST_STRAYS):
+            self.suspect_at = self._selecting.now()
+
+    def _done(self, job_id: str) -> None:
+        self._strays = 0
+        self.suspect_at = None
+        self.answers += 1
+        self.is_up = True
+        self._answered.append(job_id)
+        if not self.flights:
+            self.is_solo = self.is_reserved = False
+
+    def _stray(self, reason: str) -> None:
+        self._strays += 1
+        self._audience.strayed(self, reason)
+
+    def _read_stderr(self, _events: int) -> None:
+        for _ in range(64):  # a flood must not keep the loop from its other children
+            data = self.child.read_stderr()
+            if data is None:
+                return
+            if not data:
+                self._forget(self.child.stderr)
+                return
+            if spoken.isEnabledFor(logging.INFO):
+                for line in data[:LONGEST_SAYING].decode(errors="replace").splitlines():
+                    spoken.info("%s", line)
+
+    def _read_ready(self, _events: int) -> None:
+        data = self.child.read(self.child.ready)
+        if data is None:
+            return
+        self._ready_text += data
+        if data and b"\n" not in data and len(self._ready_text) < LONGEST_READY:
+            return
+        self._forget(self.child.ready)
+        self.child.close_ready()
+        if _says_ready(bytes(self._ready_text)):
+            self.is_ready = True
+            self.came_up(self._selecting.now())
+            self._audience.became_ready(self)
+
+    def _write_more(self, _events: int) -> None:
+        if self.child.flush():
+            self._forget(self.child.stdin)
+
+    def _forget(self, descriptor: int) -> None:
+        if descriptor >= 0:
+            self._selecting.forget(descriptor)
+
+
+def _says_ready(text: bytes) -> bool:
+    """Any line counts, unless it is JSON that says otherwise."""
+    line = text.strip()
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return bool(line)
+    return not (isinstance(said, dict) and said.get("ready") is False)

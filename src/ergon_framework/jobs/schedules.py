@@ -1,0 +1,316 @@
+"""Schedules: jobs that are enqueued by the clock, once per fire however many workers there are.
+
+The store holds each schedule with the instant of its next fire. Every worker looks at what is due;
+``fire`` moves that instant on and adds the jobs in one commit, for the first who asks. A job's id
+names its schedule and its instant, so that even a record put back to an earlier instant adds no job
+that is still known.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, Protocol, Self
+
+import msgspec
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from ergon_framework.core.instants import format_instant
+from ergon_framework.core.schedule import ON_TIME, Due, Misfire, due, upcoming
+from ergon_framework.errors import JobError
+from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cron
+from ergon_framework.jobs.edge import new_job
+from ergon_framework.ports.document import (
+    Count,
+    Document,
+    FrozenDict,
+    FrozenList,
+    OrNone,
+    Positive,
+    Switch,
+    frozen,
+    thawed,
+)
+from ergon_framework.ports.jobstore import DEFAULT_QUEUE, NewJob, Schedule, ScheduleStore
+
+logger = logging.getLogger("ergon.jobs")
+
+# ---- [schedules.NAME] ---------------------------------------------------------------------------
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Word a refusal so that it may follow a field's name."""
+    try:
+        yield
+    except JobError as error:
+        raise ValueError(f"is refused: {error.message}; {error.remedy}") from None
+
+
+def _line(text: str) -> str:
+    with _told():
+        return check_cron(text)
+
+
+def _zone(text: str) -> str:
+    with _told():
+        check_zone(text)
+    return text
+
+
+def _seconds(value: object) -> object:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    with _told():
+        return interval(str(value).strip())
+
+
+def _json(value: object) -> object:
+    """A variable holds lists and tables as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError("must be JSON") from None
+
+
+Args = Annotated[list[Any], BeforeValidator(_json), AfterValidator(frozen)]
+Kwargs = Annotated[dict[str, Any], BeforeValidator(_json), AfterValidator(frozen)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=100)]
+
+
+class ScheduleSettings(Document):
+    """``[schedules.NAME]``: when to enqueue which job."""
+
+    cron: Annotated[Annotated[str, AfterValidator(_line)] | None, OrNone] = None
+    every: Annotated[Annotated[int, BeforeValidator(_seconds)] | None, OrNone] = None
+    zone: Annotated[str, AfterValidator(_zone)] = "UTC"
+    handler: str
+    args: Args = Field(default_factory=FrozenList, repr=False)
+    kwargs: Kwargs = Field(default_factory=FrozenDict, repr=False)
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    timeout: Annotated[Positive | None, OrNone] = None
+    max_attempts: Annotated[Count | None, OrNone] = None
+    misfire: Literal["once", "skip", "all"] = "once"
+    unique: Switch = False
+    paused: Switch = False
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.cron is None) == (self.every is None):
+            raise ValueError("needs either cron or every")
+        with _told():
+            self.job()
+        return self
+
+    @property
+    def line(self) -> str:
+        """The cron line, whichever way it was given."""
+        return self.cron or f"@every {self.every}s"
+
+    def job(self, unique_key: str | None = None) -> NewJob:
+        """The job of every fire, checked as if a client had handed it in; its id is of no use."""
+        return new_job(
+            self.handler,
+            thawed(self.args),
+            thawed(self.kwargs),
+            queue=self.queue,
+            priority=self.priority,
+            timeout=self.timeout,
+            max_attempts=self.max_attempts,
+            unique=unique_key,
+        )
+
+
+Schedules = Annotated[Mapping[Name, ScheduleSettings], AfterValidator(FrozenDict)]
+"""The whole section."""
+
+
+# ---- records and jobs ---------------------------------------------------------------------------
+
+
+def schedule_of(name: str, settings: ScheduleSettings, source: str = "") -> Schedule:
+    """The record of a schedule that has not been planned yet."""
+    job = settings.job(f"schedule:{name}" if settings.unique else None)
+    fields = msgspec.to_builtins(job)
+    del fields["id"]
+    return Schedule(
+        name=name,
+        cron=settings.line,
+        zone=settings.zone,
+        misfire=settings.misfire,
+        job=msgspec.json.encode(fields),
+        next_at=None,
+        is_paused=settings.paused,
+        source=source,
+    )
+
+
+def job_of(schedule: Schedule, at: float) -> NewJob:
+    """The job of one fire."""
+    fields = msgspec.json.decode(schedule.job, type=dict[str, Any])
+    return msgspec.convert({**fields, "id": f"{schedule.name}@{format_instant(at)}"}, NewJob)
+
+
+def renewed(schedule: Schedule, old: Schedule | None, now: float) -> Schedule:
+    """The schedule with its next fire, which only a change of its times or a pause moves."""
+    last_at = old.last_at if old else None
+    if schedule.is_paused:
+        return msgspec.structs.replace(schedule, next_at=None, last_at=last_at)
+    is_same = old and not old.is_paused and (old.cron, old.zone) == (schedule.cron, schedule.zone)
+    if old and is_same and old.next_at is not None:
+        next_at: float | None = old.next_at
+    else:  # what was due by other times, or in a pause, is not made up for
+        after = now if last_at is None else max(now, last_at)
+        next_at = next(read_cron(schedule.cron, schedule.zone)(after), None)
+    return msgspec.structs.replace(schedule, next_at=next_at, last_at=last_at)
+
+
+def is_paused_by_hand(schedule: Schedule) -> bool:
+    """Whether an operator paused it: then it still has the next fire it was paused before."""
+    return schedule.is_paused and schedule.next_at is not None
+
+
+# ---- the scheduler ------------------------------------------------------------------------------
+
+
+class ClockedScheduleStore(ScheduleStore, Protocol):
+    """A store of schedules that tells the time."""
+
+    def now(self) -> float:
+        """The store's clock."""
+
+
+class Synced(msgspec.Struct, frozen=True):
+    """What a comparison of settings and store changed, by name."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+class Upcoming(msgspec.Struct, frozen=True):
+    """A stored schedule with its next fires, or what keeps it from firing."""
+
+    schedule: Schedule
+    fires: tuple[float, ...] = ()
+    problem: str = ""
+
+
+class Scheduler:
+    """Keeps the store's schedules like the settings, and fires what is due.
+
+    ``source`` names the settings, not the worker: all workers with the same settings give the same,
+    and other settings on the same store give another.
+    """
+
+    def __init__(
+        self,
+        store: ClockedScheduleStore,
+        settings: Mapping[str, ScheduleSettings] | None = None,
+        *,
+        source: str = "settings",
+    ) -> None:
+        self._store = store
+        self._settings = dict(settings or {})
+        self._source = source
+        self._unreadable: set[Schedule] = set()
+
+    def sync(self, now: float | None = None) -> Synced:
+        """Put what is new or differs, drop what is gone from these settings; nothing else."""
+        now = self._store.now() if now is None else now
+        stored = {schedule.name: schedule for schedule in self._store.schedules()}
+        wanted = {name: self._wanted(name, stored.get(name), now) for name in self._settings}
+        changed = [name for name, schedule in wanted.items() if schedule != stored.get(name)]
+        gone = [
+            name
+            for name, schedule in stored.items()
+            if schedule.source == self._source and name not in wanted
+        ]
+        for name in changed:
+            self._store.put_schedule(wanted[name])
+        dropped = [name for name in gone if self._store.drop_schedule(name)]
+        return Synced(
+            added=tuple(name for name in changed if name not in stored),
+            changed=tuple(name for name in changed if name in stored),
+            dropped=tuple(dropped),
+        )
+
+    def fire_due(self) -> float | None:
+        """Enqueue the jobs of all that is due; the instant to come back at, or None for never.
+
+        That instant is about what the store holds now: whoever waits for longer than he wants to
+        overlook a new schedule comes back earlier.
+        """
+        now = self._store.now()
+        wakes = [self._fired(schedule, now) for schedule in self._store.schedules()]
+        return min((at for at in wakes if at is not None), default=None)
+
+    def preview(self, count: int = 5) -> list[Upcoming]:
+        """Every stored schedule with its next fires."""
+        return [_previewed(schedule, count) for schedule in self._store.schedules()]
+
+    def _wanted(self, name: str, old: Schedule | None, now: float) -> Schedule:
+        if old and old.source != self._source:
+            # Most often a settings file that has moved; refusing to start would be worse.
+            logger.warning("schedule %r of %r is taken over", name, old.source)
+        wanted = schedule_of(name, self._settings[name], self._source)
+        new = renewed(wanted, old, now)
+        if old is not None and is_paused_by_hand(old) and not wanted.is_paused:
+            return msgspec.structs.replace(new, is_paused=True)
+        return new
+
+    def _fired(self, schedule: Schedule, now: float) -> float | None:
+        expected = schedule.next_at
+        if expected is None or schedule.is_paused:
+            return None
+        if expected > now:
+            return expected
+        try:
+            plan = _planned(schedule, expected, now)
+            jobs = [job_of(schedule, at) for at in plan.fires]
+        except (ValueError, msgspec.MsgspecError) as error:
+            self._complain(schedule, error)
+            return None
+        if not self._store.fire(schedule.name, expected, plan.next_at, jobs):
+            return now  # somebody else moved it on: look again
+        if now - expected > ON_TIME:
+            _tell_late(schedule, expected, now, len(jobs))
+        return plan.next_at
+
+    def _complain(self, schedule: Schedule, error: Exception) -> None:
+        if schedule not in self._unreadable:
+            self._unreadable.add(schedule)
+            logger.error("the schedule %r cannot fire here: %s", schedule.name, error)
+
+
+def _planned(schedule: Schedule, expected: float, now: float) -> Due:
+    instants = read_cron(schedule.cron, schedule.zone)
+    return due(instants, expected, now, Misfire(schedule.misfire))
+
+
+def _previewed(schedule: Schedule, count: int) -> Upcoming:
+    if schedule.is_paused:
+        return Upcoming(schedule, problem="it is paused")
+    if schedule.next_at is None:
+        return Upcoming(schedule, problem="it has no further fire")
+    try:
+        instants = read_cron(schedule.cron, schedule.zone)
+    except JobError as error:
+        return Upcoming(schedule, problem=str(error))
+    return Upcoming(schedule, upcoming(instants, schedule.next_at, count))
+
+
+def _tell_late(schedule: Schedule, expected: float, now: float, count: int) -> None:
+    logger.warning(
+        "the schedule %r was due at %s, %.0f s ago; misfire is %r, jobs: %d",
+        schedule.name,
+        format_instant(expected),
+        now - expected,
+        schedule.misfire,
+        count,
+    )

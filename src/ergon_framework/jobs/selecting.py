@@ -1,0 +1,83 @@
+"""The worker's event loop: descriptors, one timer per owner, and calls from other threads.
+
+asyncio would do, at five times the cost of a round trip with a child process.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+Handler = Callable[[int], None]
+
+
+class Selecting:
+    """Waits for descriptors, for the nearest due time, and for what other threads post."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._is_waiting = False
+        self._wake_read, self._wake_write = os.pipe()
+        for end in (self._wake_read, self._wake_write):
+            os.set_blocking(end, False)
+        self.watch(self._wake_read, READ, self._drain)
+        self.now = SYSTEM_CLOCK.now
+
+    def watch(self, descriptor: int, events: int, handler: Handler) -> None:
+        """Call ``handler`` when the descriptor is ready; replaces what was watched before."""
+        try:
+            self._selector.register(descriptor, events, handler)
+        except KeyError:
+            self._selector.modify(descriptor, events, handler)
+
+    def forget(self, descriptor: int) -> None:
+        """Watch it no more. Call this before it is closed."""
+        with suppress(KeyError):
+            self._selector.unregister(descriptor)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """From any thread: let the loop call this."""
+        with self._lock:
+            self._posted.append(call)
+            if not self._is_waiting:
+                return
+            self._is_waiting = False
+        self._ring()
+
+    def turn(self, until: float | None) -> None:
+        """Wait for something to happen, at most until then, and handle all of it."""
+        with self._lock:
+            self._is_waiting = not self._posted
+        seconds = 0.0 if self._posted else None if until is None else max(0.0, until - self.now())
+        for key, events in self._selector.select(seconds):
+            key.data(events)
+        self._is_waiting = False
+        while self._posted:
+            self._posted.popleft()()
+
+    def close(self) -> None:
+        """Let go of the descriptors of this loop itself."""
+        self._selector.close()
+        with self._lock:
+            self._is_waiting = False
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
+
+    def _ring(self) -> None:
+        with suppress(OSError):  # full: it is awake already; closed: nobody waits any more
+            os.write(self._wake_write, b"!")
+
+    def _drain(self, _events: int) -> None:
+        with suppress(BlockingIOError):
+            while len(os.read(self._wake_read, 4096)) == 4096:
+                pass

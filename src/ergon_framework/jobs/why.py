@@ -1,0 +1,264 @@
+"""Why a job waits, was retried, died or ran twice, in plain words from what is recorded.
+
+A pure function: whoever calls it has read the job, its queue and the workers from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.instants import format_instant
+from ergon_framework.core.job import WHY_ENDED, JobStatus
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.shape import entries, executor_of
+from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
+
+SILENT = 60.0
+"""Seconds after which a worker that has told nothing counts as gone."""
+MOST_EVENTS = 10
+"""How many events of a long history are told; the rest is in ``ergon jobs show``."""
+
+
+def explain_job(
+    job: Job,
+    queue: Queue | None,
+    workers: Sequence[WorkerRecord],
+    now: float,
+    settings: JobsSettings,
+) -> list[str]:
+    """Sentences: first where the job stands and why, then what led there."""
+    return [*_state(job, queue, workers, now, settings), *_past(job)]
+
+
+def _state(
+    job: Job,
+    queue: Queue | None,
+    workers: Sequence[WorkerRecord],
+    now: float,
+    settings: JobsSettings,
+) -> Iterator[str]:
+    match job.status:
+        case JobStatus.PENDING | JobStatus.RETRYING if job.run_at > now:
+            yield _later(job, now, settings)
+        case JobStatus.PENDING | JobStatus.RETRYING:
+            yield from _due(job, queue, workers, now, settings)
+        case JobStatus.ACTIVE:
+            yield from _running(job, workers, now)
+        case JobStatus.COMPLETED:
+            yield f"It completed{_at(job.finished_at)}, after {_times(job.attempts, 'attempt')}."
+        case JobStatus.FAILED:
+            yield from _died(job)
+        case JobStatus.CANCELLED:
+            yield f"It was cancelled{_at(job.finished_at)}{_cancelled_for(job)}."
+    if job.expires_at is not None and not job.status.is_final:
+        yield f"If it is not started before {format_instant(job.expires_at)}, it expires."
+
+
+# ---- where it stands ----
+
+
+def _later(job: Job, now: float, settings: JobsSettings) -> str:
+    when = f"at {format_instant(job.run_at)}, in {_span(job.run_at - now)}"
+    failure = job.last_error
+    if failure is not None and failure.kind is Kind.HELD and job.why == failure.code:
+        return f"It is held{_told(failure)}; it is looked at again {when}. No attempt was charged."
+    if job.status is JobStatus.RETRYING and failure is not None:
+        most = settings.rule(job.max_attempts).retry.attempts
+        return (
+            f"Attempt {job.attempts} of {most} failed{_told(failure)}; the next one is due {when}."
+        )
+    return f"It is scheduled for later: it is due {when}."
+
+
+def _due(
+    job: Job,
+    queue: Queue | None,
+    workers: Sequence[WorkerRecord],
+    now: float,
+    settings: JobsSettings,
+) -> Iterator[str]:
+    yield f"It has been due for {_span(now - job.run_at)} and waits."
+    reasons = [
+        *_held_by_queue(queue),
+        *_held_by_key(job),
+        *_held_by_workers(job, workers, now, executor_of(job, settings)),
+    ]
+    yield from reasons
+    if not reasons:
+        ahead = queue.counts.get(JobStatus.PENDING.value, 0) if queue is not None else 0
+        others = f"; {ahead:,} jobs are pending in its queue" if ahead > 1 else ""
+        yield f"Nothing holds it: it is run when a slot is free{others}."
+
+
+def _held_by_queue(queue: Queue | None) -> Iterator[str]:
+    if queue is None:
+        return
+    if queue.is_paused:
+        yield f"Its queue {queue.name!r} is paused (ergon queues resume {queue.name})."
+    active = queue.counts.get(JobStatus.ACTIVE.value, 0)
+    if queue.max_active is not None and active >= queue.max_active:
+        yield f"Its queue {queue.name!r} may run {queue.max_active} at once, and {active} run now."
+    if queue.rate is not None:
+        yield f"Its queue {queue.name!r} is limited to {queue.rate:g} jobs per second."
+
+
+def _held_by_key(job: Job) -> Iterator[str]:
+    if job.is_limited and job.limit_key is not None:
+        most = "one job" if job.limit == 1 else f"{job.limit} jobs"
+        yield f"Only {most} with the limit key {job.limit_key!r} may run at once."
+    if job.is_solo:
+        yield (
+            "It was in a process that died with several jobs in hand, so it is run alone,"
+            " when a process has nothing else to do."
+        )
+
+
+def _held_by_workers(
+    job: Job, workers: Sequence[WorkerRecord], now: float, executor: str
+) -> Iterator[str]:
+    alive = [each for each in workers if now - each.seen_at < SILENT]
+    if not alive:
+        yield "No worker is alive (ergon worker starts one)."
+        return
+    takers = [each for each in alive if each.queues is None or job.queue in each.queues]
+    if not takers:
+        yield f"No living worker takes the queue {job.queue!r}."
+        return
+    pools = [
+        (each, status)
+        for each in takers
+        for name, status in each.executors.items()
+        if name == executor or not executor
+    ]
+    if not pools:
+        yield f"No living worker that takes its queue has the executor {executor!r}."
+        return
+    yield from _held_by_pools([status for _, status in pools if isinstance(status, dict)], now)
+
+
+def _held_by_pools(pools: Sequence[dict[str, Any]], now: float) -> Iterator[str]:
+    broken = [each for each in pools if (each.get("opens_at") or 0.0) > now]
+    if broken and len(broken) == len(pools):
+        first = min(broken, key=lambda each: float(each["opens_at"]))
+        reason = str(first.get("reason") or "its process does not start")
+        yield (
+            f"Its executor does not start ({reason}; {_times(first['failed_starts'], 'time')}"
+            f" so far) and is tried again at {format_instant(first['opens_at'])}."
+            " No attempt is charged meanwhile."
+        )
+    elif pools and all(each.get("slots") == 0 for each in pools):
+        flying = sum(int(each.get("in_flight", 0)) for each in pools)
+        yield f"All slots of its executor are taken: {_times(flying, 'job')} in flight."
+
+
+def _running(job: Job, workers: Sequence[WorkerRecord], now: float) -> Iterator[str]:
+    since = "" if job.claimed_at is None else f" for {_span(now - job.claimed_at)}"
+    yield f"It runs: the worker {job.worker!r} has held it{since}."
+    if job.lease_expires_at is not None and job.lease_expires_at < now:
+        late = _span(now - job.lease_expires_at)
+        yield f"That worker's lease ended {late} ago; the next worker to look takes the job over."
+        if not any(now - each.seen_at < SILENT for each in workers):
+            yield "No worker is alive to do so (ergon worker starts one)."
+
+
+def _died(job: Job) -> Iterator[str]:
+    reason = WHY_ENDED.get(job.why, job.why or "nobody recorded why")
+    yield f"It is dead-lettered{_since(job.finished_at)}, because {reason}."
+    if job.last_error is not None and job.why != "expired":
+        failure = job.last_error
+        yield f"Its last failure was {_coded(failure.code, failure.message)}."
+    yield f"ergon dlq requeue {job.id} sends it back with fresh counters."
+
+
+def _cancelled_for(job: Job) -> str:
+    if job.why == "replaced":
+        return f", because a newer job with the unique key {job.unique_key!r} took its place"
+    return f" ({job.why})" if job.why else ""
+
+
+# ---- what led there ----
+
+
+def _past(job: Job) -> Iterator[str]:
+    events = list(entries(job))
+    words = [each.get("event") for each in events]
+    lost = words.count("lost")
+    if lost and (job.deliveries > 1 or "requeued" in words):
+        yield (
+            f"It may have run more than once: {_times(lost, 'delivery')} ended without an outcome,"
+            " and nobody knows how far the handler had come."
+        )
+    told = events[-MOST_EVENTS:]
+    if len(events) > len(told):
+        yield f"{len(events) - len(told)} older events are left out (ergon jobs show {job.id})."
+    for event in told:
+        yield _event(event)
+    if job.excused:
+        yield f"{_times(job.excused, 'delivery')} did not count, being nobody's fault."
+
+
+_EVENTS = {
+    "completed": "it completed",
+    "failed": "attempt {attempt} failed",
+    "held": "a gate held it",
+    "released": "it was given back without a charge",
+    "lost": "delivery {delivery} was lost",
+    "expired": "it expired",
+    "cancelled": "it was cancelled",
+    "hurried": "somebody asked for it to run at once",
+    "requeued": "somebody sent it back with fresh counters",
+}
+
+
+def _event(entry: dict[str, Any]) -> str:
+    word = str(entry.get("event", "something happened"))
+    known = {"attempt": entry.get("attempt", "?"), "delivery": entry.get("delivery", "?")}
+    text = _EVENTS.get(word, word).format(**known)
+    if word == "failed" and entry.get("attempt") == 0:
+        text = "it was refused without an attempt"
+    if entry.get("code"):
+        text += f": {_coded(entry['code'], entry.get('message'))}"
+    if entry.get("lost_by"):
+        text += f" (held by the worker {entry['lost_by']!r})"
+    if entry.get("delay"):
+        text += f"; due again {_span(float(entry['delay']))} later"
+    return f"{entry.get('at', 'At an unknown time')}: {text}."
+
+
+def _told(failure: Failure) -> str:
+    return f" ({_coded(failure.code, failure.message)})"
+
+
+def _coded(code: object, message: object) -> str:
+    told = _quoted(message)
+    return f"{code}: {told}" if told else str(code)
+
+
+def _quoted(message: object) -> str:
+    """One line of somebody else's text, without the dot that our sentence brings."""
+    text = " ".join(str(message or "").split())
+    return (text if len(text) <= 200 else text[:200] + "…").rstrip(".")
+
+
+def _at(instant: float | None) -> str:
+    return "" if instant is None else f" at {format_instant(instant)}"
+
+
+def _since(instant: float | None) -> str:
+    return "" if instant is None else f" since {format_instant(instant)}"
+
+
+def _times(count: int, what: str) -> str:
+    plural = what[:-1] + "ies" if what.endswith("y") else what + "s"
+    return f"{count} {what if count == 1 else plural}"
+
+
+def _span(seconds: float) -> str:
+    """A duration in the largest unit that fits."""
+    seconds = max(0.0, seconds)
+    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} seconds"

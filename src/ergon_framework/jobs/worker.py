@@ -1,0 +1,336 @@
+"""The orchestrator: claims jobs, has executors run them, and records how each ended.
+
+Two threads. The loop (the thread that calls :meth:`Worker.run`) talks to executor processes and
+never to the store; the keeper talks to the store and to nobody else. Between them go claims one way
+and settlements the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import Failed, JobStatus, Seen
+from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.jobs.burst import Burst
+from ergon_framework.jobs.chores import Fires, Store, WorkerChores
+from ergon_framework.jobs.claims import Claim, Judgement
+from ergon_framework.jobs.commands import checked
+from ergon_framework.jobs.keeper import Keeper, executor_of
+from ergon_framework.jobs.pool import Pool
+from ergon_framework.jobs.selecting import Selecting
+from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
+from ergon_framework.ports.jobstore import Ask, Settlement, WorkerRecord
+from ergon_framework.ports.notice import Notice
+from ergon_framework.telemetry.fan_out import FanOut, has_listeners
+
+logger = logging.getLogger(__name__)
+
+LEAVING = 10.0
+"""Seconds the last settlements have to reach a store that does not answer."""
+LONGEST_TURN, BURST_TURN = 1.0, 0.02
+"""Seconds after which the loop looks round without being woken."""
+NOTICE_OF = {
+    JobStatus.COMPLETED: "job.completed",
+    JobStatus.FAILED: "job.dead_lettered",
+    JobStatus.RETRYING: "job.retrying",
+}
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """What a worker did, from its start to its end."""
+
+    completed: int = 0
+    retried: int = 0
+    failed: int = 0
+    held: int = 0
+    released: int = 0
+    rescued: int = 0
+    late: int = 0
+    unsettled: int = 0  # outcomes the store never took; their leases expire
+    stop_reason: str = "stopped"
+
+
+class Worker:
+    """Runs jobs until it is stopped, or in ``burst`` until nothing is due."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        executors: Mapping[str, ExecutorSettings],
+        settings: JobsSettings | None = None,
+        queues: Sequence[str] | None = None,
+        burst: bool = False,
+        name: str | None = None,
+        schedules: Fires | None = None,
+    ) -> None:
+        self.settings = settings or JobsSettings()
+        self.executors = {key: checked(key, value) for key, value in executors.items()}
+        self.default = _default(self.settings, self.executors)
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.judgement = Judgement(self.settings, self.name)
+        self.queues = tuple(queues) if queues else None
+        self._store = store
+        self._burst = burst
+        self._schedules = schedules
+        self._stops = 0
+        self._stop_lock = threading.Lock()
+        self._reason = "burst" if burst else "stopped"
+        self._error: ErgonError | None = None
+        self._counts: Counter[str] = Counter()
+        self._pools: dict[str, Pool] = {}
+        self._dirty: dict[Pool, None] = {}
+        self._sink = FanOut(None, (), ())
+
+    # ---- for whoever embeds it ----
+
+    def run(self) -> WorkerReport:
+        """Work until stopped; returns when every process has ended and all is settled."""
+        self.selecting = Selecting()
+        self._keeper = Keeper(
+            self._store, self.settings, self._ask, self._delivered, self._reported
+        )
+        self._chores = WorkerChores(
+            self._store,
+            self.settings,
+            self.judgement,
+            self._record,
+            self._reported,
+            self._schedules,
+        )
+        self._keeper.chores = self._chores
+        self._pools = {key: Pool(key, value, self) for key, value in self.executors.items()}
+        self._started_at = self._store.now()
+        self._keeper.start()
+        self.tell("worker.started", worker=self.name)
+        try:
+            self._work()
+            self._drain()
+        finally:
+            report = self._leave()
+        if self._error is not None:
+            raise self._error
+        return report
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask for a graceful stop; a second time, or with ``now``, for an immediate one.
+
+        May be called from any thread and from a signal's handler thread.
+        """
+        with self._stop_lock:
+            self._stops = 2 if now else self._stops + 1
+        selecting = getattr(self, "selecting", None)
+        if selecting is not None:
+            selecting.post(lambda: None)  # to wake it
+
+    # ---- the loop ----
+
+    def _work(self) -> None:
+        for pool in self._pools.values():
+            self._dirty[pool] = None
+        burst = Burst(self._keeper, self._pools, self._store, self.queues) if self._burst else None
+        while not self._stops:
+            self._turn()
+            if burst is not None and burst.is_over(self.selecting.now()):
+                self._error = burst.error
+                return
+
+    def _turn(self, until: float | None = None) -> None:
+        now = self.selecting.now()
+        times = [now + (BURST_TURN if self._burst else LONGEST_TURN)]
+        for pool in self._pools.values():
+            if pool in self._dirty or (pool.next_at is not None and now >= pool.next_at):
+                self._dirty.pop(pool, None)
+                pool.attend(now)
+            if pool.next_at is not None:
+                times.append(pool.next_at)
+        if until is not None:
+            times.append(until)
+        self.selecting.turn(min(times))
+
+    def _drain(self) -> None:
+        """Let what runs finish within the grace; then end it and give it back."""
+        self._keeper.stop_claiming()
+        for pool in self._pools.values():
+            pool.stop_taking()
+        until = self.selecting.now() + self.settings.grace
+        while self._in_hand() and self._stops < 2 and self.selecting.now() < until:
+            self._turn(until)
+        for pool in self._pools.values():
+            if self._in_hand() or self._stops > 1:
+                pool.end(at_once=self._stops > 1)
+            else:
+                pool.close_inputs()
+        self._wait_for_ends()
+
+    def _wait_for_ends(self) -> None:
+        """Processes that were asked to leave: ask louder and louder."""
+        asked_at = self.selecting.now()
+        louder = iter((False, True))
+        grace = max(each.kill_grace for each in self.executors.values())
+        while not all(pool.is_gone for pool in self._pools.values()):
+            self._turn()
+            if self._stops > 1 or self.selecting.now() > asked_at + grace:
+                asked_at = self.selecting.now()
+                at_once = self._stops > 1 or next(louder, True)
+                for pool in self._pools.values():
+                    pool.end(at_once=at_once)
+
+    def _in_hand(self) -> int:
+        return sum(pool.in_hand for pool in self._pools.values())
+
+    def _leave(self) -> WorkerReport:
+        for pool in self._pools.values():  # after an error of our own: leave nobody behind
+            if not pool.is_gone:
+                pool.end(at_once=True)
+        self._keeper.end()
+        is_settled = self._keeper.join(LEAVING)
+        self._chores.leave()
+        self.selecting.close()
+        counts = self._counts
+        report = WorkerReport(
+            completed=counts["completed"],
+            retried=counts["retrying"],
+            failed=counts["failed"],
+            held=counts["held"],
+            released=counts["released"],
+            rescued=self._chores.rescued,
+            late=self._keeper.counters["late"],
+            unsettled=0 if is_settled else len(self._keeper.claims),
+            stop_reason=self._reason if not self._stops else "stopped",
+        )
+        self.tell("worker.stopped", worker=self.name, report=report)
+        return report
+
+    # ---- for the pools ----
+
+    def offer(self, executor: str, slots: int) -> int:
+        """See :meth:`Keeper.offer`."""
+        return self._keeper.offer(executor, slots)
+
+    def finish(self, claim: Claim, seen: Seen, seconds: float | None, result: bytes | None) -> None:
+        """A claimed job leaves our hands."""
+        now = self._keeper.wall()
+        self._keeper.settle(self.judgement.settled(claim, seen, now, seconds, result))
+
+    def wall(self) -> float:
+        """The store's clock, about."""
+        return self._keeper.wall()
+
+    def dirty(self, pool: Pool) -> None:
+        """Attend to this pool after the turn."""
+        self._dirty[pool] = None
+
+    def tell(self, name: str, **fields: Any) -> None:
+        """A notice to whoever listens."""
+        if has_listeners():
+            self._sink.emit(Notice(name, self._store.now(), fields))
+
+    # ---- for the keeper, in its thread ----
+
+    def _ask(self, slots: Mapping[str, int]) -> Ask:
+        return Ask(
+            worker=self.name,
+            lease=self.settings.lease,
+            slots=slots,
+            default=self.default,
+            routes=self.settings.routes,
+            known=self._chores.known | self.executors.keys(),
+            queues=self.queues,
+        )
+
+    def _delivered(self, claims: list[Claim]) -> None:
+        self.selecting.post(lambda: self._receive(claims))
+
+    def _reported(self, name: str, fields: dict[str, Any]) -> None:
+        if name == "job.settled":
+            self._count(fields["settlement"])
+        elif name == "store.broken":
+            self._error = ErgonError("the store takes no more writes; see the log")
+            self.stop(now=True)
+        else:
+            self.tell(name, **fields)
+
+    def _count(self, settlement: Settlement) -> None:
+        move = settlement.move
+        word = move.event if move.event in ("held", "released") else move.status.value
+        self._counts[word] += 1
+        if has_listeners():
+            fields = {"job_id": settlement.id, "attempt": move.attempts, "failure": move.failure}
+            name = NOTICE_OF.get(move.status, "job.returned")
+            self.tell(name, **fields, delay=move.delay, why=move.why)
+
+    def _record(self) -> WorkerRecord:
+        return WorkerRecord(
+            id=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version(),
+            started_at=self._started_at,
+            state="stopping" if self._stops else "running",
+            queues=self.queues,
+            executors={key: pool.status() for key, pool in self._pools.items()},
+            counters={**self._counts, **self._keeper.counters, "rescued": self._chores.rescued},
+        )
+
+    def _receive(self, claims: list[Claim]) -> None:
+        ask = self._ask({})
+        by_executor: dict[str, list[Claim]] = {}
+        for claim in claims:
+            by_executor.setdefault(executor_of(ask, claim.job), []).append(claim)
+        for executor, found in by_executor.items():
+            pool = self._pools.get(executor)
+            if pool is None:
+                text = f"no worker has an executor {executor!r}"
+                self._refuse(found, "unknown_executor", text)
+                continue
+            nameless = [claim for claim in found if not claim.handler]
+            self._refuse(nameless, "empty_handler", "the job names no handler")
+            pool.take(len(found), [claim for claim in found if claim.handler])
+
+    def _refuse(self, claims: Sequence[Claim], code: str, text: str) -> None:
+        for claim in claims:
+            failure = Failure(Kind.REJECTED, code, text)
+            self.finish(claim, Failed(failure, is_written=False), None, None)
+
+
+def _default(settings: JobsSettings, executors: Mapping[str, ExecutorSettings]) -> str:
+    """The executor of jobs that name none."""
+    if not executors:
+        raise ConfigurationError(
+            "no executor is configured", remedy="add a table [executors.NAME] with a command"
+        )
+    name = settings.default_executor
+    if not name and len(executors) == 1:
+        return next(iter(executors))
+    known = ", ".join(repr(each) for each in executors)
+    if not name:
+        raise ConfigurationError(
+            f"several executors and no default: {known}", remedy="set jobs.default_executor"
+        )
+    for wanted in (name, *settings.routes.values()):
+        if wanted not in executors:
+            raise ConfigurationError(
+                f"there is no executor {wanted!r}; known are {known}",
+                remedy=f"add a table [executors.{wanted}], or correct [jobs]",
+            )
+    return name
+
+
+def version() -> str:
+    """Of the installed distribution."""
+    try:
+        return metadata.version("ergon-framework")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,363 @@
+"""One-file scripts: typed handlers that can be enqueued, and a worker without a settings file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, assert_type
+
+import pytest
+from pydantic import BaseModel
+
+from ergon_framework.app.script import App
+from ergon_framework.app.script_handler import AppHandler
+from ergon_framework.errors import JobError, SettingsError, WiringError
+from ergon_framework.executor import InvalidArgumentsError, JobContext
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.enqueued import EnqueuedJob
+from ergon_framework.ports.jobstore import Search
+
+pytestmark = pytest.mark.req("JOBS:client")
+
+
+@dataclass
+class Box:
+    """Something a handler may ask for."""
+
+    width: int
+
+
+class Order(BaseModel):
+    """The same, made by pydantic."""
+
+    number: int
+
+
+@pytest.fixture
+def app() -> Iterator[App]:
+    """An app whose store is in memory."""
+    with App("memory://") as made:
+        yield made
+
+
+def resizer(app: App) -> AppHandler[[str, int], str]:
+    """A handler with two arguments."""
+
+    @app.handler
+    def resize(path: str, width: int = 100) -> str:
+        """Make it smaller."""
+        return f"{path}@{width}"
+
+    return resize
+
+
+def test_a_handler_is_still_the_function(app: App) -> None:
+    """It can be called, and looks like what it wraps."""
+
+    @app.handler
+    def resize(path: str, *, width: int = 100) -> str:
+        """Make it smaller."""
+        return f"{path}@{width}"
+
+    assert_type(resize("a.png"), str)
+    assert resize("a.png", width=3) == "a.png@3"
+    assert getattr(resize, "__name__", "") == "resize"
+    assert resize.__doc__ == "Make it smaller."
+    assert repr(resize) == "<handler 'resize'>"
+    assert app.registry.names == ["resize"]
+
+
+def test_enqueue_takes_the_functions_own_arguments(app: App) -> None:
+    """For the type checker, too: it must see what is wrong in the lines marked here."""
+
+    @app.handler
+    def resize(path: str, *, width: int = 100) -> str:
+        return path
+
+    job = assert_type(resize.enqueue("a.png", width=3), EnqueuedJob)
+    assert (app.client.show(job)["args"], app.client.show(job)["kwargs"]) == (
+        ["a.png"],
+        {"width": 3},
+    )
+    for wrong in (
+        lambda: resize.enqueue(5),  # type: ignore[arg-type]
+        lambda: resize.enqueue("a", wide=5),  # type: ignore[call-arg]
+        lambda: resize.enqueue(width=5),  # type: ignore[call-arg]
+        lambda: resize.enqueue("a", width="wide"),  # type: ignore[arg-type]
+        lambda: resize.call("a", 3),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(InvalidArgumentsError):
+            wrong()
+    assert app.client.store.count(Search()) == 1
+
+
+def test_names_and_options_of_a_handler(app: App) -> None:
+    """Options are those of all its jobs, unless one call has others."""
+
+    @app.handler("img.resize", queue="images", max_attempts=3, timeout=10)
+    def resize(path: str) -> None: ...
+
+    shape = app.client.show(resize.enqueue("a"))
+    assert (shape["handler"], shape["queue"]) == ("img.resize", "images")
+    assert (shape["max_attempts"], shape["timeout"]) == (3, 10.0)
+    later = app.client.show(resize.options(queue="other", id="mine").enqueue("a"))
+    assert (later["id"], later["queue"], later["max_attempts"]) == ("mine", "other", 3)
+    assert app.client.show(resize.enqueue("b"))["queue"] == "images"
+
+
+def test_wrong_options_are_told_where_the_handler_is_defined(app: App) -> None:
+    """Not at the first job."""
+    with pytest.raises(JobError, match="max_attempts is 0"):
+        app.handler("x", max_attempts=0)(lambda: None)
+    with pytest.raises(JobError, match="did you mean 'queue'"):
+        app.handler("y", queu="q")(lambda: None)  # type: ignore[call-overload]
+    app.handler("z")(lambda: None)
+    with pytest.raises(WiringError, match="two handlers"):
+        app.handler("z")(lambda: None)
+
+
+def test_arguments_may_be_of_any_type_that_json_can_be_turned_into(app: App) -> None:
+    """Dates, dataclasses and models travel as JSON and are checked to come back."""
+    seen = datetime(2030, 1, 2, tzinfo=UTC)
+
+    @app.handler
+    def record(at: datetime, box: Box, order: Order, tags: set[str]) -> None: ...
+
+    job = record.enqueue(seen, Box(3), Order(number=7), {"new"})
+    assert app.client.show(job)["args"] == [
+        "2030-01-02T00:00:00Z", {"width": 3}, {"number": 7}, ["new"],
+    ]  # fmt: skip
+    with pytest.raises(InvalidArgumentsError, match="'box'"):
+        record.enqueue(seen, {"width": "x"}, Order(number=7), set())  # type: ignore[arg-type]
+
+
+def test_arguments_without_a_form_in_json_are_refused(app: App) -> None:
+    """With the type's name and never its content."""
+
+    @app.handler
+    def take(what: Any) -> None: ...
+
+    for wrong, told in ((object(), "object has no form in JSON"), (float("nan"), "nan")):
+        with pytest.raises(JobError, match=told):
+            take.enqueue(wrong)
+    nested: list[Any] = []
+    nested.append(nested)
+    with pytest.raises(JobError):
+        take.enqueue(nested)
+    assert app.client.store.count(Search()) == 0
+
+
+def test_many_calls_are_one_commit(app: App) -> None:
+    """Checked calls, tuples and dicts; one mistake and nothing is stored."""
+    resize = resizer(app)
+    ids = resize.options(queue="q").enqueue_many([resize.call("a", 1), ("b",), {"path": "c"}])
+    assert [app.client.show(each)["queue"] for each in ids] == ["q"] * 3
+    with pytest.raises(InvalidArgumentsError):
+        resize.enqueue_many([("a",), (5,)])
+    assert app.client.store.count(Search()) == 3
+
+
+def test_an_event_loop_can_enqueue_too(app: App) -> None:
+    """Both clients share one store."""
+    resize = resizer(app)
+
+    async def work() -> None:
+        job = await resize.aenqueue("a", 3)
+        assert await job.status() == "pending"
+        with pytest.raises(InvalidArgumentsError):
+            await resize.aenqueue(5, 3)  # type: ignore[arg-type]
+
+    asyncio.run(work())
+    assert app.client.store.count(Search()) == 1
+
+
+def test_a_job_of_a_job_belongs_to_it(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its correlation id is that of the first job in the chain."""
+    resize = resizer(app)
+    running = "ergon_framework.app.script_handler.current_job"
+    monkeypatch.setattr(running, lambda: JobContext(job_id="outer"))
+    inner = resize.enqueue("a", 1)
+    other = resize.options(correlation_id="own").enqueue("a", 1)
+    assert app.client.find(inner).correlation_id == "outer"
+    assert app.client.find(other).correlation_id == "own"
+
+
+def test_async_functions_and_hooks(app: App) -> None:
+    """Handlers may be coroutines; hooks are those of the registry."""
+
+    @app.handler
+    async def fetch(url: str) -> int:
+        return len(url)
+
+    @app.on_startup
+    def begin() -> None: ...
+
+    @app.on_shutdown
+    def end() -> None: ...
+
+    assert asyncio.run(fetch("abc")) == 3
+    assert app.registry.startup_hooks == [begin]
+    assert app.registry.shutdown_hooks == [end]
+
+
+# ---- which store --------------------------------------------------------------------------------
+
+
+def app_in(directory: Path, url: str | None = None) -> App:
+    """An app as a script in that folder would make it."""
+    names: dict[str, Any] = {"__file__": str(directory / "work.py"), "App": App, "url": url}
+    exec("app = App(url)", names)  # noqa: S102 - the file of the caller is what is tested
+    made: App = names["app"]
+    return made
+
+
+def test_the_store_is_a_file_beside_the_script(tmp_path: Path) -> None:
+    """Wherever the script is started from."""
+    assert app_in(tmp_path).setup.url == f"sqlite:///{tmp_path / 'ergon.db'}"
+    assert app_in(tmp_path, "sqlite:///own.db").setup.url == f"sqlite:///{tmp_path / 'own.db'}"
+    assert app_in(tmp_path, "sqlite:////abs.db").setup.url == "sqlite:////abs.db"
+
+
+def test_a_settings_file_beside_the_script_is_used(tmp_path: Path) -> None:
+    """Its store, its defaults; a store given in the script comes first."""
+    (tmp_path / "ergon.toml").write_text(
+        '[store]\nurl = "sqlite:///named.db"\n[jobs]\nmax_attempts = 2\n'
+    )
+    setup = app_in(tmp_path).setup
+    assert setup.url == f"sqlite:///{tmp_path / 'named.db'}"
+    assert setup.jobs.max_attempts == 2
+    assert app_in(tmp_path, "memory://").setup.url == "memory://"
+    (tmp_path / "ergon.toml").write_text("[jobs]\nmax_atempts = 2\n")
+    with pytest.raises(SettingsError, match="did you mean 'max_attempts'"):
+        _ = app_in(tmp_path).client
+
+
+def test_the_scripts_executor_is_added_to_those_of_the_settings(tmp_path: Path) -> None:
+    """Unless the settings define one of its name, or another default."""
+    (tmp_path / "ergon.toml").write_text('[executors.js]\ncommand = ["node", "x.js"]\n')
+    app = app_in(tmp_path)
+    with pytest.raises(WiringError, match="global name"):
+        app._with_executor({})
+    (tmp_path / "ergon.toml").write_text('[executors.python]\ncommand = ["mine"]\n')
+    setup = app_in(tmp_path)._with_executor({})
+    assert setup.executors["python"].command == ("mine",)
+
+
+held = App("memory://")
+
+
+def test_an_app_of_a_module_is_found_by_its_name() -> None:
+    """The executor's process imports it under that name."""
+    setup = held._with_executor({"pool_size": 1, "max_in_flight": 4})
+    command = setup.executors["python"].command
+    assert command[:3] == (sys.executable, "-m", "ergon_framework.executor")
+    assert command[-1].endswith("test_script:held")
+    assert (setup.executors["python"].pool_size, setup.jobs.default_executor) == (1, "python")
+
+
+def test_a_closed_app_opens_its_store_again(tmp_path: Path) -> None:
+    """Both clients are let go."""
+    app = app_in(tmp_path)
+    resize = resizer(app)
+    job = resize.enqueue("a", 1)
+    asyncio.run(app.async_client.status(job))
+    app.close()
+    assert app.client.status(job) == "pending"
+    app.close()
+    app.close()
+
+
+# ---- whole scripts ------------------------------------------------------------------------------
+
+SCRIPT = """
+from pathlib import Path
+from ergon_framework.app.script import App
+
+app = App()
+
+@app.handler
+def resize(path: str, *, width: int = 100) -> str:
+    print("handlers may print")
+    return f"{path}@{width}"
+
+@app.handler(max_attempts=1)
+async def fail() -> None:
+    resize.enqueue("from inside")
+    raise ValueError("no such picture")
+
+@app.handler
+def stay() -> None:
+    import threading
+    with open(Path(__file__).with_name("started"), "w") as started:
+        started.write("yes")
+    threading.Event().wait(60)
+
+if __name__ == "__main__":
+    {main}
+"""
+
+
+@contextmanager
+def script(directory: Path, main: str) -> Iterator[subprocess.Popen[str]]:
+    """A script of its own, running."""
+    path = directory / "work.py"
+    path.write_text(
+        SCRIPT.replace("{main}", textwrap.indent(textwrap.dedent(main), "    ").strip())
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ERGON_")}
+    process = subprocess.Popen(  # noqa: S603 - our own script
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_script_enqueues_and_runs_its_jobs(tmp_path: Path) -> None:
+    """No settings file, no other command; a handler may enqueue more."""
+    main = """
+    job, bad = resize.enqueue("a.png", width=3), fail.enqueue()
+    report = app.run(burst=True, processes=1)
+    print(report.completed, report.failed, job.result(0), bad.status())
+    """
+    with script(tmp_path, main) as process:
+        out, err = process.communicate(timeout=50)
+    assert process.returncode == 0, err
+    assert out == "2 1 a.png@3 failed\n"
+    with JobClient(f"sqlite:///{tmp_path / 'ergon.db'}") as client:
+        shapes = [client.show(job.id) for job in client.store.search(Search(handler="resize"))]
+        (bad,) = client.store.search(Search(handler="fail"))
+    assert sorted(shape["result"] for shape in shapes) == ["a.png@3", "from inside@100"]
+    assert {shape["correlation_id"] for shape in shapes} == {None, bad.id}
+
+
+@pytest.mark.slow
+def test_a_script_ends_by_a_signal(tmp_path: Path) -> None:
+    """The first waits for what runs; the second does not, and the job goes back uncharged."""
+    os.mkfifo(tmp_path / "started")
+    with script(tmp_path, 'stay.options(id="a").enqueue(); app.run(processes=1)') as process:
+        assert (tmp_path / "started").read_text() == "yes"
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=50)
+    assert process.returncode == 0, err
+    with JobClient(f"sqlite:///{tmp_path / 'ergon.db'}") as client:
+        shape = client.show("a")
+    assert (shape["status"], shape["attempts"]) == ("pending", 0)
+    assert shape["history"][-1]["event"] == "released"

@@ -1,0 +1,496 @@
+"""The commands for jobs: what they print, what they refuse, and their exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.cli import invoke
+from ergon_framework.core.job import Succeeded
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.ports.jobstore import WorkerRecord
+from tests.app.workplace import Workplace
+from tests.jobs.client_hand import BROKEN, Hand
+
+pytestmark = pytest.mark.req("JOBS:operator", "X22")
+SETTINGS = """
+[store]
+url = "sqlite:///work.db"
+
+[jobs]
+default_executor = "python"
+max_attempts = 3
+
+[executors.python]
+command = ["python"]
+"""
+
+
+class Answer:
+    """What a command printed and how it ended."""
+
+    def __init__(self, code: int, captured: Any) -> None:
+        self.code = code
+        self.out: str = captured.out
+        self.err: str = captured.err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Desk:
+    """A store, a worker's hand on it, and the command line."""
+
+    def __init__(self, place: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+        self.directory = place.directory
+        self._capsys = capsys
+        self.client = JobClient("sqlite:///work.db", settings=JobsSettings(max_attempts=3))
+        self.hand = Hand(self.client.store)
+
+    def __call__(self, *arguments: str) -> Answer:
+        self._capsys.readouterr()
+        return Answer(invoke(arguments), self._capsys.readouterr())
+
+    def bury(self, *ids: str, **options: Any) -> None:
+        """Jobs that failed for good."""
+        for job_id in ids:
+            self.client.enqueue("h", id=job_id, max_attempts=1, **options)
+            self.hand.run(BROKEN)
+
+
+@pytest.fixture
+def desk(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    """A desk with a settings file."""
+    workplace.settings(SETTINGS)
+    made = Desk(workplace, capsys)
+    yield made
+    made.client.close()
+
+
+# ---- enqueue ------------------------------------------------------------------------------------
+
+
+def test_enqueue_prints_the_id_and_nothing_else(desk: Desk) -> None:
+    """The pinned options reach the job."""
+    answer = desk(
+        "enqueue", "resize", "--args", '["a.png"]', "--kwargs", '{"width": 3}', "--queue", "images",
+        "--max-attempts", "2", "--timeout", "1.5", "--delay", "60", "--unique", "k",
+        "--priority", "7", "--expires-in", "90",
+    )  # fmt: skip
+    assert (answer.code, answer.err) == (0, "")
+    (line,) = answer.out.splitlines()
+    shape = desk("jobs", "show", line, "--json").json
+    assert (shape["handler"], shape["queue"], shape["status"]) == ("resize", "images", "pending")
+    assert (shape["args"], shape["kwargs"]) == (["a.png"], {"width": 3})
+    assert (shape["max_attempts"], shape["timeout"], shape["priority"]) == (2, 1.5, 7)
+    assert shape["unique_key"] == "k"
+    assert shape["run_at"] > shape["created_at"]
+    assert shape["expires_at"] > shape["run_at"]
+
+
+def test_enqueue_with_an_id_of_ones_own(desk: Desk) -> None:
+    """A second job of that id is refused with exit code 1."""
+    assert desk("enqueue", "h", "--id", "mine").out == "mine\n"
+    answer = desk("enqueue", "h", "--id", "mine", "--json")
+    assert answer.code == 1
+    assert answer.json["error"]["code"] == "duplicate_job"
+    assert desk.client.show("mine")["deliveries"] == 0
+
+
+def test_enqueue_answers_with_the_job_that_holds_the_unique_key(desk: Desk) -> None:
+    """By default; reject and replace are there too."""
+    first = desk("enqueue", "h", "--unique", "k").out.strip()
+    again = desk("enqueue", "h", "--unique", "k", "--json").json
+    assert again == {"id": first, "is_new": False, "replaced": None}
+    assert desk("enqueue", "h", "--unique", "k", "--on-duplicate", "reject").code == 1
+    newer = desk("enqueue", "h", "--unique", "k", "--on-duplicate", "replace", "--json").json
+    assert newer["replaced"] == first
+
+
+def test_enqueue_at_a_time(desk: Desk) -> None:
+    """As RFC 3339 text."""
+    job = desk("enqueue", "h", "--run-at", "2031-01-01T00:00:00+01:00").out.strip()
+    assert desk.client.show(job)["run_at"] == "2030-12-31T23:00:00Z"
+
+
+@pytest.mark.req("JOBS:badinput")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["h", "--args", "[1"], "--args is not JSON"),
+        (["h", "--args", "{}"], "--args is no JSON array"),
+        (["h", "--args", "[NaN]"], "NaN is no number in JSON"),
+        (["h", "--args", "[" * 100_000], "--args is not JSON: nested too deeply"),
+        (["h", "--kwargs", "[]"], "--kwargs is no JSON object"),
+        (["h", "--kwargs", "hunter2"], "--kwargs is not JSON"),
+        (["a\x07b"], r"handler holds the control character '\x07'"),
+        ([""], "handler is empty"),
+        (["h", "--queue", "a\nb"], "queue holds the control character"),
+        (["h", "--delay", "-1"], "delay is -1 seconds"),
+        (["h", "--run-at", "2001-01-01T00:00:00Z"], "in the past"),
+        (["h", "--run-at", "2999-01-01T00:00:00Z"], "more than ten years ahead"),
+        (["h", "--run-at", "soon"], "run_at is no point in time"),
+        (["h", "--timeout", "0"], "timeout is 0 seconds"),
+        (["h", "--max-attempts", "0"], "max_attempts is 0"),
+        (["h", "--max-attempts", "two"], "--max-attempts"),
+        (["h", "--on-duplicate", "replace"], "says nothing without a unique key"),
+        (["h", "--args", json.dumps(["x" * 1_100_000])], "the limit is 1,048,576"),
+        ([], "no handler is named"),
+        (["--stdin", "--args", "[]"], "are for one job"),
+    ],
+)
+def test_what_enqueue_refuses(desk: Desk, arguments: list[str], told: str) -> None:
+    """Exit code 2, one line, nothing stored, and no argument in the words."""
+    answer = desk("enqueue", *arguments, "--json")
+    assert answer.code == 2
+    assert told in answer.err
+    assert "error" in answer.json
+    assert "hunter2" not in answer.err
+    assert desk("jobs", "list", "--json").json == []
+
+
+def test_enqueue_can_wait_for_the_result(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The id first, then the result as JSON; in one document for programs."""
+    from ergon_framework.jobs import client as module
+
+    enqueue = module.JobClient.enqueue
+
+    def run_at_once(self: JobClient, *args: Any, **options: Any) -> Any:
+        job = enqueue(self, *args, **options)
+        desk.hand.run(BROKEN if args[0] == "bad" else Succeeded(), {"size": 3})
+        return job
+
+    monkeypatch.setattr(module.JobClient, "enqueue", run_at_once)
+    assert desk("enqueue", "h", "--wait", "30", "--id", "a").out == 'a\n{"size": 3}\n'
+    assert desk("enqueue", "h", "--wait", "30", "--json").json["result"] == {"size": 3}
+    answer = desk("enqueue", "bad", "--wait", "30", "--max-attempts", "1", "--json")
+    assert answer.code == 1
+    assert answer.json["error"]["details"]["code"] == "ValueError"
+
+
+def test_enqueue_that_waits_in_vain(desk: Desk) -> None:
+    """The job goes on, and its id was printed."""
+    answer = desk("enqueue", "h", "--wait", "0.01", "--id", "a")
+    assert (answer.code, answer.out) == (1, "a\n")
+    assert "still pending" in answer.err
+
+
+def test_many_jobs_come_from_lines(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects or arrays; common options hold for all; ids are printed one per line."""
+    lines = '{"id": "a", "kwargs": {"x": 1}}\n[1, 2]\n\n{"handler": "other", "queue": "own"}\n'
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    answer = desk("enqueue", "h", "--stdin", "--queue", "q")
+    assert answer.code == 0
+    shapes = [desk.client.show(job_id) for job_id in answer.out.splitlines()]
+    assert [shape["handler"] for shape in shapes] == ["h", "h", "other"]
+    assert [shape["queue"] for shape in shapes] == ["q", "q", "own"]
+    assert shapes[1]["args"] == [1, 2]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[1]\n[2]\n"))
+    rows = desk("enqueue", "h", "--stdin", "--json").json
+    assert [row["is_new"] for row in rows] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "line 2 is not JSON"),
+        ("5", "line 2 is neither an object nor an array"),
+        ('{"handler": "h", "wat": 1}', "line 2: a job has no option 'wat'"),
+        ("[1]", "line 2: handler is empty"),
+    ],
+)
+def test_a_wrong_line_is_named(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, line: str, told: str
+) -> None:
+    """What was in the same commit is not stored."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"handler": "h"}\n' + line + "\n"))
+    answer = desk("enqueue", "-")
+    assert answer.code == 2
+    assert told in answer.err
+    assert (answer.out, desk("jobs", "list", "--json").json) == ("", [])
+
+
+def test_commits_before_a_wrong_line_stay(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their ids are printed, so that nobody enqueues them twice."""
+    monkeypatch.setattr("ergon_framework.cli.enqueue.CHUNK", 2)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[1]\n[2]\n[3]\n{\n"))
+    answer = desk("enqueue", "h", "--stdin")
+    assert answer.code == 2
+    assert len(answer.out.splitlines()) == 2
+    assert len(desk("jobs", "list", "--json").json) == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[1]\n[2]\n[3]\n{\n"))
+    error = desk("enqueue", "h", "--stdin", "--json").json["error"]
+    assert error["details"]["stored"] == 2
+
+
+# ---- jobs ---------------------------------------------------------------------------------------
+
+
+def test_jobs_list_filters(desk: Desk) -> None:
+    """By status, queue and handler; the newest first; at most so many."""
+    desk.client.enqueue_many(
+        [{"handler": "h", "id": f"{n}", "queue": f"q{n % 2}"} for n in range(4)]
+    )
+    desk.client.enqueue("other", id="x")
+    desk.client.cancel("0")
+    listed = [row["id"] for row in desk("jobs", "list", "--json").json]
+    assert sorted(listed) == ["0", "1", "2", "3", "x"]
+    for filters, expected in (
+        (["--status", "cancelled"], ["0"]),
+        (["--status", "CANCELLED", "--status", "pending", "--queue", "q0"], ["0", "2"]),
+        (["--handler", "other"], ["x"]),
+        (["--queue", "nowhere"], []),
+    ):
+        rows = desk("jobs", "list", "--json", *filters).json
+        assert sorted(row["id"] for row in rows) == expected
+    assert len(desk("jobs", "list", "--json", "--limit", "2").json) == 2
+    table = desk("jobs", "list").out.splitlines()
+    assert table[0].split()[:5] == ["id", "status", "handler", "queue", "tries"]
+    assert len(table) == 6
+    answer = desk("jobs", "list", "--status", "happy")
+    assert answer.code == 2
+    assert "use pending, active" in answer.err
+
+
+def test_jobs_show_has_every_pinned_field(desk: Desk) -> None:
+    """Also the result, and the failures before it."""
+    desk.client.enqueue("h", id="a")
+    desk.hand.run(BROKEN)
+    desk.client.retry("a")
+    desk.hand.run(Succeeded(), ["done"])
+    shape = desk("jobs", "show", "a", "--json").json
+    pinned = {"id", "status", "handler", "queue", "attempts", "max_attempts", "deliveries"}
+    assert pinned | {"history", "result", "last_error"} <= set(shape)
+    assert (shape["attempts"], shape["max_attempts"], shape["deliveries"]) == (2, 3, 2)
+    assert shape["result"] == ["done"]
+    assert shape["executor"] == "python"
+    assert [entry["event"] for entry in shape["history"]] == ["failed", "hurried", "completed"]
+    page = desk("jobs", "show", "a").out
+    assert 'result          ["done"]' in page
+    assert "hurried" in page
+
+
+@pytest.mark.parametrize("command", ["jobs show", "jobs cancel", "jobs retry", "dlq show", "why"])
+def test_an_unknown_job(desk: Desk, command: str) -> None:
+    """Exit code 1, and an error object for programs."""
+    answer = desk(*command.split(), "nobody", "--json")
+    assert answer.code == 1
+    assert answer.json["error"]["code"] == "not_found"
+
+
+def test_cancel_and_retry(desk: Desk) -> None:
+    """A cancelled job may be brought back; a running one can not be cancelled."""
+    desk.client.enqueue("h", id="a")
+    assert desk("jobs", "cancel", "a", "--json").json["status"] == "cancelled"
+    assert desk("jobs", "cancel", "a").code == 0
+    assert desk("jobs", "retry", "a", "--json").json == {"id": "a", "status": "pending"}
+    desk.hand.claim()
+    for verb in ("cancel", "retry"):
+        answer = desk("jobs", verb, "a", "--json")
+        assert answer.code == 1
+        assert answer.json["error"]["code"] == "job_state"
+
+
+# ---- dlq ----------------------------------------------------------------------------------------
+
+
+def test_dlq_lists_only_dead_jobs(desk: Desk) -> None:
+    """With their last failure; one that is not dead is not shown."""
+    desk.bury("a")
+    desk.client.enqueue("h", id="alive")
+    (row,) = desk("dlq", "list", "--json").json
+    assert (row["id"], row["status"]) == ("a", "failed")
+    assert row["last_error"] == {
+        "kind": "defect", "code": "ValueError", "message": "no such picture",
+    }  # fmt: skip
+    assert "ValueError" in desk("dlq", "list").out
+    assert desk("dlq", "show", "a", "--json").json["id"] == "a"
+    answer = desk("dlq", "show", "alive")
+    assert answer.code == 1
+    assert "it is pending" in answer.err
+
+
+@pytest.mark.req("X17")
+def test_dlq_requeue_resets_the_counters(desk: Desk) -> None:
+    """The job begins anew in its own queue."""
+    desk.bury("a", queue="q")
+    answer = desk("dlq", "requeue", "a", "--json")
+    assert answer.code == 0
+    assert answer.json == {"matched": 1, "requeued": 1, "dry_run": False}
+    shape = desk.client.show("a")
+    assert (shape["status"], shape["queue"], shape["purge_at"]) == ("pending", "q", None)
+    assert (shape["attempts"], shape["deliveries"]) == (0, 0)
+
+
+def test_dlq_filters(desk: Desk) -> None:
+    """By id, queue, handler, code and age; each may be tried dry."""
+    desk.bury("a", "b", queue="q")
+    desk.bury("c")
+    for filters, count in (
+        (["--queue", "q"], 2),
+        (["--handler", "h"], 3),
+        (["--handler", "other", "--all"], None),
+        (["--code", "ValueError"], 3),
+        (["--id", "a", "--id", "c"], 2),
+        (["a", "--id", "b"], 2),
+        (["--older-than", "0"], 3),
+        (["--all", "--limit", "2"], 2),
+        (["--all"], 3),
+    ):
+        answer = desk("dlq", "requeue", "--dry-run", "--json", *filters)
+        if count is None:
+            assert (answer.code, "contradicts" in answer.err) == (2, True)
+        else:
+            assert answer.json == {"matched": count, "requeued": 0, "dry_run": True}
+    assert len(desk("dlq", "list", "--json").json) == 3
+    assert [row["id"] for row in desk("dlq", "list", "--json", "--queue", "default").json] == ["c"]
+
+
+def test_dlq_purge_deletes_for_good(desk: Desk) -> None:
+    """Only what matches."""
+    desk.bury("a", "b")
+    assert desk("dlq", "purge", "--id", "a", "--json").json["purged"] == 1
+    assert desk("jobs", "show", "a").code == 1
+    assert desk("dlq", "purge", "--all").code == 0
+    assert desk("dlq", "list", "--json").json == []
+
+
+@pytest.mark.parametrize("verb", ["requeue", "purge"])
+def test_dlq_verbs_want_to_know_which(desk: Desk, verb: str) -> None:
+    """Without a filter they are refused; without a match they say so."""
+    desk.client.enqueue("h", id="alive")
+    answer = desk("dlq", verb)
+    assert answer.code == 2
+    assert "--all" in answer.err
+    for arguments in (["--all"], ["alive"], ["--queue", "q"]):
+        answer = desk("dlq", verb, *arguments, "--json")
+        assert answer.code == 1
+        assert answer.json["error"]["code"] == "not_found"
+    assert desk.client.status("alive") == "pending"
+
+
+# ---- queues, schedules, workers, why ------------------------------------------------------------
+
+
+def test_queues(desk: Desk) -> None:
+    """Pausing keeps jobs from being claimed; limits can be set and lifted."""
+    desk.client.enqueue("h", queue="q")
+    assert desk("queues", "pause", "q", "--json").json["paused"] is True
+    (row,) = desk("queues", "list", "--json").json
+    assert (row["name"], row["paused"], row["counts"]["pending"]) == ("q", True, 1)
+    assert row["oldest_due_at"]
+    with pytest.raises(ValueError, match="not enough values"):
+        desk.hand.claim()
+    assert desk("queues", "resume", "q", "--json").json["paused"] is False
+    limited = desk("queues", "limit", "q", "--max-active", "2", "--rate", "0.5", "--json").json
+    assert (limited["max_active"], limited["rate"]) == (2, 0.5)
+    lifted = desk("queues", "limit", "q", "--max-active", "none", "--json").json
+    assert (lifted["max_active"], lifted["rate"]) == (None, 0.5)
+    assert "oldest due at" in desk("queues", "list").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["limit", "q"], "which limit?"),
+        (["limit", "q", "--max-active", "0"], "max_active must be at least 1"),
+        (["limit", "q", "--rate", "fast"], "rate must be a number"),
+        (["limit", "q", "--burst", "0"], "--burst"),
+    ],
+)
+def test_wrong_limits(desk: Desk, arguments: list[str], told: str) -> None:
+    """Exit code 2, and nothing is changed."""
+    answer = desk("queues", *arguments)
+    assert answer.code == 2
+    assert told in answer.err
+    assert desk("queues", "list", "--json").json == []
+
+
+def test_schedules(desk: Desk) -> None:
+    """Those that a worker has stored: pause, resume, run now, remove."""
+    from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
+
+    nightly = ScheduleSettings(cron="0 3 * * *", handler="clean", queue="q")
+    Scheduler(desk.client.store, {"nightly": nightly}).sync()
+    (row,) = desk("schedules", "list", "--json", "--fires", "3").json
+    assert (row["name"], row["handler"], row["paused"]) == ("nightly", "clean", False)
+    assert len(row["fires"]) == 3
+    assert desk("schedules", "pause", "nightly", "--json").json["next_at"] is None
+    assert "it is paused" in desk("schedules", "list").out
+    assert desk("schedules", "resume", "nightly", "--json").json["next_at"] == row["next_at"]
+    job = desk("schedules", "run", "nightly").out.strip()
+    assert desk.client.show(job)["queue"] == "q"
+    assert desk("schedules", "run", "nightly", "--json").json["is_new"] is True
+    assert desk("schedules", "remove", "nightly", "--json").json["removed"] is True
+    assert desk("schedules", "list", "--json").json == []
+    answer = desk("schedules", "run", "nightly", "--json")
+    assert (answer.code, answer.json["error"]["code"]) == (1, "not_found")
+
+
+def test_workers(desk: Desk) -> None:
+    """Those that told of themselves."""
+    now = desk.client.store.now()
+    pool = {"in_flight": 2, "slots": 0}
+    desk.client.store.tell(
+        WorkerRecord(
+            id="w", host="here", pid=7, version="1", started_at=now, executors={"python": pool}
+        )
+    )
+    (row,) = desk("workers", "--json").json
+    assert (row["id"], row["pid"], row["state"], row["busy"]) == ("w", 7, "running", 2)
+    assert row["executors"] == {"python": pool}
+    assert "all" in desk("workers").out
+
+
+def test_why(desk: Desk) -> None:
+    """Sentences for people, a list of them for programs."""
+    desk.client.enqueue("h", id="a")
+    desk.client.store.set_queue("default", is_paused=True)
+    page = desk("why", "a").out
+    assert page.startswith("a is pending.\n")
+    assert "Its queue 'default' is paused" in page
+    shape = desk("why", "a", "--json").json
+    assert (shape["id"], shape["status"]) == ("a", "pending")
+    assert any("No worker is alive" in each for each in shape["why"])
+
+
+# ---- which store --------------------------------------------------------------------------------
+
+
+def test_the_store_is_found_beside_the_settings_file(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """From any working directory; a URL given by hand counts from there instead."""
+    desk.client.enqueue("h", id="a")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    config = str(desk.directory / "ergon.toml")
+    assert desk("jobs", "show", "a", "--config", config).code == 0
+    assert desk("jobs", "show", "a", "--url", "sqlite:///own.db").code == 1
+    assert Path("own.db").exists()
+    monkeypatch.setenv("ERGON_JOBS__STORE", f"sqlite:///{desk.directory / 'work.db'}")
+    assert desk("jobs", "show", "a").code == 0
+
+
+def test_without_a_store_the_error_says_what_to_add(desk: Desk, workplace: Workplace) -> None:
+    """Exit code 2."""
+    workplace.settings("[jobs]\nmax_attempts = 2\n")
+    for command in (["jobs", "list"], ["enqueue", "h"], ["dlq", "list"], ["workers"]):
+        answer = desk(*command)
+        assert answer.code == 2
+        assert 'write url = "sqlite:///work.db" under [store]' in answer.err
+
+
+@pytest.mark.parametrize("group", ["jobs", "dlq", "queues", "schedules"])
+def test_a_group_without_a_command(desk: Desk, group: str) -> None:
+    """Wrong use, and where to read on."""
+    answer = desk(group)
+    assert answer.code == 2
+    assert f"see ergon {group} --help" in answer.err

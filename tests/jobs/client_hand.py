@@ -1,0 +1,45 @@
+"""A clock that tests set, and a worker's hand that runs one job at a time."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import Failed, Seen, Succeeded
+from ergon_framework.jobs.claims import Claim, Judgement
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.ports.jobstore import Ask, JobStore, Leased
+
+SETTINGS = JobsSettings(max_attempts=2)
+BROKEN = Failed(Failure(Kind.DEFECT, "ValueError", "no such picture"))
+KNOWN = frozenset({"python", "js"})
+
+
+class Clock:
+    """A clock that tests set."""
+
+    now = 1_900_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Hand:
+    """A worker's hand: claims one job at a time and settles it."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._judgement = Judgement(SETTINGS, "w")
+
+    def claim(self) -> Leased:
+        ask = Ask(worker="w", lease=10, slots={"python": 1}, default="python", known=KNOWN)
+        (job,) = self._store.exchange([], ask)[1].jobs
+        return job
+
+    def settle(self, job: Leased, seen: Seen, result: object = None) -> None:
+        encoded = msgspec.json.encode(result) if isinstance(seen, Succeeded) else None
+        settled = self._judgement.settled(Claim(job), seen, self._store.now(), 0.1, encoded)
+        self._store.exchange([settled], None)
+
+    def run(self, seen: Seen, result: object = None) -> None:
+        self.settle(self.claim(), seen, result)

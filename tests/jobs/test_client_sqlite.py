@@ -1,0 +1,119 @@
+"""The client on an SQLite file: the caller's own transaction, and results from another process."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.core.job import Succeeded
+from ergon_framework.errors import ConfigurationError, DuplicateJobError, ErgonError
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.ports.jobstore import Search, Topic
+from tests.jobs.client_hand import Hand
+
+pytestmark = pytest.mark.req("JOBS:client")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The database file."""
+    return tmp_path / "work.db"
+
+
+@pytest.fixture
+def client(file: Path) -> Iterator[JobClient]:
+    """A client of that file."""
+    with JobClient(f"sqlite:///{file}") as made:
+        yield made
+
+
+def ids(client: JobClient) -> set[str]:
+    """The ids of all jobs."""
+    return {job.id for job in client.store.search(Search())}
+
+
+def test_a_job_comes_with_the_callers_own_transaction(client: JobClient, file: Path) -> None:
+    """It is there with the caller's row, or not at all."""
+    with closing(sqlite3.connect(file)) as own:
+        own.execute("CREATE TABLE orders (id TEXT)")
+        own.execute("INSERT INTO orders VALUES ('1')")
+        job = client.enqueue("ship", ["1"], id="a", connection=own)
+        assert job.is_new
+        assert ids(client) == set()
+        own.commit()
+        assert ids(client) == {"a"}
+        own.execute("INSERT INTO orders VALUES ('2')")
+        client.enqueue_many([("ship", ["2"]), ("mail", ["2"])], connection=own)
+        own.rollback()
+        assert ids(client) == {"a"}
+        assert own.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+
+
+def test_a_refused_job_leaves_the_callers_transaction_usable(client: JobClient, file: Path) -> None:
+    """What the caller wrote before is still his to commit."""
+    client.enqueue("h", id="a")
+    with closing(sqlite3.connect(file)) as own:
+        own.execute("CREATE TABLE orders (id TEXT)")
+        own.execute("INSERT INTO orders VALUES ('1')")
+        with pytest.raises(DuplicateJobError):
+            client.enqueue("h", id="a", connection=own)
+        client.enqueue("h", id="b", connection=own)
+        own.commit()
+        assert own.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+    assert ids(client) == {"a", "b"}
+
+
+def test_a_connection_to_another_file_is_refused(client: JobClient, tmp_path: Path) -> None:
+    """The job would be stored where no worker looks."""
+    with closing(sqlite3.connect(tmp_path / "other.db")) as own, pytest.raises(ErgonError):
+        client.enqueue("h", connection=own)
+    assert ids(client) == set()
+
+
+def test_announce_wakes_workers_after_ones_own_commit(client: JobClient, file: Path) -> None:
+    """The store cannot see a foreign commit."""
+    with JobClient(f"sqlite:///{file}") as other, closing(sqlite3.connect(file)) as own:
+        bell = other.store.listen(Topic.WORK)
+        client.enqueue("h", connection=own)
+        own.commit()
+        client.announce()
+        assert bell.wait(30)
+        bell.close()
+
+
+def test_a_result_from_another_connection_wakes_the_waiter(client: JobClient, file: Path) -> None:
+    """The poll is longer than the test may take."""
+    job = client.enqueue("h")
+    got: list[Any] = []
+    with JobClient(f"sqlite:///{file}") as worker:
+        hand = Hand(worker.store)
+        claimed = hand.claim()
+        waiter = threading.Thread(target=lambda: got.append(client.result(job, poll=3600)))
+        waiter.start()
+        hand.settle(claimed, Succeeded(), {"n": 1})
+        waiter.join(50)
+    assert got == [{"n": 1}]
+
+
+def test_jobs_outlive_the_client(file: Path) -> None:
+    """Everything comes back as it was."""
+    with JobClient(f"sqlite:///{file}") as client:
+        job = client.enqueue("h", ["😀\u2028", 10**20, 0.1], {"k": [None]}, unique="ü", priority=3)
+        before = client.show(job)
+    with JobClient(f"sqlite:///{file}") as client:
+        assert client.show(job) == before
+        assert before["args"] == ["😀\u2028", 10**20, 0.1]
+
+
+@pytest.mark.req("JOBS:badinput")
+@pytest.mark.parametrize("url", ["", "work.db", "sqlite://work.db", "ftp://x", "sqlite:///"])
+def test_wrong_urls(url: str) -> None:
+    """Each says how it is written."""
+    with pytest.raises(ConfigurationError, match=r"sqlite:///work\.db"):
+        JobClient(url)

@@ -1,0 +1,217 @@
+"""How a worker starts, feeds and replaces the processes of an executor."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.worker import Worker
+from tests.jobs.workplace import (
+    PROGRAMS,
+    at_work,
+    burst,
+    finish,
+    get,
+    history,
+    job,
+    quick,
+    unruly,
+    wait_until,
+    worker,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:orchestrator")]
+
+
+def batching(*arguments: str, **options: Any) -> ExecutorSettings:
+    """An executor that wants its slots filled."""
+    command = (sys.executable, str(PROGRAMS / "batching.py"), *arguments)
+    values = {"pool_size": 1, "max_in_flight": 4, "kill_grace": 0.5}
+    return ExecutorSettings(command=command, **{**values, **options})
+
+
+def test_several_requests_are_in_flight_when_asked_for() -> None:
+    """With ``max_in_flight = 4`` a process gets four requests, and no more, at once."""
+    jobs = [job("any", id=str(n)) for n in range(12)]
+    _, store = burst(jobs, executor=batching())
+    results = {msgspec.json.decode(get(store, each.id).result or b"") for each in jobs}
+    assert results == {4}
+
+
+def test_one_request_is_in_flight_otherwise() -> None:
+    """By default the next request is written only after the answer to the one before."""
+    jobs = [job("any", id=str(n)) for n in range(5)]
+    _, store = burst(jobs, executor=batching(max_in_flight=1))
+    results = {msgspec.json.decode(get(store, each.id).result or b"") for each in jobs}
+    assert results == {1}
+
+
+@pytest.mark.req("X9")
+def test_a_crash_with_several_in_flight_charges_nobody_and_tries_each_alone(
+    tmp_path: Path,
+) -> None:
+    """The guilty one is found by running each alone; the others lose no attempt."""
+    trace = str(tmp_path / "crashed")
+    jobs = [job("any", trace, id=f"good{n}") for n in range(3)]
+    jobs.append(job("crash", trace, max_attempts=1))
+    done = finish(jobs, executor=batching())
+    for each in jobs[:3]:
+        good = done[each.id]
+        assert (good.status, good.attempts, good.deliveries) == (JobStatus.COMPLETED, 1, 2)
+        assert [entry["event"] for entry in history(good)] == ["lost", "completed"]
+    bad = done["crash"]
+    assert (bad.status, bad.attempts, bad.deliveries) == (JobStatus.FAILED, 1, 2)
+    assert bad.why == "attempts_spent"
+
+
+@pytest.mark.req("X7")
+def test_an_executor_that_dies_at_start_costs_its_jobs_nothing(tmp_path: Path) -> None:
+    """Its jobs wait unclaimed and uncharged until it starts, and then run."""
+    cure = tmp_path / "cure"
+    store = MemoryJobStore()
+    store.add([job("echo", id=str(n)) for n in range(5)])
+    subject = worker(store, executor=unruly(str(cure)))
+    with at_work(subject):
+        wait_until(lambda: any(pool.gate.failures >= 3 for pool in subject._pools.values()))
+        for n in range(5):
+            assert get(store, str(n)).attempts == 0
+        cure.touch()
+        wait_until(lambda: all(get(store, str(n)).status.is_final for n in range(5)))
+    for n in range(5):
+        done = get(store, str(n))
+        assert (done.status, done.attempts) == (JobStatus.COMPLETED, 1)
+
+
+@pytest.mark.req("X7")
+def test_a_burst_gives_up_on_an_executor_that_never_starts() -> None:
+    """It says so, and the jobs are as they were."""
+    store = MemoryJobStore()
+    store.add([job("echo")])
+    with pytest.raises(ErgonError, match=r"'python' does not start.*status 7"):
+        worker(store, executor=unruly("no-such-file"), burst=True).run()
+    waiting = get(store, "echo")
+    assert (waiting.status, waiting.attempts) == (JobStatus.PENDING, 0)
+
+
+@pytest.mark.req("X4", "X8")
+def test_the_time_of_starting_is_not_the_time_of_a_job(tmp_path: Path) -> None:
+    """A job whose timeout is shorter than the start of its executor still succeeds."""
+    go = tmp_path / "go"
+    store = MemoryJobStore()
+    store.add([job("alone", timeout=0.05)])
+    subject = worker(store, executor=batching(str(go), max_in_flight=1))
+    with at_work(subject):
+        wait_until(lambda: get(store, "alone").deliveries == 1)  # written, and not read
+        looks = iter(range(60))
+        wait_until(lambda: next(looks, None) is None)  # longer than its timeout
+        assert get(store, "alone").status is JobStatus.ACTIVE
+        go.touch()
+        wait_until(lambda: get(store, "alone").status.is_final)
+    assert (get(store, "alone").status, get(store, "alone").attempts) == (JobStatus.COMPLETED, 1)
+
+
+def test_an_executor_that_never_reads_is_replaced_without_a_charge(tmp_path: Path) -> None:
+    """After the start-up grace it counts as not up; the job goes back excused."""
+    go = tmp_path / "go"
+    store = MemoryJobStore()
+    store.add([job("alone")])
+    with at_work(worker(store, executor=batching(str(go), max_in_flight=1, startup_grace=0.3))):
+        wait_until(lambda: get(store, "alone").excused >= 1)
+        assert get(store, "alone").attempts == 0
+        go.touch()
+        wait_until(lambda: get(store, "alone").status.is_final)
+    assert (get(store, "alone").status, get(store, "alone").attempts) == (JobStatus.COMPLETED, 1)
+
+
+@pytest.mark.req("X8")
+def test_nothing_is_claimed_for_an_executor_without_a_free_slot() -> None:
+    """While one job hangs in the only slot, the others stay unclaimed and other executors run."""
+    store = MemoryJobStore()
+    store.add([job("a#hang"), *(job("a#echo", id=str(n)) for n in range(3)), job("b#echo")])
+    executors = {"a": unruly(), "b": unruly()}
+    subject = worker(store, executors=executors, settings=quick(default_executor="a", grace=0.0))
+    with at_work(subject):
+        wait_until(lambda: get(store, "b#echo").status is JobStatus.COMPLETED)
+        wait_until(lambda: get(store, "a#hang").status is JobStatus.ACTIVE)
+        assert {get(store, str(n)).deliveries for n in range(3)} == {0}
+
+
+def test_a_process_is_replaced_after_so_many_jobs() -> None:
+    """``recycle_after`` bounds what a leaking executor can do."""
+    jobs = [job("echo", id=str(n)) for n in range(7)]
+    store = MemoryJobStore()
+    store.add(jobs)
+    started: list[int] = []
+    subject = worker(store, executor=unruly(recycle_after=2), burst=True)
+    tell = subject.tell
+
+    def listen(name: str, **fields: Any) -> None:
+        if name == "executor.started":
+            started.append(fields["pid"])
+        tell(name, **fields)
+
+    subject.tell = listen  # type: ignore[method-assign]
+    report = subject.run()
+    assert report.completed == 7
+    assert len(started) >= 4
+    assert {get(store, each.id).attempts for each in jobs} == {1}
+
+
+def test_a_pool_never_outgrows_its_size() -> None:
+    """Crashes are replaced one for one."""
+    store = MemoryJobStore()
+    store.add([job("crash", id=str(n), max_attempts=1) for n in range(8)])
+    subject = worker(store, executor=unruly(pool_size=2))
+    most = 0
+    with at_work(subject):
+
+        def look() -> bool:
+            nonlocal most
+            most = max(most, *(len(pool.runners) for pool in subject._pools.values()), 0)
+            return all(get(store, str(n)).status.is_final for n in range(8))
+
+        wait_until(look)
+    assert most <= 2
+
+
+@pytest.mark.req("JOBS:badinput")
+@pytest.mark.parametrize("program", ["no-such-program", "./missing.sh", "/"])
+def test_a_command_that_does_not_exist_is_refused_before_anything_starts(program: str) -> None:
+    """The error names the setting and the program."""
+    with pytest.raises(ConfigurationError, match=r"executors.python.command.*no program") as error:
+        worker(MemoryJobStore(), executor=ExecutorSettings(command=(program,)))
+    assert program in str(error.value)
+
+
+@pytest.mark.req("JOBS:badinput")
+def test_a_folder_that_does_not_exist_is_refused() -> None:
+    """So is a working directory that is not there."""
+    with pytest.raises(ConfigurationError, match=r"executors.python.cwd.*no folder"):
+        worker(MemoryJobStore(), executor=unruly(cwd="no/such/folder"))
+
+
+@pytest.mark.req("JOBS:badinput", "EXEC:Selection")
+def test_executors_and_default_must_fit_together() -> None:
+    """No executor, several without a default, or an unknown default: each is said plainly."""
+    store = MemoryJobStore()
+    with pytest.raises(ConfigurationError, match="no executor is configured"):
+        _make(store, {})
+    two = {"a": unruly(), "b": unruly()}
+    with pytest.raises(ConfigurationError, match="several executors and no default"):
+        _make(store, two)
+    with pytest.raises(ConfigurationError, match="there is no executor 'c'"):
+        _make(store, two, default_executor="c")
+    with pytest.raises(ConfigurationError, match="there is no executor 'd'"):
+        _make(store, two, default_executor="a", routes={"q": "d"})
+
+
+def _make(store: Any, executors: dict[str, ExecutorSettings], **settings: Any) -> Any:
+    return Worker(store, executors=executors, settings=quick(**settings))

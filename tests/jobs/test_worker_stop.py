@@ -1,0 +1,240 @@
+"""How a worker stops, holds its leases, and lives through a store that goes away."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.jobstore import Ask
+from tests.jobs.workplace import (
+    at_work,
+    burst,
+    get,
+    history,
+    is_alive,
+    job,
+    quick,
+    unruly,
+    wait_until,
+    worker,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:orchestrator")]
+
+
+def test_a_stop_lets_what_runs_finish(tmp_path: Path) -> None:
+    """Within the grace the running job ends and is recorded; the next is left alone."""
+    gate = tmp_path / "gate"
+    store = MemoryJobStore()
+    store.add([job("crash_once", str(gate), id="first"), job("hang", timeout=0.8, id="slow")])
+    subject = worker(store, settings=quick(max_attempts=1))
+    with at_work(subject):
+        wait_until(lambda: get(store, "slow").status is JobStatus.ACTIVE)
+        subject.stop()
+    assert get(store, "slow").last_error is not None
+    assert get(store, "slow").status is JobStatus.FAILED  # by its own timeout, not by the stop
+
+
+@pytest.mark.req("X10", "X20")
+def test_what_outlasts_the_grace_is_given_back_uncharged() -> None:
+    """It is pending again, spent no attempt, and its process is gone."""
+    store = MemoryJobStore()
+    store.add([job("hang"), job("echo", id="waiting")])
+    subject = worker(store, settings=quick(grace=0.1))
+    with at_work(subject):
+        wait_until(lambda: get(store, "hang").is_charged)
+        subject.stop()
+    back = get(store, "hang")
+    assert (back.status, back.attempts, back.deliveries) == (JobStatus.PENDING, 0, 1)
+    assert back.excused == 1
+    assert history(back)[-1]["event"] == "released"
+    assert get(store, "waiting").status is JobStatus.PENDING
+    assert not subject._pools["python"].runners
+
+
+def test_a_second_stop_ends_everything_at_once(tmp_path: Path) -> None:
+    """A stubborn process is killed without waiting for the grace."""
+    trace = tmp_path / "pid"
+    store = MemoryJobStore()
+    store.add([job("stubborn", str(trace))])
+    subject = worker(store, settings=quick(grace=3600), executor=unruly(kill_grace=3600))
+    with at_work(subject):
+        wait_until(trace.exists)
+        subject.stop()
+        subject.stop()
+    assert get(store, "stubborn").status is JobStatus.PENDING
+    assert not is_alive(int(trace.read_text(encoding="utf-8")))
+
+
+def test_a_stop_before_the_run_is_heard() -> None:
+    """A worker that was stopped before it ran returns without claiming."""
+    store = MemoryJobStore()
+    store.add([job("echo")])
+    subject = worker(store)
+    subject.stop()
+    assert subject.run().completed == 0
+    assert get(store, "echo").status is JobStatus.PENDING
+
+
+@pytest.mark.req("X13")
+def test_a_long_job_keeps_its_lease() -> None:
+    """A job that runs longer than its lease is not rescued while its worker lives."""
+    store = MemoryJobStore()
+    store.add([job("hang", timeout=2.0, max_attempts=1)])
+    settings = quick(lease=0.5)
+    with at_work(worker(store, settings=settings)), at_work(worker(store, settings=settings)):
+        wait_until(lambda: get(store, "hang").status.is_final)
+    done = get(store, "hang")
+    assert (done.deliveries, done.attempts) == (1, 1)
+
+
+@pytest.mark.req("X11", "X13")
+def test_a_job_of_a_dead_worker_is_rescued_and_poison_ends() -> None:
+    """Expired leases are taken over; each counts as a delivery, and the limit ends it."""
+    store = MemoryJobStore()
+    store.add([job("echo"), job("echo", id="poison", max_deliveries=1, queue="p")])
+    ask = Ask(worker="dead", lease=0.2, slots={"python": 9}, default="python")
+    _, claimed = store.exchange([], ask)
+    assert len(claimed.jobs) == 2
+    with at_work(worker(store, settings=quick(lease=0.5))):
+        wait_until(lambda: get(store, "echo").status.is_final)
+        wait_until(lambda: get(store, "poison").status.is_final)
+    rescued, poison = get(store, "echo"), get(store, "poison")
+    assert (rescued.status, rescued.deliveries, rescued.attempts) == (JobStatus.COMPLETED, 2, 1)
+    first = history(rescued)[0]
+    assert (first["event"], first["code"], first["lost_by"]) == ("lost", "lease_expired", "dead")
+    assert (poison.status, poison.why) == (JobStatus.FAILED, "deliveries_spent")
+
+
+def test_a_burst_waits_for_jobs_of_workers_that_may_be_dead() -> None:
+    """It does not leave behind a job whose holder died, and does not wait for a live one."""
+    store = MemoryJobStore()
+    store.add([job("echo")])
+    ask = Ask(worker="dead", lease=0.6, slots={"python": 9}, default="python")
+    store.exchange([], ask)
+    report = worker(store, settings=quick(lease=0.5), burst=True).run()
+    assert report.completed == 1
+    assert report.rescued == 1
+
+
+@pytest.mark.req("X12")
+def test_a_late_result_is_ignored_and_counted() -> None:
+    """A worker whose lease was taken over cannot settle; the newer holder can."""
+
+    class Deaf(MemoryJobStore):
+        """A store that forgets to renew for one worker."""
+
+        def renew(self, holds: Any, lease: float) -> list[bool]:
+            return [True for _ in holds]
+
+    store = Deaf()
+    store.add([job("hang", timeout=1.2, max_attempts=3)])
+    first = worker(store, settings=quick(lease=0.5), name="first")
+    with at_work(first):
+        wait_until(lambda: get(store, "hang").status is JobStatus.ACTIVE)
+        # The lease runs out; the same worker rescues the job and holds a newer claim of it.
+        wait_until(lambda: get(store, "hang").fence >= 2)
+        wait_until(lambda: first._keeper.counters["late"] >= 1)
+
+
+class Moody(MemoryJobStore):
+    """A store that is away while ``is_away`` is set."""
+
+    is_away = False
+    refusals = 0
+
+    def _look(self) -> None:
+        if self.is_away:
+            self.refusals += 1
+            raise StoreUnavailableError("the store is away")
+
+    def exchange(self, *args: Any, **kwargs: Any) -> Any:
+        self._look()
+        return super().exchange(*args, **kwargs)
+
+    def renew(self, *args: Any, **kwargs: Any) -> Any:
+        self._look()
+        return super().renew(*args, **kwargs)
+
+    def tell(self, *args: Any, **kwargs: Any) -> Any:
+        self._look()
+        return super().tell(*args, **kwargs)
+
+    def overdue(self, *args: Any, **kwargs: Any) -> Any:
+        self._look()
+        return super().overdue(*args, **kwargs)
+
+
+@pytest.mark.req("X19")
+def test_a_store_that_goes_away_loses_nothing() -> None:
+    """Outcomes are kept until it is back; then they are written and work goes on."""
+    store = Moody()
+    store.add([job("hang", timeout=0.5, max_attempts=1), job("echo", id="later", delay=0.1)])
+    with at_work(worker(store, settings=quick(lease=10.0))) as subject:
+        wait_until(lambda: get(store, "hang").status is JobStatus.ACTIVE)
+        store.is_away = True
+        wait_until(lambda: store.refusals >= 4)
+        assert get(store, "hang").status is JobStatus.ACTIVE
+        store.is_away = False
+        wait_until(lambda: get(store, "hang").status is JobStatus.FAILED)
+        wait_until(lambda: get(store, "later").status is JobStatus.COMPLETED)
+    assert subject._keeper.counters["outages"] == 1
+
+
+def test_burst_ends_when_only_later_work_is_left() -> None:
+    """Scheduled jobs and retries that are not due stay behind."""
+    report, store = burst(
+        [job("echo"), job("echo", id="tomorrow", delay=86_400.0), job("retry", 3600, id="later")]
+    )
+    assert (report.completed, report.retried) == (1, 1)
+    assert get(store, "tomorrow").status is JobStatus.PENDING
+    assert get(store, "later").status is JobStatus.RETRYING
+
+
+def test_only_the_queues_asked_for_are_served() -> None:
+    """``queues`` names them; the rest stays."""
+    jobs = [job("echo", queue="a", id="a"), job("echo", queue="b", id="b")]
+    _, store = burst(jobs, queues=["b"])
+    assert get(store, "a").status is JobStatus.PENDING
+    assert get(store, "b").status is JobStatus.COMPLETED
+
+
+@pytest.mark.req("X21")
+def test_a_job_added_later_wakes_an_idle_worker() -> None:
+    """The worker sleeps on its bell, and the bell is enough."""
+    store = MemoryJobStore()
+    with at_work(worker(store, settings=quick(poll=3600.0))) as subject:
+        wait_until(lambda: hasattr(subject, "_keeper") and subject._keeper.is_dry)
+        store.add([job("echo")])
+        wait_until(lambda: get(store, "echo").status is JobStatus.COMPLETED)
+
+
+def test_a_job_that_becomes_due_wakes_the_worker() -> None:
+    """The worker knows the next due time."""
+    store = MemoryJobStore()
+    store.add([job("echo", delay=0.4)])
+    with at_work(worker(store, settings=quick(poll=3600.0))):
+        wait_until(lambda: get(store, "echo").status is JobStatus.COMPLETED)
+
+
+def test_workers_tell_of_themselves_and_leave() -> None:
+    """While it runs its record is there, with its executors; afterwards it is gone."""
+    store = MemoryJobStore()
+    with at_work(worker(store, name="w1")):
+        wait_until(lambda: [each.id for each in store.workers()] == ["w1"])
+        record = store.workers()[0]
+        assert record.state == "running"
+        assert record.executors["python"]["pool_size"] == 1
+    assert store.workers() == []
+
+
+def test_threads_are_not_left_behind() -> None:
+    """A worker that has stopped leaves no thread of its own."""
+    burst([job("echo")])
+    assert not [each for each in threading.enumerate() if each.name == "ergon-keeper"]
