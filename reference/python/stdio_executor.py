@@ -62,7 +62,7 @@ def sleep(seconds: float = 0) -> float:
 
 def print_text(text: str = "hello") -> None:
     """Print: it appears on the standard error."""
-    print(text, flush=True)  # noqa: T201 - that is its purpose
+    print(text, flush=True)
 
 
 def unserialisable() -> object:

@@ -488,9 +488,14 @@ def test_without_a_store_the_error_says_what_to_add(desk: Desk, workplace: Workp
         assert 'write url = "sqlite:///work.db" under [store]' in answer.err
 
 
-@pytest.mark.parametrize("group", ["jobs", "dlq", "queues", "schedules"])
+@pytest.mark.parametrize("group", ["jobs", "dlq", "queues"])
 def test_a_group_without_a_command(desk: Desk, group: str) -> None:
     """Wrong use, and where to read on."""
     answer = desk(group)
     assert answer.code == 2
     assert f"see ergon {group} --help" in answer.err
+
+
+def test_schedules_alone_lists_them(desk: Desk) -> None:
+    """``ergon schedules`` is the listing."""
+    assert desk("schedules", "--json").json == []

@@ -300,3 +300,16 @@ def test_routes_divide_at_the_first_mark(executor: str, handler: str) -> None:
     """Whatever stands behind the first mark is the handler's, further marks included."""
     assert route(f"{executor}#{handler}") == (executor, handler)
     assert route(executor) == ("", executor)
+
+
+@pytest.mark.req("X9")
+def test_a_job_that_is_to_be_alone_stays_so_until_it_ends() -> None:
+    """Given back, held, hurried or tried again: the next process still gets nothing beside it."""
+    running = Tally(JobStatus.ACTIVE, deliveries=2, is_solo=True)
+    waiting = Tally(JobStatus.RETRYING, 1, 2, is_solo=True)
+    rule = JobRule()
+    failure = Failure(Kind.DEFECT, "error")
+    for seen in (Released(), Held(failure), Failed(failure), LeaseExpired()):
+        assert settle(running, seen, rule).is_solo
+    assert settle(waiting, RunAsked(), rule).is_solo
+    assert not settle(running, Succeeded(), rule).is_solo

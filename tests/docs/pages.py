@@ -3,8 +3,8 @@
 The blocks of a page are one program: each continues the one before it. A mark on the line before a
 block changes that. ``<!-- not run: reason -->`` leaves it out. ``<!-- prints -->`` says that it is
 what was printed since the last such mark. ``<!-- file: name -->`` writes it to a file, whatever its
-language, and ``<!-- run -->`` runs its lines, which call ``ergon``. Functions named ``test_…`` are
-called after the last block.
+language, and ``<!-- run -->`` runs its lines, which call ``ergon`` or ``python``. Functions named
+``test_…`` are called after the last block.
 
 Run as a program, it runs one page: pages may configure what is global in a process.
 """
@@ -33,6 +33,7 @@ _NOT_RUN = re.compile(r"^\s*<!-- not run:(?P<reason>.*)-->\s*$")
 _FILE = re.compile(r"^\s*<!-- file: (?P<name>[\w.]+(?:/[\w.]+)*) -->\s*$")
 _PRINTS = re.compile(r"^\s*<!-- prints -->\s*$")
 _RUN = re.compile(r"^\s*<!-- run -->\s*$")
+_PROGRAMS = {"ergon": [sys.executable, "-m", "ergon_framework.cli"], "python": [sys.executable]}
 
 
 class PageError(Exception):
@@ -48,7 +49,7 @@ class Block:
     line: int
     is_run: bool = True
     is_expected: bool = False  # what the blocks before it print
-    is_commands: bool = False  # lines that call ergon
+    is_commands: bool = False  # lines that call ergon or python
     file: str | None = None
 
 
@@ -123,11 +124,11 @@ def run_page(source: str, name: str) -> int:
 
 
 def _output_of(line: str) -> str:
-    """What a command prints; the page's ``ergon`` is that of this interpreter."""
-    words = shlex.split(line, comments=True)
-    assert words[:1] == ["ergon"], f"cannot run {line!r}"
+    """What a command prints; the page's ``ergon`` and ``python`` are those of this interpreter."""
+    name, *words = shlex.split(line, comments=True)
+    assert name in _PROGRAMS, f"cannot run {line!r}"
     done = subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, "-m", "ergon_framework.cli", *words[1:]],
+        [*_PROGRAMS[name], *words],
         capture_output=True,
         text=True,
         check=False,

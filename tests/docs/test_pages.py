@@ -12,11 +12,16 @@ _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _MUST_HAVE_CODE = {
     "README.md",
     "docs/quickstart.md",
+    "docs/quickstart-jobs.md",
+    "docs/how-to/enqueue-in-your-transaction.md",
+    "docs/how-to/limit-and-prioritise-jobs.md",
     "docs/how-to/settle-with-your-broker.md",
     "docs/how-to/stop-gracefully.md",
     "docs/how-to/test-your-task.md",
     "docs/how-to/time-out.md",
+    "docs/how-to/write-handlers.md",
     "docs/reference/engines.md",
+    "docs/reference/jobs.md",
 }
 
 
@@ -106,6 +111,17 @@ def test_a_command_that_fails_is_an_error() -> None:
     """Commands on a page are run, and must succeed."""
     with pytest.raises(AssertionError, match="failed"):
         run_page("<!-- run -->\n```sh\nergon no-such-command\n```\n", "page")
+
+
+@pytest.mark.slow
+def test_a_page_can_run_a_script_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the script prints is compared like everything else."""
+    monkeypatch.chdir(tmp_path)
+    script = "<!-- file: a.py -->\n```python\nprint(1)\n```\n"
+    run = "<!-- run -->\n```sh\npython a.py\n```\n"
+    assert run_page(script + run + "<!-- prints -->\n```text\n1\n```\n", "page") == 0
+    with pytest.raises(AssertionError, match="it prints"):
+        run_page(script + run + "<!-- prints -->\n```text\n2\n```\n", "page")
 
 
 def test_tests_on_a_page_are_called() -> None:

@@ -61,11 +61,22 @@ class Lines:
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self._descriptor], [], [], PATIENCE)
             assert ready, "nothing came in time"
-            more = os.read(self._descriptor, 1 << 16)
-            if not more:
-                rest, self._buffer = self._buffer, b""
-                return rest
-            self._buffer += more
+            if not self._more():
+                break
+        return self._line()
+
+    def read(self) -> bytes:
+        """The next line, without waiting; a BlockingIOError when there is none yet."""
+        while b"\n" not in self._buffer and self._more():
+            pass
+        return self._line()
+
+    def _more(self) -> bool:
+        more = os.read(self._descriptor, 1 << 16)
+        self._buffer += more
+        return bool(more)
+
+    def _line(self) -> bytes:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
@@ -96,6 +107,7 @@ class Link:
     def __exit__(self, *exc: object) -> None:
         self.end_input()
         self.wait()
+        self.runtime.close()
         os.close(self._output)
         for each in self._theirs:
             os.close(each)
@@ -113,6 +125,15 @@ class Link:
         """Send one request and wait for the next outcome."""
         self.send(request(name, *args, **kwargs))
         return self.outcome()
+
+    def waiting(self) -> list[str]:
+        """The job ids of the outcomes that can be read now."""
+        os.set_blocking(self._output, False)
+        found = []
+        with suppress(BlockingIOError):
+            while line := self.lines.read():
+                found.append(json.loads(line)["job_id"])
+        return found
 
     def end_input(self) -> None:
         """Close the pipe of requests."""

@@ -98,6 +98,28 @@ def test_a_quick_request_overtakes_a_slow_one() -> None:
         assert link.outcome()["job_id"] == "slow"
 
 
+def test_room_is_used_although_the_only_worker_is_busy() -> None:
+    """An async handler that ends makes room; somebody must be there to read."""
+    registry, gates, first = registry_of("sync"), [threading.Event(), threading.Event()], []
+
+    @registry.handler
+    async def soon() -> None:
+        await asyncio.to_thread(gates[0].wait, PATIENCE)
+
+    @registry.handler
+    def later() -> None:
+        gates[1].wait(PATIENCE)
+
+    with Link(registry, 2) as link:
+        link.send(request("soon", job_id="soon"), request("later", job_id="later"))
+        gates[0].set()
+        first.append(link.outcome()["job_id"])
+        first.append(link.ask("echo", job_id="echo")["job_id"])
+        gates[1].set()
+        assert link.outcome()["job_id"] == "later"
+    assert first == ["soon", "echo"]
+
+
 def test_with_one_in_flight_hooks_and_handlers_share_a_thread() -> None:
     """What a hook opens, a connection bound to its thread for example, the handlers can use."""
     registry, seen = Registry(), []

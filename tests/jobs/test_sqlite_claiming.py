@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -322,3 +323,24 @@ def test_history_is_bounded_in_bytes(s: Mine) -> None:
     giant = b'{"text":"%s"}' % (b"y" * 100_000)
     s.must(s.take("a"), RELEASED, entry=giant)
     assert s.get("a").history == (giant,)
+
+
+@pytest.mark.slow
+@pytest.mark.req("JOBS:store")
+def test_threads_that_share_commits_do_not_disturb_each_other(s: Mine) -> None:
+    """Batches of many threads are committed together, and none drops what another still uses."""
+    count = 12
+
+    def work(me: int) -> int:
+        done = 0
+        for n in range(15):
+            s.store.add([new(f"{me}-{n}-{m}", queue=f"q{me}") for m in range(1 + n % 3)])
+            jobs = claim(s, 3, worker=f"w{me}").jobs
+            done += sum(s.store.exchange([s.told(job, SUCCEEDED) for job in jobs], None)[0])
+            assert s.get(f"{me}-{n}-0").queue == f"q{me}"
+            assert s.store.queues()
+        return done
+
+    done = s.together([functools.partial(work, me) for me in range(count)])
+    assert sum(done) == s.store.count(Search(statuses=(JobStatus.COMPLETED,))) > 0
+    assert s.store.count(Search()) == count * 30

@@ -101,6 +101,19 @@ def test_a_burst_gives_up_on_an_executor_that_never_starts() -> None:
     assert (waiting.status, waiting.attempts) == (JobStatus.PENDING, 0)
 
 
+@pytest.mark.req("X7")
+def test_a_burst_gives_up_on_one_broken_executor_among_others() -> None:
+    """What the others can run is run first."""
+    store = MemoryJobStore()
+    store.add([job("a#echo"), job("b#echo")])
+    executors = {"a": unruly("no-such-file"), "b": unruly()}
+    subject = worker(store, executors=executors, settings=quick(default_executor="b"), burst=True)
+    with pytest.raises(ErgonError, match=r"'a' does not start"):
+        subject.run()
+    assert get(store, "a#echo").status is JobStatus.PENDING
+    assert get(store, "b#echo").status is JobStatus.COMPLETED
+
+
 @pytest.mark.req("X4", "X8")
 def test_the_time_of_starting_is_not_the_time_of_a_job(tmp_path: Path) -> None:
     """A job whose timeout is shorter than the start of its executor still succeeds."""

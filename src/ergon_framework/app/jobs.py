@@ -87,6 +87,11 @@ def job_settings(
     """What the settings say about jobs; ``url`` replaces the store they name."""
     settings = load_settings(config, environ)
     setup = setup_of(settings, url)
+    if setup.url.lower().startswith("memory:"):
+        raise SettingsError(
+            "a job store in memory ends with this command, and everything in it",
+            remedy='use a file: url = "sqlite:///work.db"; memory is for tests of your own code',
+        )
     if setup.url:
         return setup
     where = "there is no settings file" if settings.file is None else f"{settings.file} names none"

@@ -16,10 +16,22 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.jobstore import Schedule
 
-app = typer.Typer(help="Look at schedules, pause or resume one, run one now.")
+app = typer.Typer()
 
 ScheduleName = Annotated[str, typer.Argument(metavar="NAME", help="The name of a schedule.")]
 _COLUMNS = ["name", "cron", "zone", "handler", "paused", "next_at", "last_at", "problem"]
+
+
+@app.callback(invoke_without_command=True)
+def schedules(
+    context: typer.Context,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Look at schedules, pause or resume one, run one now. Alone, it lists them."""
+    if context.invoked_subcommand is None:
+        list_schedules(1, config, url, as_json)
 
 
 @app.command("list")

@@ -20,7 +20,14 @@ def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag =
         now = client.store.now()
         rows = [_shape(record, now) for record in client.store.workers()]
     if not as_json:
-        rows = [{**row, "queues": row["queues"] or "all"} for row in rows]
+        rows = [
+            {
+                **row,
+                "queues": row["queues"] or "all",
+                "executors": [_told(name, pool) for name, pool in row["executors"].items()],
+            }
+            for row in rows
+        ]
     show_list(rows, _COLUMNS, as_json=as_json)
 
 
@@ -42,3 +49,11 @@ def _shape(record: WorkerRecord, now: float) -> dict[str, Any]:
         "started_at": moment(record.started_at),
         "seen_at": moment(record.seen_at),
     }
+
+
+def _told(name: str, pool: Any) -> str:
+    """An executor in a few words."""
+    if not isinstance(pool, dict):
+        return name
+    text = f"{name} {pool.get('processes', '?')}/{pool.get('pool_size', '?')}"
+    return f"{text} does not start: {pool['reason']}" if pool.get("opens_at") else text

@@ -63,6 +63,7 @@ class Tally:
     deliveries: int = 0  # the one in question included
     excused: int = 0
     is_charged: bool = False  # the store has charged the attempt of this delivery already
+    is_solo: bool = False  # it is to be alone in its process
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,8 @@ def settle(tally: Tally, seen: Seen, rule: JobRule, dice: float = 0.5) -> Move:
             return Move(JobStatus.CANCELLED, "cancelled", tally.attempts, tally.excused)
         case RunAsked() | RequeueAsked():
             if tally.status in _WAITING:
-                return Move(tally.status, "hurried", tally.attempts, tally.excused)
+                is_solo = tally.is_solo
+                return Move(tally.status, "hurried", tally.attempts, tally.excused, is_solo=is_solo)
             return Move(JobStatus.PENDING, "requeued", 0, 0, is_reset=True)
         case _:
             assert_never(seen)
@@ -246,7 +248,14 @@ def _judged(
     if isinstance(verdict, Again):
         delay = verdict.delay if waits else 0.0
         move = Move(
-            JobStatus.RETRYING, event, attempts, tally.excused, delay, failure, failure.code
+            JobStatus.RETRYING,
+            event,
+            attempts,
+            tally.excused,
+            delay,
+            failure,
+            failure.code,
+            tally.is_solo,
         )
         return _limited(tally, move, rule)
     return _ended(attempts, tally.excused, event, failure, verdict.why)
@@ -265,6 +274,7 @@ def _again(
     """Back to the queue without a charge, where it stood before it was claimed."""
     status = JobStatus.RETRYING if tally.attempts else JobStatus.PENDING
     excused = tally.excused + excuses
+    is_solo = is_solo or tally.is_solo
     return Move(status, event, tally.attempts, excused, delay, failure, why, is_solo)
 
 

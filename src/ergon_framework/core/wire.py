@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -154,6 +155,10 @@ class OrchestratorSession:
         return _frames(self._lines.end(), _reply, _stray_long)
 
 
+# Requests go out in batches: those of one batch have one deadline, and often one enqueue time.
+_instant = lru_cache(maxsize=256)(format_instant)
+
+
 class _Dispatch(msgspec.Struct, frozen=True):
     """A request on its way out; the job id comes early, so that even a cut line shows it."""
 
@@ -182,9 +187,9 @@ def encode_request(
     context = RequestContext(
         job_id,
         attempt,
-        format_instant(enqueued_at),
+        _instant(enqueued_at),
         queue_name,
-        None if deadline_at is None else format_instant(deadline_at),
+        None if deadline_at is None else _instant(deadline_at),
         None if trace_context is None else dict(trace_context),
         worker_id,
     )

@@ -31,3 +31,8 @@ class Bell:
         self._poll.poll(int(seconds * 1000) + 1)  # rounded up: waking early is waking twice
         with suppress(BlockingIOError):
             os.read(self.listener, 4096)
+
+    def close(self) -> None:
+        """Give both ends back; nobody may ring any more."""
+        os.close(self.listener)
+        os.close(self.button)

@@ -27,6 +27,7 @@ class Board:
         self.limit = limit
         self.waiting: deque[Item] = deque()
         self.flying: dict[Flight, None] = {}
+        self.is_reading = False  # somebody waits for more
         self.is_ended = False
         self.alarm = NEVER
         self._on_alarm = on_alarm
@@ -66,8 +67,6 @@ class Board:
             del self.flying[flight]
             if self.is_drained:
                 self.changed.notify_all()
-            elif flight.is_async and self.waiting:  # a worker would come by itself
-                self.changed.notify()
 
     def end(self) -> bool:
         """Nothing more is read; whether that is news. Holds the lock."""

@@ -39,7 +39,6 @@ class Crew:
         self._after = after
         self._failed = failed
         self._count = self._idle = 0
-        self._is_reading = False
         self._is_calling = False  # a worker was woken and has not come yet
 
     def start(self) -> None:
@@ -67,9 +66,10 @@ class Crew:
 
     def _serve(self, is_first: bool) -> None:
         try:
-            if is_first and not self._before():
+            is_needed = not is_first or self._before()
+            if not is_needed:
                 self._board.wait_until_drained()
-            while (item := self._next()) is not None:
+            while is_needed and (item := self._next()) is not None:
                 if not self._run(item):
                     return
             with self._board.lock:
@@ -87,7 +87,7 @@ class Crew:
                 item = self._wait_for_work()
                 if item is not None or self._board.is_ended:
                     return item
-                self._is_reading = True
+                self._board.is_reading = True
             self._read()
 
     def _wait_for_work(self) -> Item | None:
@@ -100,19 +100,24 @@ class Crew:
                     self._call_for_help()
                 return item
             is_needed = not board.is_ended or not board.flying
-            if is_needed and not board.waiting and not self._is_reading:
+            if is_needed and not board.waiting and not board.is_reading:
                 return None
             self._idle += 1
             board.changed.wait()
             self._idle -= 1
             self._is_calling = False
 
+    def call_for_help(self) -> None:
+        """There may be room for one more; a worker shall see to it."""
+        with self._board.lock:
+            self._call_for_help()
+
     def _call_for_help(self) -> None:
         """Before a handler runs, another worker shall see to what is left. Holds the lock."""
         board = self._board
         if self._is_calling or not board.has_room:
             return
-        if board.waiting or not (self._is_reading or board.is_ended):
+        if board.waiting or not (board.is_reading or board.is_ended):
             if self._idle:
                 self._is_calling = True
                 board.changed.notify()
@@ -122,9 +127,10 @@ class Crew:
     def _read(self) -> None:
         """Wait for requests, as the only one who does."""
         self._intake.wait()
-        items, is_end = ([], True) if self._board.is_ended else self._intake.read()
-        with self._board.lock:
-            self._is_reading = False
-            self._board.add(items)
-            if is_end:
-                self._board.end()
+        board = self._board
+        items, is_end = ([], True) if board.is_ended else self._intake.read()
+        with board.lock:
+            board.is_reading = False
+            board.add(items)
+            if is_end or board.is_ended:  # whoever waits to leave has waited for the reader too
+                board.end()

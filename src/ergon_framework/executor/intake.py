@@ -53,6 +53,10 @@ class Intake:
         items = [each if isinstance(each, Refusal) else self._flight(each) for each in frames]
         return items, not data
 
+    def close(self) -> None:
+        """Give back what is ours; the source is not."""
+        self._halt.close()
+
     def _flight(self, request: Request) -> Flight:
         handler = self._registry.find(request.function_name)
         return Flight(request, handler, is_traced=self.is_traced)

@@ -27,6 +27,7 @@ class LoopReader:
     def start(self) -> None:
         """Begin to read."""
         self._thread.after_each = self._go_on
+        self._board.is_reading = True
         self._loop.call_soon_threadsafe(self._go_on)
 
     def stop(self) -> None:

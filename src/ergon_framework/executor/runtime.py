@@ -27,8 +27,8 @@ from ergon_framework.executor.streams import Pipes, is_pollable, say
 if TYPE_CHECKING:
     from ergon_framework.executor.loop_reader import LoopReader
 
-CANCEL_GRACE = 1.0
-"""Seconds an async handler has to end after it was cancelled."""
+CANCEL_GRACE = 0.3
+"""Seconds an async handler has to end after it was cancelled, before anybody kills it."""
 
 
 class Runtime:
@@ -81,6 +81,11 @@ class Runtime:
         """Read no more, finish what was read, and end. Safe in a signal handler."""
         self._is_stopped = True
         self._bell.ring()
+
+    def close(self) -> None:
+        """Give back the descriptors, in a process that goes on; nobody may call ``stop`` then."""
+        self._bell.close()
+        self._intake.close()
 
     # -- the supervisor --------------------------------------------------------------------------
 
@@ -151,6 +156,8 @@ class Runtime:
         self._outlet.put(line)
         flight.end_span(outcome)
         self._board.remove(flight)
+        if flight.is_async and self._loop_reader is None:
+            self._crew.call_for_help()  # a worker who has run a flight comes by himself
         return True
 
     # -- the first and the last worker -----------------------------------------------------------

@@ -62,12 +62,14 @@ class Burst:
         return not in_hand and keeper.is_settled and not keeper.claims
 
     def _is_hopeless(self) -> bool:
+        """Whether what is left is for executors that do not start: all others have free slots."""
         down = {
             name: pool
             for name, pool in self._pools.items()
             if pool.gate.failures >= HOPELESS_STARTS
         }
-        if len(down) < len(self._pools):
+        others = [pool for name, pool in self._pools.items() if name not in down]
+        if not down or not all(pool.is_free for pool in others):
             return False
         name, pool = next(iter(down.items()))
         self.error = ErgonError(

@@ -30,6 +30,7 @@ from ergon_framework.ports.jobstore import Hold, Job, Leased, Settlement
 LONGEST_MESSAGE = 4096
 """Characters of an error message that are kept."""
 _encode = msgspec.json.Encoder().encode
+_instant = lru_cache(maxsize=64)(format_instant)  # all that happens in one turn has one instant
 _SUCCEEDED = Succeeded()
 
 
@@ -96,7 +97,9 @@ class Judgement:
     ) -> Settlement:
         """The settlement of a job in our hands; ``now`` is only for its history."""
         job = claim.job
-        tally = Tally(JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused)
+        tally = Tally(
+            JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused, is_solo=job.is_solo
+        )
         move = settle(tally, seen, self.rule_of(job), random.random())  # noqa: S311 - jitter
         entry = self._entry(move, now, job.deliveries, seconds)
         return Settlement(
@@ -113,7 +116,9 @@ class Judgement:
     def decided(self, job: Job, seen: Seen, now: float, *, if_expired: bool = False) -> Settlement:
         """The settlement of a job that the store showed us; raises Refused."""
         attempts = job.attempts - job.is_charged
-        tally = Tally(job.status, attempts, job.deliveries, job.excused, job.is_charged)
+        tally = Tally(
+            job.status, attempts, job.deliveries, job.excused, job.is_charged, job.is_solo
+        )
         move = settle(tally, seen, self.rule_of(job), random.random())  # noqa: S311 - jitter
         return Settlement(
             key=job.key,
@@ -143,7 +148,7 @@ class Judgement:
         lost_by: str | None = None,
     ) -> bytes:
         entry: dict[str, Any] = {
-            "at": format_instant(now),
+            "at": _instant(now),
             "event": move.event,
             "status": move.status,
             "attempt": move.attempts,

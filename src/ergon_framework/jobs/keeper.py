@@ -101,10 +101,10 @@ class Keeper:
             self._wake()
         return has - had
 
-    def settle(self, settlement: Settlement) -> None:
-        """Take note of an outcome; it is written with the next exchange."""
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Take note of outcomes; they are written with the next exchange."""
         with self._lock:
-            self._settlements.append(settlement)
+            self._settlements += settlements
             wakes, self._is_asleep = self._is_asleep, False
         if wakes:
             self._wake()
@@ -137,10 +137,6 @@ class Keeper:
     def is_settled(self) -> bool:
         """Whether nothing waits to be written."""
         return not self._settlements and not self._is_busy
-
-    def wall(self) -> float:
-        """The store's clock, as far as we know it."""
-        return self._now() + self.offset
 
     # ---- the thread ----
 

@@ -23,6 +23,7 @@ from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.runner import Fate, Flight, Runner
 from ergon_framework.jobs.selecting import Selecting
 from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.ports.jobstore import Leased
 from ergon_framework.storage.failpoints import VARIABLE, declare, failpoint
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,11 @@ class Pool:
     def in_hand(self) -> int:
         """Claimed jobs that have not left."""
         return self._in_flight + len(self._waiting) + len(self._solos)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it could take a job now."""
+        return self._slots(self._now()) > 0
 
     @property
     def is_gone(self) -> bool:
@@ -157,14 +163,13 @@ class Pool:
             seen: Seen = runner.expired(flight)
         else:
             seen = self._host.judgement.seen_of(reply, claim.job)
-        self._host.finish(claim, seen, self._now() - claim.written_at, reply.result)
+        self._host.finish(claim, seen, self._host.selecting.at - claim.written_at, reply.result)
         self._host.dirty(self)
 
     def botched(self, runner: Runner, flight: Flight, failure: Failure) -> None:
         """An executor's answer cannot be read."""
-        self._host.finish(
-            flight.claim, Failed(failure), self._now() - flight.claim.written_at, None
-        )
+        seconds = self._host.selecting.at - flight.claim.written_at
+        self._host.finish(flight.claim, Failed(failure), seconds, None)
         self._host.dirty(self)
 
     def strayed(self, runner: Runner, reason: str) -> None:
@@ -201,7 +206,7 @@ class Pool:
         return sum(len(runner.flights) for runner in self.runners)
 
     def _look_at(self, runner: Runner, now: float) -> None:
-        if runner.child.has_exited():
+        if runner.may_have_exited and runner.child.has_exited():
             self._bury(runner, now)
             return
         runner.look(now)
@@ -334,7 +339,7 @@ class Pool:
             enqueued_at=job.created_at,
             queue_name=job.queue,
             deadline_at=self._host.wall() + timeout + grace,
-            trace_context=job.trace_context,
+            trace_context=_carried(job),
             worker_id=self._host.name,
         )
         failpoint("worker.before_send")
@@ -350,6 +355,13 @@ class Pool:
         wanted = max(0, free) if self.is_open else 0
         if wanted != self._offered:
             self._offered += self._host.offer(self.name, wanted - self._offered)
+
+
+def _carried(job: Leased) -> dict[str, str] | None:
+    """The trace's carrier; version 1 of the protocol has no other place for a correlation id."""
+    if job.correlation_id is None:
+        return job.trace_context
+    return {**(job.trace_context or {}), "correlation_id": job.correlation_id}
 
 
 def _dice() -> float:

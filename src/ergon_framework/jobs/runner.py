@@ -99,6 +99,7 @@ class Runner:
         self.fate: Fate | None = None
         self.kill_at: float | None = None
         self.suspect_at: float | None = None
+        self._is_told = False  # that the process has ended
         self._strays = 0
         self._answered: deque[str] = deque(maxlen=64)
         self._session = OrchestratorSession(settings.response_limit)
@@ -112,6 +113,11 @@ class Runner:
             selecting.watch(child.exit_fd, READ, self._exited)
 
     # ---- what the pool asks ----
+
+    @property
+    def may_have_exited(self) -> bool:
+        """Whether asking the system is worth the call."""
+        return self._is_told or self.child.exit_fd < 0 or self.fate is not None
 
     @property
     def room(self) -> int:
@@ -242,13 +248,14 @@ class Runner:
     # ---- what the loop tells ----
 
     def _exited(self, _events: int) -> None:
+        self._is_told = True
         self._audience.exited(self)
 
     def _read_stdout(self, _events: int) -> None:
         while (data := self.child.read(self.child.stdout)) is not None:
             if not data:
                 self._forget(self.child.stdout)
-                self._audience.exited(self)
+                self._exited(READ)
                 return
             for frame in self._session.feed(data):
                 self._take(frame)

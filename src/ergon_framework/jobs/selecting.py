@@ -31,6 +31,7 @@ class Selecting:
             os.set_blocking(end, False)
         self.watch(self._wake_read, READ, self._drain)
         self.now = SYSTEM_CLOCK.now
+        self.at = self.now()  # when this turn began to handle things
 
     def watch(self, descriptor: int, events: int, handler: Handler) -> None:
         """Call ``handler`` when the descriptor is ready; replaces what was watched before."""
@@ -58,7 +59,9 @@ class Selecting:
         with self._lock:
             self._is_waiting = not self._posted
         seconds = 0.0 if self._posted else None if until is None else max(0.0, until - self.now())
-        for key, events in self._selector.select(seconds):
+        ready = self._selector.select(seconds)
+        self.at = self.now()
+        for key, events in ready:
             key.data(events)
         self._is_waiting = False
         while self._posted:

@@ -142,7 +142,7 @@ class ExecutorSettings(Document):
     env: Words = Field(default_factory=FrozenDict)
     cwd: str | None = None
     pool_size: Count = Field(default_factory=lambda: min(os.cpu_count() or 1, 8))
-    max_in_flight: Annotated[Count, Field(le=4096)] = 1
+    max_in_flight: Annotated[Count, Field(le=1024)] = 1
     startup_grace: PositiveOrZero = 10.0
     response_limit: Annotated[Count, Field(ge=1024)] = 16 * 1024 * 1024
     kill_grace: PositiveOrZero = 2.0

@@ -216,6 +216,8 @@ def _event(entry: dict[str, Any]) -> str:
     word = str(entry.get("event", "something happened"))
     known = {"attempt": entry.get("attempt", "?"), "delivery": entry.get("delivery", "?")}
     text = _EVENTS.get(word, word).format(**known)
+    if word == "released" and entry.get("why") == "executor_not_up":
+        text += ", because its executor ended before it had read the request"
     if word == "failed" and entry.get("attempt") == 0:
         text = "it was refused without an attempt"
     if entry.get("code"):

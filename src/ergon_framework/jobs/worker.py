@@ -91,6 +91,7 @@ class Worker:
         self._counts: Counter[str] = Counter()
         self._pools: dict[str, Pool] = {}
         self._dirty: dict[Pool, None] = {}
+        self._settled: list[Settlement] = []
         self._sink = FanOut(None, (), ())
 
     # ---- for whoever embeds it ----
@@ -157,7 +158,15 @@ class Worker:
                 times.append(pool.next_at)
         if until is not None:
             times.append(until)
+        self._hand_over()
         self.selecting.turn(min(times))
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the keeper what this turn has settled, in one piece."""
+        if self._settled:
+            settled, self._settled = self._settled, []
+            self._keeper.settle(settled)
 
     def _drain(self) -> None:
         """Let what runs finish within the grace; then end it and give it back."""
@@ -194,6 +203,7 @@ class Worker:
         for pool in self._pools.values():  # after an error of our own: leave nobody behind
             if not pool.is_gone:
                 pool.end(at_once=True)
+        self._hand_over()
         self._keeper.end()
         is_settled = self._keeper.join(LEAVING)
         self._chores.leave()
@@ -221,12 +231,11 @@ class Worker:
 
     def finish(self, claim: Claim, seen: Seen, seconds: float | None, result: bytes | None) -> None:
         """A claimed job leaves our hands."""
-        now = self._keeper.wall()
-        self._keeper.settle(self.judgement.settled(claim, seen, now, seconds, result))
+        self._settled.append(self.judgement.settled(claim, seen, self.wall(), seconds, result))
 
     def wall(self) -> float:
-        """The store's clock, about."""
-        return self._keeper.wall()
+        """The store's clock, about, when this turn began."""
+        return self.selecting.at + self._keeper.offset
 
     def dirty(self, pool: Pool) -> None:
         """Attend to this pool after the turn."""

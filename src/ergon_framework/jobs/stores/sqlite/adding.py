@@ -30,7 +30,9 @@ _FULL = _SQL["insert"]
 
 def add(moves: Moves, jobs: Sequence[NewJob]) -> list[Added]:
     """Add all of them; raises DuplicateJobError, and then the caller rolls back."""
-    if len(jobs) == 1 or any(job.unique_key is not None or _is_large(job) for job in jobs):
+    if len(jobs) == 1:
+        return [_add(moves, jobs[0])]
+    if any(job.unique_key is not None or _is_large(job) for job in jobs):
         return [_add(moves, job) for job in jobs]
     _insert_many(moves, jobs)
     return [Added(job.id, True) for job in jobs]
@@ -78,7 +80,7 @@ def _insert(moves: Moves, job: NewJob) -> None:
             moves.cursor.execute(_PLAIN, row)
     except sqlite3.IntegrityError:
         raise _id_taken(job) from None
-    if _is_large(job):
+    if row[-1] is None:
         values = (moves.cursor.lastrowid, job.args, job.kwargs)
         moves.cursor.execute(_SQL["insert_payload"], values)
 

@@ -35,7 +35,7 @@ class SqliteDesk(Ground):
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return looking.search(self._database, search, limit)
+        return looking.search(self._read, search, limit)
 
     def count(self, search: Search) -> int:
         """How many match."""
@@ -112,8 +112,11 @@ class SqliteDesk(Ground):
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""
-        values = msgspec.structs.astuple(schedule)
-        self._write(lambda moves: moves.cursor.execute(_SCHEDULES["put"], values), "desk")
+
+        def work(moves: Moves) -> None:
+            moves.cursor.execute(_SCHEDULES["put"], msgspec.structs.astuple(schedule))
+
+        self._write(work, "desk")
 
     def drop_schedule(self, name: str) -> bool:
         """Remove one; whether it was there."""

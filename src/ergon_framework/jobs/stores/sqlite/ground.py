@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,10 @@ _CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
 _BEFORE = {call: f"jobs.{call}.before_commit" for call in _CALLS}
 _AFTER = {call: f"jobs.{call}.after_commit" for call in _CALLS}
 declare(*_BEFORE.values(), *_AFTER.values())
+
+
+# A cursor is closed where it was used. One that another thread drops later, with a result or with
+# an error, resets a statement that whoever has the connection by then may be executing.
 
 
 class Ground:
@@ -70,19 +75,24 @@ class Ground:
     def _write(self, work: Callable[[Moves], T], call: str, *, is_work: bool = False) -> T:
         """Run one transaction, and ring for what it moved, or for work in any case."""
 
-        def whole(connection: sqlite3.Connection) -> tuple[T, Moves]:
-            moves = Moves(connection.cursor(), self._clock())
-            result = work(moves)
+        def whole(connection: sqlite3.Connection) -> tuple[T, bool, bool]:
+            with closing(connection.cursor()) as cursor:
+                moves = Moves(cursor, self._clock())
+                result = work(moves)
             failpoint(_BEFORE[call])
-            return result, moves
+            return result, moves.is_work, moves.is_done
 
-        result, moves = self._database.write(whole)
+        result, is_work_too, is_done = self._database.write(whole)
         failpoint(_AFTER[call])
-        if is_work or moves.is_work:
+        if is_work or is_work_too:
             self._belfry.ring(_WORK)
-        if moves.is_done:
+        if is_done:
             self._belfry.ring(_DONE)
         return result
 
     def _read(self, work: Callable[[sqlite3.Cursor], T]) -> T:
-        return self._database.read(lambda connection: work(connection.cursor()))
+        def whole(connection: sqlite3.Connection) -> T:
+            with closing(connection.cursor()) as cursor:
+                return work(cursor)
+
+        return self._database.read(whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
@@ -11,7 +11,9 @@ from ergon_framework.jobs.stores.sqlite.gates import NONE, Settings
 from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from, text_of
 from ergon_framework.ports.jobstore import Job, Queue, Search
 from ergon_framework.storage.statements import load
-from ergon_framework.storage.writer import Database
+
+Read = Callable[[Callable[[sqlite3.Cursor], list[Job]]], list[Job]]
+"""Runs something on what was committed last."""
 
 PAGE = 200
 _END = 2**63 - 1
@@ -25,15 +27,13 @@ _SQL = load(SQL, "desk.sql")
 _COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
 
 
-def search(database: Database, wanted: Search, limit: int | None) -> Iterator[Job]:
+def search(read: Read, wanted: Search, limit: int | None) -> Iterator[Job]:
     """Matching jobs, the newest first; between pages nothing of the store is held."""
     statement, values = statement_of(wanted), _values(wanted)
     left = _END if limit is None else limit
     while left > 0:
         values["limit"] = min(PAGE, left)
-        page = database.read(
-            lambda connection: jobs_from(connection.cursor().execute(statement, values))
-        )
+        page = read(lambda cursor: jobs_from(cursor.execute(statement, values)))
         yield from page
         if len(page) < PAGE:
             return

@@ -41,6 +41,8 @@ excused."""
 class Moves:
     """The moves of one transaction."""
 
+    __slots__ = ("_is_any_blocked", "cursor", "is_done", "is_work", "now")
+
     def __init__(self, cursor: sqlite3.Cursor, now: float) -> None:
         self.cursor = cursor
         self.now = now
