@@ -13,7 +13,25 @@ from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 
-from ergon_framework.core.failure import Kind
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import (
+    ALLOWED,
+    CancelAsked,
+    Died,
+    Failed,
+    Held,
+    JobRule,
+    JobStatus,
+    LeaseExpired,
+    Outdated,
+    Released,
+    RequeueAsked,
+    RunAsked,
+    Seen,
+    Succeeded,
+    Tally,
+    settle,
+)
 from ergon_framework.core.lifecycle import ROUTES, Cue, Ending, Step
 from ergon_framework.core.loop import StopReason
 from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES
@@ -54,6 +72,11 @@ STOPPING = """\
 
 The `stop_reason` of its report. The first reason stays; only an abort puts another in its place."""
 
+JOBS = """\
+## A job's life
+
+What may be seen of a job, in which states, and what becomes of it. A charge is a spent attempt."""
+
 NOTICES = """\
 ## Notices
 
@@ -70,6 +93,26 @@ MEANINGS = {
     Verb.NACK: "it has failed for good",
     Verb.RELEASE: "it has no outcome; give it to somebody else",
 }
+_ERROR = Failure(Kind.DEFECT, "error")
+_REFUSED = Failure(Kind.REJECTED, "handler_not_found")
+_GATE = Failure(Kind.HELD, "held")
+SEEN: tuple[tuple[str, Seen, int], ...] = (
+    ("the executor answered success", Succeeded(), 0),
+    ("an attempt failed, and attempts are left", Failed(_ERROR), 0),
+    ("the last attempt failed", Failed(_ERROR), 4),
+    ("the failure is final, such as handler_not_found", Failed(_REFUSED), 0),
+    ("no executor can be asked: unknown executor, empty handler", Failed(_REFUSED, False), 0),
+    ("a gate held it", Held(_GATE), 0),
+    ("its executor died with this request alone", Died(), 0),
+    ("its executor died with several requests", Died(is_alone=False), 0),
+    ("its executor died before it read the request", Died(is_taken=False), 0),
+    ("the worker gave it back", Released(), 0),
+    ("its lease expired", LeaseExpired(), 0),
+    ("its expiry passed before it was started", Outdated(), 0),
+    ("somebody cancelled it", CancelAsked(), 0),
+    ("somebody wants it to run now", RunAsked(), 0),
+    ("somebody sent it back from the dead letters", RequeueAsked(), 0),
+)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -137,6 +180,18 @@ def stopping() -> str:
     return table(["reason", "meaning"], rows)
 
 
+def jobs() -> str:
+    """Event by what it leads to, asked of the machine itself."""
+    rows = []
+    for text, seen, attempts in SEEN:
+        states = sorted(ALLOWED[type(seen)], key=list(JobStatus).index)
+        moves = [settle(Tally(one, attempts, 1), seen, JobRule()) for one in states]
+        charges = "yes" if any(move.attempts > attempts for move in moves) else "no"
+        after = dict.fromkeys(f"`{move.status}`" for move in moves)
+        rows.append([text, ", ".join(f"`{one}`" for one in states), ", ".join(after), charges])
+    return table(["seen", "in", "becomes", "charge"], rows)
+
+
 def notices() -> str:
     """The catalogue."""
     return table(
@@ -151,7 +206,7 @@ def notices() -> str:
 def render() -> str:
     """The whole page."""
     parts = [INTRO, LIFECYCLE, cues(), lifecycle(), TIMED_OUT, RETRIES, retries()]
-    parts += [SETTLEMENT, settlement(), STOPPING, stopping(), NOTICES, notices()]
+    parts += [SETTLEMENT, settlement(), STOPPING, stopping(), JOBS, jobs(), NOTICES, notices()]
     return "\n\n".join(parts) + "\n"
 
 

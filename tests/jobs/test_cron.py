@@ -49,7 +49,7 @@ def refusal(line: str) -> JobError:
 # ---- lines --------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("JOBS:cron")
+@pytest.mark.req("JOBS:cron", "X15")
 @pytest.mark.parametrize(
     ("line", "fires"),
     [

@@ -21,9 +21,6 @@ from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
 from ergon_framework.testing.suites.jobstore.subject import ask, new
 
-CLIENT = pytest.mark.req("JOBS:client")
-BAD = pytest.mark.req("JOBS:badinput")
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteJobStore]:
@@ -46,7 +43,7 @@ def ids(store: SqliteJobStore) -> list[str]:
     return [job.id for job in store.search(Search())]
 
 
-@CLIENT
+@pytest.mark.req("JOBS:client")
 def test_jobs_come_with_the_callers_commit(store: SqliteJobStore, mine: sqlite3.Connection) -> None:
     """Until the caller commits there is nothing to be claimed; then both are there."""
     mine.execute("INSERT INTO orders VALUES ('pie')")
@@ -61,7 +58,7 @@ def test_jobs_come_with_the_callers_commit(store: SqliteJobStore, mine: sqlite3.
     assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["a", "b"]
 
 
-@CLIENT
+@pytest.mark.req("JOBS:client")
 def test_jobs_go_with_the_callers_rollback(store: SqliteJobStore, mine: sqlite3.Connection) -> None:
     """What the caller takes back was never there, and its number may be used."""
     store.add_in(mine, [new("a")])
@@ -71,7 +68,7 @@ def test_jobs_go_with_the_callers_rollback(store: SqliteJobStore, mine: sqlite3.
     assert ids(store) == ["a"]
 
 
-@CLIENT
+@pytest.mark.req("JOBS:client")
 def test_a_refused_job_leaves_the_transaction_alone(
     store: SqliteJobStore, mine: sqlite3.Connection
 ) -> None:
@@ -85,7 +82,7 @@ def test_a_refused_job_leaves_the_transaction_alone(
     assert ids(store) == ["b"]
 
 
-@CLIENT
+@pytest.mark.req("JOBS:client")
 def test_unique_keys_hold_in_the_callers_transaction(
     store: SqliteJobStore, mine: sqlite3.Connection
 ) -> None:
@@ -104,8 +101,8 @@ def test_unique_keys_hold_in_the_callers_transaction(
     assert ids(store) == ["c", "a"]
 
 
-@CLIENT
-@BAD
+@pytest.mark.req("JOBS:client")
+@pytest.mark.req("JOBS:badinput")
 def test_another_file_is_refused(store: SqliteJobStore, tmp_path: Path) -> None:
     """A job is never put into a database that no worker looks into."""
     for other in (tmp_path / "other.db", ":memory:"):
@@ -116,7 +113,7 @@ def test_another_file_is_refused(store: SqliteJobStore, tmp_path: Path) -> None:
             store.add_in(connection, [new("a")])
 
 
-@CLIENT
+@pytest.mark.req("JOBS:client")
 def test_the_same_file_by_another_name(store: SqliteJobStore, tmp_path: Path) -> None:
     """What counts is the file, not how it is called."""
     (tmp_path / "link.db").symlink_to(store.path)
@@ -126,8 +123,8 @@ def test_the_same_file_by_another_name(store: SqliteJobStore, tmp_path: Path) ->
     assert ids(store) == ["a"]
 
 
-@CLIENT
-@BAD
+@pytest.mark.req("JOBS:client")
+@pytest.mark.req("JOBS:badinput")
 def test_without_a_transaction_it_is_refused(store: SqliteJobStore) -> None:
     """A connection that commits each statement by itself must begin a transaction first."""
     with closing(sqlite3.connect(store.path, isolation_level=None)) as connection:
@@ -139,8 +136,8 @@ def test_without_a_transaction_it_is_refused(store: SqliteJobStore) -> None:
     assert ids(store) == ["a"]
 
 
-@CLIENT
-@BAD
+@pytest.mark.req("JOBS:client")
+@pytest.mark.req("JOBS:badinput")
 def test_a_transaction_that_read_too_early(store: SqliteJobStore, mine: sqlite3.Connection) -> None:
     """The error says to begin anew: SQLite cannot let it write on what it has read."""
     mine.isolation_level = None
@@ -154,8 +151,8 @@ def test_a_transaction_that_read_too_early(store: SqliteJobStore, mine: sqlite3.
     assert ids(store) == ["a"]
 
 
-@CLIENT
-@BAD
+@pytest.mark.req("JOBS:client")
+@pytest.mark.req("JOBS:badinput")
 def test_a_locked_file(store: SqliteJobStore, mine: sqlite3.Connection) -> None:
     """The store's error, not SQLite's, when somebody else is writing."""
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
@@ -195,7 +192,7 @@ def test_a_store_in_memory() -> None:
     store.close()
 
 
-@BAD
+@pytest.mark.req("JOBS:badinput")
 @pytest.mark.parametrize(
     ("url", "text"),
     [

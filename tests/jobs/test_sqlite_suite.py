@@ -14,7 +14,7 @@ from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_j
 from ergon_framework.testing.suites.jobstore.subject import Store
 
 
-@pytest.mark.req("JOBS:store")
+@pytest.mark.req("JOBS:store", "X24")
 @pytest.mark.parametrize("check", [check.name for check in JOB_STORE_CHECKS])
 def test_the_sqlite_store_keeps_its_promises(check: str, tmp_path: Path) -> None:
     """Each check of the suite, also the recommended ones; none is skipped."""

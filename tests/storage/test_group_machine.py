@@ -127,4 +127,4 @@ class Callers(RuleBasedStateMachine):
 
 TestCallers = Callers.TestCase
 TestCallers.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
-TestCallers = pytest.mark.slow(pytest.mark.req("JOBS:store")(TestCallers))
+TestCallers.pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:store")]
