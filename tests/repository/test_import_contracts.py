@@ -72,8 +72,6 @@ def test_a_forbidden_import_breaks_its_contract(
     package: Path, module: str, imported: str, contract: str
 ) -> None:
     """Each contract bites, also when the core reaches the clock through another module."""
-    (package / "jobs").mkdir()
-    (package / "jobs/__init__.py").touch()
     (package / "core/failure.py").write_text("import ergon_framework.errors\n")
     path = package / f"{module}.py"
     path.write_text(f"import {imported}\n")
