@@ -127,4 +127,7 @@ class Callers(RuleBasedStateMachine):
 
 TestCallers = Callers.TestCase
 TestCallers.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
-TestCallers.pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:store")]
+TestCallers.pytestmark = [  # type: ignore[attr-defined]
+    pytest.mark.slow,
+    pytest.mark.req("JOBS:store"),
+]

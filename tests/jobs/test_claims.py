@@ -1,0 +1,101 @@
+"""What a worker makes of an answer, and that the quick way says what the long way says."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergon_framework.core.failure import Kind
+from ergon_framework.core.job import Failed, JobRule, JobStatus, Succeeded, Tally, settle
+from ergon_framework.core.wire import Reply, Status
+from ergon_framework.jobs.claims import LONGEST_MESSAGE, Claim, Judgement
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.ports.jobstore import Leased
+
+
+def leased(**fields: object) -> Leased:
+    """A claimed job."""
+    values = {
+        "key": 1,
+        "fence": 7,
+        "id": "j",
+        "handler": "h",
+        "executor": "",
+        "queue": "default",
+        "args": b"[]",
+        "kwargs": b"{}",
+        "attempts": 0,
+        "deliveries": 1,
+        "excused": 0,
+        "is_solo": False,
+        "created_at": 0.0,
+        "claimed_at": 0.0,
+    }
+    unset = ("timeout", "max_attempts", "max_deliveries", "retry", "result_ttl")
+    rest = dict.fromkeys((*unset, "correlation_id", "trace_context"))
+    return Leased(**{**values, **rest, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.req("EXEC:status")
+@given(
+    attempts=st.integers(0, 50),
+    more=st.integers(1, 50),
+    excused=st.integers(0, 50),
+    is_solo=st.booleans(),
+    now=st.floats(0, 4e9),
+    seconds=st.none() | st.floats(0, 1e6),
+    worker=st.text(max_size=20),
+)
+def test_the_quick_way_for_successes_agrees_with_the_long_one(
+    attempts: int,
+    more: int,
+    excused: int,
+    is_solo: bool,
+    now: float,
+    seconds: float | None,
+    worker: str,
+) -> None:
+    """Whatever the job has been through: same move, same history."""
+    job = leased(attempts=attempts, deliveries=attempts + more, excused=excused, is_solo=is_solo)
+    judgement = Judgement(JobsSettings(), worker)
+    reply = Reply("j", Status.SUCCESS)
+    quick = judgement.settled(Claim(job), judgement.seen_of(reply, job), now, seconds, b"1")
+    tally = Tally(JobStatus.ACTIVE, attempts, attempts + more, excused, is_solo=is_solo)
+    move = settle(tally, Succeeded(), JobRule(), 0.5)
+    assert quick.move == move
+    long = judgement._entry(move, now, attempts + more, seconds)
+    assert msgspec.json.decode(quick.entry) == msgspec.json.decode(long)
+    assert quick.result == b"1"
+
+
+def test_a_message_of_an_executor_is_kept_in_part() -> None:
+    """A book in an error message does not go into the store."""
+    judgement = Judgement(JobsSettings(), "w")
+    reply = Reply("j", Status.ERROR, error_message="x" * (LONGEST_MESSAGE + 1))
+    seen = judgement.seen_of(reply, leased())
+    assert isinstance(seen, Failed)
+    assert len(seen.failure.message) == LONGEST_MESSAGE
+
+
+@pytest.mark.req("X14")
+def test_a_job_has_a_policy_of_its_own() -> None:
+    """Its attempts, its timeout kind and its final error types win over the settings."""
+    judgement = Judgement(JobsSettings(max_attempts=5), "w")
+    own = b'{"on_timeout": "dead-letter", "give_up_on": ["Fatal"]}'
+    job = leased(retry=own, max_attempts=2, timeout=7.0)
+    rule = judgement.rule_of(job)
+    assert rule.retry.attempts == 2
+    assert rule.max_deliveries == 5
+    assert Kind.TIMEOUT not in rule.retry.on
+    assert judgement.timeout_of(job) == 7.0
+    fatal = judgement.seen_of(Reply("j", Status.ERROR, error_type="Fatal"), job)
+    assert isinstance(fatal, Failed)
+    assert fatal.failure.kind is Kind.REJECTED
+
+
+def test_a_policy_that_cannot_be_read_does_not_stop_a_worker() -> None:
+    """It was written by another version: the settings serve instead."""
+    judgement = Judgement(JobsSettings(max_attempts=4), "w")
+    assert judgement.rule_of(leased(retry=b'{"of": "the future"}')).retry.attempts == 4
