@@ -89,3 +89,21 @@ def test_a_check_that_breaks_is_a_finding(
     found = findings()
     assert found["broken"].status is Status.BAD
     assert "settings" in found
+
+
+@pytest.mark.req("JOBS:badinput")
+def test_executors_and_the_job_store_are_looked_at(tmp_path: Path) -> None:
+    """What a worker would refuse is found before it is started."""
+    config = tmp_path / "ergon.toml"
+    text = '[store]\nurl = "sqlite:///{}"\n[executors.a]\ncommand = ["{}"]\n[jobs]\n{}\n'
+    config.write_text(text.format("work.db", "sh", ""), encoding="utf-8")
+    found = {finding.check: finding for finding in examine(config)}
+    names = ("executor a", "default executor", "job store")
+    assert [found[name].status for name in names] == [Status.OK] * 3
+    assert "synced to disk" in found["job store"].found
+    text = text.format("missing/work.db", "no-such-program", 'default_executor = "b"')
+    config.write_text(text, encoding="utf-8")
+    found = {finding.check: finding for finding in examine(config)}
+    assert [found[name].status for name in names] == [Status.BAD] * 3
+    assert all(found[name].remedy for name in names)
+    assert "job store" not in {each.check for each in examine(config, connects=False)}

@@ -77,7 +77,7 @@ class Worker:
     ) -> None:
         self.settings = settings or JobsSettings()
         self.executors = {key: checked(key, value) for key, value in executors.items()}
-        self.default = _default(self.settings, self.executors)
+        self.default = default_executor(self.settings, self.executors)
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.judgement = Judgement(self.settings, self.name)
         self.queues = tuple(queues) if queues else None
@@ -314,8 +314,8 @@ class Worker:
             self.finish(claim, Failed(failure, is_written=False), None, None)
 
 
-def _default(settings: JobsSettings, executors: Mapping[str, ExecutorSettings]) -> str:
-    """The executor of jobs that name none."""
+def default_executor(settings: JobsSettings, executors: Mapping[str, ExecutorSettings]) -> str:
+    """The executor of jobs that name none; refused when the settings name none that exists."""
     if not executors:
         raise ConfigurationError(
             "no executor is configured", remedy="add a table [executors.NAME] with a command"
