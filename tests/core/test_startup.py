@@ -37,7 +37,7 @@ def test_an_answer_closes_the_matter() -> None:
     gate = StartGate(PLAIN)
     for _ in range(4):
         gate.died(0.0, 0.5, "no", had_answered=False)
-    gate.answered()
+    gate.answered(0.0)
     assert (gate.failures, gate.open_until, gate.reason) == (0, 0.0, "")
     assert gate.died(10.0, 0.5, "no", had_answered=False) == 1.0
 
@@ -55,10 +55,20 @@ def test_the_gate_never_waits_longer_than_its_cap(
     gate = StartGate()
     for event in events:
         if event is None:
-            gate.answered()
+            gate.answered(1e9)
             assert gate.may_start(0.0)
             continue
         now, had_answered, dice = event
         wait = gate.died(now, dice, "no", had_answered=had_answered)
         assert 0.0 <= wait <= gate.backoff.cap * gate.backoff.high
         assert gate.may_start(now + wait)
+
+
+def test_an_older_process_does_not_vouch_for_new_ones() -> None:
+    """One that was there before the failure answers: the gate stays as it is."""
+    gate = StartGate(PLAIN)
+    gate.died(10.0, 0.5, "no", had_answered=False)
+    gate.answered(5.0)
+    assert (gate.failures, gate.open_until) == (1, 11.0)
+    gate.answered(11.5)
+    assert gate.failures == 0

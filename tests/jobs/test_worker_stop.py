@@ -138,9 +138,11 @@ def test_a_late_result_is_ignored_and_counted() -> None:
     first = worker(store, settings=quick(lease=0.5), name="first")
     with at_work(first):
         wait_until(lambda: get(store, "hang").status is JobStatus.ACTIVE)
-        # The lease runs out; the same worker rescues the job and holds a newer claim of it.
-        wait_until(lambda: get(store, "hang").fence >= 2)
-        wait_until(lambda: first._keeper.counters["late"] >= 1)
+        with at_work(worker(store, settings=quick(lease=0.5), name="second")):
+            wait_until(lambda: get(store, "hang").fence >= 2, "the rescue")
+            wait_until(lambda: first._keeper.counters["late"] >= 1, "the late result")
+    entries = history(get(store, "hang"))
+    assert (entries[0]["event"], entries[0]["lost_by"]) == ("lost", "first")
 
 
 class Moody(MemoryJobStore):

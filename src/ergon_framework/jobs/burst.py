@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import ErgonError
+from ergon_framework.errors import ErgonError, StoreError
 from ergon_framework.jobs.chores import Store
 from ergon_framework.jobs.keeper import Keeper
 from ergon_framework.jobs.pool import Pool
@@ -59,14 +59,14 @@ class Burst:
     def _is_idle(self) -> bool:
         keeper = self._keeper
         in_hand = any(pool.in_hand for pool in self._pools.values())
-        return not in_hand and keeper.is_settled and not keeper.claims
+        return not in_hand and keeper.is_settled
 
     def _is_hopeless(self) -> bool:
         """Whether what is left is for executors that do not start: all others have free slots."""
         down = {
             name: pool
             for name, pool in self._pools.items()
-            if pool.gate.failures >= HOPELESS_STARTS
+            if pool.gate.failures >= HOPELESS_STARTS and not pool.is_up
         }
         others = [pool for name, pool in self._pools.items() if name not in down]
         if not down or not all(pool.is_free for pool in others):
@@ -80,11 +80,14 @@ class Burst:
 
     def _is_held_elsewhere(self) -> bool:
         search = Search(statuses=(JobStatus.ACTIVE,))
-        leases = {
-            job.id: job.lease_expires_at or 0.0
-            for job in self._store.search(search)
-            if self._queues is None or job.queue in self._queues
-        }
+        try:
+            leases = {
+                job.id: job.lease_expires_at or 0.0
+                for job in self._store.search(search)
+                if self._queues is None or job.queue in self._queues
+            }
+        except StoreError:  # it is away: the keeper waits for it, and so do we
+            return True
         before, self._leases = (
             self._leases,
             {name: self._leases.get(name, at) for name, at in leases.items()},

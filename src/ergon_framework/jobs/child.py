@@ -58,7 +58,6 @@ class Child:
         self.written = 0  # of those, bytes that went into the pipe
         self._out = bytearray()
         self._tail = bytearray()
-        self._stdin_wanted = True
 
     # ---- writing ----
 
@@ -82,15 +81,12 @@ class Child:
                 self._out.clear()
             else:
                 del self._out[:n]
-        if not self._stdin_wanted:
-            self._close("stdin")
         return True
 
-    def end_input(self) -> None:
-        """Let the child see the end of its input, once everything queued is written."""
-        self._stdin_wanted = False
+    def close_input(self) -> None:
+        """Let the child see the end of its input. Nobody may be watching the descriptor."""
         self._close("_unread")  # while we hold it too, it is no end
-        self.flush()
+        self._close("stdin")
 
     def taken(self) -> int:
         """How many bytes of its input the child has read."""

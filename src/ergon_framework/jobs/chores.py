@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ergon_framework.core.job import LeaseExpired, Refused
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import StoreError
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import JobDesk, JobStore, WorkerRecord
@@ -47,6 +48,7 @@ class WorkerChores:
         settings: JobsSettings,
         judgement: Judgement,
         record: Callable[[], WorkerRecord],
+        holds: Callable[[str, int], bool],
         report: Callable[[str, dict[str, Any]], None],
         schedules: Fires | None = None,
     ) -> None:
@@ -54,21 +56,25 @@ class WorkerChores:
         self._settings = settings
         self._judgement = judgement
         self._record = record
+        self._holds = holds
         self._report = report
         self._schedules = schedules
         self._now = SYSTEM_CLOCK.now
         self.rescued = 0
         self.known: frozenset[str] = frozenset()  # executors of other workers
         self._is_synced = False
+        self._due: dict[Callable[[], float], float] = {}
         self.bounce()
+        self._due[self._rescue] = 0.0
 
     def bounce(self) -> None:
-        """Everything is due."""
-        self._due: dict[Callable[[], float], float] = {
+        """Everything is due but a rescue: whoever lives has a lease's time to renew it."""
+        now = self._now()
+        self._due |= {
             self._tell: 0.0,
-            self._rescue: 0.0,
+            self._rescue: now + self._settings.lease,
             self._sweep: 0.0,
-            self._maintain: self._now() + MAINTAIN_EVERY,
+            self._maintain: now + MAINTAIN_EVERY,
         }
         if self._schedules is not None:
             self._due[self._fire] = 0.0
@@ -78,9 +84,17 @@ class WorkerChores:
         """Do what is due; answers when to come again."""
         for chore, at in tuple(self._due.items()):
             if now >= at:
-                self._due[chore] = now + self._settings.lease / 3  # should it fail
-                self._due[chore] = now + chore()
+                self._due[chore] = now + self._done(chore)
         return min(self._due.values())
+
+    def _done(self, chore: Callable[[], float]) -> float:
+        try:
+            return chore()
+        except StoreError:  # the store is away: that concerns everybody
+            raise
+        except Exception:
+            logger.exception("a chore failed, and is left for a while: %s", chore.__name__)
+            return SWEEP_EVERY
 
     def leave(self) -> None:
         """Tell that this worker is gone."""
@@ -90,8 +104,10 @@ class WorkerChores:
     def _tell(self) -> float:
         self._store.tell(self._record())
         names: set[str] = set()
+        lately = self._store.now() - 3 * self._settings.lease
         for other in self._store.workers():
-            names.update(other.executors)
+            if other.seen_at >= lately:
+                names.update(other.executors)
         self.known = frozenset(names)
         return self._settings.lease / 3
 
@@ -100,6 +116,8 @@ class WorkerChores:
         now = self._store.now()
         settlements = []
         for job in jobs:
+            if self._holds(job.id, job.fence):
+                continue  # ours: it will be renewed
             with suppress(Refused):  # somebody has moved it already
                 settlements.append(
                     self._judgement.decided(job, LeaseExpired(), now, if_expired=True)

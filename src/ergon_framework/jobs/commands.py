@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
 import shutil
 import sys
 from pathlib import Path
 
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.settings import ExecutorSettings
+
+logger = logging.getLogger(__name__)
+
+PER_PROCESS, SPARE = 6, 100
+"""Descriptors that each executor process takes in its worker, and those for all the rest."""
 
 
 def checked(name: str, settings: ExecutorSettings) -> ExecutorSettings:
@@ -29,6 +36,22 @@ def checked(name: str, settings: ExecutorSettings) -> ExecutorSettings:
             remedy="install it, give its full path, or correct the setting",
         )
     return settings.model_copy(update={"command": (_absolute(found), *rest)})
+
+
+def allow_descriptors(processes: int) -> None:
+    """Raise this process's limit of open files to what so many executors take, or warn."""
+    needed = processes * PER_PROCESS + SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    most = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):
+        most = soft
+    if most < needed:
+        text = "%d executor processes need %d open files, and %d are allowed: raise ulimit -n"
+        logger.warning(text, processes, needed, most)
 
 
 def _which(program: str, path: str | None) -> str | None:

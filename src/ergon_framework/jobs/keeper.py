@@ -20,17 +20,19 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError
 from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.leases import Leases
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.slots import Slots
 from ergon_framework.ports.jobstore import Ask, Claimed, JobStore, Leased, Settlement, Topic
 from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger(__name__)
 
-CHARGE_AFTER = 0.05
-"""Seconds after which a started job's attempt is charged, if it has not ended by then."""
 OUTAGE = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+ENDING_WAIT = 0.2
+"""Seconds between two questions to a store that is away while the worker wants to leave."""
 
-declare("worker.claimed", "worker.before_settle", "worker.before_renew")
+declare("worker.claimed", "worker.before_settle")
 
 
 class Chores(Protocol):
@@ -40,7 +42,9 @@ class Chores(Protocol):
         """Do what is due; answers when to come again."""
 
     def bounce(self) -> None:
-        """The store was away: what was known about it may be out of date."""
+        """The store was away, or its clock was set: look at everything anew, but rescue nothing
+        before all who live have had the time to renew their leases.
+        """
 
 
 class Keeper:
@@ -56,27 +60,28 @@ class Keeper:
     ) -> None:
         self.store = store
         self.chores: Chores | None = None
-        self.claims: dict[str, Claim] = {}  # by job id: everything this worker holds
+        self.leases = Leases(store, settings.lease, report)
         self.offset = 0.0  # the store's clock minus ours
-        self.is_dry = False  # the last claim left free slots
         self.counters = {"late": 0, "outages": 0}
+        self.probes = 0
+        self.is_left = False  # something due could not be claimed
         self._settings = settings
         self._ask = ask
         self._deliver = deliver
         self._report = report
         self._lock = threading.Lock()
+        self._rests = threading.Condition(self._lock)  # no exchange is under way
         self._settlements: list[Settlement] = []
-        self._slots: dict[str, int] = {}
-        self.probes = 0
-        self.is_left = False  # something due could not be claimed
+        self._slots = Slots()
         self._is_probing = False
         self._is_asleep = False
+        self._is_busy = False
         self._may_claim = True
         self._ends = False
+        self._gives_up = False
         self._news = True  # something may be claimable
         self._next_at: float | None = None  # … or will be then, by our clock
-        self._renew_at = 0.0
-        self._charge_at: float | None = None
+        self._chores_at: float | None = None
         self._failures = 0
         self._now = SYSTEM_CLOCK.now
         self._bell = store.listen(Topic.WORK)
@@ -87,19 +92,18 @@ class Keeper:
     def start(self) -> None:
         """Begin. The store's first answer comes in this thread, so that its error does too."""
         self.offset = self.store.now() - self._now()
-        self._renew_at = self._now() + self._settings.lease / 3
         self._thread = SYSTEM_CLOCK.spawn("ergon-keeper", self._serve)
 
     def offer(self, executor: str, slots: int) -> int:
         """Add free slots of an executor, or take some back; answers the change that was made."""
         with self._lock:
-            had = self._slots.get(executor, 0)
-            has = max(0, had + slots)
-            self._slots[executor] = has
-            wakes = slots > 0 and self._is_asleep and not self.is_dry
+            made = self._slots.offer(executor, slots)
+            if made > 0 and self._slots.is_news(executor):
+                self._news = True
+            wakes = made > 0 and self._news and self._is_asleep
         if wakes:
-            self._wake()
-        return has - had
+            self._bell.ring()
+        return made
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Take note of outcomes; they are written with the next exchange."""
@@ -107,46 +111,49 @@ class Keeper:
             self._settlements += settlements
             wakes, self._is_asleep = self._is_asleep, False
         if wakes:
-            self._wake()
+            self._bell.ring()
 
     def probe(self) -> None:
         """Find out whether anything due is left; ``probes`` grows when ``is_left`` is fresh."""
         self._is_probing = self._news = True
-        self._wake()
+        self._bell.ring()
 
-    def stop_claiming(self) -> None:
-        """Take no more jobs."""
-        self._may_claim = False
+    def stop_claiming(self, seconds: float) -> None:
+        """Take no more jobs, and wait for a claim that is under way."""
+        with self._rests:
+            self._may_claim = False
+            self._rests.wait_for(lambda: not self._is_busy, seconds)
 
     def end(self) -> None:
         """Settle what is left, then return; waited for with :meth:`join`."""
         self._may_claim = False
         self._ends = True
-        self._wake()
+        self._bell.ring()
 
-    def join(self, seconds: float) -> bool:
-        """Wait for the thread; whether everything was settled."""
+    def join(self, seconds: float) -> None:
+        """Wait for the thread; then it gives up what the store has not taken."""
         if self._thread is not None:
             self._thread.join(seconds)
-            if self._thread.is_alive():
-                return False
-        self._bell.close()
-        return not self._settlements
+            self._gives_up = True
+            self._bell.ring()
+            self._thread.join(1.0)
+        if self._thread is None or not self._thread.is_alive():
+            self._bell.close()
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether the last claim left slots free."""
+        return self._slots.is_dry
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing waits to be written."""
-        return not self._settlements and not self._is_busy
+        """Whether nothing is held, and nothing waits to be written."""
+        return not self._settlements and not self._is_busy and not self.leases.claims
 
     # ---- the thread ----
 
-    _is_busy = False
-
-    def _wake(self) -> None:
-        self._bell.ring()
-
     def _serve(self) -> None:
-        while True:
+        while not self._gives_up:
             try:
                 self._once()
                 if self._failures:
@@ -166,32 +173,40 @@ class Keeper:
 
     def _once(self) -> None:
         """One exchange, if there is anything to exchange, then what else is due."""
+        self._mind_the_clock()
         with self._lock:
             settlements, self._settlements = self._settlements, []
+            ask = self._due_ask()
             self._is_busy = True
         try:
-            ask = self._due_ask()
             if settlements or ask is not None:
                 self._exchange(settlements, ask)
                 settlements = []
         finally:
-            with self._lock:
+            with self._rests:
                 self._settlements[:0] = settlements  # not written: keep them, in order
                 self._is_busy = False
-        self._renew_due()
+                self._rests.notify_all()
+        self.leases.renew_due(self._now())
         if self.chores is not None and not self._ends:
             self._chores_at = self.chores.run(self._now())
 
-    _chores_at: float | None = None
+    def _mind_the_clock(self) -> None:
+        """A clock that was set makes leases look expired, or the other way round."""
+        offset = self.store.now() - self._now()
+        if abs(offset - self.offset) > self._settings.lease / 3:
+            logger.warning("the store's clock jumped by %.1f s", offset - self.offset)
+            self._news = True
+            self.leases.hurry()
+            if self.chores is not None:
+                self.chores.bounce()
+        self.offset = offset
 
     def _due_ask(self) -> Ask | None:
-        if not self._may_claim:
+        is_due = self._next_at is not None and self._now() >= self._next_at
+        if not self._may_claim or not (self._news or is_due):
             return None
-        now = self._now()
-        if not (self._news or (self._next_at is not None and now >= self._next_at)):
-            return None
-        with self._lock:
-            slots = {name: free for name, free in self._slots.items() if free > 0}
+        slots = self._slots.free()
         return self._ask(slots) if slots or self._is_probing else None
 
     def _exchange(self, settlements: Sequence[Settlement], ask: Ask | None) -> None:
@@ -210,88 +225,44 @@ class Keeper:
             self._take(ask, claimed)
 
     def _applied(self, settlement: Settlement, was_applied: bool) -> None:
-        claim = self.claims.get(settlement.id)
-        if claim is not None and claim.job.fence == settlement.fence:
-            del self.claims[settlement.id]
+        self.leases.drop(settlement)
         if was_applied:
             self._report("job.settled", {"settlement": settlement})
-        else:
-            self.counters["late"] += 1
-            logger.warning(
-                "job %s: a late result was ignored; somebody else holds the job", settlement.id
-            )
-            self._report("job.late", {"job_id": settlement.id})
+            return
+        self.counters["late"] += 1
+        text = "job %s: a late result was ignored; somebody else holds the job"
+        logger.warning(text, settlement.id)
+        self._report("job.late", {"job_id": settlement.id})
 
     def _take(self, ask: Ask, claimed: Claimed) -> None:
         now = self._now()
         wait = None if claimed.next_at is None else claimed.next_at - self.store.now()
         soonest = now + self._settings.poll  # commits we cannot hear of
         self._next_at = soonest if wait is None else min(soonest, now + max(0.0, wait))
-        claims = [Claim(job) for job in claimed.jobs]
-        taken = self._count(ask, claimed.jobs)
         with self._lock:
-            for executor, count in taken.items():
-                self._slots[executor] = max(0, self._slots.get(executor, 0) - count)
+            is_filled = self._slots.take(ask.slots, _by_executor(ask, claimed.jobs))
+            self._news = self._news or is_filled
         self.is_left = claimed.more
         if self._is_probing:
             self._is_probing = False
             self.probes += 1
-        full = any(taken.get(name, 0) >= free for name, free in ask.slots.items())
-        self._news = self._news or (full and bool(ask.slots))
-        self.is_dry = not full
-        for claim in claims:
-            self.claims[claim.job.id] = claim
+        claims = [Claim(job) for job in claimed.jobs]
         if claims:
-            self._charge_at = now + CHARGE_AFTER
+            self.leases.add(claims, now)
             failpoint("worker.claimed")
             self._deliver(claims)
-
-    @staticmethod
-    def _count(ask: Ask, jobs: Sequence[Leased]) -> dict[str, int]:
-        taken: dict[str, int] = {}
-        for job in jobs:
-            name = executor_of(ask, job)
-            taken[name] = taken.get(name, 0) + 1
-        return taken
-
-    def _renew_due(self) -> None:
-        now = self._now()
-        if now >= self._renew_at:
-            self._renew_at = now + self._settings.lease / 3
-            self.offset = self.store.now() - now
-            self._renew(list(self.claims.values()))
-        elif self._charge_at is not None and now >= self._charge_at:
-            self._charge_at = None
-            started = [each for each in self.claims.values() if each.is_written]
-            self._renew([each for each in started if not each.is_recorded])
-
-    def _renew(self, claims: list[Claim]) -> None:
-        claims = [claim for claim in claims if not claim.lost]
-        if not claims:
-            return
-        failpoint("worker.before_renew")
-        holds = [claim.hold() for claim in claims]
-        kept = self.store.renew(holds, self._settings.lease)
-        for claim, hold, is_kept in zip(claims, holds, kept, strict=True):
-            claim.is_recorded = claim.is_recorded or hold.is_charged
-            if not is_kept and claim.job.id in self.claims:
-                claim.lost = True
-                logger.warning(
-                    "job %s: its lease was lost; its result will not count", claim.job.id
-                )
-                self._report("lease.lost", {"job_id": claim.job.id})
 
     def _sleep(self) -> None:
         now = self._now()
         with self._lock:
-            if self._settlements and not self._failures:
-                return
-            is_free = self._is_probing or any(free > 0 for free in self._slots.values())
-            if self._news and self._may_claim and is_free and not self._failures:
+            is_free = self._is_probing or bool(self._slots.free())
+            is_wanted = self._settlements or (self._news and self._may_claim and is_free)
+            if is_wanted and not self._failures:
                 return
             self._is_asleep = True
-        until = [self._renew_at]
-        until += [at for at in (self._charge_at, self._chores_at) if at is not None]
+        until = [self.leases.next_at]
+        if self._chores_at is not None:
+            until.append(self._chores_at)
         if self._next_at is not None and self._may_claim and is_free:
             until.append(self._next_at)
         if self._failures:
@@ -304,11 +275,14 @@ class Keeper:
 
     def _sit_out(self, until: float) -> None:
         """Wait, whatever rings: the store has to come back before any of it matters."""
-        while (now := self._now()) < until and not self._ends:
+        while (now := self._now()) < until and not self._gives_up:
+            if self._ends:
+                until = min(until, now + ENDING_WAIT)
             self._bell.wait(until - now)
 
     def _outage(self, error: Exception) -> None:
         self._failures += 1
+        self.leases.hurry()
         if self.chores is not None:
             self.chores.bounce()  # so that the next round asks the store for certain
         if self._failures == 1:
@@ -321,6 +295,14 @@ class Keeper:
         self._failures = 0
         self._news = True
         self._report("store.back", {})
+
+
+def _by_executor(ask: Ask, jobs: Sequence[Leased]) -> dict[str, int]:
+    taken: dict[str, int] = {}
+    for job in jobs:
+        name = executor_of(ask, job)
+        taken[name] = taken.get(name, 0) + 1
+    return taken
 
 
 def executor_of(ask: Ask, job: Leased) -> str:

@@ -91,6 +91,11 @@ class Pool:
         return self._slots(self._now()) > 0
 
     @property
+    def is_up(self) -> bool:
+        """Whether at least one process works."""
+        return any(runner.is_up and runner.fate is None for runner in self.runners)
+
+    @property
     def is_gone(self) -> bool:
         """Whether no process is left."""
         return not self.runners
@@ -157,7 +162,7 @@ class Pool:
     def answered(self, runner: Runner, flight: Flight, reply: Reply) -> None:
         """An executor answered."""
         failpoint("worker.answered")
-        self.gate.answered()
+        self.gate.answered(runner.started_at)
         claim = flight.claim
         if flight.is_overdue and reply.status is not Status.SUCCESS:
             seen: Seen = runner.expired(flight)
@@ -218,7 +223,7 @@ class Pool:
         if self._is_silent(runner, now):
             runner.end(Fate.NOT_UP, now)
         if self._is_spent(runner):
-            runner.close_input()
+            runner.retire(now)
 
     def _next_look(self, runner: Runner, now: float) -> float | None:
         times = [runner.next_look(now)]
@@ -250,7 +255,8 @@ class Pool:
         for flight, seen in ends:
             claim = flight.claim
             self._host.finish(claim, seen, now - claim.written_at, None)
-        is_asked = runner.fate in (Fate.STOP, Fate.TIMEOUT) or self._stopping
+        asked = (Fate.STOP, Fate.TIMEOUT, Fate.RECYCLED)
+        is_asked = runner.fate in asked or self._stopping
         is_clean = runner.child.status == 0 and runner.answers > 0 and not ends
         self._host.tell("executor.died", executor=self.name, pid=runner.child.pid, how=how)
         if is_asked or is_clean:

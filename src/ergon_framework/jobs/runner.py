@@ -30,6 +30,10 @@ PATIENCE = 5.0
 """Seconds after an answer that fits no request until the process counts as confused."""
 MOST_STRAYS = 1000
 """Lines that are no outcome, in a row, until the process counts as confused."""
+SILENCE = 1.0
+"""Seconds between the end of a process's output and its own end, at most."""
+MOST_READS, FULL_PIPE = 16, 1 << 16
+"""Reads of one stream in one turn, and the size of a read after which there is probably more."""
 LONGEST_READY = 1 << 20
 LONGEST_SAYING = 1 << 14
 """Bytes of one read of a standard error stream that are logged."""
@@ -42,6 +46,7 @@ class Fate(StrEnum):
     STOP = "stop"
     CONFUSED = "confused"
     NOT_UP = "not_up"
+    RECYCLED = "recycled"
 
 
 class Flight:
@@ -97,9 +102,12 @@ class Runner:
         self.answers = 0
         self.late = 0
         self.fate: Fate | None = None
+        self.term_at: float | None = None
         self.kill_at: float | None = None
         self.suspect_at: float | None = None
         self._is_told = False  # that the process has ended
+        self._is_mute = False  # it has closed its output
+        self._is_closing = False
         self._strays = 0
         self._answered: deque[str] = deque(maxlen=64)
         self._session = OrchestratorSession(settings.response_limit)
@@ -122,7 +130,7 @@ class Runner:
     @property
     def room(self) -> int:
         """How many more requests it may be given now."""
-        if self.fate is not None or self.is_solo or self.is_reserved:
+        if self.fate is not None or self.is_solo or self.is_reserved or self._is_mute:
             return 0
         served = self.settings.recycle_after
         if served and self.answers + len(self.flights) >= served:
@@ -148,16 +156,20 @@ class Runner:
             first = next(iter(self.flights.values()))
             if self.child.taken() > first.begins:
                 self.came_up(now)
-            elif now >= self.started_at + self.settings.startup_grace:
+            elif now >= max(self.started_at, first.claim.written_at) + self.settings.startup_grace:
                 self.end(Fate.NOT_UP, now)
+        if self.term_at is not None and now >= self.term_at:
+            self.term_at = None
+            self.child.signal(signal.SIGTERM)
+            self.kill_at = now + self.settings.kill_grace
         if self.kill_at is not None and now >= self.kill_at:
             self.child.signal(signal.SIGKILL)
             self.kill_at = now + 1.0  # a stopped or traced process may need to be told again
 
     def next_look(self, now: float) -> float | None:
         """When to look again at the latest."""
-        if self.kill_at is not None:
-            return self.kill_at
+        if self.kill_at is not None or self.term_at is not None:
+            return self.kill_at if self.term_at is None else self.term_at
         times = [each.deadline_at for each in self.flights.values() if each.deadline_at is not None]
         if self.flights and not self.is_up:
             times.append(now + 0.05)
@@ -195,7 +207,19 @@ class Runner:
 
     def close_input(self) -> None:
         """No more requests: let it finish and leave."""
-        self.child.end_input()
+        self._is_closing = True
+        if self.child.flush():
+            self._forget(self.child.stdin)
+            self.child.close_input()
+        else:
+            self._selecting.watch(self.child.stdin, WRITE, self._write_more)
+
+    def retire(self, now: float) -> None:
+        """It has done enough: let it leave, and see to it that it does."""
+        if self.fate is None:
+            self.fate = Fate.RECYCLED
+            self.close_input()
+            self.term_at = now + self.settings.kill_grace
 
     def buried(self) -> list[tuple[Flight, Seen]]:
         """The process has ended: read its last lines, and say what became of each request."""
@@ -219,9 +243,9 @@ class Runner:
         if flight.is_overdue:
             return self.expired(flight)
         if self.fate is Fate.CONFUSED and is_alone:
-            text = "the executor answered with lines that fit no request"
+            text = "the executor's output fits no request, or was closed"
             return Failed(Failure(Kind.DEFECT, "protocol_violation", text))
-        if self.fate in (Fate.STOP, Fate.TIMEOUT):
+        if self.fate in (Fate.STOP, Fate.TIMEOUT, Fate.RECYCLED):
             return Released()  # it went down with somebody else
         is_taken = flight.begins < taken and self.fate is not Fate.NOT_UP
         return Died(is_taken, is_alone, self.how_it_ended())
@@ -252,15 +276,24 @@ class Runner:
         self._audience.exited(self)
 
     def _read_stdout(self, _events: int) -> None:
-        while (data := self.child.read(self.child.stdout)) is not None:
+        for _ in range(MOST_READS):  # a flood must not keep the loop from its other children
+            data = self.child.read(self.child.stdout)
+            if data is None:
+                return
             if not data:
-                self._forget(self.child.stdout)
-                self._exited(READ)
+                self._fell_silent()
                 return
             for frame in self._session.feed(data):
                 self._take(frame)
-            if len(data) < 65_536:  # a full pipe means there is more
+            if len(data) < FULL_PIPE or self.suspect_at is not None:
                 return
+
+    def _fell_silent(self) -> None:
+        """The end of its output: most often its own end, and otherwise a reason to end it."""
+        self._forget(self.child.stdout)
+        self._is_mute = True
+        self.suspect_at = self._selecting.now() + SILENCE
+        self._exited(READ)
 
     def _take(self, frame: Reply | Stray) -> None:
         if isinstance(frame, Stray):
@@ -271,7 +304,8 @@ class Runner:
             self._stray("it answers a request that is not in flight")
             # A second answer to an earlier request is only noise; any other name may be a mistake
             # for the one we wait for.
-            if frame.job_id not in self._answered and self.flights and self.suspect_at is None:
+            is_known = frame.job_id in self._answered
+            if not is_known and self.flights and self.suspect_at is None:
                 self.suspect_at = self._selecting.now() + PATIENCE
             return
         self._done(frame.job_id)
@@ -289,12 +323,13 @@ class Runner:
             code = "response_too_large" if is_long else "protocol_violation"
             text = f"the executor's answer cannot be used: {stray.reason}"
             self._audience.botched(self, flight, Failure(Kind.DEFECT, code, text))
-        elif self.flights and (is_long or self._strays > MOST_STRAYS):
+        elif is_long or self._strays > MOST_STRAYS:
             self.suspect_at = self._selecting.now()
 
     def _done(self, job_id: str) -> None:
         self._strays = 0
-        self.suspect_at = None
+        if not self._is_mute:
+            self.suspect_at = None
         self.answers += 1
         self.is_up = True
         self._answered.append(job_id)
@@ -306,7 +341,7 @@ class Runner:
         self._audience.strayed(self, reason)
 
     def _read_stderr(self, _events: int) -> None:
-        for _ in range(64):  # a flood must not keep the loop from its other children
+        for _ in range(MOST_READS):
             data = self.child.read_stderr()
             if data is None:
                 return
@@ -334,6 +369,8 @@ class Runner:
     def _write_more(self, _events: int) -> None:
         if self.child.flush():
             self._forget(self.child.stdin)
+            if self._is_closing:
+                self.child.close_input()
 
     def _forget(self, descriptor: int) -> None:
         if descriptor >= 0:

@@ -25,7 +25,7 @@ from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.burst import Burst
 from ergon_framework.jobs.chores import Fires, Store, WorkerChores
 from ergon_framework.jobs.claims import Claim, Judgement
-from ergon_framework.jobs.commands import checked
+from ergon_framework.jobs.commands import allow_descriptors, checked
 from ergon_framework.jobs.keeper import Keeper, executor_of
 from ergon_framework.jobs.pool import Pool
 from ergon_framework.jobs.selecting import Selecting
@@ -107,12 +107,14 @@ class Worker:
             self.settings,
             self.judgement,
             self._record,
+            self._keeper.leases.holds,
             self._reported,
             self._schedules,
         )
         self._keeper.chores = self._chores
         self._pools = {key: Pool(key, value, self) for key, value in self.executors.items()}
         self._started_at = self._store.now()
+        allow_descriptors(sum(each.pool_size for each in self.executors.values()))
         self._keeper.start()
         self.tell("worker.started", worker=self.name)
         try:
@@ -170,7 +172,7 @@ class Worker:
 
     def _drain(self) -> None:
         """Let what runs finish within the grace; then end it and give it back."""
-        self._keeper.stop_claiming()
+        self._keeper.stop_claiming(0.0)
         for pool in self._pools.values():
             pool.stop_taking()
         until = self.selecting.now() + self.settings.grace
@@ -203,9 +205,11 @@ class Worker:
         for pool in self._pools.values():  # after an error of our own: leave nobody behind
             if not pool.is_gone:
                 pool.end(at_once=True)
+        self._keeper.stop_claiming(LEAVING)
+        self.selecting.turn(self.selecting.now())  # what was claimed at the last moment goes back
         self._hand_over()
         self._keeper.end()
-        is_settled = self._keeper.join(LEAVING)
+        self._keeper.join(LEAVING)
         self._chores.leave()
         self.selecting.close()
         counts = self._counts
@@ -217,7 +221,7 @@ class Worker:
             released=counts["released"],
             rescued=self._chores.rescued,
             late=self._keeper.counters["late"],
-            unsettled=0 if is_settled else len(self._keeper.claims),
+            unsettled=len(self._keeper.leases.claims),
             stop_reason=self._reason if not self._stops else "stopped",
         )
         self.tell("worker.stopped", worker=self.name, report=report)

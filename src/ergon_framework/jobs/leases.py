@@ -1,0 +1,82 @@
+"""The claims a worker holds, and keeping them: leases are renewed, attempts charged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ergon_framework.jobs.claims import Claim
+from ergon_framework.ports.jobstore import JobStore, Settlement
+from ergon_framework.storage.failpoints import declare, failpoint
+
+logger = logging.getLogger(__name__)
+
+CHARGE_AFTER = 0.05
+"""Seconds after which a started job's attempt is charged, if it has not ended by then."""
+
+declare("worker.before_renew")
+
+
+class Leases:
+    """Everything this worker holds. Only the keeper's thread changes it."""
+
+    def __init__(
+        self, store: JobStore, lease: float, report: Callable[[str, dict[str, Any]], None]
+    ) -> None:
+        self.claims: dict[str, Claim] = {}  # by job id
+        self._store = store
+        self._lease = lease
+        self._report = report
+        self._renew_at = 0.0
+        self._charge_at: float | None = None
+
+    @property
+    def next_at(self) -> float:
+        """When there is something to do."""
+        return self._renew_at if self._charge_at is None else min(self._renew_at, self._charge_at)
+
+    def holds(self, job_id: str, fence: int) -> bool:
+        """Whether this very claim is ours."""
+        claim = self.claims.get(job_id)
+        return claim is not None and claim.job.fence == fence
+
+    def add(self, claims: Iterable[Claim], now: float) -> None:
+        """These were claimed."""
+        for claim in claims:
+            self.claims[claim.job.id] = claim
+        self._charge_at = now + CHARGE_AFTER
+
+    def drop(self, settlement: Settlement) -> None:
+        """Forget a claim that was settled, or turned out to be lost."""
+        if self.holds(settlement.id, settlement.fence):
+            del self.claims[settlement.id]
+
+    def hurry(self) -> None:
+        """Something may have cost us time: renew as soon as the store answers."""
+        self._renew_at = 0.0
+
+    def renew_due(self, now: float) -> None:
+        """Renew everything when its time has come, or charge what has just been started."""
+        if now >= self._renew_at:
+            self._renew(list(self.claims.values()))
+            self._renew_at = now + self._lease / 3
+        elif self._charge_at is not None and now >= self._charge_at:
+            started = [each for each in self.claims.values() if each.is_written]
+            self._renew([each for each in started if not each.is_recorded])
+            self._charge_at = None
+
+    def _renew(self, claims: list[Claim]) -> None:
+        claims = [claim for claim in claims if not claim.lost]
+        if not claims:
+            return
+        failpoint("worker.before_renew")
+        holds = [claim.hold() for claim in claims]
+        kept = self._store.renew(holds, self._lease)
+        for claim, hold, is_kept in zip(claims, holds, kept, strict=True):
+            claim.is_recorded = claim.is_recorded or hold.is_charged
+            if not is_kept:
+                claim.lost = True
+                text = "job %s: its lease was lost; its result will not count"
+                logger.warning(text, claim.job.id)
+                self._report("lease.lost", {"job_id": claim.job.id})
