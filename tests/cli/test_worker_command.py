@@ -224,3 +224,26 @@ def test_only_the_named_queues_are_served(place: Path) -> None:
         ergon(place, "enqueue", "resize", "--args", '["x"]', "--id", queue, "--queue", queue)
     ergon(place, "worker", "--burst", "--queue", "a", "--queue", "c")
     assert [show(place, each)["status"] for each in "abc"] == ["completed", "pending", "completed"]
+
+
+@pytest.mark.req("JOBS:badinput")
+@pytest.mark.parametrize("queue", ["", "a\nb"])
+def test_a_queue_that_cannot_exist_is_refused(place: Path, queue: str) -> None:
+    """Serving it would silently do nothing."""
+    assert "queue" in ergon(place, "worker", "--burst", "--queue", queue, code=2).stderr
+
+
+@pytest.mark.req("JOBS:operator")
+def test_looking_needs_no_lock(place: Path) -> None:
+    """While somebody holds the file for writing, every listing works."""
+    ergon(place, "enqueue", "resize", "--args", '["x"]', "--id", "one")
+    connection = sqlite3.connect(place / "work.db", isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        assert show(place, "one")["status"] == "pending"
+        for command in (["jobs", "list"], ["dlq", "list"], ["queues", "list"], ["workers"]):
+            ergon(place, *command)
+        ergon(place, "why", "one")
+    finally:
+        connection.execute("ROLLBACK")
+        connection.close()

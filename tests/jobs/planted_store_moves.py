@@ -309,6 +309,43 @@ class CancelledKeepsItsTurn(Honest):
             self._aside = aside
 
 
+class _CallsOnly(Lines):
+    """Lets only some of those go that wait for a key which was freed."""
+
+    def chosen(self, key: str) -> list[tuple[str, str, int]]:
+        raise NotImplementedError
+
+    def _call_back(self, key: str) -> bool:
+        groups = self._aside.get(key, {})
+        chosen = self.chosen(key)
+        rest = {name: groups.pop(name) for name in list(groups) if name not in chosen}
+        if not groups:
+            self._aside.pop(key, None)
+        called = super()._call_back(key)
+        if rest:
+            self._aside.setdefault(key, {}).update(rest)
+        return called
+
+
+class KeyGoesToOneAlone(Honest):
+    """Calls the first of all back when a key is freed, whether that one can go or not."""
+
+    class Lanes(_CallsOnly):
+        def chosen(self, key: str) -> list[tuple[str, str, int]]:
+            waiting = self._aside.get(key, {})
+            firsts = [(group.first() or ((), 0), name) for name, group in waiting.items()]
+            return [name for _, name in sorted(firsts)[:1]]
+
+
+class ResumedQueueIsForgotten(Honest):
+    """Passes over paused queues when a key is freed, and does not think of them again."""
+
+    class Lanes(_CallsOnly):
+        def chosen(self, key: str) -> list[tuple[str, str, int]]:
+            waiting = self._aside.get(key, {})
+            return [name for name in waiting if not self.line(name[0]).settings.is_paused]
+
+
 # ---- leases -------------------------------------------------------------------------------------
 
 

@@ -329,6 +329,36 @@ class NeverMore(Honest):
         return applied, change(claimed, more=False)
 
 
+class OthersAreMore(Honest):
+    """Counts as left what only other workers can run."""
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        return super().exchange(settlements, ask and change(ask, own=frozenset()))
+
+
+class LimitedIsNotMore(Honest):
+    """Counts as left only what a further slot would have got."""
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        applied, claimed = super().exchange(settlements, ask)
+        is_short = ask is not None and len(claimed.jobs) >= sum(ask.slots.values())
+        return applied, change(claimed, more=claimed.more and is_short)
+
+
+class PausedIsMore(Honest):
+    """Counts as left what stands in a paused queue."""
+
+    class Books(Ledger):
+        def claim(self, ask: Ask, now: float) -> Claimed:
+            asked = [x for x in self.lines if ask.queues is None or x.settings.name in ask.queues]
+            claimed = super().claim(ask, now)
+            return change(claimed, more=any(line.has_due() for line in asked))
+
+
 class DeliveriesNotCounted(Honest):
     """Forgets to count deliveries that came to nothing."""
 

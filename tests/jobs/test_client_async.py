@@ -23,7 +23,8 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.async_client import THREADS, AsyncJobClient
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Search
+from ergon_framework.jobs.watcher import Watcher
+from ergon_framework.ports.jobstore import NewJob, Search, Topic
 from tests.jobs.client_hand import BROKEN, SETTINGS, Hand
 
 pytestmark = pytest.mark.req("JOBS:client")
@@ -187,6 +188,67 @@ def test_closing_ends_those_who_wait() -> None:
         with pytest.raises(StoreUnavailableError, match="closed"):
             await client.enqueue("h")
         await client.close()
+
+    run(work())
+
+
+def test_a_waiter_that_comes_while_the_client_closes_is_told() -> None:
+    """The watching thread may have ended between the look for it and the call."""
+
+    async def work() -> None:
+        client = client_of(MemoryJobStore())
+        job = await client.enqueue("h")
+        watcher = await client._call(lambda: client._watching(LONG))
+        under_way = client.result(job)
+        client._watching = lambda poll: watcher  # type: ignore[method-assign]
+        waiting = asyncio.create_task(under_way)
+        await asyncio.sleep(0)  # it asks for the watcher …
+        client.shut()  # … which is closed while the loop is busy
+        with pytest.raises(StoreUnavailableError, match="closed"):
+            await waiting
+        with pytest.raises(StoreUnavailableError, match="closed"):
+            await client.result(job)
+
+    run(work())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watching_thread_that_breaks_tells_everybody() -> None:
+    """Those who wait, and those who come afterwards."""
+    store = MemoryJobStore()
+    told: list[Any] = []
+    bell = store.listen(Topic.DONE)
+    is_broken = threading.Event()
+
+    class Breaking:
+        def wait(self, seconds: float | None) -> bool:
+            is_broken.wait(30)
+            raise OSError
+
+        ring, close = bell.ring, bell.close
+
+    store.listen = lambda topic: Breaking()  # type: ignore[method-assign]
+    watcher = Watcher(store, LONG)
+    store.add([NewJob(id="a", handler="h")])
+    watcher.add("a", told.append)
+    is_broken.set()
+    watcher._thread.join(30)
+    watcher.add("a", told.append)
+    assert [type(each) for each in told] == [StoreUnavailableError] * 2
+    watcher.close()
+
+
+def test_workers_can_be_woken() -> None:
+    """After a commit that the client did not make; a store that knows no such thing is left."""
+
+    async def work() -> None:
+        rung = []
+        store = MemoryJobStore()
+        async with client_of(store) as client:
+            await client.announce()
+            store.announce = lambda: rung.append(1)  # type: ignore[attr-defined]
+            await client.announce()
+        assert rung == [1]
 
     run(work())
 

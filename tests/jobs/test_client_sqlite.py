@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from ergon_framework.errors import ConfigurationError, DuplicateJobError, ErgonE
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.ports.jobstore import Search, Topic
 from tests.jobs.client_hand import Hand
+from tests.storage.conftest import until
 
 pytestmark = pytest.mark.req("JOBS:client")
 
@@ -99,6 +102,36 @@ def test_a_result_from_another_connection_wakes_the_waiter(client: JobClient, fi
         hand.settle(claimed, Succeeded(), {"n": 1})
         waiter.join(50)
     assert got == [{"n": 1}]
+
+
+def test_many_waiters_need_few_descriptors(client: JobClient, file: Path) -> None:
+    """One bell serves all threads of a client."""
+    job = client.enqueue("h")
+    claimed = Hand(client.store).claim()
+    folder = file.with_name("work.db-bells")
+    with ThreadPoolExecutor(20) as threads:
+        results = [threads.submit(client.result, job, poll=3600.0) for _ in range(20)]
+        until(lambda: client._ears[os.getpid()]._users == 20)
+        assert len(list(folder.iterdir())) == 1
+        Hand(client.store).settle(claimed, Succeeded(), 1)
+        assert [each.result(30) for each in results] == [1] * 20
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_forked_child_has_a_bell_of_its_own(client: JobClient) -> None:
+    """Also when threads of its parent, which it does not have, were listening."""
+    job = client.enqueue("h")
+    claimed = Hand(client.store).claim()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.result, job, poll=3600.0)
+        until(lambda: client._ears and client._ears[os.getpid()]._is_heard)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if client.result(job, 30.0, poll=3600.0) == 7 else 1)
+        Hand(client.store).settle(claimed, Succeeded(), 7)
+        assert waiting.result(30) == 7
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_jobs_outlive_the_client(file: Path) -> None:

@@ -19,6 +19,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
+from ergon_framework.storage.writer import same_file
 from ergon_framework.testing.suites.jobstore.subject import ask, new
 
 
@@ -89,6 +90,8 @@ def test_unique_keys_hold_in_the_callers_transaction(
     """What the caller makes of rows and text does not confuse the store, and stays as it was."""
     mine.row_factory = lambda _cursor, _row: {"a": "dict"}
     mine.text_factory = bytes
+    assert same_file(mine, store.path)
+    assert not same_file(mine, store.path.with_name("other.db"))
     store.add([new("a", unique_key="k")])
     again = new("b", unique_key="k", on_duplicate=OnDuplicate.EXISTING)
     [added] = store.add_in(mine, [again])

@@ -21,7 +21,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.ports.jobstore import Leased, NewJob, Search, WorkerRecord
+from ergon_framework.ports.jobstore import Leased, NewJob, Schedule, Search, WorkerRecord
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     SUCCEEDED,
@@ -279,3 +279,31 @@ def test_a_worker_record_survives_as_it_was(open_store: Open) -> None:
         ("a",),
     )
     assert found.seen_at > 1e9
+
+
+def test_one_unreadable_row_does_not_hide_the_others(
+    open_store: Open, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers and schedules that somebody else wrote wrongly are left out, and told of once."""
+    store = open_store()
+    me = WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0)
+    good = Schedule(
+        name="good", cron="@daily", zone="UTC", misfire="skip", job=b"{}", next_at=5.0, source="x"
+    )
+    store.tell(me)
+    store.put_schedule(good)
+    rows = [("a", 1.0, '{"id":"a"}'), ("b", 1.0, b"\xff"), ("c", 1.0, 5), ("d", "late", "{}")]
+    schedules = [("bad", b"{}", "soon"), ("hand", "{}", 5)]
+    with closing(sqlite3.connect(path)) as other, other:
+        other.executemany("INSERT INTO ergon_workers VALUES (?, ?, ?)", rows)
+        other.executemany(
+            "INSERT INTO ergon_schedules VALUES (?, '@daily', 'UTC', 'skip', ?, ?, NULL, 0, '')",
+            schedules,
+        )
+    for _ in range(2):
+        assert [each.id for each in store.workers()] == ["me"]
+        assert [each.name for each in store.schedules()] == ["good", "hand"]
+    assert store.schedules()[0] == good
+    assert store.schedules()[1].job == b"{}"
+    assert len(caplog.records) == 5
+    assert "the row of schedule 'bad' is left out" in caplog.text

@@ -127,7 +127,8 @@ def test_no_worker_has_the_executor(desk: Desk) -> None:
 def test_an_executor_that_does_not_start(desk: Desk) -> None:
     """The breaker is open until a known time."""
     desk.add()
-    pool = {**POOL, "opens_at": Clock.now + 30, "failed_starts": 4, "reason": "exit code 1"}
+    broken = {"slots": 0, "opens_at": Clock.now + 30, "failed_starts": 4, "reason": "exit code 1"}
+    pool = {**POOL, **broken}
     told = desk.why(worker(executors={"python": pool}))
     assert "does not start (exit code 1; 4 times so far)" in told
     assert "tried again at 2030-03-17T17:47:10Z. No attempt is charged meanwhile." in told
@@ -139,6 +140,13 @@ def test_all_slots_are_taken(desk: Desk) -> None:
     desk.add()
     busy = worker(executors={"python": {**POOL, "slots": 0, "in_flight": 2}, "js": POOL})
     assert "All slots of its executor are taken: 2 jobs in flight." in desk.why(busy)
+
+
+def test_an_executor_is_starting(desk: Desk) -> None:
+    """No slot, and nothing in flight: nobody has taken anything."""
+    desk.add()
+    pool = {**POOL, "slots": 0, "in_flight": 0}
+    assert "Its executor is starting." in desk.why(worker(executors={"python": pool}))
 
 
 def test_a_job_that_names_no_executor_is_anybodys(desk: Desk) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.settings import ExecutorSettings
@@ -131,17 +132,14 @@ def test_the_time_of_starting_is_not_the_time_of_a_job(tmp_path: Path) -> None:
     assert (get(store, "alone").status, get(store, "alone").attempts) == (JobStatus.COMPLETED, 1)
 
 
-def test_an_executor_that_never_reads_is_replaced_without_a_charge(tmp_path: Path) -> None:
-    """After the start-up grace it counts as not up; the job goes back excused."""
-    go = tmp_path / "go"
-    store = MemoryJobStore()
-    store.add([job("alone")])
-    with at_work(worker(store, executor=batching(str(go), max_in_flight=1, startup_grace=0.3))):
-        wait_until(lambda: get(store, "alone").excused >= 1)
-        assert get(store, "alone").attempts == 0
-        go.touch()
-        wait_until(lambda: get(store, "alone").status.is_final)
-    assert (get(store, "alone").status, get(store, "alone").attempts) == (JobStatus.COMPLETED, 1)
+def test_an_executor_that_never_reads_runs_into_the_timeout(tmp_path: Path) -> None:
+    """After the start-up grace its time counts, whether it reads or not; then it is charged."""
+    never = str(tmp_path / "never")
+    executor = batching(never, max_in_flight=1, startup_grace=0.3)
+    dead = finish([job("alone", timeout=0.2, max_attempts=1)], executor=executor)["alone"]
+    assert (dead.status, dead.attempts) == (JobStatus.FAILED, 1)
+    assert dead.last_error is not None
+    assert dead.last_error.kind is Kind.TIMEOUT
 
 
 @pytest.mark.req("X8")

@@ -199,6 +199,13 @@ def test_burst_ends_when_only_later_work_is_left() -> None:
     assert get(store, "later").status is JobStatus.RETRYING
 
 
+def test_burst_waits_for_what_is_as_good_as_due() -> None:
+    """A backoff of milliseconds does not decide what is left behind."""
+    report, store = burst([job("crash", max_attempts=3)], settings=quick(max_attempts=3))
+    assert (report.retried, report.failed) == (2, 1)
+    assert get(store, "crash").attempts == 3
+
+
 def test_only_the_queues_asked_for_are_served() -> None:
     """``queues`` names them; the rest stays."""
     jobs = [job("echo", queue="a", id="a"), job("echo", queue="b", id="b")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage import bells, ropes
 from ergon_framework.storage.bells import Belfry, Bell
 from tests.storage.conftest import WAIT, until
@@ -317,6 +319,52 @@ def test_a_pipe_that_cannot_be_shown_is_taken_back(
     assert list(folder.iterdir()) == []
     assert descriptors() == before
     bells._mute.discard(folder)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_no_descriptors_are_left(
+    belfry: Belfry, folder: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """It is said so, nothing is left behind, and the folder is as good as before."""
+    folder.mkdir()
+    if not named:
+        folder.rmdir()
+        folder.write_text("in the way")
+
+    def refuse(*_args: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = descriptors()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        patched.setattr(os, "pipe", refuse)
+        with pytest.raises(StoreUnavailableError, match="Too many open files") as caught:
+            belfry.listen("work")
+    assert "ulimit" in caught.value.remedy
+    assert descriptors() == before
+    assert (folder in bells._mute) is not named
+    bells._mute.discard(folder)
+    if named:
+        bell = belfry.listen("work")
+        assert bell._path is not None
+        bell.close()
+
+
+def test_a_ringer_without_descriptors_tries_again(
+    belfry: Belfry, bell: Bell, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bell that could not be reached once is not forgotten, though the folder did not change."""
+    os.utime(folder, (1, 1))
+
+    def refuse(*_args: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        belfry.ring("work")
+    assert not bell.wait(0)
+    belfry.ring("work")
+    assert bell.wait(0)
 
 
 def test_listeners_come_and_go_while_others_ring(belfry: Belfry, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,11 +27,20 @@ COLUMNS = ["id", "status", "handler", "queue", "tries", "created_at", "why"]
 
 
 @contextmanager
-def opened(config: Path | None, url: str | None) -> Iterator[JobClient]:
-    """A client of the store that the options or the settings name."""
-    from ergon_framework.app.jobs import job_settings
+def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iterator[JobClient]:
+    """A client of the store that the options or the settings name.
 
-    with job_settings(config, url).client() as client:
+    One that only ``reads`` is not held up by writers, and works where nobody may write.
+    """
+    from ergon_framework.app.jobs import job_settings
+    from ergon_framework.jobs.client import JobClient
+    from ergon_framework.jobs.stores.opening import open_store
+
+    setup = job_settings(config, url)
+    with (
+        closing(open_store(setup.url, read_only=reads)) as store,
+        JobClient(settings=setup.jobs, store=store) as client,
+    ):
         yield client
 
 

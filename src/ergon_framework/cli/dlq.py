@@ -50,7 +50,7 @@ def list_dead(
     as_json: JsonFlag = False,
 ) -> None:
     """List dead-lettered jobs, the newest first."""
-    with opened(config, url) as client:
+    with opened(config, url, reads=True) as client:
         search = _search(client, queue, handler, code, older_than, ())
         show_jobs(client, search, limit, as_json=as_json)
 
@@ -60,7 +60,7 @@ def show(
     job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
     """Show one dead-lettered job."""
-    with opened(config, url) as client:
+    with opened(config, url, reads=True) as client:
         shape = client.show(job)
         if shape["status"] != "failed":
             raise JobNotFoundError(

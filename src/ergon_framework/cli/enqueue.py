@@ -18,6 +18,7 @@ from ergon_framework.errors import ConfigurationError, JobError
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import EnqueuedJob, JobClient
 
+LONGEST_WAIT = 86_400.0
 CHUNK = 1000
 """Lines of one commit."""
 _STDIN = "-"
@@ -62,7 +63,8 @@ def enqueue(
         typer.Option(metavar="WHAT", help="existing (the default), reject or replace."),
     ] = None,
     wait: Annotated[
-        float | None, typer.Option(metavar="S", help="Wait for the result and print it.")
+        float | None,
+        typer.Option(metavar="S", min=0.0, max=LONGEST_WAIT, help="Wait for the result, print it."),
     ] = None,
     stdin: Annotated[
         bool, typer.Option("--stdin", help="Read jobs from the input, one JSON value per line.")

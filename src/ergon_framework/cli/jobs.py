@@ -38,7 +38,7 @@ def list_jobs(
 
     statuses = tuple(_status(word) for word in status or ())
     search = Search(statuses=statuses, queue=queue, handler=handler)
-    with opened(config, url) as client:
+    with opened(config, url, reads=True) as client:
         show_jobs(client, search, limit, as_json=as_json)
 
 
@@ -47,7 +47,7 @@ def show(
     job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
 ) -> None:
     """Show everything about one job."""
-    with opened(config, url) as client:
+    with opened(config, url, reads=True) as client:
         show_job(client.show(job), as_json=as_json)
 
 

@@ -25,7 +25,7 @@ _COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at"]
 @app.command("list")
 def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List queues with their counts and limits."""
-    with opened(config, url) as client:
+    with opened(config, url, reads=True) as client:
         rows = [_shape(queue) for queue in client.store.queues()]
     if not as_json:
         rows = [{**row, **row["counts"]} for row in rows]

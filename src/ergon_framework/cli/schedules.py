@@ -45,7 +45,7 @@ def list_schedules(
     from ergon_framework.jobs.schedules import Scheduler
     from ergon_framework.jobs.shape import moment
 
-    with opened(config, url) as client:
+    with opened(config, url, reads=True) as client:
         rows = [
             {
                 **_shape(each.schedule),

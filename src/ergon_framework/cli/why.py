@@ -13,7 +13,7 @@ def why(
     """Say why a job is where it is, from its recorded history."""
     from ergon_framework.jobs.why import explain_job
 
-    with opened(config, url) as client:
+    with opened(config, url, reads=True) as client:
         found = client.find(job)
         store = client.store
         queue = next((each for each in store.queues() if each.name == found.queue), None)

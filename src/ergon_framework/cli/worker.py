@@ -38,8 +38,11 @@ def worker(
     from ergon_framework.app.jobs import job_settings
     from ergon_framework.app.observation import finish_telemetry, set_up_logging
     from ergon_framework.app.working import work
+    from ergon_framework.jobs.fields import name as name_of
 
     set_up_logging(log_level, log_format)
+    for each in queue or ():
+        name_of("queue", each)
     try:
         report = work(job_settings(config, url), queues=queue, burst=burst, name=name)
     finally:

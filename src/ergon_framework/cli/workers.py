@@ -16,7 +16,7 @@ _COLUMNS = ["id", "host", "pid", "state", "queues", "busy", "executors", "starte
 
 def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List the workers that told of themselves, with their executors and counters."""
-    with opened(config, url) as client:
+    with opened(config, url, reads=True) as client:
         now = client.store.now()
         rows = [_shape(record, now) for record in client.store.workers()]
     if not as_json:

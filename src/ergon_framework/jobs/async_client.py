@@ -49,7 +49,6 @@ class AsyncJobClient:
         self._url = url
         self.settings = settings or JobsSettings()
         self._store = store
-        self._is_closed = False
         self._lock = threading.Lock()
         self._client: JobClient | None = None
         self._watcher: Watcher | None = None
@@ -85,6 +84,10 @@ class AsyncJobClient:
             return self._sync().enqueue_many(jobs, chunk=chunk, progress=progress, **options)
 
         return [AsyncEnqueuedJob.like(done, self) for done in await self._call(add)]
+
+    async def announce(self) -> None:
+        """Wake workers after a commit of one's own that brought jobs."""
+        await self._call(lambda: self._sync().announce())
 
     # ---- asking ----
 
@@ -147,7 +150,6 @@ class AsyncJobClient:
 
     def shut(self) -> None:
         """The same for code that is not in an event loop."""
-        self._is_closed = True
         self._threads.shutdown()
         if self._watcher is not None:
             self._watcher.close()
@@ -171,11 +173,13 @@ class AsyncJobClient:
 
     async def _call(self, call: Callable[[], T]) -> T:
         # In a copy of the context, so that the trace of the caller is that of the job.
-        if self._is_closed:
-            raise StoreUnavailableError("the client is closed", remedy="open another")
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, context.run, call)
+        try:
+            under_way = loop.run_in_executor(self._threads, context.run, call)
+        except RuntimeError as error:  # its threads take no more calls
+            raise StoreUnavailableError("the client is closed", remedy="open another") from error
+        return await under_way
 
     def _sync(self) -> JobClient:
         with self._lock:

@@ -18,6 +18,8 @@ from ergon_framework.ports.jobstore import Search
 HOPELESS_STARTS = 4
 """Failed starts in a row after which a burst no longer waits for an executor."""
 LOOK_AGAIN = 0.2
+LINGER = 1.0
+"""Seconds that a burst waits for a job that is not due yet."""
 
 
 class Burst:
@@ -54,6 +56,9 @@ class Burst:
         self._probes = None  # what is decided now rests on a fresh look
         if self._keeper.is_left:
             return self._is_hopeless()
+        due_at = self._keeper.due_at
+        if due_at is not None and due_at <= now + LINGER:
+            return False  # as good as due: a short backoff must not decide what is left behind
         return not self._is_held_elsewhere()
 
     def _is_idle(self) -> bool:

@@ -5,6 +5,8 @@ A job is stored, as durably as the store's sentence says, when ``enqueue`` retur
 
 from __future__ import annotations
 
+import logging
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -18,7 +20,7 @@ from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.edge import JobOptions, JobSpec, new_job, spread
 from ergon_framework.jobs.enqueued import EnqueuedJob
 from ergon_framework.jobs.requests import Progress, Store, ask, batches, purge_all, requeue_all
-from ergon_framework.jobs.results import POLL, found, result_of, wait_for
+from ergon_framework.jobs.results import POLL, Ear, found, result_of, wait_for
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.shape import job_shape
 from ergon_framework.ports.context import current_attempt
@@ -26,6 +28,8 @@ from ergon_framework.ports.jobstore import Added, Job, NewJob, OnDuplicate, Sear
 from ergon_framework.telemetry import outgoing_metadata
 
 __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
+
+logger = logging.getLogger("ergon.jobs")
 
 MOST_AT_ONCE = 100_000
 """Jobs in one commit."""
@@ -47,6 +51,7 @@ class JobClient:
         self.settings = settings or JobsSettings()
         self.store = _open(url) if store is None else store
         self._judgement = Judgement(self.settings, "client")
+        self._ears: dict[int, Ear] = {}  # by process: a forked one has a bell of its own
 
     # ---- putting jobs in ----
 
@@ -82,6 +87,7 @@ class JobClient:
         Options are those of every job that does not set its own. With ``chunk``, each so many jobs
         are a commit of their own, ``progress`` hears how many are stored, and what was stored
         before a mistake stays; its error then tells in ``details["stored"]`` how many those are.
+        With ``connection``, all of them are the caller's to commit; call :meth:`announce` then.
         """
         context = self._context()
         made = (self._new(*spread(spec, {**context, **options})) for spec in jobs)
@@ -97,7 +103,11 @@ class JobClient:
         return ids
 
     def announce(self) -> None:
-        """Wake workers after a commit of one's own that brought jobs."""
+        """Wake workers after a commit of one's own that brought jobs.
+
+        The store does not see that commit: without this, workers find the jobs at their next look.
+        It is the store's ``announce``; one that stores no jobs with a ``connection`` needs none.
+        """
         wake: Any = getattr(self.store, "announce", None)
         if wake is not None:
             wake()
@@ -131,7 +141,8 @@ class JobClient:
 
         Raises JobFailedError when it ended otherwise, ResultTimeoutError when it has not ended.
         """
-        return result_of(wait_for(self.store, str(job_id), timeout, poll))
+        ear = self._ears.setdefault(os.getpid(), Ear(self.store))
+        return result_of(wait_for(self.store, ear, str(job_id), timeout, poll))
 
     # ---- moving ----
 
@@ -146,7 +157,10 @@ class JobClient:
         return True
 
     def retry(self, job_id: str) -> None:
-        """Let a waiting job run now, or one that failed or was cancelled begin anew."""
+        """Let a waiting job run now, or one that failed or was cancelled begin anew.
+
+        Raises DuplicateJobError when another job holds its unique key by now; so does ``requeue``.
+        """
         ask(self.store, self._judgement, str(job_id), RunAsked())
 
     def requeue(self, job_id: str) -> None:
@@ -156,9 +170,17 @@ class JobClient:
     def requeue_many(
         self, search: Search, limit: int | None = None, progress: Progress | None = None
     ) -> int:
-        """Send back every dead-lettered job that matches; how many."""
+        """Send back every dead-lettered job that matches; how many.
+
+        Those whose unique key another job holds by now are left, and the log says how many.
+        """
         search = _failed(search)
-        return requeue_all(self.store, self._judgement, search, limit, progress or _unheard)
+        requeued = requeue_all(self.store, self._judgement, search, limit, progress or _unheard)
+        if requeued.held:
+            logger.warning(
+                "jobs not requeued because others hold their unique keys: %d", requeued.held
+            )
+        return requeued.done
 
     def purge_many(
         self, search: Search, limit: int | None = None, progress: Progress | None = None

@@ -47,6 +47,13 @@ class Chores(Protocol):
         """
 
 
+class MakeAsk(Protocol):
+    """How the worker asks for jobs."""
+
+    def __call__(self, slots: Mapping[str, int], *, is_thorough: bool) -> Ask:
+        """Thoroughly: look for what nobody can run, and for what is left, too."""
+
+
 class Keeper:
     """Talks to the store in a thread of its own."""
 
@@ -54,8 +61,9 @@ class Keeper:
         self,
         store: JobStore,
         settings: JobsSettings,
-        ask: Callable[[Mapping[str, int]], Ask],
+        ask: MakeAsk,
         deliver: Callable[[list[Claim]], None],
+        settled: Callable[[Sequence[Settlement]], None],
         report: Callable[[str, dict[str, Any]], None],
     ) -> None:
         self.store = store
@@ -65,9 +73,11 @@ class Keeper:
         self.counters = {"late": 0, "outages": 0}
         self.probes = 0
         self.is_left = False  # something due could not be claimed
+        self.due_at: float | None = None  # when the next job may become due, by our clock
         self._settings = settings
         self._ask = ask
         self._deliver = deliver
+        self._settled = settled
         self._report = report
         self._lock = threading.Lock()
         self._rests = threading.Condition(self._lock)  # no exchange is under way
@@ -178,15 +188,18 @@ class Keeper:
             settlements, self._settlements = self._settlements, []
             ask = self._due_ask()
             self._is_busy = True
+        is_delivered = False
         try:
             if settlements or ask is not None:
-                self._exchange(settlements, ask)
+                is_delivered = self._exchange(settlements, ask)
                 settlements = []
         finally:
             with self._rests:
                 self._settlements[:0] = settlements  # not written: keep them, in order
                 self._is_busy = False
                 self._rests.notify_all()
+        if is_delivered:
+            return  # the loop waits for this thread to let it run: the rest comes next time
         self.leases.renew_due(self._now())
         if self.chores is not None and not self._ends:
             self._chores_at = self.chores.run(self._now())
@@ -207,9 +220,13 @@ class Keeper:
         if not self._may_claim or not (self._news or is_due):
             return None
         slots = self._slots.free()
-        return self._ask(slots) if slots or self._is_probing else None
+        if not slots and not self._is_probing:
+            return None
+        is_thorough = self._is_probing or is_due or self._next_at is None
+        return self._ask(slots, is_thorough=is_thorough)
 
-    def _exchange(self, settlements: Sequence[Settlement], ask: Ask | None) -> None:
+    def _exchange(self, settlements: Sequence[Settlement], ask: Ask | None) -> bool:
+        """Settle and claim in one commit; whether jobs were handed to the loop."""
         # A ring from here on may be for something that this claim does not see.
         self._news = self._news and ask is None
         if settlements:
@@ -219,26 +236,29 @@ class Keeper:
         except BaseException:
             self._news = True
             raise
-        for settlement, was_applied in zip(settlements, applied, strict=True):
-            self._applied(settlement, was_applied)
-        if ask is not None:
-            self._take(ask, claimed)
+        self._apply(settlements, applied)
+        return ask is not None and self._take(ask, claimed)
 
-    def _applied(self, settlement: Settlement, was_applied: bool) -> None:
-        self.leases.drop(settlement)
-        if was_applied:
-            self._report("job.settled", {"settlement": settlement})
+    def _apply(self, settlements: Sequence[Settlement], applied: Sequence[bool]) -> None:
+        for settlement in settlements:
+            self.leases.drop(settlement)
+        if all(applied):
+            self._settled(settlements)
             return
-        self.counters["late"] += 1
-        text = "job %s: a late result was ignored; somebody else holds the job"
-        logger.warning(text, settlement.id)
-        self._report("job.late", {"job_id": settlement.id})
+        pairs = list(zip(settlements, applied, strict=True))
+        self._settled([each for each, was_applied in pairs if was_applied])
+        for settlement in (each for each, was_applied in pairs if not was_applied):
+            self.counters["late"] += 1
+            text = "job %s: a late result was ignored; somebody else holds the job"
+            logger.warning(text, settlement.id)
+            self._report("job.late", {"job_id": settlement.id})
 
-    def _take(self, ask: Ask, claimed: Claimed) -> None:
+    def _take(self, ask: Ask, claimed: Claimed) -> bool:
         now = self._now()
         wait = None if claimed.next_at is None else claimed.next_at - self.store.now()
         soonest = now + self._settings.poll  # commits we cannot hear of
-        self._next_at = soonest if wait is None else min(soonest, now + max(0.0, wait))
+        self.due_at = None if wait is None else now + max(0.0, wait)
+        self._next_at = soonest if self.due_at is None else min(soonest, self.due_at)
         with self._lock:
             is_filled = self._slots.take(ask.slots, _by_executor(ask, claimed.jobs))
             self._news = self._news or is_filled
@@ -251,6 +271,7 @@ class Keeper:
             self.leases.add(claims, now)
             failpoint("worker.claimed")
             self._deliver(claims)
+        return bool(claims)
 
     def _sleep(self) -> None:
         now = self._now()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.job import Failed, Released, Seen
+from ergon_framework.core.job import Died, Failed, Released, Seen
 from ergon_framework.core.startup import StartGate
 from ergon_framework.core.wire import Reply, Status, encode_request
 from ergon_framework.jobs.child import Child
@@ -257,7 +257,9 @@ class Pool:
             self._host.finish(claim, seen, now - claim.written_at, None)
         asked = (Fate.STOP, Fate.TIMEOUT, Fate.RECYCLED)
         is_asked = runner.fate in asked or self._stopping
-        is_clean = runner.child.status == 0 and runner.answers > 0 and not ends
+        # A crash that a job is charged for says nothing about starting.
+        is_jobs_fault = any(isinstance(seen, Died) and seen.is_taken for _, seen in ends)
+        is_clean = is_jobs_fault or (runner.child.status == 0 and runner.answers > 0 and not ends)
         self._host.tell("executor.died", executor=self.name, pid=runner.child.pid, how=how)
         if is_asked or is_clean:
             return

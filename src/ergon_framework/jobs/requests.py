@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ergon_framework.core.job import CancelAsked, JobStatus, Refused, RequeueAsked, RunAsked
-from ergon_framework.errors import JobStateError
+from ergon_framework.errors import DuplicateJobError, JobStateError
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.results import found
 from ergon_framework.ports.jobstore import Job, JobDesk, JobStore, ScheduleStore, Search
@@ -31,7 +31,18 @@ _REFUSED = {
 
 
 class Store(JobStore, JobDesk, ScheduleStore, Protocol):
-    """A store that serves all three ports."""
+    """A store that serves all three ports.
+
+    One that also has ``holder(unique_key)``, which answers the id of the job that holds the key,
+    lets us say why a job cannot come back.
+    """
+
+
+class Requeued(NamedTuple):
+    """How many jobs were sent back, and how many not because others hold their unique keys."""
+
+    done: int
+    held: int
 
 
 def ask(store: Store, judgement: Judgement, job_id: str, asked: Asked) -> JobStatus:
@@ -50,27 +61,42 @@ def ask(store: Store, judgement: Judgement, job_id: str, asked: Asked) -> JobSta
         (is_applied,), _ = store.exchange([settlement], None)
         if is_applied:
             return job.status
+        holder = _holder(store, job)
+        if holder is not None:
+            raise DuplicateJobError(
+                f"the job {job.id} cannot come back: {holder} holds its unique key now",
+                remedy="wait for that one, or cancel it; then try again",
+                details={"job_id": job.id, "unique_key": job.unique_key, "id": holder},
+            )
     raise JobStateError(
         f"the job {job_id} is moved by somebody else all the time", remedy="try again later"
     )
 
 
+def _holder(store: Store, job: Job) -> str | None:
+    """The id of another job that holds the unique key of one that has ended."""
+    holder_of: Any = getattr(store, "holder", None)
+    if job.unique_key is None or not job.status.is_final or holder_of is None:
+        return None
+    holder: str | None = holder_of(job.unique_key)
+    return None if holder == job.id else holder
+
+
 def requeue_all(
     store: Store, judgement: Judgement, search: Search, limit: int | None, progress: Progress
-) -> int:
-    """Send every matching dead-lettered job back; how many. Those moved meanwhile are left."""
-    done = 0
+) -> Requeued:
+    """Send every matching dead-lettered job back. Those moved meanwhile are left."""
+    done = held = 0
     for batch in _batches(store.search(search, limit)):
         now = store.now()
-        settlements = [
-            judgement.decided(job, RequeueAsked(), now)
-            for job in batch
-            if job.status is JobStatus.FAILED
-        ]
+        dead = [job for job in batch if job.status is JobStatus.FAILED]
+        settlements = [judgement.decided(job, RequeueAsked(), now) for job in dead]
         applied, _ = store.exchange(settlements, None)
         done += sum(applied)
+        left = [job for job, is_applied in zip(dead, applied, strict=True) if not is_applied]
+        held += sum(_holder(store, job) is not None for job in left)
         progress(done)
-    return done
+    return Requeued(done, held)
 
 
 def purge_all(store: Store, search: Search, limit: int | None, progress: Progress) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -11,7 +12,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import JobFailedError, JobNotFoundError, ResultTimeoutError
 from ergon_framework.jobs.shape import decoded, error_shape
-from ergon_framework.ports.jobstore import Job, JobStore, Topic
+from ergon_framework.ports.jobstore import Bell, Job, JobStore, Topic
 
 APART = 0.005
 """Seconds between two looks at the store: in a busy one, jobs end all the time."""
@@ -19,8 +20,82 @@ POLL = 1.0
 """Seconds after which one looks without having been woken."""
 
 
+class Ear:
+    """One bell of a store for all threads that wait: they take turns at listening to it."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._changed = threading.Condition()
+        self._bell: Bell | None = None
+        self._users = 0
+        self._is_heard = False  # somebody listens, and tells the others
+        self._rings = 0
+
+    def listen(self) -> Share:
+        """A share in the bell, which is there as long as anybody has one."""
+        with self._changed:
+            if self._bell is None:
+                self._bell = self._store.listen(Topic.DONE)
+                self._is_heard = False
+            self._users += 1
+            return Share(self, self._bell, self._rings)
+
+    def leave(self) -> None:
+        """One share less; the last one closes the bell."""
+        with self._changed:
+            self._users -= 1
+            if self._users == 0 and self._bell is not None:
+                self._bell.close()
+                self._bell = None
+
+    def wait(self, bell: Bell, heard: int, seconds: float) -> int:
+        """Sleep until there are more rings than were heard, or for so long; how many there are."""
+        until = time.monotonic() + seconds
+        if self._is_my_turn(heard, until):
+            is_rung = False
+            try:
+                is_rung = bell.wait(max(0.0, until - time.monotonic()))
+            finally:
+                with self._changed:
+                    self._is_heard = False
+                    self._rings += is_rung
+                    self._changed.notify_all()  # they heard it too, or one of them listens now
+        return self._rings
+
+    def _is_my_turn(self, heard: int, until: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._rings != heard or not self._is_heard,
+                max(0.0, until - time.monotonic()),
+            )
+            if self._rings != heard or self._is_heard:
+                return False
+            self._is_heard = True
+            return True
+
+
+class Share:
+    """One waiter's share in a bell; a ring between two waits counts."""
+
+    def __init__(self, ear: Ear, bell: Bell, heard: int) -> None:
+        self._ear = ear
+        self._bell = bell
+        self._heard = heard
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until rung or until that much time has passed; whether it was rung."""
+        before = self._heard
+        self._heard = self._ear.wait(self._bell, before, seconds)
+        return self._heard != before
+
+    def close(self) -> None:
+        """Give it back, once."""
+        self._ear.leave()
+
+
 def wait_for(
     store: JobStore,
+    ear: Ear,
     job_id: str,
     timeout: float | None,
     poll: float = POLL,
@@ -32,7 +107,7 @@ def wait_for(
     if job.status.is_final:
         return job
     until = None if timeout is None else now() + timeout
-    with closing(store.listen(Topic.DONE)) as bell:
+    with closing(ear.listen()) as bell:
         while True:
             looked_at = now()
             job = found(store, job_id)  # after the bell is there, so that no end is missed

@@ -28,7 +28,7 @@ DEADLINE_SLACK = 0.5
 """Seconds an executor has to answer ``timeout`` by itself before it is ended."""
 PATIENCE = 5.0
 """Seconds after an answer that fits no request until the process counts as confused."""
-MOST_STRAYS = 1000
+MOST_STRAYS = 100_000
 """Lines that are no outcome, in a row, until the process counts as confused."""
 SILENCE = 1.0
 """Seconds between the end of a process's output and its own end, at most."""
@@ -154,10 +154,9 @@ class Runner:
         """Begin the time of requests, and press on with an end that was asked for."""
         if not self.is_up and self.flights:
             first = next(iter(self.flights.values()))
-            if self.child.taken() > first.begins:
-                self.came_up(now)
-            elif now >= max(self.started_at, first.claim.written_at) + self.settings.startup_grace:
-                self.end(Fate.NOT_UP, now)
+            late_at = max(self.started_at, first.claim.written_at) + self.settings.startup_grace
+            if now >= late_at or self.child.taken() > first.begins:
+                self.came_up(now)  # or should have: from here on its time counts
         if self.term_at is not None and now >= self.term_at:
             self.term_at = None
             self.child.signal(signal.SIGTERM)

@@ -33,15 +33,20 @@ class Watcher:
         self._lock = threading.Lock()
         self._awaited: dict[str, set[Told]] = {}
         self._is_new = False  # somebody came since the last look
+        self._is_over = False  # nobody would be told any more
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ergon-results", daemon=True)
         self._thread.start()
 
     def add(self, job_id: str, told: Told) -> None:
-        """Wait for one job."""
+        """Wait for one job; who comes too late is told at once."""
         with self._lock:
-            self._awaited.setdefault(job_id, set()).add(told)
-            self._is_new = True
+            is_over = self._is_over
+            if not is_over:
+                self._awaited.setdefault(job_id, set()).add(told)
+                self._is_new = True
+        if is_over:
+            told(_closed())
         self._bell.ring()
 
     def remove(self, job_id: str, told: Told) -> None:
@@ -61,6 +66,14 @@ class Watcher:
         self._bell.close()
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        finally:
+            with self._lock:
+                self._is_over = True
+            self._tell_all(_closed())
+
+    def _watch(self) -> None:
         is_rung = False
         while not self._closing.is_set():
             looked_at = time.monotonic()
@@ -75,7 +88,6 @@ class Watcher:
             is_rung = self._bell.wait(self._poll if self._awaited else None)
             if is_rung and not self._is_new:
                 self._closing.wait(max(0.0, looked_at + APART - time.monotonic()))
-        self._tell_all(StoreUnavailableError("the client was closed", remedy="open another"))
 
     def _look(self, ids: list[str], *, is_thorough: bool) -> None:
         for batch in batches(ids, AT_ONCE):
@@ -98,3 +110,7 @@ class Watcher:
     def _tell_all(self, error: Exception) -> None:
         for job_id in list(self._awaited):
             self._tell(job_id, error)
+
+
+def _closed() -> StoreUnavailableError:
+    return StoreUnavailableError("the client was closed", remedy="open another")

@@ -139,18 +139,22 @@ def _held_by_workers(
 
 
 def _held_by_pools(pools: Sequence[dict[str, Any]], now: float) -> Iterator[str]:
-    broken = [each for each in pools if (each.get("opens_at") or 0.0) > now]
+    broken = [each for each in pools if each.get("failed_starts") and not each.get("slots")]
     if broken and len(broken) == len(pools):
-        first = min(broken, key=lambda each: float(each["opens_at"]))
+        first = min(broken, key=lambda each: float(each.get("opens_at") or 0.0))
         reason = str(first.get("reason") or "its process does not start")
+        again = max(now, float(first.get("opens_at") or 0.0))
         yield (
             f"Its executor does not start ({reason}; {_times(first['failed_starts'], 'time')}"
-            f" so far) and is tried again at {format_instant(first['opens_at'])}."
+            f" so far) and is tried again at {format_instant(again)}."
             " No attempt is charged meanwhile."
         )
     elif pools and all(each.get("slots") == 0 for each in pools):
         flying = sum(int(each.get("in_flight", 0)) for each in pools)
-        yield f"All slots of its executor are taken: {_times(flying, 'job')} in flight."
+        if flying:
+            yield f"All slots of its executor are taken: {_times(flying, 'job')} in flight."
+        else:
+            yield "Its executor is starting."
 
 
 def _running(job: Job, workers: Sequence[WorkerRecord], now: float) -> Iterator[str]:

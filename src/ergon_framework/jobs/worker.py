@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 LEAVING = 10.0
 """Seconds the last settlements have to reach a store that does not answer."""
+MOST_UNKNOWN = 16
+"""Jobs for executors that nobody has, which are claimed at once to be refused."""
 LONGEST_TURN, BURST_TURN = 1.0, 0.02
 """Seconds after which the loop looks round without being woken."""
 NOTICE_OF = {
@@ -86,6 +88,7 @@ class Worker:
         self._schedules = schedules
         self._stops = 0
         self._stop_lock = threading.Lock()
+        self._is_ending = False  # only the ends of processes are waited for
         self._reason = "burst" if burst else "stopped"
         self._error: ErgonError | None = None
         self._counts: Counter[str] = Counter()
@@ -100,7 +103,12 @@ class Worker:
         """Work until stopped; returns when every process has ended and all is settled."""
         self.selecting = Selecting()
         self._keeper = Keeper(
-            self._store, self.settings, self._ask, self._delivered, self._reported
+            self._store,
+            self.settings,
+            self._ask,
+            self._delivered,
+            self._was_settled,
+            self._reported,
         )
         self._chores = WorkerChores(
             self._store,
@@ -161,7 +169,8 @@ class Worker:
         if until is not None:
             times.append(until)
         self._hand_over()
-        self.selecting.turn(min(times))
+        if not self._is_ending or self._pools_left():
+            self.selecting.turn(min(times))
         self._hand_over()
 
     def _hand_over(self) -> None:
@@ -190,13 +199,17 @@ class Worker:
         asked_at = self.selecting.now()
         louder = iter((False, True))
         grace = max(each.kill_grace for each in self.executors.values())
-        while not all(pool.is_gone for pool in self._pools.values()):
+        self._is_ending = True
+        while self._pools_left():
             self._turn()
             if self._stops > 1 or self.selecting.now() > asked_at + grace:
                 asked_at = self.selecting.now()
                 at_once = self._stops > 1 or next(louder, True)
                 for pool in self._pools.values():
                     pool.end(at_once=at_once)
+
+    def _pools_left(self) -> bool:
+        return not all(pool.is_gone for pool in self._pools.values())
 
     def _in_hand(self) -> int:
         return sum(pool.in_hand for pool in self._pools.values())
@@ -252,7 +265,7 @@ class Worker:
 
     # ---- for the keeper, in its thread ----
 
-    def _ask(self, slots: Mapping[str, int]) -> Ask:
+    def _ask(self, slots: Mapping[str, int], *, is_thorough: bool = True) -> Ask:
         return Ask(
             worker=self.name,
             lease=self.settings.lease,
@@ -260,29 +273,42 @@ class Worker:
             default=self.default,
             routes=self.settings.routes,
             known=self._chores.known | self.executors.keys(),
+            own=frozenset(self.executors),
             queues=self.queues,
+            most_unknown=MOST_UNKNOWN if is_thorough else 0,
+            asks_more=is_thorough,
         )
 
     def _delivered(self, claims: list[Claim]) -> None:
         self.selecting.post(lambda: self._receive(claims))
 
     def _reported(self, name: str, fields: dict[str, Any]) -> None:
-        if name == "job.settled":
-            self._count(fields["settlement"])
-        elif name == "store.broken":
+        if name == "store.broken":
             self._error = ErgonError("the store takes no more writes; see the log")
             self.stop(now=True)
         else:
             self.tell(name, **fields)
 
-    def _count(self, settlement: Settlement) -> None:
-        move = settlement.move
-        word = move.event if move.event in ("held", "released") else move.status.value
-        self._counts[word] += 1
+    def _was_settled(self, settlements: Sequence[Settlement]) -> None:
+        counts = self._counts
+        for settlement in settlements:
+            move = settlement.move
+            word = move.event if move.event in ("held", "released") else move.status.value
+            counts[word] += 1
         if has_listeners():
-            fields = {"job_id": settlement.id, "attempt": move.attempts, "failure": move.failure}
-            name = NOTICE_OF.get(move.status, "job.returned")
-            self.tell(name, **fields, delay=move.delay, why=move.why)
+            for settlement in settlements:
+                self._tell_of(settlement)
+
+    def _tell_of(self, settlement: Settlement) -> None:
+        move = settlement.move
+        self.tell(
+            NOTICE_OF.get(move.status, "job.returned"),
+            job_id=settlement.id,
+            attempt=move.attempts,
+            failure=move.failure,
+            delay=move.delay,
+            why=move.why,
+        )
 
     def _record(self) -> WorkerRecord:
         return WorkerRecord(

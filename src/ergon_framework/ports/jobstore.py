@@ -99,8 +99,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     default: str = ""  # the executor of jobs that name none …
     routes: Mapping[str, str] = {}  # … unless their queue has one of its own
     known: frozenset[str] = frozenset()  # jobs for executors outside are claimed to be refused
+    own: frozenset[str] = frozenset()  # the executors this worker has, busy or not; empty: any
     queues: tuple[str, ...] | None = None  # None: all
-    most_unknown: int = 16
+    most_unknown: int = 16  # of those; 0: do not look for them this time
+    asks_more: bool = True  # whether ``Claimed.more`` matters
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -108,7 +110,7 @@ class Claimed(msgspec.Struct, frozen=True):
 
     jobs: list[Leased]
     next_at: float | None = None  # None: nothing is waiting for time to pass
-    more: bool = False  # something due was left: other executors, no free slot
+    more: bool = False  # something due was left for an executor of its own: no slot, or a limit
     outdated: int = 0  # jobs that were dead-lettered because their expiry had passed
 
 

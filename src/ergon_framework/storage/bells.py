@@ -11,6 +11,7 @@ seen and that nobody reads belongs to a listener that is gone, and may be remove
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -22,6 +23,7 @@ import time
 import weakref
 from pathlib import Path
 
+from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.ropes import Ropes, strike
 
 logger = logging.getLogger("ergon.storage")
@@ -30,6 +32,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HIDDEN = ".new-"
 _ABANDONED = 60.0  # seconds after which a hidden pipe is nobody's: showing one takes microseconds
 _TOPICS = 256  # whose pipes a ringer keeps open
+_USED_UP = frozenset({errno.EMFILE, errno.ENFILE})
 
 _lock = threading.Lock()
 _bells: set[Bell] = set()
@@ -171,11 +174,24 @@ def _make_pipe(folder: Path, topic: str) -> tuple[Path | None, int, int]:
     try:
         return _make_named_pipe(folder, topic)
     except OSError as error:
+        if error.errno in _USED_UP:
+            raise _used_up(folder, error) from error
         _warn_once(folder, error)
-    read, write = os.pipe()
+    try:
+        read, write = os.pipe()
+    except OSError as error:
+        raise _used_up(folder, error) from error
     os.set_blocking(read, False)
     os.set_blocking(write, False)
     return None, read, write
+
+
+def _used_up(folder: Path, error: OSError) -> StoreUnavailableError:
+    """There are no descriptors; that passes, and says nothing about the folder."""
+    return StoreUnavailableError(
+        f"no bell can be opened in {folder}: {error.strerror}",
+        remedy="let this process have more open files (ulimit -n), or wait for less at once",
+    )
 
 
 def _make_named_pipe(folder: Path, topic: str) -> tuple[Path, int, int]:

@@ -32,14 +32,16 @@ class Writer:
         self._held = WritingConnection(path, connect, watch)
         self._maintenance = Maintenance(path)
 
-    def write(self, work: Callable[[sqlite3.Connection], T], patience: float) -> T:
+    def write(
+        self, work: Callable[[sqlite3.Connection], T], patience: float, *, is_synced: bool = True
+    ) -> T:
         """Run ``work`` in a transaction of its own or in one shared with others."""
         turns, me = self.turns, get_ident()
         if turns.leader == me:
             raise nested()
         try:
             if turns.try_enter(me):
-                return self._commit_one(work, patience)
+                return self._commit_one(work, patience, is_synced=is_synced)
             caller = Caller(work, patience)
             if turns.wait(caller, MOST):
                 if len(turns.group) == 1:
@@ -85,9 +87,11 @@ class Writer:
             if turns.leader == me:
                 turns.leave()
 
-    def _commit_one(self, work: Callable[[sqlite3.Connection], T], patience: float) -> T:
+    def _commit_one(
+        self, work: Callable[[sqlite3.Connection], T], patience: float, *, is_synced: bool = True
+    ) -> T:
         held = self._held
-        connection = held.begin(patience)
+        connection = held.begin(patience, is_synced=is_synced)
         try:
             result = work(connection)
             held.commit()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from ergon_framework.errors import StoreUnavailableError
@@ -15,6 +17,7 @@ Connect = Callable[[str, float], sqlite3.Connection]
 """Opens a connection, given a URI and how many seconds SQLite waits for a lock."""
 
 _STATEMENTS = 256  # compiled statements that a connection keeps
+_MAIN = "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'"
 _EVERY = 0.5  # seconds between two looks at what file the path leads to
 _ALWAYS = ("PRAGMA wal_autocheckpoint = 0",)
 # FULL: a commit waits for the disk. NORMAL would lose the last commits in a power cut.
@@ -93,13 +96,13 @@ def _await_others(connection: sqlite3.Connection) -> None:
 
 def same_file(connection: sqlite3.Connection, path: str | Path) -> bool:
     """Whether a caller's own connection has this file as its main database."""
-    for _, name, file in connection.execute("PRAGMA database_list"):
-        if name == "main" and file:
-            try:
-                return Path(file).samefile(path)
-            except OSError:
-                return False
-    return False
+    # A cursor of ours and bytes: what the caller makes of rows and of text is not asked.
+    with closing(sqlite3.Cursor(connection)) as cursor:
+        [file] = cursor.execute(_MAIN).fetchone()
+    try:
+        return bool(file) and Path(os.fsdecode(file)).samefile(path)
+    except OSError:
+        return False
 
 
 def _identify(path: Path) -> tuple[int, int] | None:

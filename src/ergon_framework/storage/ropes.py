@@ -80,11 +80,13 @@ class Ropes:
             os.close(self._open.pop(name))
         fresh = sorted(names - self._open.keys())
         room = _KEPT - len(self._open)
+        self._further = fresh[room:]
         for name in fresh[:room]:
             rope = self._reach(name)
             if rope >= 0:
                 self._open[name] = rope
-        self._further = fresh[room:]
+            else:
+                self._further.append(name)  # gone, or there were no descriptors: tried again
         is_settled = time.time_ns() - changed > _COARSE_NS
         self._seen = changed if is_settled and not is_fragile else 0
 

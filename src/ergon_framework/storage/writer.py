@@ -24,7 +24,9 @@ class Database:
 
     Parts that use the same file share its one writing connection. ``work`` is called with a
     connection, possibly by another thread than the caller's, together with the work of others: it
-    is short, touches nothing but the connection, and does not begin or end transactions.
+    is short, touches nothing but the connection, and does not begin or end transactions. No cursor
+    leaves it, neither returned nor in a closure or an error: dropped later, in another thread, it
+    would reset a statement that somebody else is executing. Close cursors where they were used.
     """
 
     def __init__(
@@ -48,21 +50,27 @@ class Database:
             self.close()
             raise
 
-    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def write(self, work: Callable[[sqlite3.Connection], T], *, is_synced: bool = True) -> T:
         """Run ``work`` in a transaction, and return what it returns once that is on disk.
 
+        Without ``is_synced`` the commit does not wait for the disk: it survives the death of the
+        process, but a power cut may undo it, and only it and what came after. That is for what
+        nobody was promised, such as a lease.
+
         Callers that arrive while a commit is under way share the next one. When ``work`` raises,
-        its own changes are undone and nobody else's; when the commit fails, everybody's are.
+        its own changes are undone and nobody else's; when the commit fails, everybody's are. Fetch
+        all rows before returning: no cursor may leave ``work``.
         """
         file = self._file or self._refuse_closed()
         if self._is_read_only:
             raise StoreReadOnlyError(f"{self.path} was opened for reading only")
-        return file.writer.write(work, self._patience)
+        return file.writer.write(work, self._patience, is_synced=is_synced)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run ``work`` on the state of the last commit; it is not held up by writers.
 
-        Every statement of ``work`` sees the same state. Fetch all rows before returning.
+        Every statement of ``work`` sees the same state. Fetch all rows before returning: no cursor
+        may leave ``work``.
         """
         file = self._file or self._refuse_closed()
         return file.readers.read(work, self._patience)

@@ -39,6 +39,7 @@ class WritingConnection:
         self._execute: Callable[[str], object]  # on a cursor of its own: making one takes time
         self._generation = -1
         self._may_create = True
+        self._is_synced = True  # commits wait for the disk
 
     def adopt(self, schema: Schema, patience: float) -> None:
         """Open now and bring the tables of one more part up to date, so that trouble shows."""
@@ -52,7 +53,7 @@ class WritingConnection:
             self._schemas.remove(schema)
             raise
 
-    def begin(self, patience: float) -> sqlite3.Connection:
+    def begin(self, patience: float, *, is_synced: bool = True) -> sqlite3.Connection:
         """Start a transaction, waiting for other writers as long as patience allows."""
         watch = self._watch
         connection = self._connection
@@ -64,6 +65,9 @@ class WritingConnection:
             connection = self.ready(patience)
         elif _unsynced:
             self._refuse_broken()
+        if is_synced is not self._is_synced:
+            self._execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
+            self._is_synced = is_synced
         try:
             self._execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
@@ -154,6 +158,7 @@ class WritingConnection:
             )
             connection.execute(f"PRAGMA busy_timeout = {int(_SLICE * 1000)}")
             self._execute = connection.cursor().execute
+            self._is_synced = True
             self._generation = self._watch.look()
             self._migrate(connection, patience)
         except BaseException as error:

@@ -95,6 +95,12 @@ class MemoryJobStore(MemoryDesk):
             record = ledger.by_id.get(job_id)
             return None if record is None else record.job()
 
+    def holder(self, unique_key: str) -> str | None:
+        """The id of the job that holds a unique key."""
+        with self._step() as ledger:
+            record = ledger.holders.get(unique_key)
+            return None if record is None else record.new.id
+
     def listen(self, topic: Topic) -> Bell:
         """A bell for the threads of this process."""
         with self._step():

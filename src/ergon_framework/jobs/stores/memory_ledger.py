@@ -188,7 +188,7 @@ class Ledger:
             self._lease(record, ask, now)
             jobs.append(record.leased(now))
         next_at = min((line.next_at(now) for line in lines), default=float("inf"))
-        more = any(line.has_due() for line in lines)
+        more = any(offer.leaves(line) for line in lines)
         return Claimed(jobs, None if next_at == float("inf") else next_at, more, outdated)
 
     def _lease(self, record: Record, ask: Ask, now: float) -> None:

@@ -28,14 +28,19 @@ class Line:
         self.settings = Queue(name=name)
         self.later = Heap()
         self.due: dict[str, Heap] = {}  # by the executor that their handlers name
-        self.aside = 0  # how many wait for a limit key
+        self.aside: Counter[str] = Counter()  # how many wait for a limit key, by the same
         self.active = 0
         self.members = 0  # jobs in any state
         self._bucket: Bucket | None = None
 
     def has_due(self) -> bool:
         """Whether a job waits for something other than time."""
-        return self.aside > 0 or any(self.due.values())
+        return next(self.waiting(), None) is not None
+
+    def waiting(self) -> Iterator[str]:
+        """The executors named by jobs that wait for something other than time."""
+        yield from (named for named, group in self.due.items() if group)
+        yield from self.aside
 
     def has_room(self) -> bool:
         """Whether the queue's limit allows one more to run."""
@@ -89,6 +94,11 @@ class Offer:
         if self._is_stranger(executor):
             return self._strangers > 0
         return self._free.get(executor, 0) > 0
+
+    def leaves(self, line: Line) -> bool:
+        """Whether a job is due that the worker could run, now or later."""
+        own, queue = self._ask.own, line.settings.name
+        return any(not own or self._executor(queue, named) in own for named in line.waiting())
 
     def take(self, queue: str, named: str) -> None:
         """It got such a job."""
@@ -203,7 +213,7 @@ class Lines:
         group = groups.setdefault((new.queue, new.executor, new.limit), Heap())
         group.push(record.key, (-new.priority, record.run_at, record.key))
         record.is_limited = True
-        self._lines[new.queue].aside += 1
+        self._lines[new.queue].aside[new.executor] += 1
 
     def _call_back(self, key: str) -> bool:
         """Let the first of each group that waits for this key go back in line."""
@@ -220,7 +230,7 @@ class Lines:
         if not groups:
             del self._aside[key]
         record.is_limited = False
-        self._lines[record.new.queue].aside -= 1
+        self._lines[record.new.queue].aside -= Counter((record.new.executor,))
 
 
 def _first_group(line: Line, offer: Offer) -> str | None:

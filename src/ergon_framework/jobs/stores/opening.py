@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.errors import ConfigurationError
@@ -21,21 +22,24 @@ _FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or memory://"
 
 
 def open_store(
-    url: str, *, clock: Callable[[], float] | None = None
+    url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
 ) -> SqliteJobStore | MemoryJobStore:
-    """Open the job store that a URL names; the caller closes it."""
+    """Open the job store that a URL names; the caller closes it.
+
+    With ``read_only`` a store that is there is only looked at: no lock is taken, no table made.
+    """
     scheme, mark, rest = url.partition("://")
     scheme = scheme.lower()
     if not mark:
         raise _no_scheme(url)
     if scheme == "sqlite":
-        return _open_sqlite(rest, clock or time.time)
+        return _open_sqlite(rest, clock or time.time, read_only=read_only)
     if scheme == "memory":
         return _open_memory(rest, clock or time.time)
     raise _refused(scheme)
 
 
-def _open_sqlite(rest: str, clock: Callable[[], float]) -> SqliteJobStore:
+def _open_sqlite(rest: str, clock: Callable[[], float], *, read_only: bool) -> SqliteJobStore:
     from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 
     path = rest.removeprefix("/")
@@ -55,7 +59,7 @@ def _open_sqlite(rest: str, clock: Callable[[], float]) -> SqliteJobStore:
         )
     if "\0" in path:
         raise ConfigurationError("the path of the SQLite file has a NUL character", remedy=_FORMS)
-    return SqliteJobStore(path, clock=clock)
+    return SqliteJobStore(path, clock=clock, read_only=read_only and Path(path).exists())
 
 
 def _open_memory(rest: str, clock: Callable[[], float]) -> MemoryJobStore:

@@ -45,5 +45,7 @@ SELECT count(*) FROM ergon_jobs WHERE stage = 1 AND queue = ?;
 -- soonest: the next jobs that wait for their time
 SELECT run_at, queue FROM ergon_jobs WHERE stage = 3 ORDER BY run_at LIMIT ?;
 
--- blocked_queues: where somebody waits for a limit key
-SELECT queue FROM ergon_jobs WHERE stage = 4 LIMIT ?;
+-- next_blocked: the first limit key, queue and executor after others where somebody waits for it
+SELECT limit_key, queue, executor FROM ergon_jobs
+WHERE stage = 4 AND (limit_key, queue, executor) > (?, ?, ?)
+ORDER BY limit_key, queue, executor LIMIT 1;

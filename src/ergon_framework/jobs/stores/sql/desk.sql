@@ -94,7 +94,7 @@ ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, record = excluded.rec
 DELETE FROM ergon_workers WHERE id = ?;
 
 -- workers: all of them
-SELECT record, seen_at FROM ergon_workers ORDER BY id;
+SELECT id, seen_at, record FROM ergon_workers ORDER BY id;
 
 -- forget_workers: those that have not been heard of for long
 DELETE FROM ergon_workers WHERE seen_at < ?;

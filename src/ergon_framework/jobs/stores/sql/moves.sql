@@ -51,10 +51,15 @@ SELECT limit_key FROM ergon_jobs WHERE seq = ?;
 -- running_of_key: how many jobs of a limit key run
 SELECT count(*) FROM ergon_jobs WHERE stage = 1 AND limit_key IS NOT NULL AND limit_key = ?;
 
--- wake: the next job that a limit key lets go
+-- next_lane_of_key: the first queue and executor after others whose jobs wait for a limit key
+SELECT queue, executor FROM ergon_jobs
+WHERE stage = 4 AND limit_key = ? AND (queue, executor) > (?, ?)
+ORDER BY queue, executor LIMIT 1;
+
+-- wake: the next job of one lane that a limit key lets go
 UPDATE ergon_jobs SET stage = 2 WHERE seq = (
     SELECT seq FROM ergon_jobs
-    WHERE stage = 4 AND limit_key = ? AND key_limit > ?
+    WHERE stage = 4 AND limit_key = ? AND queue = ? AND executor = ? AND key_limit > ?
     ORDER BY priority DESC, run_at, seq LIMIT 1
 );
 

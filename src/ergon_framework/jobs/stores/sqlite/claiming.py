@@ -61,7 +61,8 @@ class Claim:
                 self._share(executor, lanes[executor], slots)
         self._take_strangers(lanes)
         self._gates.save()
-        return Claimed(self._jobs, self._when_next(), self._is_more(), self._outdated)
+        is_more = self._ask.asks_more and self._is_more()
+        return Claimed(self._jobs, self._when_next(), is_more, self._outdated)
 
     # ---- lanes ----------------------------------------------------------------------------------
 
@@ -73,7 +74,7 @@ class Claim:
             lanes = found[executor] = self._named(executor)
             for queue in self._unnamed(executor):
                 lanes[queue] = ("", *lanes.get(queue, ()))
-        for executor in self._executors():
+        for executor in self._executors() if ask.most_unknown else ():
             if executor not in found and self._is_stranger(executor):
                 found[executor] = self._named(executor)
         return found
@@ -248,12 +249,30 @@ class Claim:
         return min(self._next_at, default=None)
 
     def _is_more(self) -> bool:
-        """Whether a due job was left that is not in a paused queue or one of other workers."""
-        for named in ("", *self._executors()):
-            if next(self._open_queues(named, ""), None) is not None:
-                return True
-        rows = self._cursor.execute(_SQL["blocked_queues"], (GLANCE,)).fetchall()
-        return any(self._is_served(queue) for (queue,) in rows)
+        """Whether a due job was left that this worker could run, now or later."""
+        own = self._ask.own
+        lanes = [self._open_queues(named, "") for named in own or ("", *self._executors())]
+        lanes += map(self._unnamed, own)
+        if any(next(queues, None) is not None for queues in lanes):
+            return True
+        return any(
+            self._is_served(queue) and self._is_for_us(queue, named)
+            for _, queue, named in self._blocked()
+        )
+
+    def _blocked(self) -> Iterator[tuple[str, str, str]]:
+        """Where jobs wait for limit keys: key, queue, and the executor they name."""
+        lane = ("", "", "")
+        for _ in range(MOST_LANES):
+            found = self._cursor.execute(_SQL["next_blocked"], lane).fetchone()
+            if found is None:
+                return
+            lane = found
+            yield lane
+
+    def _is_for_us(self, queue: str, named: str) -> bool:
+        ask = self._ask
+        return not ask.own or (named or ask.routes.get(queue, ask.default)) in ask.own
 
     def _is_served(self, queue: str) -> bool:
         return self._is_asked(queue) and not self._gates[queue].is_paused

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,13 +24,19 @@ from ergon_framework.ports.jobstore import (
 )
 from ergon_framework.storage.statements import load
 
+T = TypeVar("T")
+
+logger = logging.getLogger("ergon.jobs")
+
 _DESK = load(SQL, "desk.sql")
 _SCHEDULES = load(SQL, "schedules.sql")
-_worker = msgspec.json.Decoder(WorkerRecord).decode
+_decode = msgspec.json.Decoder(WorkerRecord).decode
 
 
 class SqliteDesk(Ground):
     """What operators and cron need."""
+
+    _told: frozenset[str] = frozenset()  # which rows were said to be unreadable
 
     # ---- jobs -----------------------------------------------------------------------------------
 
@@ -83,32 +90,19 @@ class SqliteDesk(Ground):
             else:
                 moves.cursor.execute(_DESK["tell"], (record.id, moves.now, text_of(record)))
 
-        self._write(work, "desk")
+        self._write(work, "desk", is_synced=False)
 
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
         rows = self._read(lambda cursor: cursor.execute(_DESK["workers"]).fetchall())
-        return [msgspec.structs.replace(_worker(text), seen_at=at) for text, at in rows]
+        return list(self._readable("worker", rows, _worker))
 
     # ---- schedules ------------------------------------------------------------------------------
 
     def schedules(self) -> list[Schedule]:
         """All, by name."""
         rows = self._read(lambda cursor: cursor.execute(_SCHEDULES["all"]).fetchall())
-        return [
-            Schedule(
-                name=name,
-                cron=cron,
-                zone=zone,
-                misfire=misfire,
-                job=job,
-                next_at=next_at,
-                last_at=last_at,
-                is_paused=bool(is_paused),
-                source=source,
-            )
-            for name, cron, zone, misfire, job, next_at, last_at, is_paused, source in rows
-        ]
+        return list(self._readable("schedule", rows, _schedule))
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""
@@ -142,3 +136,28 @@ class SqliteDesk(Ground):
             return True
 
         return self._write(work, "fire")
+
+    def _readable(
+        self, what: str, rows: Iterable[tuple[Any, ...]], read: Callable[[tuple[Any, ...]], T]
+    ) -> Iterator[T]:
+        """What could be read; a row that somebody else wrote wrongly shall not hide the others."""
+        for row in rows:
+            try:
+                yield read(row)
+            except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
+                name = f"{what} {row[0]!r}"
+                if name not in self._told:
+                    self._told |= {name}
+                    logger.warning("the row of %s is left out, it cannot be read: %s", name, error)
+
+
+def _worker(row: tuple[Any, ...]) -> WorkerRecord:
+    _, seen_at, record = row
+    return msgspec.structs.replace(_decode(record), seen_at=msgspec.convert(seen_at, float))
+
+
+def _schedule(row: tuple[Any, ...]) -> Schedule:
+    fields = dict(zip(Schedule.__struct_fields__, row, strict=True))
+    job, is_paused = fields["job"], fields["is_paused"]
+    fields["job"] = job.encode() if isinstance(job, str) else job  # written by hand
+    return msgspec.convert(fields | {"is_paused": is_paused == 1}, Schedule)

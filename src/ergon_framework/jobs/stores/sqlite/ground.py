@@ -41,8 +41,11 @@ class Ground:
         *,
         clock: Callable[[], float] = time.time,
         busy_timeout: float = 5.0,
+        read_only: bool = False,
     ) -> None:
-        self._database = Database(path, schema=SCHEMA, busy_timeout=busy_timeout)
+        self._database = Database(
+            path, schema=SCHEMA, busy_timeout=busy_timeout, read_only=read_only
+        )
         self._belfry = Belfry(self._database.path)
         self._clock = clock
 
@@ -72,7 +75,14 @@ class Ground:
         self._belfry.close()
         self._database.close()
 
-    def _write(self, work: Callable[[Moves], T], call: str, *, is_work: bool = False) -> T:
+    def _write(
+        self,
+        work: Callable[[Moves], T],
+        call: str,
+        *,
+        is_work: bool = False,
+        is_synced: bool = True,
+    ) -> T:
         """Run one transaction, and ring for what it moved, or for work in any case."""
 
         def whole(connection: sqlite3.Connection) -> tuple[T, bool, bool]:
@@ -82,7 +92,7 @@ class Ground:
             failpoint(_BEFORE[call])
             return result, moves.is_work, moves.is_done
 
-        result, is_work_too, is_done = self._database.write(whole)
+        result, is_work_too, is_done = self._database.write(whole, is_synced=is_synced)
         failpoint(_AFTER[call])
         if is_work or is_work_too:
             self._belfry.ring(_WORK)

@@ -190,8 +190,13 @@ class Moves:
         return self.cursor.execute(_SQL[statement]).fetchone() is not None
 
     def _wake(self, key: str) -> None:
-        self.cursor.execute(_SQL["wake"], (key, self.running_of_key(key)))
-        self.is_work |= self.cursor.rowcount > 0
+        """Let the first of each lane go: of some, a paused queue's say, nobody may come for it."""
+        running = self.running_of_key(key)
+        lane = ("", "")
+        while found := self.cursor.execute(_SQL["next_lane_of_key"], (key, *lane)).fetchone():
+            lane = found
+            self.cursor.execute(_SQL["wake"], (key, *lane, running))
+            self.is_work |= self.cursor.rowcount > 0
 
 
 def _is_usual(settlement: Settlement) -> bool:

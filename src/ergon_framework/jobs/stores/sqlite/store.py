@@ -41,8 +41,9 @@ class SqliteJobStore(SqliteDesk):
         *,
         clock: Callable[[], float] = time.time,
         busy_timeout: float = 5.0,
+        read_only: bool = False,
     ) -> None:
-        super().__init__(path, clock=clock, busy_timeout=busy_timeout)
+        super().__init__(path, clock=clock, busy_timeout=busy_timeout, read_only=read_only)
         self._turns: Turns = {}
 
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
@@ -57,7 +58,7 @@ class SqliteJobStore(SqliteDesk):
         They are there when it commits and not before, or never. Workers find them at their next
         look; :meth:`announce`, called after the commit, wakes them at once.
         """
-        with _plain_rows(connection):
+        with _plain_text(connection):
             cursor = self._join(connection)
             cursor.execute("SAVEPOINT ergon_add")
             try:
@@ -77,7 +78,8 @@ class SqliteJobStore(SqliteDesk):
             applied = [moves.apply(settlement) for settlement in settlements]
             return applied, Claimed([]) if ask is None else Claim(moves, ask, self._turns).run()
 
-        return self._write(work, "exchange")
+        # A claim is a promise to nobody: after a power cut the job is due again, and is run again.
+        return self._write(work, "exchange", is_synced=bool(settlements))
 
     def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
@@ -86,7 +88,7 @@ class SqliteJobStore(SqliteDesk):
             until = moves.now + lease
             return [_renew(moves.cursor, hold, until) for hold in holds]
 
-        return self._write(work, "renew")
+        return self._write(work, "renew", is_synced=False)
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
@@ -98,6 +100,12 @@ class SqliteJobStore(SqliteDesk):
         found = self._read(lambda cursor: jobs_from(cursor.execute(_SQL["find"], (job_id,))))
         return found[0] if found else None
 
+    def holder(self, unique_key: str) -> str | None:
+        """The id of the job that holds a unique key."""
+        values = (unique_key,)
+        row = self._read(lambda cursor: cursor.execute(_SQL["key_holder"], values).fetchone())
+        return None if row is None else str(row[1])
+
     def _join(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
         """A cursor in the caller's transaction, which holds the write lock."""
         if not same_file(connection, self.path):
@@ -105,7 +113,7 @@ class SqliteJobStore(SqliteDesk):
                 f"the connection does not have {self.path} as its main database",
                 remedy="connect to the store's own file, or enqueue without a connection",
             )
-        cursor = connection.cursor()
+        cursor = sqlite3.Cursor(connection)  # not the caller's kind: its rows are tuples
         try:
             if not connection.in_transaction:
                 if connection.isolation_level is None:
@@ -121,14 +129,14 @@ class SqliteJobStore(SqliteDesk):
 
 
 @contextmanager
-def _plain_rows(connection: sqlite3.Connection) -> Iterator[None]:
-    """Rows are tuples and text is text, whatever the caller has made of them."""
-    before = connection.row_factory, connection.text_factory
-    connection.row_factory, connection.text_factory = None, str
+def _plain_text(connection: sqlite3.Connection) -> Iterator[None]:
+    """Text is text, whatever the caller has made of it; a cursor has no say in that."""
+    before = connection.text_factory
+    connection.text_factory = str
     try:
         yield
     finally:
-        connection.row_factory, connection.text_factory = before
+        connection.text_factory = before
 
 
 def _not_joined(error: sqlite3.OperationalError, path: Path) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ergon_framework.core.job import CancelAsked, LeaseExpired, Seen
+from ergon_framework.ports.jobstore import Leased
 from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
@@ -181,16 +182,64 @@ def expired_job_passes_its_turn_on(s: Subject) -> None:
 
 @check()
 def paused_queue_does_not_keep_a_key(s: Subject) -> None:
-    """A key that is free does not wait for a job that cannot run, at the latest after a sweep."""
-    s.put("a", limit_key="k")
-    s.put("b", limit_key="k", queue="paused")
-    s.put("c", limit_key="k", queue="open")
-    leased = s.take("a", queues=("default",))
-    same(s.ids(9), [], "while the key is held")
+    """A key that is free does not wait for jobs that cannot run, however many come before."""
+    leased = _others_wait(s)
+    s.store.set_queue("paused", is_paused=True)
+    for job_id in ("c1", "c2"):
+        s.must(leased, SUCCEEDED)
+        leased = s.take(job_id)
+
+
+@check()
+def queue_that_is_paused_late_does_not_keep_a_key(s: Subject) -> None:
+    """The same when the queue is paused after its job's turn has come."""
+    leased = _others_wait(s)
+    s.must(leased, SUCCEEDED)
+    s.store.set_queue("paused", is_paused=True)
+    same(s.ids(9), ["c1"], "claimed")
+
+
+@check()
+def queue_of_others_does_not_keep_a_key(s: Subject) -> None:
+    """The same for a queue whose workers are away."""
+    leased = _others_wait(s)
+    s.must(leased, SUCCEEDED)
+    same(s.ids(9, queues=("open",)), ["c1"], "claimed")
+
+
+@check()
+def busy_executor_does_not_keep_a_key(s: Subject) -> None:
+    """The same for an executor without a slot."""
+    known = frozenset({"python", "node"})
+    s.put("a", limit_key="k", priority=10)
+    s.put("b1", "b2", limit_key="k", executor="node", priority=9)
+    s.put("c", limit_key="k")
+    leased = s.claim({"python": 5, "node": 5}, known=known)
+    same(ids_of(leased), ["a"], "claimed at first")
+    s.must(leased[0], SUCCEEDED)
+    same(s.ids(5, known=known), ["c"], "claimed when the key is free")
+
+
+@check()
+def resumed_queue_goes_on_with_its_key(s: Subject) -> None:
+    """A job whose key was freed while its queue was paused goes when the queue is resumed."""
+    leased = _others_wait(s)
     s.store.set_queue("paused", is_paused=True)
     s.must(leased, SUCCEEDED)
-    s.store.sweep(100)
-    same(s.ids(9), ["c"], "afterwards")
+    same(s.ids(9, queues=("paused",)), [], "while the queue is paused")
+    s.store.set_queue("paused", is_paused=False)
+    for job_id in ("b1", "b2", "b3"):
+        s.must(s.take(job_id, queues=("paused",)), SUCCEEDED)
+
+
+def _others_wait(s: Subject) -> Leased:
+    """A running job, and others in two queues that wait for its key."""
+    s.put("a", limit_key="k")
+    s.put("b1", "b2", "b3", limit_key="k", queue="paused", priority=9)
+    s.put("c1", "c2", limit_key="k", queue="open")
+    leased = s.take("a", queues=("default",))
+    same(s.ids(9), [], "while the key is held")
+    return leased
 
 
 @check()

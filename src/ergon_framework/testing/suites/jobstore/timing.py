@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ergon_framework.core.job import JobStatus
 from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -73,6 +75,49 @@ def more_counts_other_executors(s: Subject) -> None:
     """What is due for an executor without a free slot counts as left."""
     s.put("a", handler="node#work", executor="node")
     same(s.exchange((), 5, known=BOTH)[1].more, True, "more")
+
+
+@check()
+def more_is_about_own_executors(s: Subject) -> None:
+    """What no executor of the worker could ever run does not count as left."""
+    own = frozenset({"python"})
+    s.put("a", handler="node#work", executor="node")
+    s.put("b", queue="web")
+    s.put("c", "d", queue="web", limit_key="k")
+    asked: dict[str, Any] = {"known": BOTH, "routes": {"web": "node"}}
+    same(len(s.claim({"node": 1}, queues=("web",), **asked)), 1, "claimed by the other worker")
+    same(s.exchange((), 5, own=own, **asked)[1].more, False, "more, for others alone")
+    same(s.exchange((), 5, own=BOTH, **asked)[1].more, True, "more, for its own")
+    s.put("mine", handler="python#work", executor="python", queue="web")
+    same(s.exchange((), 0, own=own, **asked)[1].more, True, "more, with one of its own")
+
+
+@check()
+def more_counts_what_a_limit_holds_up(s: Subject) -> None:
+    """A due job that waits for its queue's rate or limit, or for its limit key, is left."""
+    own = frozenset({"python"})
+    for queue, limits in (("rate", {"rate": 0.1, "burst": 1}), ("active", {"max_active": 1})):
+        s.store.set_queue(queue, **limits)
+        s.put(f"{queue}-1", f"{queue}-2", queue=queue)
+    s.put("key-1", "key-2", queue="key", limit_key="k")
+    for queue in ("rate", "active", "key"):
+        claimed = s.exchange((), 5, queues=(queue,), own=own)[1]
+        same((len(claimed.jobs), claimed.more), (1, True), f"claimed and more, of {queue!r}")
+        again = s.exchange((), 5, queues=(queue,), own=own)[1]
+        same((again.jobs, again.more), ([], True), f"claimed and more again, of {queue!r}")
+
+
+@check()
+def more_leaves_out_paused_queues(s: Subject) -> None:
+    """What cannot be claimed because its queue is paused or not asked for is not left."""
+    s.put("a", limit_key="k")
+    s.put(*(f"b{n}" for n in range(100)), queue="paused", limit_key="k")
+    s.put("c", queue="theirs", limit_key="k")
+    s.take("a", queues=("default",))
+    same(s.ids(5), [], "while the key is held")
+    s.store.set_queue("paused", is_paused=True)
+    same(s.exchange((), 5, queues=("paused", "default"))[1].more, False, "more")
+    same(s.exchange((), 5)[1].more, True, "more, of all queues")
 
 
 @check()

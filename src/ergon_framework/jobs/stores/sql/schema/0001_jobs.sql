@@ -48,8 +48,9 @@ CREATE INDEX ergon_jobs_running ON ergon_jobs (stage, queue, lease_expires_at)
     WHERE stage = 1;
 CREATE INDEX ergon_jobs_running_keys ON ergon_jobs (stage, limit_key)
     WHERE limit_key IS NOT NULL AND stage = 1;
-CREATE INDEX ergon_jobs_blocked ON ergon_jobs (stage, limit_key, priority DESC, run_at)
-    WHERE stage = 4;
+CREATE INDEX ergon_jobs_blocked ON ergon_jobs (
+    stage, limit_key, queue, executor, priority DESC, run_at
+) WHERE stage = 4;
 CREATE INDEX ergon_jobs_ended ON ergon_jobs (stage, queue, status, purge_at)
     WHERE stage = 0;
 CREATE INDEX ergon_jobs_expiring ON ergon_jobs (expires_at)
