@@ -1,0 +1,76 @@
+# ruff: noqa: D102 - the base class says what each method does
+"""pgqueuer on PostgreSQL: handlers run in the worker itself; it keeps final states, no results."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import Any
+
+import asyncpg
+from pgqueuer import PgQueuer
+from pgqueuer.db import AsyncpgDriver
+from pgqueuer.models import Job
+from pgqueuer.queries import Queries
+
+from jobs_parts import client, marks
+
+BATCH = 100
+
+
+async def serve() -> None:
+    """A worker, until it is told to stop."""
+    run = marks.handler()
+    queuer = PgQueuer(AsyncpgDriver(await asyncpg.connect(client.url())))
+
+    @queuer.entrypoint("noop")
+    async def noop(job: Job) -> None:
+        run(int(job.payload or b""))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, queuer.shutdown.set)
+    await queuer.run(batch_size=BATCH)
+
+
+class Peer(client.AsyncPeer):
+    """Two worker processes that claim a hundred jobs at once."""
+
+    async def open(self) -> None:
+        self._link = await asyncpg.connect(client.url())
+        self._queries = Queries(AsyncpgDriver(self._link))
+        if not await self._queries.has_table("pgqueuer"):
+            await self._queries.install()
+
+    def reset(self) -> None:
+        self.run(self._link.execute("TRUNCATE pgqueuer, pgqueuer_log"))
+
+    def workers(self) -> list[list[str]]:
+        return [[sys.executable, "-m", "jobs_parts.pgqueuer_peer"]] * 2
+
+    async def add(self, number: int) -> None:
+        await self._queries.enqueue("noop", b"%d" % number)
+
+    def enqueue_many(self, count: int) -> None:
+        async def batches() -> None:
+            for start in range(0, count, 1000):
+                numbers = range(start, min(start + 1000, count))
+                names, payloads = ["noop"] * len(numbers), [b"%d" % each for each in numbers]
+                await self._queries.enqueue(names, payloads, [0] * len(numbers))
+
+        self.run(batches())
+
+    def waiting(self) -> int:
+        return self._count("SELECT count(*) FROM pgqueuer")
+
+    def recorded(self) -> int:
+        return self._count("SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'")
+
+    def _count(self, question: str) -> int:
+        answer: Any = self.run(self._link.fetchval(question))
+        return int(answer)
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(serve())
