@@ -499,3 +499,12 @@ def test_a_group_without_a_command(desk: Desk, group: str) -> None:
 def test_schedules_alone_lists_them(desk: Desk) -> None:
     """``ergon schedules`` is the listing."""
     assert desk("schedules", "--json").json == []
+
+
+@pytest.mark.req("JOBS:badinput")
+def test_a_store_in_memory_is_refused(desk: Desk) -> None:
+    """It would end with the command, and the job with it."""
+    for command in (["enqueue", "h"], ["worker", "--burst"], ["jobs", "list"]):
+        answer = desk(*command, "--url", "memory://")
+        assert answer.code == 2
+        assert "ends with this command" in answer.err

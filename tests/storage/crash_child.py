@@ -11,6 +11,7 @@ import os
 import sqlite3
 import sys
 import threading
+from pathlib import Path
 
 from ergon_framework.storage.schema import Schema
 from ergon_framework.storage.writer import Database
@@ -52,4 +53,5 @@ def main(path: str, threads: int, prefix: str = "") -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for the sample schema
     main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

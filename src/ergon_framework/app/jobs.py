@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator
 
@@ -44,6 +44,15 @@ class JobSetup:
     executors: Mapping[str, ExecutorSettings] = field(default_factory=dict)
     schedules: Mapping[str, ScheduleSettings] = field(default_factory=dict)
     file: Path | None = None
+
+    def kept(self) -> Self:
+        """The same, refused when the store would end with this very command."""
+        if self.url.lower().startswith("memory:"):
+            raise SettingsError(
+                "a job store in memory ends with this command, and everything in it",
+                remedy='use a file: url = "sqlite:///work.db"; memory is for tests of your own',
+            )
+        return self
 
     def client(self) -> JobClient:
         """A client of this store."""
@@ -87,11 +96,6 @@ def job_settings(
     """What the settings say about jobs; ``url`` replaces the store they name."""
     settings = load_settings(config, environ)
     setup = setup_of(settings, url)
-    if setup.url.lower().startswith("memory:"):
-        raise SettingsError(
-            "a job store in memory ends with this command, and everything in it",
-            remedy='use a file: url = "sqlite:///work.db"; memory is for tests of your own code',
-        )
     if setup.url:
         return setup
     where = "there is no settings file" if settings.file is None else f"{settings.file} names none"

@@ -36,7 +36,7 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.jobs.stores.opening import open_store
 
-    setup = job_settings(config, url)
+    setup = job_settings(config, url).kept()
     with (
         closing(open_store(setup.url, read_only=reads)) as store,
         JobClient(settings=setup.jobs, store=store) as client,

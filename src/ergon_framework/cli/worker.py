@@ -44,7 +44,7 @@ def worker(
     for each in queue or ():
         name_of("queue", each)
     try:
-        report = work(job_settings(config, url), queues=queue, burst=burst, name=name)
+        report = work(job_settings(config, url).kept(), queues=queue, burst=burst, name=name)
     finally:
         finish_telemetry()
     show_one(msgspec.structs.asdict(report), as_json=as_json)
