@@ -1,20 +1,16 @@
-"""Jobs in the settings: which store, which executors, which schedules; and a worker made of them.
-
-Importing this module lets ``ergon.toml`` have the sections ``[jobs]``, ``[executors.NAME]`` and
-``[schedules.NAME]``.
-"""
+"""Jobs in the settings: which store, which executors, which schedules; and a worker made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator
 
 from ergon_framework.app.sections import Name, Settings
-from ergon_framework.app.settings import load_settings, register_section, revealed
+from ergon_framework.app.settings import load_settings, revealed
 from ergon_framework.errors import SettingsError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.requests import Store
@@ -28,9 +24,12 @@ if TYPE_CHECKING:
 
 Executors = Annotated[Mapping[Name, ExecutorSettings], AfterValidator(FrozenDict)]
 
-register_section("jobs", JobsSettings, has_secrets=True)
-register_section("executors", Executors)
-register_section("schedules", Schedules)
+SECTIONS: dict[str, tuple[Any, bool]] = {
+    "jobs": (JobsSettings, True),
+    "executors": (Executors, False),
+    "schedules": (Schedules, False),
+}
+"""What the settings file may hold for jobs, and whether there may be secrets in it."""
 
 _SQLITE = "sqlite:///"
 

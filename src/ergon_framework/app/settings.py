@@ -57,7 +57,7 @@ FILE = "ergon.toml"
 LATER = ("boundary", "providers", "zones")
 """Sections that later versions bring; refused by name."""
 _PARTS = dict.fromkeys(("executors", "jobs", "schedules"), "ergon_framework.app.jobs")
-"""Sections of other parts, and the module that registers each when it is imported."""
+"""Sections of other parts, and the module whose ``SECTIONS`` say what each may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,8 @@ def _checked(source: Source, path: KeyPath, value: object, model: type[Policy]) 
 def _bring_parts(names: Iterable[str]) -> None:
     for name in sorted(names):
         if name in _PARTS and name not in _extensions:
-            import_module(_PARTS[name])
+            for section, (shape, has_secrets) in import_module(_PARTS[name]).SECTIONS.items():
+                _extensions.setdefault(section, _Section(TypeAdapter(shape), has_secrets))
 
 
 def _file(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
