@@ -1,4 +1,4 @@
-"""Jobs in the settings: which store, which executors, which schedules; and a worker made of them."""
+"""Jobs in the settings: which store, which executors and schedules; and a worker made of them."""
 
 from __future__ import annotations
 
