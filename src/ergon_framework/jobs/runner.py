@@ -95,12 +95,10 @@ class Runner:
         self.settings = settings
         self.flights: dict[str, Flight] = {}
         self.started_at = selecting.now()
-        self.is_ready = False  # it said so
         self.is_up = False  # it said so, took a request, or answered one
         self.is_reserved = False  # kept free for a job that wants to be alone
         self.is_solo = False  # busy with such a job
         self.answers = 0
-        self.late = 0
         self.fate: Fate | None = None
         self.term_at: float | None = None
         self.kill_at: float | None = None
@@ -222,6 +220,7 @@ class Runner:
 
     def buried(self) -> list[tuple[Flight, Seen]]:
         """The process has ended: read its last lines, and say what became of each request."""
+        self.suspect_at = None  # whatever it did before, its last words count
         self._read_stdout(READ)
         for frame in self._session.end():
             self._take(frame)
@@ -361,7 +360,6 @@ class Runner:
         self._forget(self.child.ready)
         self.child.close_ready()
         if _says_ready(bytes(self._ready_text)):
-            self.is_ready = True
             self.came_up(self._selecting.now())
             self._audience.became_ready(self)
 
