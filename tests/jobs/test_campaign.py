@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -123,27 +124,27 @@ class Campaign:
 def test_nothing_is_lost_and_nothing_is_completed_twice(tmp_path: Path) -> None:
     """Lost 0, completed twice 0, and no more re-executed than were in flight at the kills."""
     campaign = Campaign(tmp_path)
-    store = open_store(campaign.url)
-    names = points()
-    share = JOBS // len(names)
-    added = 0
-    for name in names:
-        fresh = [
-            NewJob(id=f"job-{n}", handler="any" if n % 50 else "slow")
-            for n in range(added, added + share)
-        ]
-        store.add(fresh)
-        added += share
-        campaign.die_at(name)
-    store.add([NewJob(id=f"job-{n}", handler="any") for n in range(added, JOBS)])
-    last = campaign.start()
-    try:
-        ended = Search(statuses=(JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED))
-        wait_until(lambda: store.count(ended) == JOBS, "the end of every job")
-    finally:
-        last.terminate()
-        last.wait(timeout=30)
-    jobs = list(store.search(Search()))
+    with closing(open_store(campaign.url)) as store:
+        names = points()
+        share = JOBS // len(names)
+        added = 0
+        for name in names:
+            fresh = [
+                NewJob(id=f"job-{n}", handler="any" if n % 50 else "slow")
+                for n in range(added, added + share)
+            ]
+            store.add(fresh)
+            added += share
+            campaign.die_at(name)
+        store.add([NewJob(id=f"job-{n}", handler="any") for n in range(added, JOBS)])
+        last = campaign.start()
+        try:
+            ended = Search(statuses=(JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED))
+            wait_until(lambda: store.count(ended) == JOBS, "the end of every job")
+        finally:
+            last.terminate()
+            last.wait(timeout=30)
+        jobs = list(store.search(Search()))
     runs = Counter(campaign.ledger.read_text(encoding="ascii").split())
     lost = [job.id for job in jobs if job.status is not JobStatus.COMPLETED]
     twice = [job.id for job in jobs if _completions(job.history) != 1]
