@@ -8,6 +8,7 @@ import pickle
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -187,8 +188,11 @@ def test_nothing_to_enqueue_is_no_mistake(client: JobClient) -> None:
 
 def test_a_store_without_transactions_of_others_says_so(client: JobClient) -> None:
     """Only SQLite can store a job in the caller's own transaction."""
-    with pytest.raises(JobError, match="another's transaction"):
-        client.enqueue("h", connection=sqlite3.connect(":memory:"))
+    with (
+        closing(sqlite3.connect(":memory:")) as other,
+        pytest.raises(JobError, match="another's transaction"),
+    ):
+        client.enqueue("h", connection=other)
 
 
 # ---- what it is part of ----
