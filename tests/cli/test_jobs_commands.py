@@ -330,6 +330,15 @@ def test_dlq_requeue_resets_the_counters(desk: Desk) -> None:
     assert (shape["attempts"], shape["deliveries"]) == (0, 0)
 
 
+def test_dlq_requeue_of_a_job_whose_key_is_taken(desk: Desk) -> None:
+    """Nothing was sent back: the exit code says so, and the job stays where it is."""
+    desk.bury("a", unique="k")
+    desk.client.enqueue("h", id="b", unique="k")
+    answer = desk("dlq", "requeue", "a", "--json")
+    assert (answer.code, answer.json["requeued"]) == (1, 0)
+    assert desk.client.status("a") == "failed"
+
+
 def test_dlq_filters(desk: Desk) -> None:
     """By id, queue, handler, code and age; each may be tried dry."""
     desk.bury("a", "b", queue="q")

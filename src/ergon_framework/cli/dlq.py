@@ -88,7 +88,7 @@ def requeue(
 ) -> int:
     """Send dead-lettered jobs back to their queues with fresh counters.
 
-    Exit code 1 when none matched.
+    Exit code 1 when none matched, or none could be sent back.
     """
     named = (*(ids or ()), *(more_ids or ()))
     _check_use("requeue", everything, (queue, handler, code, older_than, named))
@@ -175,4 +175,4 @@ def _tell(
             f"nothing was {what}: there is {told}", remedy="ergon dlq list shows what is there"
         )
     show_one({"matched": total, what: 0 if is_dry else done, "dry_run": is_dry}, as_json=as_json)
-    return 0
+    return 0 if done else 1
