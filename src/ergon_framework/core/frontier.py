@@ -1,0 +1,46 @@
+"""The frontier of a log as one reader sees it: up to where everything has safely arrived.
+
+A reader sees a view of a log, so the offsets it is given may have holes; each fact therefore names
+the one before it in that view. What does not join on is not taken: the frontier stops there, and
+the reader asks again from the frontier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Everything of the view at or below ``offset`` is safe."""
+
+    offset: int = 0
+
+    def joins(self, previous: int, offset: int) -> bool:
+        """Whether nothing of the view is missing between here and the fact at ``offset``."""
+        return previous <= self.offset < offset
+
+    def passed(self, offset: int) -> Frontier:
+        """The frontier when everything up to ``offset`` is safe; it never goes back."""
+        return Frontier(max(self.offset, offset))
+
+
+def contiguous(frontier: Frontier, steps: Iterable[tuple[int, int]]) -> tuple[Frontier, int]:
+    """Take (previous, offset) pairs while they join on; the frontier then, and how many did."""
+    taken = 0
+    for previous, offset in steps:
+        if not frontier.joins(previous, offset):
+            break
+        frontier = frontier.passed(offset)
+        taken += 1
+    return frontier, taken
+
+
+def good_prefix(cursor: int, offsets: Iterable[int], failed: int | None) -> int:
+    """The offset a consumer may confirm: the last one before the one that failed, if any."""
+    for offset in offsets:
+        if failed is not None and offset >= failed:
+            break
+        cursor = max(cursor, offset)
+    return cursor

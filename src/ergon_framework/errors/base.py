@@ -1,0 +1,94 @@
+"""What every error has, and those of configuration and envelopes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ErgonError(Exception):
+    """Base of everything Ergon raises on purpose."""
+
+    code = "error"
+
+    def __init__(
+        self, message: str = "", *, remedy: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.details: dict[str, Any] = dict(details or {})
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+
+    def to_dict(self) -> dict[str, Any]:
+        """The one shape in which errors leave the process: code, message, details."""
+        details = dict(self.details)
+        if self.remedy:
+            details["remedy"] = self.remedy
+        return {"code": self.code, "message": self.message, "details": details}
+
+
+class ConfigurationError(ErgonError, ValueError):
+    """Something is configured wrongly; nothing was started."""
+
+    code = "configuration"
+
+
+class SettingsError(ConfigurationError):
+    """A settings file or environment variable is wrong."""
+
+    code = "settings"
+
+
+class WiringError(ConfigurationError):
+    """Tasks, connectors, services and policies do not fit together."""
+
+    code = "wiring"
+
+
+class HookError(WiringError, TypeError):
+    """A hook is missing, cannot be called, or has the wrong colour."""
+
+    code = "hook"
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """An optional dependency is not installed."""
+
+    code = "missing_extra"
+
+
+class EnvelopeError(ErgonError, ValueError):
+    """A transaction's envelope has an invalid field."""
+
+    code = "envelope"
+
+
+class FrozenError(EnvelopeError, AttributeError, TypeError):
+    """A transaction cannot be changed; whichever of these an immutable object raises, it is one."""
+
+    code = "frozen"
+
+
+class PayloadError(ErgonError, ValueError):
+    """A payload cannot be serialised by the connector that should carry it."""
+
+    code = "payload"
+
+
+class ConnectorError(ErgonError):
+    """A connector refuses to do what it was asked; each connector has subclasses of its own."""
+
+    code = "connector"
+
+
+def describe(error: BaseException) -> str:
+    """A short text that is never empty, even for exceptions without one or with a broken one."""
+    try:
+        text = str(error)
+    except Exception:  # a broken __str__ must not hide the failure it describes
+        text = ""
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name

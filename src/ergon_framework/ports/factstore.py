@@ -1,0 +1,304 @@
+"""What a zone keeps: logs of facts, the ledger of ids, consumers, object names, links to peers.
+
+A zone has one log ``outbound`` and one log ``inbound:<peer>`` for each zone it pulls from; a log
+comes into being with its first fact or its first consumer. Offsets of a log start at 1 and are
+dense; a reader that has seen n never later finds a fact below n. Every method may be called by any
+thread, answers when what it did is on disk unless it says otherwise, and raises ``StoreError`` when
+the store itself is in trouble. Refusals that the caller can act upon are ``BoundaryError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from ergon_framework.ports.facts import (
+    INBOUND,
+    OUTBOUND,
+    Appended,
+    Conflict,
+    ConsumerInfo,
+    Flaw,
+    Found,
+    Full,
+    Gap,
+    Link,
+    LogInfo,
+    NewFact,
+    Outcome,
+    Page,
+    Quarantined,
+    Reference,
+    Serving,
+    StoredFact,
+    StoredObject,
+    StoreInfo,
+    Unfounded,
+)
+
+__all__ = [
+    "INBOUND",
+    "OUTBOUND",
+    "Appended",
+    "Conflict",
+    "ConsumerDesk",
+    "ConsumerInfo",
+    "FactLogs",
+    "FactStore",
+    "Flaw",
+    "Found",
+    "Full",
+    "Gap",
+    "Link",
+    "LinkBook",
+    "LogInfo",
+    "NewFact",
+    "ObjectIndex",
+    "Outcome",
+    "Page",
+    "Quarantined",
+    "Reference",
+    "Serving",
+    "StoreInfo",
+    "StoredFact",
+    "StoredObject",
+    "Unfounded",
+]
+
+
+class FactLogs(Protocol):
+    """Logs and their ledger."""
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        """Append in order in one commit, each with an outcome of its own.
+
+        The ledger is asked first: what is there already is answered even when the log is full. Then
+        every reference must name an object of that digest and size, which is marked as referenced
+        in the same commit. ``capacity`` is the number of bytes the log may keep; in a batch nothing
+        new enters behind a fact for which there was no room, so that the order stays.
+        """
+
+    def append_soon(
+        self,
+        log: str,
+        facts: Sequence[NewFact],
+        done: Callable[[list[Outcome] | BaseException], None],
+        *,
+        capacity: int | None = None,
+    ) -> None:
+        """The same without waiting: ``done`` is called, in any thread, when all is on disk.
+
+        It gets the error instead when that failed. Calls that come together share a commit.
+        """
+
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+        """Look an id up in one log, or in all: ``outbound`` first."""
+
+    def page(
+        self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
+    ) -> Page:
+        """Read without a consumer. At least one fact is given, however large, if there is one."""
+
+    def logs(self) -> list[LogInfo]:
+        """Every log, ``outbound`` first and always."""
+
+    def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
+        """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids.
+
+        Never above the cursor of a required consumer, and not at all when the log has none: then
+        ``NodeUnavailableError`` is not raised, there is just less to drop. With ``loss_reason`` the
+        cursors are overridden, and what any consumer had not confirmed becomes a recorded gap.
+        """
+
+    def aged(self, log: str, before: float) -> int:
+        """The highest offset such that it and all below it were recorded before an instant."""
+
+    def gaps(self, log: str | None = None) -> list[Gap]:
+        """Every recorded loss."""
+
+    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+        """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
+
+    def receive(
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+    ) -> list[Outcome]:
+        """Insert what a peer sent where it is absent, and move the link to ``link``: one commit.
+
+        A conflicting fact is put into quarantine under ``pull:<peer>``, and the link passes it; so
+        is what the caller ``refused``. References are marked but not checked: the artifacts were
+        fetched before. ``is_sealed`` and ``reason`` of the link are left as they are in the store.
+        """
+
+
+class ConsumerDesk(Protocol):
+    """Consumers, their cursors and what was set aside for them."""
+
+    def create_consumer(
+        self,
+        name: str,
+        log: str,
+        *,
+        from_end: bool = False,
+        to_zone: str | None = None,
+        is_required: bool = True,
+    ) -> ConsumerInfo:
+        """Create one at the start (the first kept fact) or the end of its log.
+
+        The same again answers the one there is; another log or view is refused with
+        ``BoundaryError`` code ``already_exists``, reason ``consumer_exists``.
+        """
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """Every consumer, by name."""
+
+    def consumer(self, name: str) -> ConsumerInfo:
+        """One of them; ``BoundaryNotFoundError`` when there is none."""
+
+    def delete_consumer(self, name: str) -> None:
+        """Forget it and its quarantine; retention no longer waits for it."""
+
+    def serve(
+        self,
+        name: str,
+        limit: int,
+        max_bytes: int,
+        *,
+        holder: str | None = None,
+        lease: float = 30.0,
+    ) -> Serving:
+        """The page after the cursor; the same one until it is confirmed.
+
+        With a ``holder`` the name is leased to it, and ``deliveries`` counts how often the fact
+        after the cursor went out. Who does not hold a leased name gets ``ConsumerHeldError``.
+        Released facts come first, in a page of their own. Facts below the kept ones that no gap
+        explains raise ``BoundaryError`` code ``out_of_range``, reason ``truncated``, with
+        ``first_lost`` and ``last_lost`` in its details. A corrupted row ends the page before it;
+        when it is the first, it is put into quarantine with the reason ``corrupted`` and passed.
+        What this method notes survives the process, not a power cut.
+        """
+
+    def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
+        """Move the cursor up to ``offset``, never down; the cursor then.
+
+        The ``holder`` of the name has its lease anew from then on, for as long as it was given.
+        Released facts that were served and lie at or below ``offset`` become settled. Above what
+        was ever served: ``BoundaryError`` code ``failed_precondition``, reason ``not_served``.
+        """
+
+    def release_lease(self, name: str, holder: str) -> None:
+        """The holder lets go of the name; nothing happens when it does not hold it."""
+
+    def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
+        """Set the cursor, also backwards, and write down that it was done and why.
+
+        0 is the start; above the head is ``BoundaryError`` ``out_of_range`` reason ``beyond_head``;
+        below what is kept is ``out_of_range`` reason ``truncated``. The lease is dropped.
+        """
+
+    def set_aside(
+        self,
+        name: str,
+        offset: int,
+        *,
+        reason: str,
+        message: str,
+        attempts: int,
+        holder: str | None = None,
+    ) -> Quarantined:
+        """Quarantine the next fact of the view and move the cursor past it, in one commit.
+
+        Also a released fact that failed again. Any other offset is ``failed_precondition``, reason
+        ``not_next``.
+        """
+
+    def quarantine(
+        self, consumer: str | None = None, state: str | None = "quarantined"
+    ) -> list[Quarantined]:
+        """What was set aside, oldest first; ``state=None`` for all."""
+
+    def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
+        """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none.
+
+        Only ``quarantined`` may be released, ``quarantined`` and ``released`` discarded or settled;
+        the same again is fine; anything else is ``failed_precondition``, reason ``wrong_state``.
+        """
+
+
+class ObjectIndex(Protocol):
+    """Which name stands for which bytes. The bytes themselves are in an object store."""
+
+    def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
+        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
+
+    def object(self, bucket: str, key: str) -> StoredObject | None:
+        """What a name stands for."""
+
+    def objects(
+        self, bucket: str | None = None, *, after: tuple[str, str] = ("", ""), limit: int = 1000
+    ) -> list[StoredObject]:
+        """Names in order of bucket and key."""
+
+    def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
+        """Names given before an instant to which no fact has ever referred."""
+
+    def unbind(self, bucket: str, key: str) -> StoredObject | None:
+        """Take the name away; a referenced one is ``failed_precondition``, reason ``referenced``.
+
+        Answers the object when no other name stands for its bytes any more, so that they may go.
+        """
+
+    def is_bound(self, digest: bytes) -> bool:
+        """Whether any name stands for these bytes."""
+
+
+class LinkBook(Protocol):
+    """The zone's own standing and that of its links."""
+
+    def info(self) -> StoreInfo:
+        """Which store this is."""
+
+    def links(self) -> list[Link]:
+        """Every link ever used or sealed, by peer; ``""`` is the seal of the whole zone."""
+
+    def link(self, peer: str) -> Link:
+        """One of them, or a fresh one."""
+
+    def seal(self, peer: str, reason: str) -> Link:
+        """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
+
+    def open(self, peer: str) -> Link:
+        """Open it again."""
+
+    def accept_epoch(self, peer: str, epoch: str | None) -> Link:
+        """Trust the peer's store from now on, although it changed: its frontier starts anew at 0.
+
+        Nothing is doubled by that: what is already here is known by its id.
+        """
+
+    def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
+        """What operators did, newest first: instant, action, details as text."""
+
+
+class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
+    """All of it, in one place, so that one commit can span it."""
+
+    acknowledgement: str
+    """One sentence: what an acknowledged append survives."""
+
+    def subscribe(self, wake: Callable[[], None]) -> None:
+        """Call ``wake()``, from any thread, after each commit of this object that added facts."""
+
+    def unsubscribe(self, wake: Callable[[], None]) -> None:
+        """No longer; one who never subscribed is fine."""
+
+    def backup(self, folder: str) -> None:
+        """Write a consistent copy that, when opened, begins a new epoch."""
+
+    def close(self) -> None:
+        """Let go of everything. Closing twice is fine."""
