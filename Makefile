@@ -3,12 +3,12 @@
 PY = .venv/bin/python
 ARGS =
 
-.PHONY: help demo test fast check format bench benchjobs docs pins clean
+.PHONY: help demo test fast check format bench benchjobs benchboundary docs pins clean
 
 help: ## this list
 	@echo "Each command first sets up what it needs in .venv; all it takes is Python 3.11 or newer."
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "Settings:  PYTHON=python3.12  the Python to use     UV=  use pip although uv is installed"
 	@echo "           ARGS='...'         more arguments for demo, test, fast and the benchmarks"
@@ -42,6 +42,9 @@ bench: .venv/.ready-bench ## measure the engines beside their peers
 benchjobs: .venv/.ready-benchjobs ## measure jobs beside other queues, on Redis, PostgreSQL and SQLite
 	$(PY) benchmarks/jobs.py $(ARGS)
 
+benchboundary: .venv/.ready-benchboundary ## measure the boundary beside durable logs
+	$(PY) benchmarks/boundary.py $(ARGS)
+
 docs: .venv/.ready-docs ## regenerate the reference pages and build the site into build/docs
 	$(PY) tools/state_docs.py
 	$(PY) tools/conformance.py
@@ -57,6 +60,7 @@ clean: ## remove everything these commands made
 	find src tests tools examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # One stamp per set of dependencies: a second run is instant, a changed pin installs again.
-.venv/.ready-core .venv/.ready-dev .venv/.ready-bench .venv/.ready-benchjobs .venv/.ready-docs: \
+.venv/.ready-core .venv/.ready-dev .venv/.ready-bench .venv/.ready-benchjobs .venv/.ready-docs \
+		.venv/.ready-benchboundary: \
 		pyproject.toml constraints.txt tools/setup.sh tools/requirements.py
 	@sh tools/setup.sh $(patsubst .venv/.ready-%,%,$@)

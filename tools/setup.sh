@@ -1,7 +1,7 @@
 #!/bin/sh
 # Sets up .venv for one set of make targets, with uv when it is there and with venv and pip otherwise.
 #
-#   sh tools/setup.sh core|dev|bench|benchjobs|docs    create .venv if need be and install that set
+#   sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|docs    create .venv if need be and install that set
 #   sh tools/setup.sh python                 print the Python that would be used
 #
 # PYTHON=...  takes this interpreter.     UV=  does without uv although it is installed.
@@ -64,8 +64,9 @@ case ${1:-} in
     dev) wanted="build dev --extras" ;;
     bench) wanted="build bench --extras" ;;
     benchjobs) wanted="build bench-jobs --extras" ;;
+    benchboundary) wanted="build bench-boundary --extras" ;;
     docs) wanted="build docs" ;;
-    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|docs|python" >&2; exit 2 ;;
+    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|docs|python" >&2; exit 2 ;;
 esac
 
 venv_works || { echo "setup: creating $VENV"; create_venv; }

@@ -15,7 +15,7 @@ from tools.requirements import ROOT
 pytestmark = pytest.mark.slow
 
 ROOMS = (
-    *("app", "cli", "connector", "core", "engine", "executor", "jobs", "ports"),
+    *("app", "boundary", "cli", "connector", "core", "engine", "executor", "jobs", "ports"),
     *("storage", "task", "telemetry", "testing"),
 )
 LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
