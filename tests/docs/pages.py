@@ -3,8 +3,10 @@
 The blocks of a page are one program: each continues the one before it. A mark on the line before a
 block changes that. ``<!-- not run: reason -->`` leaves it out. ``<!-- prints -->`` says that it is
 what was printed since the last such mark. ``<!-- file: name -->`` writes it to a file, whatever its
-language, and ``<!-- run -->`` runs its lines, which call ``ergon`` or ``python``. Functions named
-``test_…`` are called after the last block.
+language, and ``<!-- run -->`` runs its lines, which call ``ergon`` or ``python``.
+``<!-- start -->`` starts each line, waits for the first line it prints, and ends it after the page.
+``<!-- ports: 9441 -->`` names ports for which free ones are taken. Functions named ``test_…`` are
+called after the last block.
 
 Run as a program, it runs one page: pages may configure what is global in a process.
 """
@@ -16,6 +18,7 @@ import inspect
 import io
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +36,8 @@ _NOT_RUN = re.compile(r"^\s*<!-- not run:(?P<reason>.*)-->\s*$")
 _FILE = re.compile(r"^\s*<!-- file: (?P<name>[\w.]+(?:/[\w.]+)*) -->\s*$")
 _PRINTS = re.compile(r"^\s*<!-- prints -->\s*$")
 _RUN = re.compile(r"^\s*<!-- run -->\s*$")
+_START = re.compile(r"^\s*<!-- start -->\s*$")
+_PORTS = re.compile(r"^<!-- ports:(?P<ports>[\d ]+)-->$", re.MULTILINE)
 _PROGRAMS = {"ergon": [sys.executable, "-m", "ergon_framework.cli"], "python": [sys.executable]}
 
 
@@ -50,6 +55,7 @@ class Block:
     is_run: bool = True
     is_expected: bool = False  # what the blocks before it print
     is_commands: bool = False  # lines that call ergon or python
+    is_started: bool = False  # the same, and they go on beside the page
     file: str | None = None
 
 
@@ -96,21 +102,30 @@ def _block(lines: list[str], start: int, end: int, opening: re.Match[str]) -> Bl
         is_run=left_out is None,
         is_expected=_PRINTS.match(mark) is not None,
         is_commands=_RUN.match(mark) is not None,
+        is_started=_START.match(mark) is not None,
         file=None if file is None else file["name"],
     )
 
 
 def run_page(source: str, name: str) -> int:
     """Run a page; the number of Python blocks that were run."""
+    with contextlib.ExitStack() as stack:
+        return _run_blocks(list(blocks(_with_free_ports(source))), name, stack)
+
+
+def _run_blocks(page: list[Block], name: str, stack: contextlib.ExitStack) -> int:
     namespace: dict[str, Any] = {"__name__": "page", "__file__": name}
     count = 0
     printed = io.StringIO()
-    for block in blocks(source):
+    for block in page:
         if block.file is not None:
             Path(block.file).parent.mkdir(parents=True, exist_ok=True)
             Path(block.file).write_text(block.text + "\n", encoding="utf-8")
         elif block.is_commands:
-            printed.write("".join(map(_output_of, block.text.splitlines())))
+            printed.write("".join(map(_output_of, _lines(block))))
+        elif block.is_started:
+            for line in _lines(block):
+                printed.write(stack.enter_context(_running(line)))
         elif block.language == "python" and block.is_run:
             count += 1
             with contextlib.redirect_stdout(printed):
@@ -123,18 +138,52 @@ def run_page(source: str, name: str) -> int:
     return count
 
 
-def _output_of(line: str) -> str:
-    """What a command prints; the page's ``ergon`` and ``python`` are those of this interpreter."""
+def _with_free_ports(source: str) -> str:
+    """The page with ports that nobody uses in place of those it is written with."""
+    found = _PORTS.search(source)
+    with contextlib.ExitStack() as stack:
+        for written in found["ports"].split() if found else ():
+            free = stack.enter_context(contextlib.closing(socket.socket()))
+            free.bind(("127.0.0.1", 0))
+            source = source.replace(written, str(free.getsockname()[1]))
+    return source
+
+
+def _lines(block: Block) -> list[str]:
+    """The commands of a block; one may go on after a backslash."""
+    return block.text.replace("\\\n", " ").splitlines()
+
+
+def _command(line: str) -> list[str]:
+    """The page's ``ergon`` and ``python`` are those of this interpreter."""
     name, *words = shlex.split(line, comments=True)
     assert name in _PROGRAMS, f"cannot run {line!r}"
+    return [*_PROGRAMS[name], *words]
+
+
+def _output_of(line: str) -> str:
+    """What a command prints."""
     done = subprocess.run(  # noqa: S603 - our own command
-        [*_PROGRAMS[name], *words],
-        capture_output=True,
-        text=True,
-        check=False,
+        _command(line), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{line!r} failed: {done.stderr}"
     return done.stdout
+
+
+@contextlib.contextmanager
+def _running(line: str) -> Iterator[str]:
+    """A program beside the page, and the first line it prints."""
+    with subprocess.Popen(  # noqa: S603 - our own command
+        _command(line), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first, f"{line!r} ended before it was ready"
+            yield first
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def _compiled(block: Block, name: str) -> Any:

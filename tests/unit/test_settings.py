@@ -159,7 +159,7 @@ def test_a_task_has_its_policies_and_its_parts() -> None:
         ("[server]\nport = 65536\n", "port must be at most 65535, not 65536"),
         ("[task.orders]\n", "line 1: task: unknown section 'task'; did you mean 'tasks'?"),
         ("[zzz]\n", "known are boundary, connectors, executors"),
-        ("\n[boundary]\n", "line 2: boundary: the section 'boundary' is not available in this"),
+        ("\n[providers]\n", "line 2: providers: the section 'providers' is not available in"),
         (
             TASK + 'connectors = ["in", "inbx"]\n[connectors.inbox]\ntype="memory"\n'
             '[connectors.in]\ntype="memory"\n',
@@ -227,19 +227,19 @@ class JobsSettings(BaseModel, extra="forbid"):
 
 def test_another_part_brings_its_section() -> None:
     """A registered section is checked by its model, with lines, variables and secrets."""
-    register_section("boundary", JobsSettings, has_secrets=True)
-    register_section("zones", dict[str, JobsSettings])
-    text = '[boundary]\npassword = "env:PW"\n[zones.a]\ntimeout = 1\n'
-    found = load(text, PW="hunter2", ERGON_BOUNDARY__TIMEOUT="5").extensions
-    assert found["boundary"] == JobsSettings(timeout=5.0, password=SecretStr("hunter2"))
-    assert found["zones"] == {"a": JobsSettings(timeout=1.0)}
-    assert "line 2: zones.a.time" in refusal("[zones.a]\ntime = 1\n")
+    register_section("shop", JobsSettings, has_secrets=True)
+    register_section("stands", dict[str, JobsSettings])
+    text = '[shop]\npassword = "env:PW"\n[stands.a]\ntimeout = 1\n'
+    found = load(text, PW="hunter2", ERGON_SHOP__TIMEOUT="5").extensions
+    assert found["shop"] == JobsSettings(timeout=5.0, password=SecretStr("hunter2"))
+    assert found["stands"] == {"a": JobsSettings(timeout=1.0)}
+    assert "line 2: stands.a.time" in refusal("[stands.a]\ntime = 1\n")
 
 
-@pytest.mark.parametrize("name", ["tasks", "boundary"])
+@pytest.mark.parametrize("name", ["tasks", "shop"])
 def test_a_section_has_one_owner(name: str) -> None:
     """Registering a section twice, or one of our own, is refused."""
-    register_section("boundary", JobsSettings)
+    register_section("shop", JobsSettings)
     with pytest.raises(WiringError, match=name):
         register_section(name, JobsSettings)
 
@@ -311,7 +311,7 @@ def test_options_are_read_like_the_files_values() -> None:
     [
         ("ERGON_STOR__URL", "x", "unknown section 'stor'; did you mean 'store'?"),
         ("ERGON__STORE__URL", "x", "unknown section '_store'; did you mean 'store'?"),
-        ("ERGON_BOUNDARY__TIMEOUT", "5", "the section 'boundary' is not available"),
+        ("ERGON_PROVIDERS__TIMEOUT", "5", "the section 'providers' is not available"),
         ("ERGON_SERVER__PORT", "http", "server.port: port must be a whole number, not 'http'"),
         ("ERGON_SERVER__PROT", "80", "unknown key 'prot' in ServerSettings; did you mean 'port'?"),
         ("ERGON_SERVER__", "80", "has an empty name in it"),

@@ -54,9 +54,12 @@ Policy = TypeVar("Policy", bound=BaseModel)
 
 PREFIX = "ERGON_"
 FILE = "ergon.toml"
-LATER = ("boundary", "providers", "zones")
+LATER = ("providers",)
 """Sections that later versions bring; refused by name."""
-_PARTS = dict.fromkeys(("executors", "jobs", "schedules"), "ergon_framework.app.jobs")
+_PARTS = {
+    **dict.fromkeys(("executors", "jobs", "schedules"), "ergon_framework.app.jobs"),
+    **dict.fromkeys(("boundary", "zones"), "ergon_framework.app.boundary"),
+}
 """Sections of other parts, and the module whose ``SECTIONS`` say what each may hold."""
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ergon_framework.cli import (
+    boundary,
     conform,
     dlq,
     enqueue,
@@ -57,6 +58,7 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(queues.app, name="queues")
 app.add_typer(schedules.app, name="schedules")
+app.add_typer(boundary.app, name="boundary")
 app.command()(workers.workers)
 app.command()(why.why)
 

@@ -1,0 +1,175 @@
+"""Zones in the settings: which there are, which one is meant, and where its node is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator
+
+from ergon_framework.app.sections import Settings
+from ergon_framework.app.settings import load_settings
+from ergon_framework.app.source import did_you_mean
+from ergon_framework.boundary.fields import ZONE
+from ergon_framework.boundary.http.client_endpoint import Endpoint
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.errors import ConfigurationError, SettingsError
+from ergon_framework.ports.document import Document, FrozenDict
+
+D = TypeVar("D", bound=Document)
+
+_PATHS = ("data", "cert", "key", "ca", "policy")
+_PLACES = ("data", "listen")
+_NAME = "has 1 to 128 characters, none of which is a control character"
+
+
+def _zone_key(name: str) -> str:
+    if ZONE.fullmatch(name):
+        return name
+    raise ValueError(f"is no zone: its name {_NAME}")
+
+
+def _for_all(settings: ZoneSettings) -> ZoneSettings:
+    """Where a zone lives and listens cannot be the same for all of them."""
+    for name in _PLACES:
+        if name in settings.model_fields_set:
+            raise ValueError(f"{name} belongs to one zone; write it under [zones.NAME]")
+    return settings
+
+
+Defaults = Annotated[ZoneSettings, AfterValidator(_for_all)]
+ZoneKey = Annotated[str, AfterValidator(_zone_key)]
+Zones = Annotated[Mapping[ZoneKey, ZoneSettings], AfterValidator(FrozenDict)]
+
+SECTIONS: dict[str, tuple[Any, bool]] = {"boundary": (Defaults, False), "zones": (Zones, False)}
+"""What the settings file may hold for zones, and whether there may be secrets in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneSetup:
+    """One zone, its paths resolved and its peers checked."""
+
+    name: str
+    settings: ZoneSettings
+
+
+def zone_setup(
+    config: str | Path | None = None,
+    name: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ZoneSetup:
+    """The zone of that name, or the only one of the settings, as ``given`` options change it.
+
+    Options that are None change nothing; ``peers`` come on top of those in the settings.
+    """
+    options = {key: value for key, value in (given or {}).items() if value is not None}
+    found = load_settings(config, environ)
+    setup = _named(found, name, is_new="data" in options)
+    if setup is None:
+        raise SettingsError(
+            "which zone? The settings have none",
+            remedy="give --zone NAME, or write a table [zones.NAME] in ergon.toml",
+        )
+    options["peers"] = {**setup.settings.peers, **options.get("peers", {})}
+    settings = setup.settings.model_copy(update=options)
+    _check_peers(setup.name, settings)
+    return ZoneSetup(setup.name, settings)
+
+
+def known_zone(
+    config: str | Path | None = None,
+    name: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ZoneSetup | None:
+    """The zone of that name in the settings, or the only one; None when they have none at all."""
+    return _named(load_settings(config, environ), name, is_new=False)
+
+
+def peers_of(texts: list[str] | None) -> dict[str, str] | None:
+    """Peers as an option says them: ``NAME=URL``, each name once."""
+    if not texts:
+        return None
+    peers: dict[str, str] = {}
+    for text in texts:
+        name, equals, url = text.partition("=")
+        if not (name and equals and url):
+            raise ConfigurationError(
+                f"--peer {text!r} is not NAME=URL",
+                remedy="write for example --peer plant-b=https://10.0.0.2:9443",
+            )
+        if name in peers:
+            raise ConfigurationError(f"--peer {name!r} is given twice", remedy="give it once")
+        peers[name] = url
+    return peers
+
+
+def check_zone_name(name: str) -> str:
+    """A zone's name that may be used."""
+    if ZONE.fullmatch(name):
+        return name
+    raise ConfigurationError(
+        f"{name!r} cannot be a zone: its name {_NAME}", remedy="choose another name"
+    )
+
+
+def _named(found: Settings, name: str | None, *, is_new: bool) -> ZoneSetup | None:
+    zones: Mapping[str, ZoneSettings] = found.extensions.get("zones") or {}
+    if name is None and len(zones) > 1:
+        raise SettingsError(
+            f"which zone? {found.file} has {', '.join(map(repr, zones))}",
+            remedy="choose one with --zone",
+        )
+    if name is None and not zones:
+        return None
+    chosen = next(iter(zones)) if name is None else check_zone_name(name)
+    if chosen not in zones and zones and not is_new:
+        raise SettingsError(
+            f"{found.file} has no zone {chosen!r}; {did_you_mean(chosen, list(zones))}",
+            remedy="correct --zone, or say where the new zone lives with --data",
+        )
+    base = Path() if found.file is None else found.file.parent
+    defaults: ZoneSettings = found.extensions.get("boundary") or ZoneSettings()
+    settings = _beneath(defaults, zones.get(chosen, ZoneSettings()))
+    return ZoneSetup(chosen, _placed(settings, base))
+
+
+def _beneath(defaults: D, own: D) -> D:
+    """``own``, with ``defaults`` for what it does not say."""
+    update: dict[str, Any] = {}
+    for name in defaults.model_fields_set:
+        value, mine = getattr(defaults, name), getattr(own, name)
+        if name not in own.model_fields_set:
+            update[name] = value
+        elif isinstance(value, Document):
+            update[name] = _beneath(value, mine)
+    return own.model_copy(update=update)
+
+
+def _placed(settings: ZoneSettings, base: Path) -> ZoneSettings:
+    """The same with every path made absolute; those of a settings file are relative to it."""
+    values = {name: getattr(settings, name) for name in _PATHS}
+    paths = {name: str((base / path).absolute()) for name, path in values.items() if path}
+    return settings.model_copy(update=paths)
+
+
+def _check_peers(name: str, settings: ZoneSettings) -> None:
+    is_secure = settings.cert is not None
+    for peer, url in settings.peers.items():
+        check_zone_name(peer)
+        if peer == name:
+            raise ConfigurationError(
+                f"zone {name!r} cannot be its own peer", remedy="name the other zone"
+            )
+        try:
+            Endpoint(url, _never if is_secure else None, peer if is_secure else None)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"peer {peer!r}: {error.message}", remedy=error.remedy
+            ) from None
+
+
+def _never() -> Any:
+    raise NotImplementedError

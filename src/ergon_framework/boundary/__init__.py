@@ -1,0 +1,77 @@
+"""The boundary: facts and artifacts that cross between sites, and are never lost or doubled.
+
+Promises: an acknowledged fact is on disk, at an offset that never changes; the same id with the
+same content has that offset for ever, and with other content it is refused; a fact is visible only
+where its artifacts are; what a consumer has not confirmed is delivered again, in order. Not
+promised: that an acknowledged fact has reached another zone, or that anybody accepted it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ergon_framework.boundary.async_consumer import AsyncConsumer
+    from ergon_framework.boundary.async_producer import AsyncProducer
+    from ergon_framework.boundary.consumer import Consumer
+    from ergon_framework.boundary.files import Artifact
+    from ergon_framework.boundary.ids import message_id, stable_uuid
+    from ergon_framework.boundary.inbox import Inbox
+    from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Receipt
+    from ergon_framework.boundary.node import Node
+    from ergon_framework.boundary.outbox import Outbox
+    from ergon_framework.boundary.producer import Producer
+    from ergon_framework.boundary.settings import ZoneSettings
+    from ergon_framework.boundary.zone import Zone
+
+_HOMES = {
+    "Artifact": "files",
+    "AsyncConsumer": "async_consumer",
+    "AsyncProducer": "async_producer",
+    "Batch": "model",
+    "Consumer": "consumer",
+    "Delivery": "model",
+    "Envelope": "model",
+    "Fact": "model",
+    "Inbox": "inbox",
+    "Node": "node",
+    "Outbox": "outbox",
+    "Producer": "producer",
+    "Receipt": "model",
+    "Zone": "zone",
+    "ZoneSettings": "settings",
+    "message_id": "ids",
+    "stable_uuid": "ids",
+}
+
+__all__ = [
+    "Artifact",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "Batch",
+    "Consumer",
+    "Delivery",
+    "Envelope",
+    "Fact",
+    "Inbox",
+    "Node",
+    "Outbox",
+    "Producer",
+    "Receipt",
+    "Zone",
+    "ZoneSettings",
+    "message_id",
+    "stable_uuid",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

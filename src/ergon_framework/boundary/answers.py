@@ -1,0 +1,105 @@
+"""What an outcome of the store means to the producer: a receipt or a refusal."""
+
+from __future__ import annotations
+
+from ergon_framework.boundary.identity import spelled
+from ergon_framework.boundary.model import Receipt
+from ergon_framework.errors import (
+    ArtifactError,
+    BoundaryError,
+    BufferFullError,
+    ConflictingDuplicateError,
+    NodeUnavailableError,
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+)
+from ergon_framework.ports.factstore import Appended, Conflict, Full, NewFact, Outcome, Unfounded
+
+FULL_RETRY = 1.0
+"""Seconds after which a producer may ask a full log again."""
+
+
+def answer(fact: NewFact, outcome: Outcome, *, strict_envelope: bool) -> Receipt | BoundaryError:
+    """The answer to one append."""
+    match outcome:
+        case Appended(envelope=first) if strict_envelope and first not in (None, fact.envelope):
+            return _other_envelope(fact, outcome.offset)
+        case Appended(offset=offset, is_duplicate=is_duplicate):
+            return Receipt(offset=offset, duplicate=is_duplicate, digest=spelled(fact.digest))
+        case Conflict():
+            return _conflict(fact, outcome)
+        case Unfounded():
+            return _unfounded(outcome)
+        case Full(size=size):
+            return BufferFullError(
+                f"the outbound log holds {size} bytes and takes no more for now",
+                remedy="wait until the peers have confirmed and retention has made room, or raise"
+                " capacity_bytes",
+                retry_after=FULL_RETRY,
+            )
+
+
+def differs(fact: NewFact, outcome: Outcome) -> bool:
+    """Whether a duplicate came with other advisory fields than the fact that was first."""
+    return isinstance(outcome, Appended) and outcome.envelope not in (None, fact.envelope)
+
+
+def store_trouble(error: StoreError) -> BoundaryError:
+    """The answer when the store itself is in trouble: the outcome is not known to be good."""
+    if isinstance(error, StoreFullError):
+        return BufferFullError(error.message, remedy=error.remedy, retry_after=FULL_RETRY)
+    is_latched = isinstance(error, StoreBrokenError)
+    return NodeUnavailableError(
+        error.message,
+        reason="read_only" if is_latched else "store_unavailable",
+        remedy=error.remedy,
+    )
+
+
+def _conflict(fact: NewFact, outcome: Conflict) -> ConflictingDuplicateError:
+    is_whole = len(outcome.digest) == len(fact.digest)
+    original = spelled(outcome.digest) if is_whole else f"sha256:{outcome.digest.hex()}…"
+    return ConflictingDuplicateError(
+        f"message_id {fact.message_id!r} of zone {fact.from_zone!r} stands for other content,"
+        f" at offset {outcome.offset}",
+        remedy="send a correction as a new fact with an id of its own",
+        details={
+            "field": "envelope.message_id",
+            "offset": outcome.offset,
+            "original_digest": original,
+            "digest": spelled(fact.digest),
+        },
+    )
+
+
+def _other_envelope(fact: NewFact, offset: int) -> ConflictingDuplicateError:
+    return ConflictingDuplicateError(
+        f"message_id {fact.message_id!r} of zone {fact.from_zone!r} came before, at offset"
+        f" {offset}, with another envelope, and strict_envelope is on",
+        remedy="repeat a fact with the very same envelope",
+        details={"field": "envelope", "offset": offset, "digest": spelled(fact.digest)},
+    )
+
+
+def _unfounded(outcome: Unfounded) -> ArtifactError:
+    wanted, found = outcome.reference, outcome.found
+    name = f"{wanted.bucket}/{wanted.key}"
+    details = {
+        "bucket": wanted.bucket,
+        "key": wanted.key,
+        "digest": spelled(wanted.digest),
+        "size": wanted.size,
+    }
+    if found is None:
+        return ArtifactError(
+            f"the artifact {name} is not there",
+            remedy="put it first, wait for the answer, then append the fact",
+            details=details,
+        )
+    return ArtifactError(
+        f"the artifact {name} is another one than the fact says",
+        reason="artifact_mismatch",
+        remedy="refer to it with the digest and size that the put answered",
+        details={**details, "found_digest": spelled(found.digest), "found_size": found.size},
+    )

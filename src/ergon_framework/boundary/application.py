@@ -1,0 +1,343 @@
+"""The zone behind HTTP: which request is which operation.
+
+Appends take the short way: they are checked on the event loop, queued for the store's writer, and
+answered when the group they went into is on disk. What else touches a disk runs in a few threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeVar
+
+from ergon_framework.boundary import contract, requests
+from ergon_framework.boundary.edge import Admission, parse_append, parse_batch
+from ergon_framework.boundary.http.exchange import Caller, Exchange
+from ergon_framework.boundary.metrics import metrics
+from ergon_framework.boundary.object_names import PREFIX
+from ergon_framework.boundary.object_routes import ObjectRoutes
+from ergon_framework.boundary.operations import ADMIN, CORE, OPERATIONS, Operation, demand
+from ergon_framework.boundary.pages import page_json
+from ergon_framework.boundary.policy import Permit, Policy
+from ergon_framework.boundary.requests import at_least, consumer_name, holder_name
+from ergon_framework.boundary.zone import PEER, Zone
+from ergon_framework.errors import (
+    BoundaryError,
+    BoundaryNotFoundError,
+    FactInvalidError,
+    NotPermittedError,
+    StoreError,
+)
+from ergon_framework.ports.factstore import OUTBOUND, Outcome, Serving
+
+T = TypeVar("T")
+
+APPEND, APPENDS, FETCH = f"/{CORE}/AppendFact", f"/{ADMIN}/AppendFacts", f"/{CORE}/FetchFacts"
+THREADS = 8
+"""For what waits on a disk, appends aside."""
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class NodeApplication:
+    """Serves one zone. Lives on the event loop it was made on; ``close`` when it is done."""
+
+    def __init__(
+        self,
+        zone: Zone,
+        policy: Callable[[], Policy],
+        *,
+        heard: Callable[[str], None] = lambda _peer: None,
+        threads: int = THREADS,
+    ) -> None:
+        self.zone = zone
+        self.is_ready = True
+        self._policy = policy
+        self._heard = heard
+        self._loop = asyncio.get_running_loop()
+        self._threads = (
+            ThreadPoolExecutor(threads, thread_name_prefix="ergon-boundary") if threads else None
+        )
+        self._objects = ObjectRoutes(zone, self.in_thread, self.permitted)
+        self._done: deque[tuple[Exchange, Admission, float, Outcome | BaseException]] = deque()
+        self._is_flushing = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._epoch = zone.store.info().epoch
+        zone.store.subscribe(self._news)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self.zone.store.unsubscribe(self._news)
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+
+    def release(self) -> None:
+        """Let every fetch that waits for facts answer at once."""
+        self._wake()
+
+    # ---- what the server calls ----
+
+    def is_streamed(self, method: str, path: str) -> bool:
+        """Blobs are streamed."""
+        return method == "PUT" and path.startswith(PREFIX)
+
+    def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        """Answer, now or later."""
+        path = exchange.path
+        if path == APPEND and exchange.method == "POST":
+            self._append(exchange)
+            return None
+        if path.startswith(PREFIX):
+            return self._objects.handle(exchange)
+        if exchange.method in ("GET", "HEAD"):
+            return self._get(exchange)
+        if exchange.method != "POST":
+            raise _no_such(exchange)
+        if path == FETCH:
+            return self._fetch(exchange)
+        if path == APPENDS:
+            return self._append_facts(exchange)
+        operation = OPERATIONS.get(path[1:])
+        if operation is None:
+            raise _no_such(exchange)
+        return self._operate(operation, exchange)
+
+    def permitted(self, caller: Caller, operation: str) -> Permit:
+        """What the caller may do, when it includes this operation."""
+        permit = self._policy().permit(caller.identity)
+        if permit is None:
+            code = "permission_denied" if caller.identity else "unauthenticated"
+            self.zone.telling.count("denied", code)
+            self._denied(caller, operation)
+            raise NotPermittedError(
+                f"the policy of zone {self.zone.name} does not know"
+                f" {caller.identity or 'anonymous callers'}",
+                code=code,
+                reason="unknown_identity",
+                remedy="an operator of this zone may add it to the policy file",
+            )
+        if not permit.allows_operation(operation):
+            self.zone.telling.count("denied", "operation")
+            self._denied(caller, operation)
+            demand(False, permit, f"call {operation}", operation=operation)
+        return permit
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run something that waits on a disk; without threads, right here."""
+        if self._threads is None:
+            return work()
+        return await self._loop.run_in_executor(self._threads, work)
+
+    def _denied(self, caller: Caller, operation: str) -> None:
+        self.zone.telling.warn(
+            "call.denied",
+            f"{caller.identity or 'an anonymous caller'} at {caller.address} may not {operation}",
+            identity=caller.identity,
+            operation=operation,
+            address=caller.address,
+        )
+
+    # ---- appends ----
+
+    def _append(self, exchange: Exchange) -> None:
+        began = perf_counter()
+        zone = self.zone
+        zone.telling.count("appends")
+        permit = self.permitted(exchange.caller, "AppendFact")
+        try:
+            admission = zone.admit(*parse_append(exchange.body, zone.settings.limits))
+            self._check_zones(permit, exchange.caller, admission)
+        except BoundaryError as error:
+            zone.refused(error)
+            raise
+        zone.store.append_soon(
+            OUTBOUND,
+            [zone.prepared(admission)],
+            partial(self._appended, exchange, admission, began),
+            capacity=zone.capacity,
+        )
+
+    def _appended(
+        self,
+        exchange: Exchange,
+        admission: Admission,
+        began: float,
+        told: list[Outcome] | BaseException,
+    ) -> None:
+        """In the writer's thread, once per append; the loop is woken once per group."""
+        self._done.append((exchange, admission, began, told[0] if isinstance(told, list) else told))
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False  # first: what is added from now on wakes the loop again
+        done = self._done
+        while done:
+            exchange, admission, began, told = done.popleft()
+            self._reply(exchange, admission, told)
+            self.zone.telling.append_seconds.add(perf_counter() - began)
+
+    def _reply(
+        self, exchange: Exchange, admission: Admission, told: Outcome | BaseException
+    ) -> None:
+        if isinstance(told, BaseException):
+            error = self.zone.failed(told) if isinstance(told, StoreError) else told
+            exchange.fail(error)
+            return
+        answer = self.zone.answered(admission, told)
+        if isinstance(answer, BoundaryError):
+            exchange.fail(answer)
+            return
+        duplicate = b"true" if answer.duplicate else b"false"
+        exchange.reply(
+            200,
+            b'{"offset":%d,"duplicate":%b,"digest":"%b"}'
+            % (answer.offset, duplicate, answer.digest.encode()),
+        )
+
+    def _check_zones(self, permit: Permit, caller: Caller, admission: Admission) -> None:
+        fact = admission.new_fact
+        is_allowed = permit.may_assert(fact.from_zone)
+        if not is_allowed or not permit.may_target(fact.to_zone):
+            self.zone.telling.count("denied", "zone")
+            self._denied(caller, "AppendFact")
+        demand(
+            is_allowed,
+            permit,
+            f"speak for zone {fact.from_zone!r}",
+            field="envelope.from_zone",
+        )
+        demand(
+            permit.may_target(fact.to_zone),
+            permit,
+            f"address zone {fact.to_zone!r}",
+            field="envelope.to_zone",
+        )
+
+    async def _append_facts(self, exchange: Exchange) -> None:
+        permit = self.permitted(exchange.caller, "AppendFacts")
+        results = await self.in_thread(
+            lambda: self._append_batch(permit, exchange.caller, exchange.body)
+        )
+        exchange.reply(200, json.dumps({"results": results}).encode())
+
+    def _append_batch(self, permit: Permit, caller: Caller, body: bytes) -> list[dict[str, Any]]:
+        zone = self.zone
+        items = parse_batch(body, zone.settings.limits)
+        zone.telling.count("appends", times=len(items))
+        admissions: list[Admission | BoundaryError] = []
+        for item in items:
+            try:
+                if isinstance(item, BoundaryError):
+                    raise item
+                admission = zone.admit(*item)
+                self._check_zones(permit, caller, admission)
+                admissions.append(admission)
+            except BoundaryError as error:
+                zone.refused(error)
+                admissions.append(error)
+        return [
+            {"error": told.to_dict()}
+            if isinstance(told, BoundaryError)
+            else {"offset": told.offset, "duplicate": told.duplicate, "digest": told.digest}
+            for told in zone.append_all(admissions)
+        ]
+
+    # ---- fetches ----
+
+    async def _fetch(self, exchange: Exchange) -> None:
+        permit = self.permitted(exchange.caller, "FetchFacts")
+        asked = requests.read(exchange.body, requests.FetchFacts)
+        name = consumer_name(asked.consumer_name)
+        demand(permit.may_consume(name), permit, f"use the consumer {name}", consumer_name=name)
+        if name.startswith(PEER):
+            self._heard(name.removeprefix(PEER))
+        limits = self.zone.settings.limits
+        wait = min(at_least("wait_ms", asked.wait_ms, 0) / 1000, limits.wait_seconds)
+        serve = partial(
+            self.zone.serve,
+            name,
+            at_least("limit", asked.limit, 1),
+            None if asked.max_bytes is None else at_least("max_bytes", asked.max_bytes, 1),
+            holder_name(asked.holder),
+            None if asked.lease_ms is None else at_least("lease_ms", asked.lease_ms, 1) / 1000,
+        )
+        serving = await self._serve(serve, permit, wait)
+        exchange.reply(200, page_json(serving, self._epoch))
+
+    async def _serve(self, serve: Callable[[], Serving], permit: Permit, wait: float) -> Serving:
+        until = self._loop.time() + wait
+        while True:
+            news = self._loop.create_future()
+            self._waiting.append(news)  # before looking: a fact that comes meanwhile is noticed
+            try:
+                serving = await self.in_thread(serve)
+                log = serving.consumer.log
+                demand(permit.may_read(log), permit, f"read the log {log}", log=log)
+                left = until - self._loop.time()
+                if serving.page.facts or serving.page.gaps or left <= 0 or not self.is_ready:
+                    return serving
+                await asyncio.wait([news], timeout=left)
+            finally:
+                if news in self._waiting:
+                    self._waiting.remove(news)
+
+    def _news(self) -> None:
+        """In the writer's thread, after a commit that added facts."""
+        if self._waiting:
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    # ---- the rest ----
+
+    async def _operate(self, operation: Operation, exchange: Exchange) -> None:
+        permit = self.permitted(exchange.caller, operation.name)
+        asked = requests.read(exchange.body, operation.shape)
+        shape = await self.in_thread(lambda: operation.run(self.zone, permit, asked))
+        exchange.reply(200, json.dumps(shape).encode())
+        if operation.name in ("Open", "AcceptEpoch", "ReleaseQuarantine", "Seal"):
+            self._heard("")
+            self._wake()
+
+    def _get(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        if exchange.path in ("/healthz", "/livez"):
+            exchange.reply(200, b'{"status":"ok"}')
+        elif exchange.path == "/readyz":
+            is_good = self.is_ready and not self.zone.is_broken
+            exchange.reply(200 if is_good else 503, b'{"ready":%b}' % str(is_good).lower().encode())
+        elif exchange.path == "/metrics":
+            return self._metrics(exchange)
+        elif exchange.path in contract.DOCUMENTS:
+            kind, text = contract.document(exchange.path)
+            exchange.reply(200, text, content_type=kind)
+        else:
+            raise _no_such(exchange)
+        return None
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        self.permitted(exchange.caller, "GetMetrics")
+        text = await self.in_thread(lambda: metrics(self.zone))
+        exchange.reply(200, text.encode(), content_type=_TEXT)
+
+
+def _no_such(exchange: Exchange) -> BoundaryError:
+    if exchange.path[1:] in OPERATIONS or exchange.path in (APPEND, APPENDS, FETCH):
+        return FactInvalidError(
+            f"{exchange.path} is called with POST, not with {exchange.method}", reason="method"
+        )
+    return BoundaryNotFoundError(
+        f"there is nothing at {exchange.path[:200]}",
+        code="unimplemented",
+        reason="unknown_path",
+        remedy="see /openapi.json for what there is",
+    )

@@ -1,0 +1,116 @@
+"""The producer for event loops: the same calls as coroutines, the same scripts underneath."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+from ergon_framework.boundary.files import Artifact, Blob
+from ergon_framework.boundary.http.async_client import AsyncHttpTransport
+from ergon_framework.boundary.model import ObjectReceipt, Receipt
+from ergon_framework.boundary.producer_options import (
+    EnvelopeOptions,
+    ProducerOptions,
+    Telling,
+    client_tls,
+)
+from ergon_framework.boundary.publishing import (
+    EnvelopeLike,
+    FactLike,
+    appending,
+    appending_many,
+    looking_up,
+    message_json,
+    putting_blob,
+)
+from ergon_framework.boundary.publishing_sequence import Progress, fact_of, publishing
+from ergon_framework.boundary.script import Script
+from ergon_framework.boundary.script_tasks import TaskHands
+from ergon_framework.boundary.transport import AsyncTransport
+from ergon_framework.errors import BoundaryError
+
+T = TypeVar("T")
+
+
+class AsyncProducer(Telling):
+    """Tells a node what happened; see :class:`~ergon_framework.boundary.producer.Producer`.
+
+    It belongs to one event loop. Files are read, and hashed, in other threads. A call that is
+    cancelled is given up, not undone: repeat it when that matters.
+    """
+
+    def __init__(self, node: str | AsyncTransport, **options: Unpack[ProducerOptions]) -> None:
+        super().__init__(options)
+        self._is_owner = isinstance(node, str)
+        self._transport: AsyncTransport
+        if isinstance(node, str):
+            self._transport = AsyncHttpTransport(node, tls=client_tls(options), **self.connecting)
+        else:
+            self._transport = node
+
+    async def append_fact(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
+        """Append one fact; when this returns, the node has it on disk at ``offset``."""
+        message = message_json(envelope, fact, strict_ids=self.habits.strict_ids)
+        return await self._run(appending(message, self.habits))
+
+    async def append_facts(
+        self, items: Iterable[tuple[EnvelopeLike, FactLike]]
+    ) -> list[Receipt | BoundaryError]:
+        """Append in order, a few hundred in one commit; an outcome for each, in order.
+
+        Raises when the node cannot be reached; repeating all of it is harmless.
+        """
+        return await self._run(appending_many(items, self.habits))
+
+    async def put_object(
+        self, bucket: str, key: str, blob: Blob, digest: str | None = None
+    ) -> ObjectReceipt:
+        """Store bytes, or a file, under a name; when this returns, the node has them on disk."""
+        return await self._run(putting_blob(bucket, key, blob, digest, self.habits))
+
+    async def lookup_fact(self, from_zone: str, message_id: str) -> Receipt | None:
+        """Where a fact lies that was appended at any time; None when it never was."""
+        return await self._run(looking_up(from_zone, message_id, self.habits))
+
+    async def publish(
+        self,
+        fact: FactLike,
+        files: Sequence[Artifact | Blob] = (),
+        *,
+        envelope: EnvelopeLike | None = None,
+        progress: Progress = None,
+        **fields: Unpack[EnvelopeOptions],
+    ) -> Receipt:
+        """Do the whole sequence: put every file, wait for its digest, then append the fact.
+
+        One file and no ``object_json``: the object is the reference to it. Otherwise references
+        are added as ``attachments``. A file that cannot be put means that no fact is appended.
+        """
+        wrapping = self.envelope_of(envelope, fields)
+        return await self._run(publishing(fact_of(fact), wrapping, files, self.habits, progress))
+
+    def once(self) -> AsyncProducer:
+        """The same producer without patience: one attempt at each call, for who repeats himself."""
+        other = AsyncProducer(self._transport)
+        other.adopt(self)
+        return other
+
+    async def close(self) -> None:
+        """Let go of the connections. Closing twice is fine."""
+        if self._is_owner:
+            await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _run(self, script: Script[T]) -> T:
+        return await TaskHands(self._transport).run(script)

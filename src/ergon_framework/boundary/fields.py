@@ -1,0 +1,253 @@
+"""What may stand in each field of an envelope and of a fact, and how a mistake is told.
+
+A check takes the field's path, the value and a list: it adds what is wrong to the list, so that one
+answer can name every mistake of a fact, and hands back the value as it is stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from ergon_framework.errors import FactInvalidError
+
+LONGEST_ZONE = 128
+LONGEST_SUBJECT = 1024
+LONGEST_PREDICATE = 128
+LONGEST_NOTE = 255
+LONGEST_LABEL = 63
+MOST_LABELS = 32
+MOST_PROBLEMS = 20
+INT64 = 2**63 - 1
+BODY = "body"
+"""The path of a whole request, in which fields are named without it."""
+
+MESSAGE_ID = re.compile(r"[\x21-\x7e]{1,255}")
+ZONE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,128}")
+SUBJECT = re.compile(r"[a-z][a-z0-9_]*:[\x21-\x2e\x30-\x7e]+(?:/[\x21-\x7e]+)?")
+PREDICATE = re.compile(r"[a-z][a-z0-9_]{0,127}")
+_TOKEN = r"[A-Za-z0-9!#$&^_.+-]{1,127}"  # noqa: S105  RFC 6838 calls it a restricted name
+MEDIA_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}(?: *; *[\x20-\x7e]+)?")
+NOTE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong, and where; never the value itself."""
+
+    field: str
+    reason: str
+    """missing, type, length, pattern, range, unknown_field, duplicate_key, encoding, …"""
+    text: str
+    remedy: str
+
+
+Problems: TypeAlias = list[Problem]
+Check: TypeAlias = Callable[[str, Any, Problems], Any]
+
+
+def refusal(*problems: Problem) -> FactInvalidError:
+    """The error that names all of them, the first one in front."""
+    problems = tuple(each._replace(field=each.field or BODY) for each in problems)
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    told = [
+        {"field": at, "reason": reason, "message": f"{at} {text}"}
+        for at, reason, text, _ in problems[:MOST_PROBLEMS]
+    ]
+    return FactInvalidError(
+        f"{first.field} {first.text}{more}",
+        reason=first.reason,
+        remedy=first.remedy,
+        details={"field": first.field, "reason": first.reason, "problems": told},
+    )
+
+
+def place(path: str, key: str | int) -> str:
+    """The path of what lies under a key or at a position."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    if key.isidentifier() and key.isascii() and len(key) <= 64:
+        return f"{path}.{key}" if path else key
+    short = key if len(key) <= 40 else key[:40] + "…"
+    return f"{path}[{short!a}]"
+
+
+def named(
+    given: Any, path: str, checks: Mapping[str, tuple[Check, bool]], problems: Problems
+) -> dict[str, Any]:
+    """The fields of an envelope or a fact; names may be written in lowerCamelCase too."""
+    if isinstance(given, msgspec.Struct):
+        given = msgspec.structs.asdict(given)
+    if not isinstance(given, Mapping):
+        reason = "missing" if given is None else "type"
+        text = "is missing" if given is None else f"is {kind(given)} instead of an object"
+        problems.append(Problem(path, reason, text, "give an object with its fields"))
+        return {}
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        name = _snake(key) if isinstance(key, str) else str(key)
+        if name not in checks:
+            problems.append(_unknown(place(path, str(key)), name, checks))
+        elif name in found:
+            text = f"is given twice, as {name} and as {_camel(name)}"
+            problems.append(Problem(place(path, name), "duplicate_key", text, "give it once"))
+        else:
+            found[name] = value
+    return _checked(found, path, checks, problems)
+
+
+def _checked(
+    found: dict[str, Any], path: str, checks: Mapping[str, tuple[Check, bool]], problems: Problems
+) -> dict[str, Any]:
+    """What was found, each value as its check leaves it."""
+    fields = {}
+    for name, (check, is_required) in checks.items():
+        value = found.get(name)
+        if value is None and not (name in found and check is anything):
+            if is_required:
+                problems.append(Problem(place(path, name), "missing", "is missing", "give it"))
+        else:
+            fields[name] = check(place(path, name), value, problems)
+    return fields
+
+
+def kind(value: Any) -> str:
+    """What a value is, in the words of JSON."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "a boolean"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, list | tuple):
+        return "an array"
+    return "an object" if isinstance(value, Mapping) else type(value).__name__
+
+
+def anything(_field: str, value: Any, _problems: Problems) -> Any:
+    """A value that is looked at elsewhere."""
+    return value
+
+
+def shaped(pattern: re.Pattern[str], longest: int, remedy: str) -> Check:
+    """Text of so many characters at most that a pattern describes."""
+
+    def check(field: str, value: Any, problems: Problems) -> Any:
+        if _is_text(field, value, longest, problems) and not pattern.fullmatch(value):
+            problems.append(Problem(field, "pattern", "is not of the right form", remedy))
+        return value
+
+    return check
+
+
+def optional_text(field: str, value: Any, problems: Problems) -> Any:
+    """Text that may be left out; without a character it is left out."""
+    if value == "":
+        return None
+    _is_text(field, value, LONGEST_NOTE, problems)
+    return value
+
+
+def milliseconds(field: str, value: Any, problems: Problems) -> Any:
+    """An instant; also as text or as 1.0, the way JSON made of protocol buffers may write it."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value, re.ASCII):
+        value = int(value)
+    remedy = "give whole milliseconds since 1970"
+    if isinstance(value, bool) or not isinstance(value, int):
+        text = f"is {kind(value)} instead of a whole number"
+        problems.append(Problem(field, "type", text, remedy))
+    elif not 0 < value <= INT64:
+        problems.append(Problem(field, "range", "is not between 1 and 2^63 - 1", remedy))
+    return value
+
+
+def labels(field: str, value: Any, problems: Problems) -> Any:
+    """A few words under names."""
+    remedy = f"give at most {MOST_LABELS} names with text"
+    if not isinstance(value, Mapping):
+        text = f"is {kind(value)} instead of an object"
+        problems.append(Problem(field, "type", text, remedy))
+        return value
+    if len(value) > MOST_LABELS:
+        text = f"has {len(value)} entries, and the limit is {MOST_LABELS}"
+        problems.append(Problem(field, "length", text, remedy))
+        return value
+    for name, item in value.items():
+        at = place(field, str(name))
+        if _is_text(at, name, LONGEST_LABEL, problems):
+            _is_text(at, item, LONGEST_NOTE, problems, at_least=0)
+    return dict(value)
+
+
+def _is_text(
+    field: str, value: Any, longest: int, problems: Problems, *, at_least: int = 1
+) -> bool:
+    if not isinstance(value, str):
+        text = f"is {kind(value)} instead of text"
+        problems.append(Problem(field, "type", text, "write it as text"))
+    elif len(value) > longest:
+        text = f"has {len(value):,} characters, and the limit is {longest:,}"
+        problems.append(Problem(field, "length", text, "shorten it"))
+    elif len(value) < at_least:
+        problems.append(Problem(field, "length", "is empty", "give it at least one character"))
+    elif found := _UNPRINTABLE.search(value):
+        reason = "pattern" if found[0].isascii() else "encoding"
+        text = f"holds the character {found[0]!a} at position {found.start()}"
+        problems.append(Problem(field, reason, text, "use printable characters only"))
+    else:
+        return True
+    return False
+
+
+def _unknown(path: str, name: str, checks: Mapping[str, Any]) -> Problem:
+    near = get_close_matches(name, checks, 1)
+    remedy = f"did you mean {near[0]!r}?" if near else "known are " + ", ".join(checks)
+    return Problem(path, "unknown_field", "is not a field", remedy)
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])[A-Z]", lambda found: "_" + found[0].lower(), name)
+
+
+_ZONE = shaped(ZONE, LONGEST_ZONE, "give the name of a zone, without control characters")
+
+ENVELOPE: dict[str, tuple[Check, bool]] = {
+    "message_id": (
+        shaped(MESSAGE_ID, 255, "use 1 to 255 printable ASCII characters without spaces"),
+        True,
+    ),
+    "from_zone": (_ZONE, True),
+    "to_zone": (_ZONE, True),
+    "produced_at_unix_ms": (milliseconds, True),
+    "correlation_id": (optional_text, False),
+    "causation_id": (optional_text, False),
+    "labels": (labels, False),
+    "object_media_type": (
+        shaped(MEDIA_TYPE, 255, "write it as type/subtype, for example application/pdf"),
+        False,
+    ),
+    "object_schema": (optional_text, False),
+}
+"""Each field of an envelope with its check, and whether it must be there."""
+
+FACT: dict[str, tuple[Check, bool]] = {
+    "subject": (
+        shaped(SUBJECT, LONGEST_SUBJECT, "write it as kind:id or kind:scope/id, in ASCII"),
+        True,
+    ),
+    "predicate": (shaped(PREDICATE, LONGEST_PREDICATE, "write it in lower_snake_case"), True),
+    "object_json": (anything, True),
+}
+"""The same for a fact; what ``object_json`` holds is read by the canonical form."""

@@ -1,0 +1,186 @@
+"""Blobs on their way to a node: bytes, files, and what the fact will say about them."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol, TypeAlias
+
+from ergon_framework.errors import ConfigurationError
+
+CHUNK = 1 << 20
+IN_MEMORY = 8 << 20
+"""Bytes of a stream that are kept in memory; more go into a temporary file."""
+
+Blob: TypeAlias = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
+"""Bytes, the path of a file, or a file opened for reading bytes."""
+
+Report: TypeAlias = Callable[[int], None] | None
+"""Is told how many bytes have been sent, from 0 again when they are sent again."""
+
+# Only what Python itself knows: a fact must not depend on the machine that tells it.
+_TYPES = mimetypes.MimeTypes()
+
+
+class Source(Protocol):
+    """Bytes that can be read again and again."""
+
+    size: int
+
+    def __iter__(self) -> Iterator[bytes]:
+        """All of them, from the start."""
+
+    def close(self) -> None:
+        """Let go of what was opened for it."""
+
+
+class MemorySource:
+    """Bytes in memory."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data = memoryview(bytes(data))
+        self.size = len(self._data)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start in range(0, self.size, CHUNK):
+            yield bytes(self._data[start : start + CHUNK])
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class PathSource:
+    """A file, opened whenever it is read."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        try:
+            self.size = self._path.stat().st_size
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot read {self._path}: {error.strerror}", remedy="check the path"
+            ) from error
+        if self._path.is_dir():
+            raise ConfigurationError(f"{self._path} is a folder", remedy="name a file")
+
+    def __iter__(self) -> Iterator[bytes]:
+        with open(self._path, "rb") as file:
+            yield from _pieces(file)
+
+    def close(self) -> None:
+        """It is closed after each reading."""
+
+
+class FileSource:
+    """An open file, from where it stands; one that cannot go back is copied first."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._copy: tempfile.SpooledTemporaryFile[bytes] | None = None
+        if not file.seekable():
+            self._copy = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - see close
+            for piece in _pieces(file):
+                self._copy.write(piece)
+            self._copy.seek(0)
+        self._file = self._copy or file
+        self._start = self._file.tell()
+        self.size = self._file.seek(0, os.SEEK_END) - self._start
+        self._file.seek(self._start)
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._file.seek(self._start)
+        yield from _pieces(self._file)
+
+    def close(self) -> None:
+        """Let go of the copy; the file itself belongs to the caller."""
+        if self._copy is not None:
+            self._copy.close()
+
+
+class _Reads(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def _pieces(file: _Reads) -> Iterator[bytes]:
+    while piece := file.read(CHUNK):
+        yield piece
+
+
+def source_of(blob: Blob) -> Source:
+    """Something to read the bytes from, as often as it takes."""
+    if isinstance(blob, bytes | bytearray | memoryview):
+        return MemorySource(blob)
+    if isinstance(blob, str | os.PathLike):
+        return PathSource(blob)
+    if hasattr(blob, "read") and hasattr(blob, "seekable"):
+        return FileSource(blob)
+    raise ConfigurationError(
+        f"{type(blob).__name__} is no blob",
+        remedy="give bytes, a path, or a file opened for reading bytes",
+    )
+
+
+def digest_of(source: Iterable[bytes]) -> str:
+    """The digest as it travels: ``sha256:<hex>``."""
+    hashed = hashlib.sha256()
+    for piece in source:
+        hashed.update(piece)
+    return f"sha256:{hashed.hexdigest()}"
+
+
+class Reported:
+    """The source's bytes, with somebody told how many have gone; may be read anew."""
+
+    def __init__(self, source: Source, report: Report) -> None:
+        self._source = source
+        self._report = report
+
+    def __iter__(self) -> Iterator[bytes]:
+        report, sent = self._report, 0
+        if report is None:
+            yield from self._source
+            return
+        report(0)
+        for piece in self._source:
+            yield piece
+            sent += len(piece)
+            report(sent)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file to be published, and how the fact will refer to it.
+
+    What is left out is derived: the bucket from the subject, the key from digest and name, the
+    media type from the name.
+    """
+
+    path: Blob
+    bucket: str | None = None
+    key: str | None = None
+    media_type: str | None = None
+    file_name: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name without its folder; empty for bytes without one."""
+        if self.file_name is not None:
+            return self.file_name
+        given = self.path if isinstance(self.path, str | os.PathLike) else self._named()
+        return Path(given).name
+
+    def _named(self) -> str:
+        name = getattr(self.path, "name", "")
+        return name if isinstance(name, str) else ""
+
+    @property
+    def kind(self) -> str:
+        """The media type."""
+        if self.media_type is not None:
+            return self.media_type
+        guessed, packing = _TYPES.guess_type(self.name)
+        return guessed if guessed and packing is None else "application/octet-stream"

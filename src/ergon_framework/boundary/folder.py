@@ -1,0 +1,61 @@
+"""The folder a zone lives in: one SQLite file, one folder of objects, one lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.errors import ConfigurationError
+
+FILE, OBJECTS, LOCK = "facts.db", "objects", "node.lock"
+
+
+class DataFolder:
+    """A zone's folder, locked for this process."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def lock(cls, path: str | Path) -> DataFolder:
+        """Take the folder for this process, or say who has it."""
+        folder = Path(path).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{folder} cannot be used: {error.strerror}",
+                remedy="name a folder that this user may write to",
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise ConfigurationError(
+                f"{folder} is in use by another node"
+                + (f", process {holder}" if holder.isdigit() else ""),
+                remedy="stop that one first, or name another folder",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        return cls(folder, descriptor)
+
+    def stores(
+        self, zone: str, clock: Callable[[], float]
+    ) -> tuple[SqliteFactStore, FilesystemObjectStore]:
+        """Open what is in it, or create it."""
+        objects = FilesystemObjectStore(self.path / OBJECTS, clock=clock)
+        return SqliteFactStore(self.path / FILE, zone=zone, clock=clock), objects
+
+    def close(self) -> None:
+        """Let go of it. Closing twice is fine."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

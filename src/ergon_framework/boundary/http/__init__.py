@@ -1,0 +1,1 @@
+"""HTTP between producers, consumers and nodes: a server, two clients, one codec."""

@@ -1,0 +1,296 @@
+"""The client for event loops: the same calls as coroutines, the same codec underneath."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from ergon_framework.boundary.http.async_client_connection import AsyncConnection
+from ergon_framework.boundary.http.client_answers import (
+    answer_of,
+    counted,
+    no_object,
+    object_begun,
+    object_of_headers,
+)
+from ergon_framework.boundary.http.client_endpoint import Endpoint, Tls
+from ergon_framework.boundary.http.codec import AnswerReader
+from ergon_framework.boundary.model import ObjectReceipt
+from ergon_framework.errors import NodeUnavailableError
+
+Talk: TypeAlias = Callable[[AsyncConnection], Awaitable[None]]
+"""One request over a connection, and as much of its answer as the caller needs."""
+
+
+class _Stale(Exception):
+    """A kept connection turned out to be dead before a byte of the answer came."""
+
+
+class AsyncHttpTransport:
+    """Talks to the node at ``url``; at most ``connections`` at the same time, others wait.
+
+    It belongs to one event loop. ``timeout`` seconds bound a whole call, and each step of sending
+    or receiving a blob. A call that is cancelled is given up, not undone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tls: Tls = None,
+        expected_zone: str | None = None,
+        timeout: float = 30.0,
+        connections: int = 8,
+    ) -> None:
+        self.url = url
+        self._endpoint = Endpoint(url, tls, expected_zone)
+        self._timeout = timeout
+        self._idle: list[AsyncConnection] = []
+        self._places = asyncio.Semaphore(connections)
+        self._is_closed = False
+
+    async def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as the other colour
+        """The answer to a unary call such as ``bsfg.v1.Boundary/AppendFact``."""
+        request = self._endpoint.call(method, body)
+
+        async def talk(connection: AsyncConnection) -> None:
+            connection.write(request)
+            await connection.wait_done()
+
+        seconds = self._timeout if timeout is None else timeout
+        reader, connection = await self._exchange(talk, AnswerReader, seconds)
+        self.give_back(connection)
+        return answer_of(reader)
+
+    async def put_object(
+        self,
+        bucket: str,
+        key: str,
+        chunks: Iterable[bytes],
+        *,
+        size: int,
+        digest: str | None = None,
+    ) -> bytes:
+        """Send a blob; the chunks are made in another thread, so they may read a file."""
+        head = self._endpoint.put_head(bucket, key, size, digest)
+
+        async def talk(connection: AsyncConnection) -> None:
+            connection.write(head)
+            pieces = counted(chunks, size)
+            # A node that refuses says so and closes, whatever is still to come.
+            while not connection.is_answered:
+                chunk = await asyncio.to_thread(next, pieces, None)
+                if chunk is None:
+                    break
+                connection.write(chunk)
+                await connection.wait_drained(self._timeout)
+            else:
+                connection.reader.keeps_alive = False
+            async with asyncio.timeout(self._timeout):
+                await connection.wait_done()
+
+        reader, connection = await self._exchange(talk, AnswerReader, None)
+        self.give_back(connection)
+        return answer_of(reader)
+
+    async def get_object(
+        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+    ) -> AsyncHttpObjectStream:
+        """Begin to receive an object, from its byte ``start`` on; only ``digest`` if given."""
+        head = self._endpoint.get_head(bucket, key, start, digest)
+
+        async def talk(connection: AsyncConnection) -> None:
+            connection.write(head)
+            await connection.wait_headed()
+            if connection.reader.status >= 300:
+                await connection.wait_done()
+
+        reader, connection = await self._exchange(
+            talk, lambda: AnswerReader(limit=None), self._timeout
+        )
+        stream = AsyncHttpObjectStream(self, connection, reader, self._timeout)
+        try:
+            await stream.begin(bucket, key, start)
+        except BaseException:
+            await stream.close()
+            raise
+        return stream
+
+    async def head_object(self, bucket: str, key: str) -> ObjectReceipt:
+        """What the node knows about an object; ``BoundaryNotFoundError`` when it has none."""
+        head = self._endpoint.object_request("HEAD", bucket, key, [])
+
+        async def talk(connection: AsyncConnection) -> None:
+            connection.write(head)
+            await connection.wait_done()
+
+        reader, connection = await self._exchange(
+            talk, lambda: AnswerReader(is_head=True), self._timeout
+        )
+        self.give_back(connection)
+        if reader.status >= 300:
+            raise no_object(reader, bucket, key)
+        return object_of_headers(bucket, key, reader.headers)
+
+    async def close(self) -> None:
+        """Let go of every connection; those in use end with their call. Closing twice is fine."""
+        self._is_closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        for connection in idle:
+            await connection.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # ---- connections ----
+
+    async def _exchange(
+        self, talk: Talk, make_reader: Callable[[], AnswerReader], seconds: float | None
+    ) -> tuple[AnswerReader, AsyncConnection]:
+        """Talk over a kept connection, or a new one; twice at most. Give the connection back."""
+        if self._is_closed:
+            raise NodeUnavailableError("this client is closed", reason="closed")
+        try:
+            async with asyncio.timeout(seconds):
+                await self._places.acquire()
+                try:
+                    return await self._attempts(talk, make_reader)
+                except BaseException:
+                    self._places.release()
+                    raise
+        except TimeoutError as error:
+            raise self._endpoint.lost(error) from error
+
+    async def _attempts(
+        self, talk: Talk, make_reader: Callable[[], AnswerReader]
+    ) -> tuple[AnswerReader, AsyncConnection]:
+        while self._idle:
+            kept = self._idle.pop()
+            if kept.is_closing():
+                continue
+            try:
+                return await self._attempt(talk, make_reader(), kept)
+            except _Stale:
+                break
+        return await self._attempt(talk, make_reader(), await self._connect())
+
+    async def _attempt(
+        self, talk: Talk, reader: AnswerReader, connection: AsyncConnection
+    ) -> tuple[AnswerReader, AsyncConnection]:
+        connection.begin(reader)
+        try:
+            await talk(connection)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, OSError | NodeUnavailableError):
+                raise
+            if isinstance(error, TimeoutError):
+                raise
+            if connection.is_used and not reader.is_begun:
+                raise _Stale from error
+            if isinstance(error, NodeUnavailableError):
+                raise
+            raise self._endpoint.lost(error) from error
+        return reader, connection
+
+    async def _connect(self) -> AsyncConnection:
+        endpoint = self._endpoint
+        context = endpoint.context()
+        options: dict[str, Any] = {}
+        if context is not None:
+            options = {"ssl": context, "server_hostname": endpoint.host}
+        try:
+            async with asyncio.timeout(self._timeout):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    AsyncConnection, endpoint.host, endpoint.port, **options
+                )
+        except (OSError, ConnectionError) as error:
+            raise endpoint.unreachable(error) from error
+        try:
+            endpoint.check_zone(connection.certificate())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def give_back(self, connection: AsyncConnection) -> None:
+        """Keep a connection for the next call when it can carry one."""
+        self._places.release()
+        connection.is_used = True
+        reader = connection.reader
+        if reader.is_done and reader.keeps_alive and not self._is_closed:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def lost(self, error: Exception) -> Exception:
+        """What a failure in the middle of a stream means."""
+        return self._endpoint.lost(error)
+
+
+class AsyncHttpObjectStream:
+    """The bytes of an object as they come in."""
+
+    size = 0
+    digest = ""
+
+    def __init__(
+        self,
+        transport: AsyncHttpTransport,
+        connection: AsyncConnection,
+        reader: AnswerReader,
+        timeout: float,
+    ) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._reader = reader
+        self._timeout = timeout
+        self._rest = b""
+        self._is_closed = False
+
+    async def begin(self, bucket: str, key: str, start: int) -> None:
+        """Look at the head of the answer, and pass over bytes that were not asked for."""
+        about, behind = object_begun(self._reader, bucket, key, start)
+        self.size, self.digest = about.size, about.digest
+        while behind > 0:
+            behind -= len(await self.read(behind)) or behind
+
+    async def read(self, most: int = 1 << 16) -> bytes:
+        """The next bytes; none at the end."""
+        if not self._rest:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    self._rest = await self._connection.take()
+            except OSError as error:
+                raise self._transport.lost(error) from error
+        data, self._rest = self._rest[:most], self._rest[most:]
+        return data
+
+    async def close(self) -> None:
+        """Let go of it, read to the end or not."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._transport.give_back(self._connection)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

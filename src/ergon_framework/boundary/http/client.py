@@ -1,0 +1,320 @@
+"""The client for threads: a few kept connections to one node, used by whoever calls.
+
+All calls of the boundary may be repeated without harm. So a request that died with a connection
+kept from an earlier call is sent once more over a new one; nothing else is repeated here.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable
+from itertools import chain
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from ergon_framework.boundary.http.client_answers import (
+    answer_of,
+    counted,
+    no_object,
+    object_begun,
+    object_of_headers,
+)
+from ergon_framework.boundary.http.client_connection import Connection
+from ergon_framework.boundary.http.client_endpoint import Endpoint, Tls
+from ergon_framework.boundary.http.codec import AnswerReader
+from ergon_framework.boundary.model import ObjectReceipt
+from ergon_framework.errors import NodeUnavailableError
+
+
+class _Stale(Exception):
+    """A kept connection turned out to be dead before a byte of the answer came."""
+
+
+Talk: TypeAlias = Callable[[Connection, AnswerReader], None]
+"""One request over a connection, and as much of its answer as the caller needs."""
+
+
+_BROKEN = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError)
+
+
+def _converse(
+    connection: Connection, reader: AnswerReader, pieces: Iterable[bytes], deadline: float | None
+) -> None:
+    """Send a request and read its whole answer.
+
+    A node that refuses says so and closes, whatever is still to come: a request that could not be
+    sent to its end may have an answer all the same.
+    """
+    broken: OSError | None = None
+    connection.expire(deadline)
+    try:
+        for piece in pieces:
+            connection.send(piece)
+    except _BROKEN as error:
+        broken = error
+    try:
+        connection.receive(reader)
+        while not reader.is_done:
+            connection.expire(deadline)
+            connection.receive(reader)
+    except (OSError, NodeUnavailableError):
+        if broken is not None:
+            raise broken from None
+        raise
+    reader.keeps_alive = reader.keeps_alive and broken is None
+
+
+class HttpTransport:
+    """Talks to the node at ``url``; at most ``connections`` at the same time, others wait.
+
+    ``timeout`` seconds bound a whole call, and each step of sending or receiving a blob.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tls: Tls = None,
+        expected_zone: str | None = None,
+        timeout: float = 30.0,
+        connections: int = 8,
+    ) -> None:
+        self.url = url
+        self._endpoint = Endpoint(url, tls, expected_zone)
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._places = threading.BoundedSemaphore(connections)
+        self._is_closed = False
+
+    def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:
+        """The answer to a unary call such as ``bsfg.v1.Boundary/AppendFact``."""
+        request = self._endpoint.call(method, body)
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+
+        def talk(connection: Connection, reader: AnswerReader) -> None:
+            _converse(connection, reader, (request,), deadline)
+
+        return answer_of(self._exchange(talk, AnswerReader, deadline))
+
+    def put_object(
+        self,
+        bucket: str,
+        key: str,
+        chunks: Iterable[bytes],
+        *,
+        size: int,
+        digest: str | None = None,
+    ) -> bytes:
+        """Send a blob; ``chunks`` is iterated anew when a dead connection makes it necessary."""
+        head = self._endpoint.put_head(bucket, key, size, digest)
+
+        def talk(connection: Connection, reader: AnswerReader) -> None:
+            _converse(connection, reader, chain((head,), counted(chunks, size)), None)
+
+        return answer_of(self._exchange(talk, AnswerReader))
+
+    def get_object(
+        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+    ) -> HttpObjectStream:
+        """Begin to receive an object, from its byte ``start`` on; only ``digest`` if given."""
+        head = self._endpoint.get_head(bucket, key, start, digest)
+        used: list[Connection] = []
+
+        def talk(connection: Connection, reader: AnswerReader) -> None:
+            used[:] = [connection]
+            connection.expire(None)
+            connection.send(head)
+            while not (reader.is_headed if reader.status < 300 else reader.is_done):
+                connection.receive(reader)
+
+        reader = self._exchange(talk, lambda: AnswerReader(limit=None), is_kept=False)
+        stream = HttpObjectStream(self, used[0], reader)
+        try:
+            stream.begin(bucket, key, start)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def head_object(self, bucket: str, key: str) -> ObjectReceipt:
+        """What the node knows about an object; ``BoundaryNotFoundError`` when it has none."""
+        head = self._endpoint.object_request("HEAD", bucket, key, [])
+
+        def talk(connection: Connection, reader: AnswerReader) -> None:
+            connection.expire(None)
+            connection.send(head)
+            while not reader.is_done:
+                connection.receive(reader)
+
+        reader = self._exchange(talk, lambda: AnswerReader(is_head=True))
+        if reader.status >= 300:
+            raise no_object(reader, bucket, key)
+        return object_of_headers(bucket, key, reader.headers)
+
+    def close(self) -> None:
+        """Let go of every connection; those in use end with their call. Closing twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- connections ----
+
+    def _exchange(
+        self,
+        talk: Talk,
+        make_reader: Callable[[], AnswerReader],
+        deadline: float | None = None,
+        *,
+        is_kept: bool = True,
+    ) -> AnswerReader:
+        """Talk over a kept connection, or a new one; twice at most.
+
+        Unless ``is_kept``, the caller has the connection and its place afterwards.
+        """
+        self._enter(deadline)
+        try:
+            try:
+                reader, connection = self._attempt(talk, make_reader(), self._kept(), deadline)
+            except _Stale:
+                reader, connection = self._attempt(talk, make_reader(), None, deadline)
+        except BaseException:
+            self.leave()
+            raise
+        if is_kept:
+            self.give_back(connection, reader)
+            self.leave()
+        return reader
+
+    def _attempt(
+        self,
+        talk: Talk,
+        reader: AnswerReader,
+        connection: Connection | None,
+        deadline: float | None,
+    ) -> tuple[AnswerReader, Connection]:
+        if connection is None:
+            connection = self._connect(deadline)
+        try:
+            talk(connection, reader)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, OSError | NodeUnavailableError):
+                raise
+            is_silent = not reader.is_begun and not isinstance(error, TimeoutError)
+            if connection.is_used and is_silent:
+                raise _Stale from error
+            if isinstance(error, NodeUnavailableError):
+                raise
+            raise self._endpoint.lost(error) from error
+        return reader, connection
+
+    def _connect(self, deadline: float | None) -> Connection:
+        try:
+            return Connection(self._endpoint, self._timeout, self._left(deadline))
+        except OSError as error:
+            raise self._endpoint.unreachable(error) from error
+
+    def _left(self, deadline: float | None) -> float:
+        """Seconds; connecting may always take a moment, even when time is up."""
+        return self._timeout if deadline is None else max(0.001, deadline - time.monotonic())
+
+    def _enter(self, deadline: float | None) -> None:
+        if self._is_closed:
+            raise NodeUnavailableError("this client is closed", reason="closed")
+        if not self._places.acquire(timeout=self._left(deadline)):
+            raise NodeUnavailableError(
+                f"all connections to {self.url} are in use",
+                reason="connections_busy",
+                remedy="allow more connections, or close streams that are no longer read",
+            )
+
+    def _kept(self) -> Connection | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def give_back(self, connection: Connection, reader: AnswerReader) -> None:
+        """Keep a connection for the next call when it can carry one."""
+        connection.is_used = True
+        with self._lock:
+            if reader.is_done and reader.keeps_alive and not self._is_closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def leave(self) -> None:
+        """One who talked has ended."""
+        self._places.release()
+
+    def lost(self, error: Exception) -> Exception:
+        """What a failure in the middle of a stream means."""
+        return self._endpoint.lost(error)
+
+
+class HttpObjectStream:
+    """The bytes of an object as they come in."""
+
+    size = 0
+    digest = ""
+
+    def __init__(
+        self, transport: HttpTransport, connection: Connection, reader: AnswerReader
+    ) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._reader = reader
+        self._rest = b""
+        self._is_closed = False
+
+    def begin(self, bucket: str, key: str, start: int) -> None:
+        """Look at the head of the answer, and pass over bytes that were not asked for."""
+        about, behind = object_begun(self._reader, bucket, key, start)
+        self.size, self.digest = about.size, about.digest
+        while behind > 0:
+            behind -= len(self.read(behind)) or behind
+
+    def read(self, most: int = 1 << 16) -> bytes:
+        """The next bytes; none at the end."""
+        while not self._rest:
+            self._rest = self._reader.take()
+            if self._rest or self._reader.is_done:
+                break
+            try:
+                self._connection.receive(self._reader)
+            except OSError as error:
+                raise self._transport.lost(error) from error
+        data, self._rest = self._rest[:most], self._rest[most:]
+        return data
+
+    def close(self) -> None:
+        """Let go of it, read to the end or not."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._transport.give_back(self._connection, self._reader)
+            self._transport.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,179 @@
+"""Where a node is, how to trust it, and what it means when it cannot be reached."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from ergon_framework.boundary.http.codec import call_prefix, object_target, request_head
+from ergon_framework.errors import (
+    BoundaryError,
+    ConfigurationError,
+    NodeUnavailableError,
+    NotPermittedError,
+    describe,
+)
+
+Tls: TypeAlias = ssl.SSLContext | Callable[[], ssl.SSLContext] | None
+"""A context, or what makes one for each new connection, so that certificates may be renewed."""
+
+PORTS = {"http": 80, "https": 443}
+UNKNOWN_OUTCOME = "the outcome is unknown: repeat the call with the same id and content"
+
+
+class Endpoint:
+    """One node's address, and the requests to it as bytes."""
+
+    def __init__(self, url: str, tls: Tls, expected_zone: str | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in PORTS or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigurationError(
+                f"{url!r} is no URL of a node", remedy="write http(s)://host:port"
+            )
+        try:
+            self.port = parts.port or PORTS[parts.scheme]
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{url!r} has a wrong port", remedy="write http(s)://host:port"
+            ) from error
+        self.url = url
+        self.host = parts.hostname
+        self.is_secure = parts.scheme == "https"
+        self.expected_zone = expected_zone
+        self._tls = tls
+        self._prefix = parts.path.rstrip("/")
+        self._name = parts.netloc.rpartition("@")[2]
+        self._calls: dict[str, bytes] = {}
+        self._check_trust()
+
+    def _check_trust(self) -> None:
+        if self.is_secure:
+            return
+        if self._tls is not None or self.expected_zone is not None:
+            raise ConfigurationError(
+                f"{self.url} is not encrypted, although certificates or a zone were given",
+                remedy="use https://",
+            )
+        if not is_loopback(self.host):
+            raise ConfigurationError(
+                f"{self.url} would send facts over the network unencrypted",
+                remedy="use https:// and certificates; http:// is for this machine only",
+            )
+
+    def context(self) -> ssl.SSLContext | None:
+        """How to trust the node on a new connection; None without encryption."""
+        if not self.is_secure:
+            return None
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        if isinstance(self._tls, ssl.SSLContext):
+            context = self._tls
+            # Where a zone is expected, that of the certificate is compared instead of the name.
+            context.check_hostname = context.check_hostname and self.expected_zone is None
+        else:
+            context = self._tls()
+            context.check_hostname = self.expected_zone is None
+        return context
+
+    def check_zone(self, certificate: Mapping[str, object] | None) -> None:
+        """Refuse a node of another zone than the one expected."""
+        if self.expected_zone is None:
+            return
+        from ergon_framework.boundary.http.tls import peer_identity
+
+        zone = peer_identity(certificate)
+        if zone != self.expected_zone:
+            raise NotPermittedError(
+                f"{self.url} is zone {zone!r}, not {self.expected_zone!r}",
+                code="unauthenticated",
+                reason="zone_mismatch",
+                remedy="correct the URL, or the name of the peer",
+            )
+
+    # ---- requests ----
+
+    def call(self, method: str, body: bytes) -> bytes:
+        """A unary call, whole."""
+        prefix = self._calls.get(method)
+        if prefix is None:
+            prefix = self._calls[method] = call_prefix(f"{self._prefix}/{method}", self._name)
+        return b"%b%d\r\n\r\n%b" % (prefix, len(body), body)
+
+    def object_request(
+        self, method: str, bucket: str, key: str, headers: list[tuple[str, str]]
+    ) -> bytes:
+        """The head of a request for an object."""
+        target = object_target(self._prefix, bucket, key)
+        return request_head(method, target, self._name, headers)
+
+    def put_head(self, bucket: str, key: str, size: int, digest: str | None) -> bytes:
+        """The head of a put."""
+        headers = [("Content-Type", "application/octet-stream"), ("Content-Length", str(size))]
+        if digest is not None:
+            headers.append(("Digest-SHA256", digest))
+        return self.object_request("PUT", bucket, key, headers)
+
+    def get_head(self, bucket: str, key: str, start: int, digest: bytes | None) -> bytes:
+        """The head of a get."""
+        headers = [("Range", f"bytes={start}-")] if start else []
+        target = object_target(self._prefix, bucket, key)
+        query = "" if digest is None else f"?digest={digest.hex()}"
+        return request_head("GET", target + query, self._name, headers)
+
+    # ---- trouble ----
+
+    def unreachable(self, error: BaseException) -> BoundaryError:
+        """What it means that no connection came about: nothing was sent."""
+        if isinstance(error, BoundaryError):
+            return error
+        if _is_distrust(error):
+            return self._distrust(error)
+        return NodeUnavailableError(
+            f"cannot connect to {self.url}: {describe(error)}",
+            reason="connect_failed",
+            remedy="check the address, and that the node is running",
+        )
+
+    def lost(self, error: BaseException) -> BoundaryError:
+        """What it means that a connection failed while it was used."""
+        if isinstance(error, BoundaryError):
+            return error
+        if _is_distrust(error):
+            return self._distrust(error)
+        if isinstance(error, TimeoutError):
+            return NodeUnavailableError(
+                f"{self.url} did not answer in time",
+                code="deadline_exceeded",
+                reason="timeout",
+                remedy=UNKNOWN_OUTCOME,
+            )
+        return NodeUnavailableError(
+            f"the connection to {self.url} was lost: {describe(error)}",
+            reason="connection_lost",
+            remedy=UNKNOWN_OUTCOME,
+        )
+
+    def _distrust(self, error: BaseException) -> NotPermittedError:
+        return NotPermittedError(
+            f"{self.url} and this client do not trust each other: {describe(error)}",
+            code="unauthenticated",
+            reason="tls",
+            remedy="check the certificates of both sides, their dates and the CA",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address never leaves this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _is_distrust(error: BaseException) -> bool:
+    # A peer that vanishes in the middle is no matter of trust.
+    gone = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+    return isinstance(error, ssl.SSLError) and not isinstance(error, gone)

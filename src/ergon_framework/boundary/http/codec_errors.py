@@ -1,0 +1,95 @@
+"""From an answer that is a refusal to the error it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ergon_framework.errors import (
+    ArtifactError,
+    BoundaryError,
+    BoundaryNotFoundError,
+    BufferFullError,
+    ConflictingDuplicateError,
+    ConsumerHeldError,
+    DataLossError,
+    FactInvalidError,
+    NodeUnavailableError,
+    NotPermittedError,
+    ObjectConflictError,
+)
+
+OF_REASON: dict[tuple[str, str], type[BoundaryError]] = {
+    ("already_exists", "conflicting_duplicate"): ConflictingDuplicateError,
+    ("already_exists", "object_conflict"): ObjectConflictError,
+    ("failed_precondition", "artifact_missing"): ArtifactError,
+    ("failed_precondition", "artifact_mismatch"): ArtifactError,
+}
+OF_CODE: dict[str, type[BoundaryError]] = {
+    "invalid_argument": FactInvalidError,
+    "unauthenticated": NotPermittedError,
+    "permission_denied": NotPermittedError,
+    "not_found": BoundaryNotFoundError,
+    "aborted": ConsumerHeldError,
+    "resource_exhausted": BufferFullError,
+    "data_loss": DataLossError,
+    "unavailable": NodeUnavailableError,
+    "deadline_exceeded": NodeUnavailableError,
+}
+CODE_OF_STATUS = {
+    400: "invalid_argument",
+    401: "unauthenticated",
+    403: "permission_denied",
+    408: "deadline_exceeded",
+    413: "invalid_argument",
+    429: "resource_exhausted",
+    502: "unavailable",
+    503: "unavailable",
+    504: "deadline_exceeded",
+}
+"""For answers that are no node's, such as a proxy's. Its 404 says nothing about facts."""
+
+
+def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> BoundaryError:
+    """The error in an answer whose status is no success."""
+    shape = _shape(body)
+    if shape is None:
+        code = CODE_OF_STATUS.get(status, "unimplemented" if status in {404, 405} else "unknown")
+        shape = {"code": code, "message": f"the answer has the HTTP status {status} and no reason"}
+    error = error_of_shape(shape)
+    if error.retry_after is None:
+        error.retry_after = _seconds(headers.get("retry-after"))
+    return error
+
+
+def error_of_shape(shape: Mapping[str, Any]) -> BoundaryError:
+    """The error that ``{code, message, details}`` stands for."""
+    code, given = str(shape.get("code") or "unknown"), shape.get("details")
+    details = dict(given) if isinstance(given, Mapping) else {}
+    reason = str(details.pop("reason", ""))
+    remedy = str(details.pop("remedy", ""))
+    wait = details.pop("retry_after_ms", None)
+    kind = OF_REASON.get((code, reason)) or OF_CODE.get(code, BoundaryError)
+    return kind(
+        str(shape.get("message") or "the node refused"),
+        code=code,
+        reason=reason,
+        remedy=remedy,
+        details=details,
+        retry_after=wait / 1000 if isinstance(wait, int | float) else None,
+    )
+
+
+def _shape(body: bytes) -> dict[str, Any] | None:
+    try:
+        shape = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return shape if isinstance(shape, dict) and isinstance(shape.get("code"), str) else None
+
+
+def _seconds(text: str | None) -> float | None:
+    """A ``Retry-After`` in seconds; one that is a date is left aside."""
+    return float(text) if text and text.isascii() and text.isdigit() and len(text) < 9 else None

@@ -1,0 +1,310 @@
+"""One connection: requests in the order they came, one at a time, and nothing for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from ergon_framework.boundary.http import refusals, replies
+from ergon_framework.boundary.http.exchange import Headers
+from ergon_framework.boundary.http.guest import Guest
+from ergon_framework.boundary.http.intake import Intake
+from ergon_framework.boundary.http.outflow import Outflow, discard
+from ergon_framework.boundary.http.request import Request
+from ergon_framework.boundary.http.service import Service
+from ergon_framework.errors import BoundaryError
+
+LINGER = 5.0
+"""Seconds for which bytes are thrown away after a refusal, so that the client gets to read it."""
+
+
+class Connection(asyncio.Protocol):
+    """Speaks with one client, once ``open`` has been called."""
+
+    __slots__ = (
+        "_current",
+        "_early",
+        "_guest",
+        "_intake",
+        "_is_advancing",
+        "_is_at_end",
+        "_is_reading",
+        "_is_retired",
+        "_limits",
+        "_lingers_until",
+        "_outflow",
+        "_pending",
+        "_rested_at",
+        "_service",
+        "_transport",
+    )
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._limits = service.limits
+        self._guest = Guest()
+        self._transport: asyncio.Transport | None = None
+        self._intake: Intake | None = None
+        self._outflow: Outflow | None = None
+        self._early = b""
+        self._current: Request | None = None
+        self._pending: deque[Request] = deque()
+        self._lingers_until: float | None = None
+        self._is_advancing = False
+        self._is_at_end = False
+        self._is_reading = True
+        self._is_retired = False
+        self._rested_at = service.clock()
+
+    def open(self, transport: asyncio.Transport, guest: Guest) -> None:
+        """Serve whoever is at the other end."""
+        self._guest = guest
+        self._transport = transport
+        self._outflow = Outflow(transport, self._rested_at)
+        self._intake = Intake(self._service, guest.caller, self, self._pending.append, self._pace)
+        self._service.connections.add(self)
+        if self._early:
+            self.data_received(self._early)
+            self._early = b""
+
+    # --- what the transport calls -----------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in, and answer what is complete."""
+        intake = self._intake
+        if intake is None:
+            self._early += data  # TLS hands out the first bytes before it says that it is ready
+            return
+        if intake.is_deaf or self._lingers_until is not None:
+            return
+        intake.feed(data)
+        self._advance()
+
+    def eof_received(self) -> bool:
+        """Answer what was asked: the client sends nothing more, but may still read."""
+        self._is_at_end = True
+        if self._intake is None or self._transport is None or not self._transport.can_write_eof():
+            return False
+        if self._intake.is_receiving:
+            self._intake.refuse(refusals.malformed("it ends too early"))
+            self._advance()
+        return self.is_busy
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than we write."""
+        if self._outflow is not None:
+            self._outflow.is_paused = True
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        if self._outflow is not None:
+            self._outflow.resume()
+            self._advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone, or was sent away."""
+        incoming = self._intake.incoming if self._intake is not None else None
+        if incoming is not None and incoming.upload is not None:
+            incoming.upload.fail(ConnectionResetError("the client has gone"))
+        if self._outflow is not None:
+            self._outflow.lose()
+        self._transport = self._intake = None
+        self._pending.clear()
+        self._service.forget(self)
+
+    # --- answering --------------------------------------------------------------------------------
+
+    def answer(
+        self, request: Request, status: int, body: bytes, content_type: str, headers: Headers
+    ) -> None:
+        """Write the whole answer, and go on to the next request."""
+        sent = body if replies.has_body(request.method, status) else b""
+        self._answer(request, status, len(body), sent, content_type, headers)
+
+    async def answer_stream(
+        self,
+        request: Request,
+        status: int,
+        length: int,
+        chunks: AsyncIterator[bytes],
+        content_type: str,
+        headers: Headers,
+    ) -> None:
+        """Write the answer piece by piece, and go on to the next request."""
+        if not replies.has_body(request.method, status) or self._outflow is None:
+            await discard(chunks)
+            self._answer(request, status, length, b"", content_type, headers)
+            return
+        is_kept = self._is_kept(request)
+        date = self._service.date
+        head = replies.head(status, content_type, length, date, headers, is_kept=is_kept)
+        await self._outflow.write_stream(request, head, length, chunks)
+        self._finish(request, is_kept=is_kept)
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """Answer with an error, or cut an answer short that has begun."""
+        is_gone = self._transport is None and isinstance(error, ConnectionError)
+        told = error if isinstance(error, BoundaryError) else refusals.internal()
+        if not is_gone and (told is not error or request.is_answered):
+            self._service.failed(request, error)
+        if request.is_answered:
+            self.abort()  # half an answer must not look like a whole one
+            return
+        status, headers = refusals.status_of(told), replies.error_headers(told)
+        self.answer(request, status, replies.error_body(told), replies.JSON, headers)
+
+    def send_continue(self, request: Request) -> None:
+        """Tell a client that waits for it to send the body."""
+        request.expects_continue = False
+        if self._outflow is not None and not request.received and not request.is_complete:
+            self._outflow.write(replies.CONTINUE)
+
+    def _answer(
+        self,
+        request: Request,
+        status: int,
+        length: int,
+        body: bytes,
+        content_type: str,
+        headers: Headers,
+    ) -> None:
+        is_kept = self._is_kept(request)
+        date = self._service.date
+        head = replies.head(status, content_type, length, date, headers, is_kept=is_kept)
+        request.is_answered = True
+        if self._outflow is not None:
+            self._outflow.write(head + body)
+        self._finish(request, is_kept=is_kept)
+
+    def _is_kept(self, request: Request) -> bool:
+        if not (request.is_kept and request.is_complete) or self._is_retired:
+            return False
+        return not self._service.is_stopping and not (self._is_at_end and not self._pending)
+
+    def _finish(self, request: Request, *, is_kept: bool) -> None:
+        self._current = None
+        self._rested_at = self._service.clock()
+        if self._service.is_stopping:
+            self._service.changed.set()
+        if is_kept:
+            self._advance()
+        elif request.is_complete or self._is_at_end:
+            self.close()
+        else:
+            self._linger()
+
+    # --- one after the other ----------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self._current is not None or any(each.is_ready for each in self._pending)
+
+    def _advance(self) -> None:
+        """Begin what may begin. An answer that is given at once does not come back in here."""
+        if self._is_advancing or self._outflow is None:
+            return
+        self._is_advancing = True
+        while self._pending and self._current is None and not self._outflow.is_paused:
+            request = self._pending[0]
+            if not request.is_ready:
+                if request.expects_continue:
+                    self.send_continue(request)
+                break
+            self._current = self._pending.popleft()
+            self._begin(request)
+        self._is_advancing = False
+        self._pace()
+
+    def _begin(self, request: Request) -> None:
+        refusal = request.refusal or self._guest.denial
+        if refusal is None and self._service.is_stopping:
+            refusal = refusals.stopping()
+        if refusal is not None:
+            self.fail(request, refusal)
+            return
+        try:
+            work = self._service.application.handle(request)
+        except Exception as error:
+            self.fail(request, error)
+        else:
+            if work is not None:
+                self._service.spawn(self._run(request, work))
+
+    async def _run(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        except Exception as error:
+            self.fail(request, error)
+        else:
+            if not request.is_answered:
+                self.fail(request, RuntimeError("the application gave no answer"))
+
+    def _pace(self) -> None:
+        """Read from the socket only what there is room for."""
+        if self._transport is None or self._intake is None or self._outflow is None:
+            return
+        incoming = self._intake.incoming
+        is_full = incoming is not None and incoming.upload is not None and incoming.upload.is_full
+        is_behind = bool(self._pending) and (self._current is not None or self._outflow.is_paused)
+        self._read(is_wanted=self._lingers_until is not None or not (is_full or is_behind))
+
+    def _read(self, *, is_wanted: bool) -> None:
+        if is_wanted is self._is_reading or self._transport is None:
+            return
+        self._is_reading = is_wanted
+        if is_wanted:
+            if self._intake is not None:
+                self._intake.heard_at = self._service.clock()
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """Give up what takes too long."""
+        if self._transport is None or self._intake is None or self._outflow is None:
+            return
+        if self._outflow.is_stuck(now, self._limits.body_seconds):
+            self._service.denied(self._guest.caller.address, "it did not read its answer")
+            self.abort()
+        elif self._lingers_until is not None and now > self._lingers_until:
+            self.abort()
+        elif self._lingers_until is not None or self._transport.is_closing():
+            return
+        elif self._intake.is_receiving:
+            if self._is_reading and self._intake.is_too_slow(now):
+                self._intake.refuse(refusals.too_slow("the rest of the request"))
+                self._advance()
+        elif not self.is_busy and now - self._rested_at > self._limits.idle_seconds:
+            self.close()
+        elif self._guest.has_overstayed(self._service.context, self._service.wall()):
+            self._is_retired = True
+            if not self.is_busy:
+                self.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close when what has been written is on its way."""
+        self._pending.clear()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _linger(self) -> None:
+        """Closing with unread bytes could take the answer from the client again."""
+        self._lingers_until = self._service.clock() + LINGER
+        self._pending.clear()
+        if self._transport is not None:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            self._read(is_wanted=True)

@@ -1,0 +1,262 @@
+"""From bytes to requests, within the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from httptools import HttpParserError, HttpParserInvalidMethodError, HttpParserUpgrade, parse_url
+from httptools import HttpRequestParser as Parser
+
+from ergon_framework.boundary.http import refusals
+from ergon_framework.boundary.http.exchange import Caller
+from ergon_framework.boundary.http.refusals import Refusal
+from ergon_framework.boundary.http.request import Line, Request
+from ergon_framework.boundary.http.service import Service
+from ergon_framework.boundary.http.upload import Upload
+
+_CARRIAGE = 16
+"""Bytes that may carry one byte of a chunked body: a chunk of one byte takes six."""
+_SLOWEST = 1024
+"""Bytes per second that a body must bring on average, once it has taken ``request_seconds``."""
+_TLS_RECORD = b"\x16\x03"
+
+
+class Intake:
+    """Parses one connection's bytes. Its callbacks never raise, and after a refusal it is deaf."""
+
+    __slots__ = (
+        "_began_at",
+        "_caller",
+        "_enqueue",
+        "_fed",
+        "_first",
+        "_headers",
+        "_limits",
+        "_line",
+        "_parser",
+        "_repace",
+        "_service",
+        "_span",
+        "_url",
+        "heard_at",
+        "incoming",
+        "is_deaf",
+        "is_in_head",
+    )
+
+    def __init__(
+        self,
+        service: Service,
+        caller: Caller,
+        line: Line,
+        enqueue: Callable[[Request], None],
+        repace: Callable[[], None],
+    ) -> None:
+        self._service = service
+        self._limits = service.limits
+        self._caller = caller
+        self._line = line
+        self._enqueue = enqueue
+        self._repace = repace
+        self._headers: dict[bytes, bytes] = {}
+        self._url = b""
+        self._fed = self._first = self._span = 0
+        self.heard_at = self._began_at = service.clock()
+        self.is_in_head = False
+        """Whether a request has begun whose headers are not complete."""
+        self.is_deaf = False
+        self.incoming: Request | None = None
+        """The request whose body is being received."""
+        self._parser = Parser(self)
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a request has begun to arrive and is not complete."""
+        return self.is_in_head or self.incoming is not None
+
+    def feed(self, data: bytes) -> None:
+        """Parse; what has complete headers goes to ``enqueue``."""
+        was_in_head, before = self.is_in_head, self.incoming
+        self.heard_at = self._service.clock()
+        if not was_in_head and before is None:
+            self._began_at = self.heard_at
+        self._fed = len(data)
+        self._span += self._fed
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade:
+            pass  # refused when its headers were complete
+        except HttpParserError as error:
+            self.refuse(_explained(error, data))
+        if was_in_head and self.is_in_head:
+            self._check_span()
+        elif before is not None and before is self.incoming and before.is_chunked:
+            self._count_wire(before, len(data))
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer what is being received with an error, and hear nothing more."""
+        if self.is_deaf:
+            return
+        self.is_deaf = True
+        request, self.incoming, self.is_in_head = self.incoming, None, False
+        if request is None:
+            request = Request(self._line, self._caller, "", "", {})
+            self._enqueue(request)
+        request.refusal, request.is_kept = refusal, False
+        if request.upload is not None:
+            request.upload.fail(refusal)
+
+    def is_too_slow(self, now: float) -> bool:
+        """Whether the rest of what is being received should have come by now."""
+        if now - self.heard_at > self._limits.body_seconds:
+            return True
+        request, late = self.incoming, now - self._began_at - self._limits.request_seconds
+        if request is None:
+            return late > 0
+        # A blob takes as long as its bytes flow; anything else must at least not trickle.
+        return request.upload is None and late > request.received / _SLOWEST
+
+    # --- what the parser calls --------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self.is_in_head = not self.is_deaf
+        self._first = self._span = self._fed
+        self._url = b""
+        self._headers = {}
+
+    def on_url(self, part: bytes) -> None:
+        """A piece of the request line."""
+        self._url = self._url + part if self._url else part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header, or a trailer, which nobody here reads."""
+        if self.incoming is not None:
+            return
+        name = name.lower()
+        if name in self._headers:
+            value = self._headers[name] + b", " + value
+        self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        """All headers are here, and the body follows."""
+        if self.is_deaf:
+            return
+        self.is_in_head = False
+        method, headers = self._parser.get_method().decode(), self._headers
+        url = self._url if self._url.startswith(b"/") else _origin_form(self._url)
+        request = Request(self._line, self._caller, method, url.decode("latin-1"), headers)
+        self.incoming = request
+        request.is_kept = self._parser.should_keep_alive()
+        request.is_chunked = b"transfer-encoding" in headers
+        if self._service.application.is_streamed(method, request.path):
+            request.upload = Upload(self._repace)
+        self._enqueue(request)
+        refusal = self._head_problem(request, headers)
+        if refusal is not None:
+            self.refuse(refusal)
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        request = self.incoming
+        if request is None:
+            return
+        request.received += len(data)
+        if request.received > self._body_limit(request):
+            self.refuse(self._too_large(request))
+        elif request.upload is not None:
+            request.upload.feed(data)
+        else:
+            request.parts.append(data)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        request, self.incoming = self.incoming, None
+        if request is None:
+            return
+        request.is_complete = True
+        if request.upload is not None:
+            request.upload.end()
+        elif request.parts:
+            parts = request.parts
+            request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+            request.parts = []
+
+    # --- limits -----------------------------------------------------------------------------------
+
+    def _head_problem(self, request: Request, headers: dict[bytes, bytes]) -> Refusal | None:
+        if self._is_head_too_large(headers):
+            return refusals.head_too_large(self._limits.header_bytes)
+        if b"origin" in headers and not self._caller.is_secure:
+            return refusals.from_a_browser()
+        if b"upgrade" in headers or request.method == "CONNECT":
+            return refusals.no_upgrade() if self._parser.should_upgrade() else None
+        host, version = headers.get(b"host"), "1.1"
+        if host is None or b"connection" in headers:
+            version = self._parser.get_http_version()
+        if version == "1.0":
+            request.is_kept = False
+        elif host is None or b"," in host:
+            return refusals.malformed("it needs exactly one Host header")
+        if not request.path or "#" in request.path + request.query:
+            return refusals.malformed("its target is no path")
+        return self._body_problem(request, headers, version)
+
+    def _body_problem(
+        self, request: Request, headers: dict[bytes, bytes], version: str
+    ) -> Refusal | None:
+        length = headers.get(b"content-length")  # the parser has seen to it that it is a number
+        if length is not None and int(length) > self._body_limit(request):
+            return self._too_large(request)
+        expectation = headers.get(b"expect")
+        if expectation is None or version == "1.0":
+            return None
+        if expectation.lower() != b"100-continue":
+            return refusals.unmet_expectation()
+        request.expects_continue = length != b"0"
+        return None
+
+    def _check_span(self) -> None:
+        """The parser keeps an unfinished header to itself, and would do so without end."""
+        if self._span - self._first > self._limits.header_bytes:  # the first had other things too
+            self.refuse(refusals.head_too_large(self._limits.header_bytes))
+
+    def _is_head_too_large(self, headers: dict[bytes, bytes]) -> bool:
+        if self._span <= self._limits.header_bytes:
+            return False  # and no need to count
+        size = len(self._url) + sum(len(name) + len(headers[name]) + 4 for name in headers)
+        return size > self._limits.header_bytes
+
+    def _count_wire(self, request: Request, size: int) -> None:
+        """Chunk extensions and trailers are thrown away, but not without end."""
+        request.wire_bytes += size
+        if request.wire_bytes > self._limits.header_bytes + _CARRIAGE * request.received:
+            self.refuse(refusals.malformed("its chunks carry too little"))
+
+    def _body_limit(self, request: Request) -> int:
+        is_blob = request.upload is not None
+        return self._limits.object_bytes if is_blob else self._limits.body_bytes
+
+    def _too_large(self, request: Request) -> Refusal:
+        setting = "body_bytes" if request.upload is None else "object_bytes"
+        return refusals.body_too_large(self._body_limit(request), setting)
+
+
+def _origin_form(url: bytes) -> bytes:
+    """The path and query of ``http://host/path?query``; empty when there is none."""
+    try:
+        parts = parse_url(url)
+    except HttpParserError:
+        return b""
+    if not parts.schema:
+        return b""
+    query = b"?" + parts.query if parts.query else b""
+    return (parts.path or b"/") + query
+
+
+def _explained(error: HttpParserError, data: bytes) -> Refusal:
+    if data.startswith(_TLS_RECORD):
+        return refusals.tls_expected_elsewhere()
+    if isinstance(error, HttpParserInvalidMethodError):
+        return refusals.unknown_method()
+    return refusals.malformed(str(error) or type(error).__name__)

@@ -1,0 +1,171 @@
+"""What the server itself refuses, before or beside the application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ergon_framework.boundary.http.statuses import STATUS
+from ergon_framework.errors import BoundaryError
+
+
+class Refusal(BoundaryError):
+    """An error whose HTTP status is not the usual one of its code."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        reason: str,
+        message: str,
+        *,
+        remedy: str = "",
+        retry_after: float | None = None,
+        **details: Any,
+    ) -> None:
+        super().__init__(
+            message,
+            code=code,
+            reason=reason,
+            remedy=remedy,
+            details=details,
+            retry_after=retry_after,
+        )
+        self.status = status
+
+
+def status_of(error: BoundaryError) -> int:
+    """The HTTP status an error is answered with."""
+    return error.status if isinstance(error, Refusal) else STATUS.get(error.code, 500)
+
+
+def malformed(problem: str) -> Refusal:
+    """The bytes are no HTTP request."""
+    return Refusal(
+        400, "invalid_argument", "malformed_request", f"the request is malformed: {problem}"
+    )
+
+
+def tls_expected_elsewhere() -> Refusal:
+    """Somebody speaks TLS to a plain port."""
+    return Refusal(
+        400,
+        "invalid_argument",
+        "malformed_request",
+        "this port speaks plain HTTP, and a TLS handshake arrived",
+        remedy="use an http:// address, or start the node with certificates",
+    )
+
+
+def unknown_method() -> Refusal:
+    """A word that is no HTTP method."""
+    return Refusal(
+        501,
+        "unimplemented",
+        "unknown_method",
+        "the request's method is none that HTTP knows",
+        remedy="use POST for operations and PUT, GET or HEAD for objects",
+    )
+
+
+def no_upgrade() -> Refusal:
+    """The client wants to speak something else on this connection."""
+    return Refusal(
+        501,
+        "unimplemented",
+        "no_upgrade",
+        "only HTTP/1.1 is spoken here; the connection cannot be upgraded",
+        remedy="send the request without Upgrade and CONNECT",
+    )
+
+
+def unmet_expectation() -> Refusal:
+    """An Expect header other than 100-continue."""
+    return Refusal(
+        417,
+        "invalid_argument",
+        "unmet_expectation",
+        "the Expect header asks for something other than 100-continue",
+        remedy="leave the header out",
+    )
+
+
+def from_a_browser() -> Refusal:
+    """A page that somebody looks at must not speak to a node that lets everybody in."""
+    return Refusal(
+        403,
+        "permission_denied",
+        "cross_origin",
+        "a node without certificates does not answer web pages",
+        remedy="leave the Origin header out, or start the node with certificates",
+    )
+
+
+def head_too_large(limit: int) -> Refusal:
+    """The request line and the headers."""
+    return Refusal(
+        431,
+        "invalid_argument",
+        "headers_too_large",
+        f"the request line and headers are larger than {limit} bytes",
+        remedy="send fewer headers, or raise limits.header_bytes",
+        limit=limit,
+    )
+
+
+def body_too_large(limit: int, setting: str) -> Refusal:
+    """The body, by its announced or its real length."""
+    return Refusal(
+        413,
+        "invalid_argument",
+        "body_too_large",
+        f"the request's body is larger than {limit} bytes",
+        remedy=f"send less at once, or raise limits.{setting}",
+        limit=limit,
+    )
+
+
+def too_slow(what: str) -> Refusal:
+    """The rest of a request did not come in time."""
+    return Refusal(
+        408,
+        "deadline_exceeded",
+        "request_timeout",
+        f"{what} did not arrive in time; nothing was done",
+        remedy="send the request again",
+    )
+
+
+def stopping() -> Refusal:
+    """The node shuts down."""
+    return Refusal(
+        503,
+        "unavailable",
+        "stopping",
+        "the node is stopping; nothing was done",
+        remedy="try again when it is back",
+        retry_after=1.0,
+    )
+
+
+def too_many_connections(limit: int) -> Refusal:
+    """There is no room for one more connection."""
+    return Refusal(
+        503,
+        "unavailable",
+        "too_many_connections",
+        f"{limit} connections are open already; nothing was done",
+        remedy="try again later, close idle connections, or raise limits.connections",
+        retry_after=1.0,
+        limit=limit,
+    )
+
+
+def internal() -> Refusal:
+    """Something went wrong that is not the caller's business."""
+    return Refusal(
+        500,
+        "internal",
+        "",
+        "the node failed to answer; its log says why",
+        remedy="try again, and look into the node's log if it stays",
+    )

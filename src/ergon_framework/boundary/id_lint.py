@@ -1,0 +1,103 @@
+"""Message ids that will not come out the same when the same event is told again.
+
+Only the shape of an id can be looked at, so only shapes are named that a random, a clock's or a
+counter's id has and a derived one has not. A part of an id may look as it likes: an order that is
+known by a random UUID has that UUID for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import md5, sha1, sha256, sha384, sha512
+
+UNSTABLE = "unstable_id"
+"""The reason of a refusal."""
+
+_DIGITS = "0123456789"
+_LOWER = "abcdefghijklmnopqrstuvwxyz"
+_BASE62 = _DIGITS + _LOWER.upper() + _LOWER
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_BEGIN, _END = 978_307_200, 4_102_444_800  # 2001 and 2100, in Unix seconds
+_KSUID_EPOCH = 1_400_000_000
+
+_UUID = re.compile(
+    r"(?:urn:uuid:|\{)?[0-9a-f]{8}-[0-9a-f]{4}-([0-9a-f])[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\}?",
+    re.IGNORECASE,
+)
+_UUIDS = {
+    "1": "a time-based UUID (version 1)",
+    "2": "a time-based UUID (version 2)",
+    "4": "a random UUID (version 4)",
+    "6": "a time-based UUID (version 6)",
+    "7": "a time-based UUID (version 7)",
+}
+_NUMBER = re.compile(r"[+-]?([0-9]{1,20})(\.[0-9]+)?")
+_MOMENT = re.compile(
+    r"[0-9]{4}-?(?:0[1-9]|1[0-2])-?(?:0[1-9]|[12][0-9]|3[01])"
+    r"(?:[T_-]?[0-2][0-9](?::?[0-5][0-9]){1,2}(?:[.,][0-9]+)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?",
+    re.IGNORECASE,
+)
+_ULID = re.compile(rf"[0-7][{_CROCKFORD}]{{25}}", re.IGNORECASE)
+_KSUID = re.compile(r"(?=.*[A-Z])(?=.*[a-z])[0-9][0-9A-Za-z]{26}")
+
+_HASHES = {32: md5, 40: sha1, 64: sha256, 96: sha384, 128: sha512}
+"""By the number of hexadecimal digits."""
+
+_LONGEST = 64
+"""No shape is longer than that."""
+
+
+def lint(message_id: str) -> str | None:
+    """What an id looks like that it should not be, or None."""
+    if len(message_id) >= _LONGEST:
+        return None
+    if found := _UUID.fullmatch(message_id):
+        return _UUIDS.get(found[1])
+    first = message_id[:1]
+    if first not in _DIGITS and first not in "+-":
+        return None
+    if found := _NUMBER.fullmatch(message_id):
+        return _number(found[1])
+    if _MOMENT.fullmatch(message_id):
+        return "a point in time"
+    if _ULID.fullmatch(message_id) and _is_time(_value(message_id[:10].upper(), _CROCKFORD) / 1000):
+        return "a ULID, which is made of time and chance"
+    if _KSUID.fullmatch(message_id) and _is_time(
+        (_value(message_id, _BASE62) >> 128) + _KSUID_EPOCH
+    ):
+        return "a KSUID, which is made of time and chance"
+    return None
+
+
+def hash_of_object(message_id: str, *spellings: bytes) -> str | None:
+    """Whether an id is nothing but the hash of the object, or None.
+
+    Such an id changes with every field of the object, and two equal events would have the same one.
+    """
+    digits = message_id.rpartition(":")[2].lower()  # what precedes it may name the hash
+    hashed = _HASHES.get(len(digits))
+    if hashed is not None:
+        for spelling in spellings:
+            if hashed(spelling, usedforsecurity=False).hexdigest() == digits:
+                return "the hash of object_json"
+    return None
+
+
+def _number(digits: str) -> str:
+    for length, unit in ((10, ""), (13, "milli"), (16, "micro"), (19, "nano")):
+        if len(digits) == length and _is_time(int(digits[:10])):
+            return f"a time in {unit}seconds since 1970"
+    if _MOMENT.fullmatch(digits):
+        return "a point in time"
+    return "a bare number, like those of a counter"
+
+
+def _is_time(seconds: float) -> bool:
+    return _BEGIN <= seconds < _END
+
+
+def _value(text: str, alphabet: str) -> int:
+    value = 0
+    for character in text:
+        value = value * len(alphabet) + alphabet.index(character)
+    return value

@@ -1,0 +1,91 @@
+"""What a zone lets go of: old payloads, orphaned objects, the remains of broken uploads.
+
+Each round decides from the settings and does it in small steps; a round that is cut short is
+finished by the next one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import BoundaryError
+
+LOSS = "retention"
+"""The reason of gaps that the loss policy makes."""
+SLICE = 500
+"""Objects looked at in one go."""
+
+
+class Kept(NamedTuple):
+    """What one round let go of."""
+
+    facts: int = 0
+    lost: int = 0
+    objects: int = 0
+    uploads: int = 0
+
+
+def keep_house(zone: Zone, *, is_thorough: bool = False) -> Kept:
+    """One round; a thorough one also looks for bytes that have no name at all."""
+    facts, lost = truncate(zone)
+    objects = collect(zone)
+    if is_thorough:
+        objects += _sweep_nameless(zone)
+    uploads = zone.objects.sweep(zone.settings.retention.uploads)
+    return Kept(facts, lost, objects, uploads)
+
+
+def truncate(zone: Zone) -> tuple[int, int]:
+    """Drop payloads past their time: how many, and how many of them somebody still wanted."""
+    rule = zone.settings.retention
+    if rule.facts is None:
+        return 0, 0
+    reason = LOSS if rule.loss == "oldest" else None
+    dropped = lost = 0
+    for log in zone.store.logs():
+        through = zone.store.aged(log.name, zone.clock() - rule.facts)
+        if through < log.first:
+            continue
+        before = _lost(zone, log.name)
+        count = zone.store.truncate(log.name, through, loss_reason=reason)
+        given_up = _lost(zone, log.name) - before
+        if count:
+            zone.telling.tell("log.truncated", log=log.name, facts=count, lost=given_up)
+        dropped, lost = dropped + count, lost + given_up
+    return dropped, lost
+
+
+def collect(zone: Zone) -> int:
+    """Remove objects that no fact has referred to within the grace; how many."""
+    before = zone.clock() - zone.settings.retention.orphans
+    removed = 0
+    while orphans := zone.store.orphans(before, SLICE):
+        done = 0
+        for orphan in orphans:
+            try:
+                zone.delete(orphan.bucket, orphan.key)
+            except BoundaryError:  # a fact came to refer to it, or somebody removed it, meanwhile
+                continue
+            done += 1
+            zone.telling.count("collected")
+            zone.telling.tell("object.collected", bucket=orphan.bucket, size=orphan.size)
+        removed += done
+        if not done:
+            break
+    return removed
+
+
+def _lost(zone: Zone, log: str) -> int:
+    return sum(gap.last - gap.first + 1 for gap in zone.store.gaps(log))
+
+
+def _sweep_nameless(zone: Zone) -> int:
+    """Bytes whose put died before they were named, or whose removal died half way."""
+    removed = 0
+    for digest in zone.objects.digests():
+        removed += zone.blobs.remove(
+            lambda digest=digest: not zone.store.is_bound(digest),  # type: ignore[misc]
+            lambda digest=digest: zone.objects.delete(digest),  # type: ignore[misc]
+        )
+    return removed

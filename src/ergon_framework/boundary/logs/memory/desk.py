@@ -1,0 +1,195 @@
+"""Consumers and their cursors, in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ergon_framework.boundary.logs.memory.lease import refuse_late, refuse_others
+from ergon_framework.boundary.logs.memory.shelf import Shelf, fitting
+from ergon_framework.boundary.logs.memory.state import State, Steps
+from ergon_framework.errors import BoundaryError
+from ergon_framework.ports.factstore import ConsumerInfo, Page, Quarantined, Serving
+
+
+class MemoryDesk(Steps):
+    """The part of the store that gives facts out."""
+
+    def create_consumer(
+        self,
+        name: str,
+        log: str,
+        *,
+        from_end: bool = False,
+        to_zone: str | None = None,
+        is_required: bool = True,
+    ) -> ConsumerInfo:
+        """Create one at the start or the end of its log; the same again answers it."""
+        with self._step() as state:
+            one = state.consumers.get(name)
+            if one is None:
+                shelf = state.shelf(log)
+                cursor = shelf.head if from_end else shelf.first - 1
+                one = ConsumerInfo(name, log, cursor, to_zone, is_required)
+                one.created_at = self._clock()
+                state.consumers[name] = one
+            elif (one.log, one.to_zone) != (log, to_zone):
+                raise BoundaryError(
+                    f"consumer {name!r} reads {one.log}, facts to {one.to_zone or 'every zone'}",
+                    code="already_exists",
+                    reason="consumer_exists",
+                    remedy="choose another name, or delete that consumer first",
+                    details={"consumer_name": name, "log": one.log, "to_zone": one.to_zone},
+                )
+            return _given(state, one)
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """Every consumer, by name."""
+        with self._step() as state:
+            return [_given(state, state.consumers[name]) for name in sorted(state.consumers)]
+
+    def consumer(self, name: str) -> ConsumerInfo:
+        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        with self._step() as state:
+            return _given(state, state.consumer(name))
+
+    def delete_consumer(self, name: str) -> None:
+        """Forget it and its quarantine; retention no longer waits for it."""
+        with self._step() as state:
+            one = state.consumer(name)
+            text = f"{name} of {one.log} at {one.cursor}"
+            state.journal.append((self._clock(), "delete_consumer", text))
+            del state.consumers[name]
+            state.items = {
+                number: item for number, item in state.items.items() if item.consumer != name
+            }
+
+    def serve(
+        self,
+        name: str,
+        limit: int,
+        max_bytes: int,
+        *,
+        holder: str | None = None,
+        lease: float = 30.0,
+    ) -> Serving:
+        """The page after the cursor, or before it one of released facts."""
+        with self._step() as state:
+            now = self._clock()
+            one = state.consumer(name)
+            refuse_others(one, holder, now)
+            page = _released(state, one, limit, max_bytes)
+            is_released = page is not None
+            if page is None:
+                page = _next(state, one, limit, max_bytes, now)
+                one.served = max(one.served, page.through)
+                one.deliveries += bool(page.facts and holder)
+            if holder is not None:
+                one.holder, one.lease, one.held_until = holder, lease, now + lease
+            given = {fact.offset for fact in page.facts}
+            state.served.update(item.id for item in state.released_to(name) if item.offset in given)
+            return Serving(_given(state, one), page, is_released)
+
+    def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
+        """Move the cursor up to ``offset``, never down; the cursor then."""
+        with self._step() as state:
+            one = state.consumer(name)
+            refuse_late(one, holder, self._clock())
+            if offset > max(one.served, one.cursor):
+                raise BoundaryError(
+                    f"{offset} was never served to consumer {name!r}: {one.served} was",
+                    code="failed_precondition",
+                    reason="not_served",
+                    remedy="confirm what was fetched",
+                    details={"offset": offset, "served": one.served, "cursor": one.cursor},
+                )
+            for item in state.released_to(name):
+                if item.offset <= offset and item.id in state.served:
+                    state.items[item.id] = replace(item, state="settled")
+            _move(one, max(one.cursor, offset))
+            if holder is not None:
+                one.held_until = self._clock() + one.lease
+            return one.cursor
+
+    def release_lease(self, name: str, holder: str) -> None:
+        """The holder lets go of the name; nothing happens when it does not hold it."""
+        with self._step() as state:
+            one = state.consumers.get(name)
+            if one is not None and one.holder == holder:
+                one.holder, one.held_until = None, 0.0
+
+    def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
+        """Set the cursor, also backwards, and write down that it was done and why."""
+        with self._step() as state:
+            one = state.consumer(name)
+            shelf = state.shelf(one.log)
+            start = shelf.first - 1
+            if not (start <= offset <= shelf.head or offset == 0):
+                is_beyond = offset > shelf.head
+                raise BoundaryError(
+                    f"{offset} is not among {start} to {shelf.head}, which {one.log} has",
+                    code="out_of_range",
+                    reason="beyond_head" if is_beyond else "truncated",
+                    remedy="0 is the start of what is kept",
+                    details={"offset": offset, "first": shelf.first, "head": shelf.head},
+                )
+            text = f"{name} from {one.cursor} to {max(offset, start)}: {reason}"
+            state.journal.append((self._clock(), "seek", text))
+            one.cursor, one.deliveries = max(offset, start), 0
+            one.holder, one.held_until = None, 0.0
+            return _given(state, one)
+
+
+def _given(state: State, one: ConsumerInfo) -> ConsumerInfo:
+    """A copy, with what is worked out."""
+    waiting = list(state.shelf(one.log).after(one.cursor, one.to_zone))
+    since = waiting[0].fact.recorded_at if waiting else None
+    return replace(one, lag=len(waiting), waiting_since=since)
+
+
+def _move(one: ConsumerInfo, cursor: int) -> None:
+    if cursor != one.cursor:
+        one.cursor, one.deliveries = cursor, 0
+
+
+def _released(state: State, one: ConsumerInfo, limit: int, max_bytes: int) -> Page | None:
+    """The page of what an operator released, if anything; all of it lies below the cursor.
+
+    What lies above it, after a seek, comes along with its neighbours: confirmed on its own, it
+    would take the cursor past them.
+    """
+    shelf = state.shelf(one.log)
+    rows = []
+    for item in sorted(state.released_to(one.name), key=lambda item: item.offset):
+        row = shelf.row(item.offset)
+        if row is None or not shelf.is_sound(row):
+            state.items[item.id] = replace(item, state="quarantined", reason="corrupted")
+        elif item.offset <= one.cursor:
+            rows.append(row)
+    facts = [row.seen(one.to_zone) for row in fitting(rows, limit, max_bytes)]
+    return Page(facts, facts[-1].offset, shelf.head) if facts else None
+
+
+def _next(state: State, one: ConsumerInfo, limit: int, max_bytes: int, now: float) -> Page:
+    """The page after the cursor, which passes corrupted rows on its way."""
+    shelf = state.shelf(one.log)
+    lost = shelf.unexplained(one.cursor)
+    if lost is not None:
+        raise BoundaryError(
+            f"facts {lost[0]} to {lost[1]} of {one.log} were dropped before {one.name!r} had them",
+            code="out_of_range",
+            reason="truncated",
+            remedy="seek to what is kept, when they can be done without",
+            details={"first_lost": lost[0], "last_lost": lost[1], "first_offset": shelf.first},
+        )
+    for row in shelf.after(one.cursor, one.to_zone):
+        if shelf.is_sound(row):
+            break
+        _pass(state, one, shelf, row.fact.offset, now)
+    return shelf.page(one.cursor, limit, max_bytes, one.to_zone)
+
+
+def _pass(state: State, one: ConsumerInfo, shelf: Shelf, offset: int, now: float) -> None:
+    message = f"the fact at {offset} of {shelf.name} is not what was stored there"
+    item = Quarantined(0, one.name, shelf.name, offset, "corrupted", message, 0, now)
+    state.set_aside(item)
+    _move(one, offset)

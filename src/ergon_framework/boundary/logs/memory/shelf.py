@@ -1,0 +1,173 @@
+"""One log in memory: its facts, its ledger and its hash chain."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+from ergon_framework.ports.factstore import Found, Gap, LogInfo, NewFact, Page, StoredFact
+
+NO_CHAIN = bytes(32)
+"""What the first link of a chain hangs on."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A fact, what the chain is after it, and which fact before it went to the same zone."""
+
+    fact: StoredFact
+    chain: bytes
+    previous_alike: int
+
+    @property
+    def size(self) -> int:
+        """The bytes that count."""
+        return len(self.fact.envelope) + len(self.fact.fact)
+
+    def seen(self, to_zone: str | None) -> StoredFact:
+        """The fact as it is given out through a view."""
+        previous = self.fact.offset - 1 if to_zone is None else self.previous_alike
+        return replace(self.fact, previous=previous)
+
+
+@dataclass(slots=True)
+class Shelf:
+    """A log. The ledger and ``latest`` outlive the rows."""
+
+    name: str
+    rows: list[Row] = field(default_factory=list)
+    first: int = 1
+    """The offset of the first row."""
+    size: int = 0
+    chain: bytes = NO_CHAIN
+    """The chain before the first row."""
+    last_at: float | None = None
+    ledger: dict[tuple[str, str], tuple[int, bytes]] = field(default_factory=dict)
+    latest: dict[str, int] = field(default_factory=dict)
+    """The last offset of a fact to each zone."""
+    gaps: list[Gap] = field(default_factory=list)
+
+    @property
+    def head(self) -> int:
+        """The highest offset."""
+        return self.first + len(self.rows) - 1
+
+    def info(self) -> LogInfo:
+        """The log in figures."""
+        return LogInfo(self.name, self.head, self.first, self.size, self.last_at)
+
+    def find(self, from_zone: str, message_id: str) -> Found | None:
+        """What the ledger knows about an id."""
+        known = self.ledger.get((from_zone, message_id))
+        if known is None:
+            return None
+        offset, digest = known
+        return Found(self.name, offset, digest, is_retained=offset >= self.first)
+
+    def row(self, offset: int) -> Row | None:
+        """The row at an offset, if it is kept."""
+        return self.rows[offset - self.first] if self.first <= offset <= self.head else None
+
+    def after(self, offset: int, to_zone: str | None = None) -> Iterator[Row]:
+        """The rows above an offset that lie in a view."""
+        for row in self.rows[max(0, offset + 1 - self.first) :]:
+            if to_zone is None or row.fact.to_zone == to_zone:
+                yield row
+
+    def add(self, new: NewFact, now: float) -> int:
+        """Put a fact at the end; its offset."""
+        offset = self.head + 1
+        fact = StoredFact(
+            offset,
+            offset - 1,
+            new.from_zone,
+            new.message_id,
+            new.to_zone,
+            new.digest,
+            new.envelope,
+            new.fact,
+            now,
+            new.source_offset,
+        )
+        row = Row(fact, link(self.chain_at(offset - 1), fact), self.latest.get(new.to_zone, 0))
+        self.rows.append(row)
+        self.size += row.size
+        self.last_at = now
+        self.ledger[new.from_zone, new.message_id] = offset, new.digest
+        self.latest[new.to_zone] = offset
+        return offset
+
+    def drop(self, through: int) -> int:
+        """Let go of the rows up to an offset; how many."""
+        count = max(0, min(through, self.head) + 1 - self.first)
+        if count:
+            gone, self.rows = self.rows[:count], self.rows[count:]
+            self.first += count
+            self.size -= sum(row.size for row in gone)
+            self.chain = gone[-1].chain
+        return count
+
+    def lose(self, first: int, reason: str, now: float) -> None:
+        """Record that what was dropped from an offset on is lost; a loss that goes on is one."""
+        last = self.gaps[-1] if self.gaps else None
+        if last is not None and (last.last + 1, last.reason) == (first, reason):
+            self.gaps.pop()
+            first = last.first
+        self.gaps.append(Gap(self.name, first, self.first - 1, reason, now))
+
+    def chain_at(self, offset: int) -> bytes:
+        """The chain after an offset; empty when it is no longer known."""
+        if offset == self.first - 1:
+            return self.chain
+        row = self.row(offset)
+        return b"" if row is None else row.chain
+
+    def is_sound(self, row: Row) -> bool:
+        """Whether a row is still what was put there."""
+        return row.chain == link(self.chain_at(row.fact.offset - 1), row.fact)
+
+    def page(self, after: int, limit: int, max_bytes: int, to_zone: str | None) -> Page:
+        """A stretch that ends at a limit, before a corrupted row, or at the head."""
+        rows = list(self.after(after, to_zone))
+        given = fitting(takewhile(self.is_sound, rows), limit, max_bytes)
+        through = self.head
+        if len(given) < len(rows):
+            through = given[-1].fact.offset if given else rows[0].fact.offset - 1
+        gaps = [gap for gap in self.gaps if gap.last > after and gap.first <= through]
+        facts = [row.seen(to_zone) for row in given]
+        chains = self.chain_at(after), self.chain_at(through)
+        return Page(facts, through, self.head, *chains, gaps)
+
+    def aged(self, before: float) -> int:
+        """The offset up to which everything was recorded before an instant."""
+        old = takewhile(lambda row: row.fact.recorded_at < before, self.rows)
+        return self.first - 1 + sum(1 for _ in old)
+
+    def unexplained(self, cursor: int) -> tuple[int, int] | None:
+        """The first and the last offset above a cursor that are gone and that no gap explains."""
+        lost = [
+            offset
+            for offset in range(cursor + 1, self.first)
+            if not any(gap.first <= offset <= gap.last for gap in self.gaps)
+        ]
+        return (lost[0], lost[-1]) if lost else None
+
+
+def fitting(rows: Iterable[Row], limit: int, max_bytes: int) -> list[Row]:
+    """The first rows that fit into a page: always one, if there is one."""
+    given: list[Row] = []
+    size = 0
+    for row in rows:
+        size += row.size
+        if given and (len(given) >= limit or size > max_bytes):
+            break
+        given.append(row)
+    return given
+
+
+def link(previous: bytes, fact: StoredFact) -> bytes:
+    """The next link of the chain."""
+    parts = (previous, fact.offset.to_bytes(8, "big"), fact.digest, fact.envelope, b"\0", fact.fact)
+    return hashlib.sha256(b"".join(parts)).digest()

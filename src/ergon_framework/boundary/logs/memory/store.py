@@ -1,0 +1,48 @@
+"""A fact store for the threads of one process, and the model the others are compared with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ergon_framework.boundary.logs.memory.desk import MemoryDesk
+from ergon_framework.boundary.logs.memory.facts import MemoryLogs
+from ergon_framework.boundary.logs.memory.links import MemoryLinks
+from ergon_framework.boundary.logs.memory.objects import MemoryObjects
+from ergon_framework.boundary.logs.memory.quarantine import MemoryQuarantine
+from ergon_framework.errors import StoreError
+
+
+class MemoryFactStore(MemoryLogs, MemoryDesk, MemoryQuarantine, MemoryObjects, MemoryLinks):
+    """A zone's facts for tests, examples and trials. Every call is one step under one lock."""
+
+    acknowledgement = (
+        "An acknowledged fact is in this process's memory: it survives nothing, and is lost when "
+        "the process ends."
+    )
+
+    def __init__(self, zone: str, *, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(zone, clock)
+
+    def subscribe(self, wake: Callable[[], None]) -> None:
+        """Call ``wake()`` after each step that added facts, in the thread that added them."""
+        with self._step():
+            self._wakes.append(wake)
+
+    def unsubscribe(self, wake: Callable[[], None]) -> None:
+        """No longer; one who never subscribed is fine."""
+        with self._lock:
+            if wake in self._wakes:
+                self._wakes.remove(wake)
+
+    def backup(self, folder: str) -> None:
+        """Refuse: nothing could ever open the copy."""
+        raise StoreError(
+            "a memory store cannot be backed up", remedy="keep the facts in a file to back them up"
+        )
+
+    def close(self) -> None:
+        """Take no more calls. Closing twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            self._wakes.clear()

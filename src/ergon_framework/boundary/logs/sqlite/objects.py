@@ -1,0 +1,96 @@
+"""Names of objects, and whether a fact refers to them."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from ergon_framework.boundary.logs.sqlite.ground import SQL, Ground
+from ergon_framework.boundary.logs.sqlite.rows import Row
+from ergon_framework.errors import BoundaryError, ObjectConflictError
+from ergon_framework.ports.factstore import StoredObject
+from ergon_framework.storage.statements import load
+
+_SQL = load(SQL, "objects.sql")
+
+
+class SqliteObjects(Ground):
+    """The part of the store that knows which name stands for which bytes."""
+
+    def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
+        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
+
+        def work(cursor: sqlite3.Cursor) -> StoredObject:
+            found = _named(cursor, bucket, key)
+            if found is not None:
+                return found
+            is_awaited = bool(cursor.execute(_SQL["arrived"], (bucket, key)).rowcount)
+            new = StoredObject(bucket, key, digest, size, self._clock(), is_awaited)
+            cursor.execute(_SQL["bind"], (bucket, key, digest, size, new.at, is_awaited))
+            return new
+
+        found = self._write(work, "bind")
+        if (found.digest, found.size) != (digest, size):
+            raise ObjectConflictError(
+                f"{bucket}/{key} stands for other bytes already",
+                remedy="put them under another key",
+                details={"bucket": bucket, "key": key, "digest": f"sha256:{found.digest.hex()}"},
+            )
+        return found
+
+    def object(self, bucket: str, key: str) -> StoredObject | None:
+        """What a name stands for."""
+        return self._read(lambda cursor: _named(cursor, bucket, key))
+
+    def objects(
+        self, bucket: str | None = None, *, after: tuple[str, str] = ("", ""), limit: int = 1000
+    ) -> list[StoredObject]:
+        """Names in order of bucket and key."""
+        statement = _SQL["objects" if bucket is None else "objects_in"]
+        values = (*(() if bucket is None else (bucket,)), *after, limit)
+        rows = self._read(lambda cursor: cursor.execute(statement, values).fetchall())
+        return [_object(row) for row in rows]
+
+    def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
+        """Names given before an instant to which no fact has ever referred, the oldest first."""
+        rows = self._read(
+            lambda cursor: cursor.execute(_SQL["orphans"], (before, limit)).fetchall()
+        )
+        return [_object(row) for row in rows]
+
+    def unbind(self, bucket: str, key: str) -> StoredObject | None:
+        """Take the name away; the object, when no other name stands for its bytes."""
+
+        def work(cursor: sqlite3.Cursor) -> StoredObject | None:
+            found = _named(cursor, bucket, key)
+            if found is None:
+                return None
+            if found.is_referenced:
+                raise BoundaryError(
+                    f"a fact refers to {bucket}/{key}",
+                    code="failed_precondition",
+                    reason="referenced",
+                    remedy="keep it: what a fact refers to is never deleted",
+                    details={"bucket": bucket, "key": key},
+                )
+            cursor.execute(_SQL["unbind"], (bucket, key))
+            return None if _is_bound(cursor, found.digest) else found
+
+        return self._write(work, "bind")
+
+    def is_bound(self, digest: bytes) -> bool:
+        """Whether any name stands for these bytes."""
+        return self._read(lambda cursor: _is_bound(cursor, digest))
+
+
+def _named(cursor: sqlite3.Cursor, bucket: str, key: str) -> StoredObject | None:
+    row = cursor.execute(_SQL["object"], (bucket, key)).fetchone()
+    return None if row is None else _object(row)
+
+
+def _object(row: Row) -> StoredObject:
+    bucket, key, digest, size, at, is_referenced = row
+    return StoredObject(bucket, key, digest, size, at, bool(is_referenced))
+
+
+def _is_bound(cursor: sqlite3.Cursor, digest: bytes) -> bool:
+    return cursor.execute(_SQL["is_bound"], (digest,)).fetchone() is not None

@@ -1,0 +1,100 @@
+"""Consumers as rows: who they are, who holds them, and how far behind they are."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from ergon_framework.boundary.logs.sqlite.ground import SQL
+from ergon_framework.boundary.logs.sqlite.rows import LogRow, Row, log_numbered
+from ergon_framework.boundary.logs.sqlite.runs import next_after
+from ergon_framework.errors import BoundaryError, BoundaryNotFoundError, ConsumerHeldError
+from ergon_framework.ports.factstore import ConsumerInfo
+from ergon_framework.storage.statements import load
+
+_SQL = load(SQL, "consumers.sql")
+
+
+def reader_named(cursor: sqlite3.Cursor, name: str) -> tuple[ConsumerInfo, LogRow]:
+    """A consumer that must be there, without its lag, and the log it reads."""
+    row = cursor.execute(_SQL["consumer"], (name,)).fetchone()
+    if row is None:
+        raise BoundaryNotFoundError(
+            f"there is no consumer {name!r}",
+            remedy="create it first",
+            details={"consumer_name": name},
+        )
+    return reader_of(cursor, row)
+
+
+def reader_of(cursor: sqlite3.Cursor, row: Row) -> tuple[ConsumerInfo, LogRow]:
+    """The consumer in a row, without its lag, and the log it reads."""
+    name, log_id, at, to_zone, is_required, served, deliveries, holder, held_until, *rest = row
+    lease, created_at = rest
+    log = log_numbered(cursor, log_id)
+    info = ConsumerInfo(
+        name=name,
+        log=log.name,
+        cursor=at,
+        to_zone=to_zone,
+        is_required=bool(is_required),
+        served=served,
+        deliveries=deliveries,
+        holder=holder,
+        held_until=held_until,
+        lease=lease,
+        created_at=created_at,
+    )
+    return info, log
+
+
+def with_lag(cursor: sqlite3.Cursor, info: ConsumerInfo, log: LogRow) -> ConsumerInfo:
+    """The consumer, told how much of its view lies above its cursor, and since when."""
+    ahead = next_after(cursor, log, info.cursor, info.to_zone)
+    if ahead is not None:
+        info.lag, info.waiting_since = ahead.lag, ahead.recorded_at
+    return info
+
+
+def refuse_held(info: ConsumerInfo, holder: str | None, now: float) -> None:
+    """Only who holds a leased name may use it."""
+    if info.holder is None or info.holder == holder or info.held_until <= now:
+        return
+    raise ConsumerHeldError(
+        f"the consumer {info.name!r} is in use by {info.holder!r}",
+        remedy="use another name, or wait until the other one stops",
+        details={"consumer_name": info.name, "holder": info.holder},
+        retry_after=info.held_until - now,
+    )
+
+
+def refuse_late(info: ConsumerInfo, holder: str | None, now: float) -> None:
+    """Also who held the name once, and lost it to another one or to a seek, may not use it.
+
+    Who was merely slow may finish, as long as nobody has taken its place.
+    """
+    refuse_held(info, holder, now)
+    if holder is not None and holder != info.holder:
+        raise ConsumerHeldError(
+            f"{holder!r} no longer holds the consumer {info.name!r}",
+            remedy="fetch again",
+            details={"consumer_name": info.name, "holder": info.holder},
+            retry_after=0.0,
+        )
+
+
+def refuse_truncated(info: ConsumerInfo, lost: tuple[int, int] | None) -> None:
+    """Nothing is left out in silence."""
+    if lost is None:
+        return
+    raise BoundaryError(
+        f"facts {lost[0]} to {lost[1]} of {info.log} are no longer kept",
+        code="out_of_range",
+        reason="truncated",
+        remedy="seek behind them when they can be done without",
+        details={
+            "consumer_name": info.name,
+            "log": info.log,
+            "first_lost": lost[0],
+            "last_lost": lost[1],
+        },
+    )

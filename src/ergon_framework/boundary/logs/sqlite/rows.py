@@ -1,0 +1,142 @@
+"""Rows as the rest of the store reads them."""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from ergon_framework.boundary.logs.sqlite.ground import SQL
+from ergon_framework.boundary.logs.sqlite.records import (
+    OFFSET_BITS,
+    mark_of,
+    record_of,
+    seal_of,
+)
+from ergon_framework.ports.factstore import Gap, LogInfo, StoredFact
+from ergon_framework.storage.statements import load
+
+Row = tuple[Any, ...]
+LAST = (1 << OFFSET_BITS) - 1
+"""The highest offset there can be."""
+
+_SQL = load(SQL, "logs.sql")
+
+
+@dataclass(slots=True)
+class LogRow:
+    """One log."""
+
+    id: int
+    name: str
+    first: int
+    base_chain: bytes
+    base_total: int
+    sealed: int
+    head: int
+    total: int
+    """Bytes of all facts there have been."""
+    chain: bytes
+    last_at: float | None
+    view: int | None
+    """Where the last fact went."""
+    base: int
+    """What is added to an offset to get a fact's number."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the facts that are kept."""
+        return self.total - self.base_total
+
+    def info(self) -> LogInfo:
+        """The log in figures."""
+        return LogInfo(self.name, self.head, self.first, self.size, self.last_at)
+
+
+def log_named(cursor: sqlite3.Cursor, name: str) -> LogRow | None:
+    """A log, if it is there."""
+    row = cursor.execute(_SQL["log"], (name,)).fetchone()
+    return None if row is None else _log(row)
+
+
+def log_or_new(cursor: sqlite3.Cursor, name: str) -> LogRow:
+    """A log, which comes into being when it is not there."""
+    row = cursor.execute(_SQL["log"], (name,)).fetchone()
+    if row is None:
+        cursor.execute(_SQL["new_log"], (name,))
+        row = cursor.execute(_SQL["log"], (name,)).fetchone()
+    return _log(row)
+
+
+def log_numbered(cursor: sqlite3.Cursor, number: int) -> LogRow:
+    """A log that is known to be there."""
+    return _log(cursor.execute(_SQL["log_of"], (number,)).fetchone())
+
+
+def all_logs(cursor: sqlite3.Cursor) -> list[LogRow]:
+    """Every log, ``outbound`` first."""
+    names = cursor.execute(_SQL["logs"]).fetchall()
+    return [log_or_new(cursor, name) for (name,) in names]
+
+
+def _log(row: Row) -> LogRow:
+    number, name, first, base_chain, base_total, sealed, last_at, last_view, last, *rest = row
+    if last is None:
+        kept = (first - 1, base_total, base_chain, last_at, last_view)
+    else:
+        kept = (last & LAST, *rest)
+    base = number << OFFSET_BITS
+    return LogRow(number, name, first, base_chain, base_total, sealed, *kept, base)
+
+
+def gaps_of(cursor: sqlite3.Cursor, log: LogRow, after: int = 0, through: int = LAST) -> list[Gap]:
+    """Recorded losses that reach into a stretch of a log."""
+    rows = cursor.execute(_SQL["gaps"], (log.id, after, through)).fetchall()
+    return [Gap(log.name, *row) for row in rows]
+
+
+class Zones:
+    """Where the facts of a view go, looked up once each, while the cursor given is in use."""
+
+    def __init__(self, cursor: sqlite3.Cursor) -> None:
+        self._connection = cursor.connection
+        self._known: dict[int, str | None] = {}
+
+    def __getitem__(self, view: int) -> str | None:
+        if view not in self._known:
+            with closing(self._connection.cursor()) as cursor:
+                row = cursor.execute(_SQL["zone_of"], (view,)).fetchone()
+            self._known[view] = None if row is None else row[0]
+        return self._known[view]
+
+
+def fact_of(row: Row, to_zone: str | None, previous: int) -> StoredFact | None:
+    """The fact in a row, after another one in the reader's view; None when the row has changed."""
+    if to_zone is None or seal_in(row, to_zone) is None:
+        return None
+    number, _, _, recorded_at, source, _, _, digest, sender, name, envelope, fact = row[:12]
+    return StoredFact(
+        number & LAST,
+        previous,
+        sender.decode(),
+        name.decode(),
+        to_zone,
+        digest,
+        envelope,
+        fact,
+        recorded_at,
+        source,
+    )
+
+
+def seal_in(row: Row, to_zone: str) -> bytes | None:
+    """The hash of a row; None when the row is not what was put there."""
+    number, _, total, recorded_at, source, mark, _, digest, sender, name, envelope, fact = row[:12]
+    try:
+        record = record_of(digest, source, sender.decode(), name.decode(), to_zone, envelope, fact)
+        seal = seal_of(number, total, recorded_at, record)
+    except (AttributeError, TypeError, ValueError, struct.error):  # not even of its kind
+        return None
+    return seal if mark_of(seal) == mark else None

@@ -1,0 +1,174 @@
+"""Giving pages to consumers.
+
+The page is read while appends go on; what is noted about it is a small transaction of its own,
+which finds out whether the consumer has moved meanwhile. Then the page is read again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ergon_framework.boundary.logs.sqlite import pages, quarantine
+from ergon_framework.boundary.logs.sqlite.desk import SqliteDesk
+from ergon_framework.boundary.logs.sqlite.ground import SQL
+from ergon_framework.boundary.logs.sqlite.readers import (
+    reader_named,
+    refuse_held,
+    refuse_truncated,
+    with_lag,
+)
+from ergon_framework.boundary.logs.sqlite.rows import LogRow, Zones, fact_of
+from ergon_framework.boundary.logs.sqlite.runs import run_at
+from ergon_framework.ports.factstore import ConsumerInfo, Page, Quarantined, Serving
+from ergon_framework.storage.statements import load
+
+ROUNDS = 100
+"""Corrupted facts that one call passes at most."""
+
+_SQL = load(SQL, "consumers.sql")
+_LOGS = load(SQL, "logs.sql")
+_ITEMS = load(SQL, "quarantine.sql")
+
+
+@dataclass(slots=True)
+class _Offer:
+    """A page that was read for a consumer."""
+
+    info: ConsumerInfo
+    page: Page
+    corrupted: int | None = None
+    """The fact that ended it."""
+    released: Sequence[int] = ()
+    """Items out of quarantine that are in the page."""
+    is_released: bool = False
+    """The page consists of nothing else."""
+    spoilt: Sequence[int] = ()
+    """Items that were released and can no longer be delivered."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether something must be set aside before the consumer can go on."""
+        return bool(self.spoilt) or (self.corrupted is not None and not self.page.facts)
+
+
+class SqliteServing(SqliteDesk):
+    """The part of the store that gives facts out."""
+
+    def serve(
+        self,
+        name: str,
+        limit: int,
+        max_bytes: int,
+        *,
+        holder: str | None = None,
+        lease: float = 30.0,
+    ) -> Serving:
+        """The page after the cursor; the same one until it is confirmed."""
+        offer = self._offer(name, limit, max_bytes, holder)
+        for _ in range(ROUNDS):
+            if offer.is_stuck:
+                self._pass(offer, holder)
+            elif self._note(offer, holder, lease):
+                return Serving(offer.info, offer.page, offer.is_released)
+            offer = self._offer(name, limit, max_bytes, holder)
+        at, head = offer.info.cursor, offer.page.head
+        return Serving(offer.info, Page([], at, head))  # the rest is for the next call
+
+    def _offer(self, name: str, limit: int, max_bytes: int, holder: str | None) -> _Offer:
+        offer = self._read(lambda cursor: _offer(cursor, name, limit, max_bytes))
+        refuse_held(offer.info, holder, self._clock())
+        return offer
+
+    def _pass(self, offer: _Offer, holder: str | None) -> None:
+        """Set the corrupted fact after the cursor aside, unless somebody was faster."""
+
+        def work(cursor: sqlite3.Cursor) -> None:
+            now, at = self._clock(), offer.corrupted
+            info, _ = reader_named(cursor, offer.info.name)
+            refuse_held(info, holder, now)
+            if offer.spoilt:
+                cursor.executemany(_ITEMS["spoilt"], [(item,) for item in offer.spoilt])
+            elif at is not None and info.cursor == offer.info.cursor:
+                message = f"the fact at {at} of {info.log} is not what was stored there"
+                item = Quarantined(0, info.name, info.log, at, "corrupted", message, 0, now)
+                quarantine.set_aside(cursor, item)
+                cursor.execute(_SQL["move"], (info.name, at))
+
+        self._write(work, "quarantine")
+
+    def _note(self, offer: _Offer, holder: str | None, lease: float) -> bool:
+        """Write down what is given out and to whom; False when the consumer has moved."""
+        through = 0 if offer.is_released else offer.page.through
+        if holder is None and not offer.released and through <= offer.info.served:
+            return True
+
+        def work(cursor: sqlite3.Cursor) -> ConsumerInfo | None:
+            info, _ = reader_named(cursor, offer.info.name)
+            now = self._clock()
+            refuse_held(info, holder, now)
+            if info.cursor != offer.info.cursor:
+                return None
+            cursor.executemany(_ITEMS["mark_served"], [(item,) for item in offer.released])
+            info.served = max(info.served, through)
+            if holder is not None:
+                info.deliveries += bool(offer.page.facts) and not offer.is_released
+                info.holder, info.lease, info.held_until = holder, lease, now + lease
+            held = (info.holder, info.held_until, info.lease)
+            cursor.execute(_SQL["served"], (info.served, info.deliveries, *held, info.name))
+            return info
+
+        # A promise to nobody: after a power cut the same page is given out again.
+        noted = self._write(work, "desk", is_synced=False)
+        if noted is None:
+            return False
+        noted.lag, noted.waiting_since = offer.info.lag, offer.info.waiting_since
+        offer.info = noted
+        return True
+
+
+def _offer(cursor: sqlite3.Cursor, name: str, limit: int, max_bytes: int) -> _Offer:
+    info, log = reader_named(cursor, name)
+    with_lag(cursor, info, log)
+    released = _released(cursor, info, log, limit, max_bytes)
+    if released is not None:
+        return released
+    refuse_truncated(info, pages.unexplained(cursor, log, info.cursor))
+    stretch = pages.read(cursor, log, info.cursor, limit, max_bytes, info.to_zone)
+    # What was released and lies above the cursor, after a seek, comes along with its neighbours:
+    # confirmed on its own, it would take the cursor past them.
+    bounds = (name, info.cursor, stretch.page.through, len(stretch.page.facts))
+    items = cursor.execute(_ITEMS["released"], bounds).fetchall()
+    return _Offer(info, stretch.page, stretch.corrupted, [item for item, _ in items])
+
+
+def _before(cursor: sqlite3.Cursor, info: ConsumerInfo, view: int, offset: int) -> int:
+    """The fact before one of the consumer's view."""
+    run = None if info.to_zone is None else run_at(cursor, view, offset)
+    return offset - 1 if run is None else run.before(offset)
+
+
+def _released(
+    cursor: sqlite3.Cursor, info: ConsumerInfo, log: LogRow, limit: int, max_bytes: int
+) -> _Offer | None:
+    """A page of facts out of quarantine, if there are any below the cursor."""
+    bounds = (info.name, 0, info.cursor, limit)
+    offer = _Offer(info, Page([], 0, log.head), is_released=True)
+    given: list[int] = []
+    spoilt: list[int] = []
+    size, zones = 0, Zones(cursor)
+    for item, offset in cursor.execute(_ITEMS["released"], bounds).fetchall():
+        row = cursor.execute(_LOGS["fact"], (log.base + offset,)).fetchone()
+        fact = row and fact_of(row, zones[row[1]], _before(cursor, info, row[1], offset))
+        if fact is None:
+            spoilt.append(item)
+            continue
+        size += len(fact.envelope) + len(fact.fact)
+        if given and size > max_bytes:
+            break
+        given.append(item)
+        offer.page.facts.append(fact)
+        offer.page.through = offset
+    offer.released, offer.spoilt = given, spoilt
+    return offer if given or spoilt else None

@@ -1,0 +1,1 @@
+"""The SQL of the SQLite fact store: named statements, and the numbered schema."""

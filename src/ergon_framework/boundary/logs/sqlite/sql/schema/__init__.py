@@ -1,0 +1,1 @@
+"""The tables of the SQLite fact store, one numbered file per version."""

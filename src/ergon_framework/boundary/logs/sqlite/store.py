@@ -1,0 +1,68 @@
+"""The whole fact store in one file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+
+from ergon_framework.boundary.logs.sqlite.ground import SQL
+from ergon_framework.boundary.logs.sqlite.links import SqliteLinks
+from ergon_framework.boundary.logs.sqlite.logs import SqliteLogs
+from ergon_framework.boundary.logs.sqlite.objects import SqliteObjects
+from ergon_framework.boundary.logs.sqlite.serving import SqliteServing
+from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.storage.statements import load
+
+FILE = "facts.db"
+"""What a backup's file is called."""
+
+_PAGES = 1000  # copied at once: others go on in between
+_SQL = load(SQL, "store.sql")
+
+
+class SqliteFactStore(SqliteLogs, SqliteServing, SqliteObjects, SqliteLinks):
+    """A zone's facts in one SQLite file. Any thread may call any method."""
+
+    acknowledgement = (
+        "An acknowledged fact is synced to disk in the SQLite file of one machine: it survives the"
+        " end of the process and power cuts, not the loss of that disk."
+    )
+
+    def backup(self, folder: str) -> None:
+        """Write a consistent copy that, when opened, begins a new epoch."""
+        target = Path(folder).absolute() / FILE
+        if target.exists():
+            raise StoreError(f"{target} is there already", remedy="name an empty folder")
+        partial = target.with_name(f"{FILE}.partial")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial.unlink(missing_ok=True)
+            self._database.read(lambda connection: _copy(connection, partial))
+            _sync(partial)
+            partial.rename(target)
+            _sync(target.parent)
+        except (OSError, sqlite3.Error) as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise StoreUnavailableError(
+                f"no backup could be written to {target.parent}: {error}",
+                remedy="see that the folder can be written and has room, then try again",
+            ) from error
+
+
+def _copy(connection: sqlite3.Connection, target: Path) -> None:
+    """Copy what the reader sees, and leave word that it is a copy."""
+    with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
+        connection.backup(copy, pages=_PAGES)
+        copy.execute("PRAGMA journal_mode = DELETE")
+        copy.execute(_SQL["is_backup"])
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

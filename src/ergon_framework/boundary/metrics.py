@@ -1,0 +1,134 @@
+"""The zone in the text format of Prometheus, under the names that operators of boundaries know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ergon_framework.core.gate import Mode
+from ergon_framework.ports.factstore import OUTBOUND
+
+if TYPE_CHECKING:
+    from ergon_framework.boundary.zone import Zone
+
+_COUNTERS = {
+    "bsfg_append_requests_total": ("appends", "Appends asked for."),
+    "bsfg_append_failures_total": ("append_failures", "Appends refused or failed, by reason."),
+    "bsfg_duplicates_total": ("duplicates", "Appends answered with the offset of an earlier one."),
+    "bsfg_conflicts_total": ("conflicts", "Ids that came again with other content."),
+    "bsfg_envelope_differences_total": (
+        "envelope_differences",
+        "Duplicates that came with other advisory fields.",
+    ),
+    "bsfg_warnings_total": ("warnings", "Facts taken in spite of a doubt, such as an unstable id."),
+    "bsfg_fetch_requests_total": ("fetches", "Pages asked for."),
+    "bsfg_confirm_requests_total": ("confirms", "Confirmations."),
+    "bsfg_put_requests_total": ("puts", "Objects stored."),
+    "bsfg_artifact_bytes_total": ("artifact_bytes", "Bytes of objects stored."),
+    "bsfg_denied_total": ("denied", "Calls and handshakes refused, by reason."),
+    "bsfg_pulled_facts_total": ("pulled", "Facts pulled, by peer."),
+    "bsfg_pull_failures_total": ("pull_failures", "Pulls that failed, by peer."),
+    "bsfg_collected_objects_total": ("collected", "Orphaned objects removed."),
+}
+_LABELS = {
+    "append_failures": "reason",
+    "denied": "reason",
+    "pulled": "peer",
+    "pull_failures": "peer",
+}
+
+
+def metrics(zone: Zone) -> str:
+    """Everything, as Prometheus reads it."""
+    return "".join(f"{line}\n" for line in _lines(zone))
+
+
+def _lines(zone: Zone) -> Iterator[str]:
+    counts = dict(zone.telling.counts)
+    for metric, (what, text) in _COUNTERS.items():
+        label = _LABELS.get(what)
+        found = [(value, count) for (name, value), count in counts.items() if name == what]
+        if label is None:
+            values = [("", sum(count for _value, count in found))]
+        else:
+            values = [(f'{{{label}="{_escaped(value)}"}}', count) for value, count in found]
+        yield from _family(metric, "counter", text, values)
+    yield from _histogram(zone)
+    yield from _levels(zone)
+
+
+def _histogram(zone: Zone) -> Iterator[str]:
+    seen = zone.telling.append_seconds
+    name = "bsfg_append_latency_seconds"
+    yield f"# HELP {name} From an append's arrival to its answer."
+    yield f"# TYPE {name} histogram"
+    below = 0
+    for bound, count in zip((*seen.bounds, "+Inf"), seen.counts, strict=True):
+        below += count
+        yield f'{name}_bucket{{le="{bound}"}} {below}'
+    yield f"{name}_sum {seen.total:.6f}"
+    yield f"{name}_count {below}"
+
+
+def _levels(zone: Zone) -> Iterator[str]:
+    store, now = zone.store, zone.clock()
+    logs, consumers, gaps = store.logs(), store.consumers(), store.gaps()
+    by_log = [(f'{{log="{_escaped(log.name)}"}}', log) for log in logs]
+    yield from _family(
+        "bsfg_head_offset", "gauge", "The highest offset.", [(k, v.head) for k, v in by_log]
+    )
+    yield from _family("bsfg_log_bytes", "gauge", "Payload kept.", [(k, v.size) for k, v in by_log])
+    capacity = zone.settings.capacity_bytes
+    if capacity:
+        fill = [("", round(100 * log.size / capacity, 2)) for log in logs if log.name == OUTBOUND]
+        yield from _family("bsfg_store_buffer_fill_percent", "gauge", "Of the capacity.", fill)
+    named = [(f'{{consumer="{_escaped(info.name)}"}}', info) for info in consumers]
+    yield from _family(
+        "bsfg_frontier_offset", "gauge", "Confirmed up to.", [(k, v.cursor) for k, v in named]
+    )
+    yield from _family(
+        "bsfg_consumer_lag", "gauge", "Facts waiting.", [(k, v.lag) for k, v in named]
+    )
+    waits = [(k, max(0.0, now - v.waiting_since)) for k, v in named if v.waiting_since is not None]
+    yield from _family(
+        "bsfg_oldest_unconfirmed_seconds", "gauge", "Age of the oldest one waiting.", waits
+    )
+    peers = [
+        (f'{{peer="{_escaped(str(k))}"}}', v.get("lag_seconds", 0.0)) for k, v in zone.gates.items()
+    ]
+    yield from _family(
+        "bsfg_replication_lag_seconds", "gauge", "How far behind the peer's log we are.", peers
+    )
+    highest = [
+        (f'{{peer="{_escaped(str(k))}"}}', v.get("lag_high", 0.0)) for k, v in zone.gates.items()
+    ]
+    yield from _family(
+        "bsfg_replication_lag_high_watermark", "gauge", "The highest such lag so far.", highest
+    )
+    modes = [
+        (f'{{peer="{_escaped(str(k))}",mode="{mode}"}}', int(v.get("mode") == mode))
+        for k, v in zone.gates.items()
+        for mode in Mode
+    ]
+    yield from _family("bsfg_gate_mode", "gauge", "1 for the mode of the link.", modes)
+    lost = sum(gap.last - gap.first + 1 for gap in gaps)
+    yield from _family("bsfg_lost_facts_total", "counter", "Given up on purpose.", [("", lost)])
+    yield from _family(
+        "bsfg_quarantine_items", "gauge", "Facts set aside.", [("", len(store.quarantine()))]
+    )
+    ledger = sum(log.head for log in logs)
+    yield from _family("bsfg_ledger_rows", "gauge", "Ids remembered.", [("", ledger)])
+    if zone.certificate_expiry is not None:
+        left = round(zone.certificate_expiry - now)
+        yield from _family("bsfg_cert_expiry_seconds", "gauge", "Until it ends.", [("", left)])
+
+
+def _family(name: str, kind: str, text: str, values: Iterable[tuple[str, float]]) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in values:
+        yield f"{name}{labels} {value}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,91 @@
+"""What crosses a boundary: an envelope around a fact, and what is answered.
+
+``Envelope`` says who tells whom, and when; ``Fact`` says what happened. They are plain records: the
+edge (:mod:`ergon_framework.boundary.edge`) checks them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The system's part of a message. ``message_id`` is the key that prevents doubles."""
+
+    message_id: str
+    from_zone: str
+    to_zone: str
+    produced_at_unix_ms: int
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    labels: dict[str, str] | None = None
+    object_media_type: str | None = None
+    object_schema: str | None = None
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """The domain's part: ``subject`` (``kind:id``) ``predicate`` (lower_snake_case) object."""
+
+    subject: str
+    predicate: str
+    object_json: Any = None
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an append: the fact is on disk at ``offset``, and stays there."""
+
+    offset: int
+    duplicate: bool = False
+    digest: str = ""
+    recorded_at_unix_ms: int | None = None
+
+
+class ObjectReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a put: the bytes are on disk under this name, and never change."""
+
+    bucket: str
+    key: str
+    digest: str
+    size: int
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A fact as a consumer receives it."""
+
+    offset: int
+    envelope: Envelope
+    fact: Fact
+    digest: str = ""
+    source_offset: int | None = None
+    previous_offset: int | None = None
+    recorded_at_unix_ms: int | None = None
+    released: bool = False
+    """It comes out of quarantine: its offset may lie below the cursor."""
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts that were given up on purpose, as a consumer is told about them."""
+
+    first_offset: int
+    last_offset: int
+    reason: str
+    recorded_at_unix_ms: int | None = None
+    log: str = ""
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A page as a consumer receives it; confirm up to ``through_offset`` when all is done."""
+
+    facts: tuple[Delivery, ...] = ()
+    head_offset: int = 0
+    through_offset: int = 0
+    cursor: int = 0
+    epoch: str = ""
+    deliveries: int = 0
+    """How often the first of them has been given to a holder."""
+    chain: str = ""
+    """The log's hash chain at ``cursor``, and at ``through_offset``."""
+    through_chain: str = ""
+    gaps: tuple[Loss, ...] = ()

@@ -1,0 +1,240 @@
+"""A zone as a running process: it serves, it pulls from its peers, it keeps house."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ergon_framework.boundary import object_operations
+from ergon_framework.boundary.application import NodeApplication
+from ergon_framework.boundary.http.async_client import AsyncHttpTransport
+from ergon_framework.boundary.http.listening import check_plaintext, split_address
+from ergon_framework.boundary.http.server import Server
+from ergon_framework.boundary.http.tls import Certificates
+from ergon_framework.boundary.keeping import keep_house
+from ergon_framework.boundary.policy import Policy
+from ergon_framework.boundary.policy_file import PolicyFile
+from ergon_framework.boundary.puller import Puller
+from ergon_framework.boundary.settings import DAY, ZoneSettings
+from ergon_framework.boundary.transport import AsyncTransport
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.engine.clocks import AsyncSignal
+from ergon_framework.errors import BoundaryError, ConfigurationError, ErgonError, StoreError
+
+__all__ = ["Node", "object_operations", "run_node"]
+
+GRACE = 10.0
+"""Seconds that running requests have to end."""
+Connect = Callable[[str, str], AsyncTransport]
+"""Makes the transport to a peer from its name and URL."""
+
+
+class Node:
+    """One zone's node on the running event loop, from :meth:`start` to :meth:`stop`."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: ZoneSettings,
+        *,
+        zone: Zone | None = None,
+        connect: Connect | None = None,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self._host, self._port = split_address(settings.listen)
+        self._certificates = _certificates(settings, self._told)
+        if self._certificates is None:
+            check_plaintext(self._host, settings.insecure)
+        self._check_own_name()
+        self._policy = self._read_policy()
+        self._connect = connect or self._reach
+        self.zone = zone or Zone.open(name, settings)
+        self._pullers: dict[str, Puller] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def address(self) -> str:
+        """Where it really listens, as ``host:port``."""
+        host, port = self._server.address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def start(self) -> None:
+        """Serve, and begin to pull from every peer."""
+        zone = self.zone
+        self._application = NodeApplication(zone, self._policy, heard=self._heard)
+        self._server = Server(
+            self._application,
+            host=self._host,
+            port=self._port,
+            limits=self.settings.limits,
+            tls=self._certificates,
+            on_denied=self._turned_away,
+            on_error=self._stumbled,
+        )
+        try:
+            await self._server.start()
+        except BaseException:
+            self._application.close()
+            raise
+        self._transports = {
+            peer: self._connect(peer, url) for peer, url in self.settings.peers.items()
+        }
+        for peer, transport in self._transports.items():
+            puller = self._pullers[peer] = Puller(
+                zone,
+                peer,
+                transport,
+                in_thread=self._application.in_thread,
+                policy=self._policy,
+            )
+            self._tasks.append(asyncio.create_task(puller.run(), name=f"pull {peer}"))
+        self._tasks.append(asyncio.create_task(self._keep(), name="keep house"))
+        zone.telling.tell("zone.started", zone=self.name, address=self.address)
+
+    async def stop(self, grace: float = GRACE) -> None:
+        """Let what runs end, then let go of everything."""
+        self._application.is_ready = False
+        self._application.release()
+        for puller in self._pullers.values():
+            puller.stop()
+        await self._server.stop(grace)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for transport in self._transports.values():
+            await transport.close()
+        self._application.close()
+        self.zone.telling.tell("zone.stopped", zone=self.name)
+
+    def close(self) -> None:
+        """Close the zone itself, when everything else has stopped."""
+        self.zone.close()
+
+    # ---- what happens meanwhile ----
+
+    async def _keep(self) -> None:
+        """Retention, orphans and what a certificate's end means for the status, round by round."""
+        signal, loop = AsyncSignal(), asyncio.get_running_loop()
+        every = self.settings.retention.every
+        thorough_at = loop.time()
+        while True:
+            if self._certificates is not None:
+                self.zone.certificate_expiry = self._certificates.not_after
+            is_thorough = loop.time() >= thorough_at
+            with contextlib.suppress(BoundaryError):
+                try:
+                    await self._application.in_thread(
+                        lambda is_thorough=is_thorough: keep_house(  # type: ignore[misc]
+                            self.zone, is_thorough=is_thorough
+                        )
+                    )
+                except StoreError as error:
+                    self.zone.failed(error)
+            if is_thorough:
+                thorough_at = loop.time() + DAY
+            await signal.wait(loop.time() + every)
+
+    def _heard(self, peer: str) -> None:
+        """A peer asks for facts, so it lives; or (``""``) an operator did something."""
+        for name, puller in self._pullers.items():
+            if peer in ("", name):
+                puller.wake()
+
+    def _turned_away(self, address: str, why: str) -> None:
+        self.zone.telling.count("denied", "handshake")
+        self.zone.telling.warn(
+            "call.denied",
+            f"a connection from {address} was refused: {why}",
+            identity="",
+            operation="connect",
+            address=address,
+        )
+
+    def _stumbled(self, _exchange: Any, error: BaseException) -> None:
+        if isinstance(error, StoreError):
+            self.zone.failed(error)
+
+    def _told(self, error: ErgonError) -> None:
+        self.zone.telling.warn(
+            "certificate.rejected", f"new certificates cannot be used: {error}", error=error
+        )
+
+    # ---- how it is put together ----
+
+    def _check_own_name(self) -> None:
+        found = self._certificates.identity if self._certificates else self.name
+        if found != self.name:
+            raise ConfigurationError(
+                f"the certificate is that of zone {found!r}, and this is {self.name!r}",
+                remedy="use the certificate of this zone, or correct --zone",
+            )
+
+    def _read_policy(self) -> Callable[[], Policy]:
+        settings = self.settings
+        if settings.policy is not None:
+            return PolicyFile(settings.policy, on_problem=self._rejected).current
+        if self._certificates is None:
+            policy = Policy.open()
+        else:
+            policy = Policy.default(self.name, settings.peers)
+        return lambda: policy
+
+    def _rejected(self, error: ErgonError) -> None:
+        self.zone.telling.warn(
+            "policy.rejected", f"a new policy cannot be used: {error}", error=error
+        )
+
+    def _reach(self, peer: str, url: str) -> AsyncTransport:
+        timeout = self.settings.pull.timeout
+        if self._certificates is None:
+            return AsyncHttpTransport(url, timeout=timeout)
+        return AsyncHttpTransport(
+            url, tls=self._certificates.client, expected_zone=peer, timeout=timeout
+        )
+
+
+def _certificates(
+    settings: ZoneSettings, told: Callable[[ErgonError], None]
+) -> Certificates | None:
+    given: Mapping[str, str | None] = {
+        "cert": settings.cert,
+        "key": settings.key,
+        "ca": settings.ca,
+    }
+    missing = [name for name, value in given.items() if not value]
+    if len(missing) == len(given):
+        return None
+    if settings.insecure:
+        raise ConfigurationError(
+            "certificates were given, and insecure was asked for",
+            remedy="leave out one of the two",
+        )
+    if missing or settings.cert is None or settings.key is None or settings.ca is None:
+        raise ConfigurationError(
+            f"TLS needs cert, key and ca, and {' and '.join(missing)} is missing",
+            remedy="give all three",
+        )
+    return Certificates(settings.cert, settings.key, settings.ca, on_problem=told)
+
+
+async def run_node(
+    name: str,
+    settings: ZoneSettings,
+    *,
+    ready: Callable[[str], None],
+    stop: asyncio.Event,
+) -> None:
+    """Run a zone's node until ``stop`` is set; ``ready`` is told where it listens."""
+    node = Node(name, settings)
+    try:
+        await node.start()
+        try:
+            ready(node.address)
+            await stop.wait()
+        finally:
+            await node.stop()
+    finally:
+        node.close()

@@ -1,0 +1,39 @@
+"""How artifacts are named: a bucket and a key. A name never becomes a path on a disk."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from ergon_framework.errors import FactInvalidError
+
+PREFIX = "/v1/objects/"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def object_name(path: str) -> tuple[str, str]:
+    """Bucket and key in a path; the key is everything behind the bucket."""
+    bucket, _, rest = path.removeprefix(PREFIX).partition("/")
+    try:
+        return checked_name(unquote(bucket, errors="strict"), unquote(rest, errors="strict"))
+    except UnicodeDecodeError:
+        raise FactInvalidError(
+            "the key is not UTF-8", reason="encoding", details={"field": "key"}
+        ) from None
+
+
+def checked_name(bucket: str, key: str) -> tuple[str, str]:
+    """A bucket and a key that may be used."""
+    if not _BUCKET.fullmatch(bucket):
+        raise FactInvalidError(
+            "a bucket is named with 1 to 63 letters, digits, dots, hyphens and underscores",
+            reason="pattern",
+            details={"field": "bucket"},
+        )
+    if not key or len(key.encode()) > 1024 or any(char < " " or char == "\x7f" for char in key):
+        raise FactInvalidError(
+            "a key has 1 to 1024 bytes of UTF-8 without control characters",
+            reason="pattern",
+            details={"field": "key"},
+        )
+    return bucket, key

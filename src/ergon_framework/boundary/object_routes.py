@@ -1,0 +1,193 @@
+"""Artifacts over HTTP: streamed in, streamed out, in ranges if asked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+from urllib.parse import parse_qs
+
+from ergon_framework.boundary.http.exchange import Caller, Exchange
+from ergon_framework.boundary.identity import parsed, spelled
+from ergon_framework.boundary.object_names import object_name
+from ergon_framework.boundary.object_operations import damaged
+from ergon_framework.boundary.offloop import InThread
+from ergon_framework.boundary.operations import demand
+from ergon_framework.boundary.policy import Permit
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import BoundaryError, FactInvalidError
+from ergon_framework.ports.objectstore import Download, Upload
+
+PIECE = 1 << 20
+"""Bytes handed to the disk, or taken from it, in one go."""
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+class ObjectRoutes:
+    """What stands behind ``/v1/objects/``."""
+
+    def __init__(
+        self, zone: Zone, in_thread: InThread, permitted: Callable[[Caller, str], Permit]
+    ) -> None:
+        self._zone = zone
+        self._in_thread = in_thread
+        self._permitted = permitted
+
+    def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
+        """Answer one request."""
+        match exchange.method:
+            case "PUT":
+                return self._put(exchange)
+            case "GET" | "HEAD":
+                return self._get(exchange)
+            case "DELETE":
+                return self._delete(exchange)
+        raise FactInvalidError(
+            f"an object cannot be asked for with {exchange.method}",
+            reason="method",
+            remedy="use PUT, GET, HEAD or DELETE",
+        )
+
+    def _named(self, exchange: Exchange, operation: str) -> tuple[str, str]:
+        permit = self._permitted(exchange.caller, operation)
+        bucket, key = object_name(exchange.path)
+        demand(permit.may_use_bucket(bucket), permit, f"use the bucket {bucket}", bucket=bucket)
+        return bucket, key
+
+    async def _put(self, exchange: Exchange) -> None:
+        bucket, key = self._named(exchange, "PutObject")
+        expected = _digest(exchange.header("digest-sha256"))
+        self._check_length(exchange.header("content-length"))
+        upload = await self._in_thread(self._zone.objects.upload)
+        try:
+            await self._take(exchange, upload)
+            receipt = await self._in_thread(
+                lambda: self._zone.finished(bucket, key, upload, expected)
+            )
+        finally:
+            await self._in_thread(upload.abort)
+        shape = {
+            "bucket": receipt.bucket,
+            "key": receipt.key,
+            "digest": receipt.digest,
+            "size": receipt.size,
+        }
+        exchange.reply(200, json.dumps(shape).encode())
+
+    async def _take(self, exchange: Exchange, upload: Upload) -> None:
+        most = self._zone.settings.limits.object_bytes
+        pieces: list[bytes] = []
+        held = 0
+        async for piece in exchange.chunks():
+            pieces.append(piece)
+            held += len(piece)
+            if upload.size + held > most:
+                raise _too_large(most)
+            if held >= PIECE:
+                data, pieces, held = b"".join(pieces), [], 0
+                await self._in_thread(lambda data=data: upload.write(data))  # type: ignore[misc]
+        if pieces:
+            data = b"".join(pieces)
+            await self._in_thread(lambda: upload.write(data))
+
+    def _check_length(self, length: str | None) -> None:
+        most = self._zone.settings.limits.object_bytes
+        if length is not None and length.isdigit() and int(length) > most:
+            raise _too_large(most)
+
+    async def _get(self, exchange: Exchange) -> None:
+        is_head = exchange.method == "HEAD"
+        bucket, key = self._named(exchange, "HeadObject" if is_head else "GetObject")
+        wanted = _digest(next(iter(parse_qs(exchange.query).get("digest", ())), None))
+        stored = await self._in_thread(lambda: self._zone.found(bucket, key, wanted))
+        headers = [
+            ("Digest-SHA256", spelled(stored.digest)),
+            ("ETag", f'"{stored.digest.hex()}"'),
+            ("Accept-Ranges", "bytes"),
+        ]
+        if exchange.header("if-none-match") == f'"{stored.digest.hex()}"':
+            exchange.reply(304, b"", headers=headers)
+            return
+        source = await self._in_thread(lambda: self._zone.objects.open(stored.digest))
+        if source is None or source.size != stored.size:
+            if source is not None:
+                source.close()
+            raise damaged(bucket, key)
+        try:
+            await self._send(exchange, source, headers, is_head=is_head)
+        finally:
+            source.close()
+
+    async def _send(
+        self,
+        exchange: Exchange,
+        source: Download,
+        headers: list[tuple[str, str]],
+        *,
+        is_head: bool,
+    ) -> None:
+        start, end = _range(exchange.header("range"), source.size)
+        status = 200
+        if (start, end) != (0, source.size) or exchange.header("range"):
+            if start >= source.size and source.size:
+                headers = [*headers, ("Content-Range", f"bytes */{source.size}")]
+                error = BoundaryError(
+                    f"the object has {source.size} bytes", code="out_of_range", reason="range"
+                )
+                exchange.reply(416, json.dumps(error.to_dict()).encode(), headers=headers)
+                return
+            status = 206
+            headers = [*headers, ("Content-Range", f"bytes {start}-{end - 1}/{source.size}")]
+        pieces = _nothing() if is_head else self._pieces(source, start, end)
+        await exchange.stream(status, end - start, pieces, headers=headers)
+
+    async def _pieces(self, source: Download, start: int, end: int) -> AsyncIterator[bytes]:
+        if start:
+            await self._in_thread(lambda: source.seek(start))
+        left = end - start
+        while left > 0:
+            most = min(PIECE, left)
+            piece = await self._in_thread(lambda most=most: source.read(most))  # type: ignore[misc]
+            if not piece:
+                raise ConnectionAbortedError("the object ended early")
+            left -= len(piece)
+            yield piece
+
+    async def _delete(self, exchange: Exchange) -> None:
+        bucket, key = self._named(exchange, "DeleteObject")
+        await self._in_thread(lambda: self._zone.delete(bucket, key))
+        exchange.reply(200, b"{}")
+
+
+def _digest(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    bare = text.strip()
+    return parsed(bare if bare.startswith("sha256:") else f"sha256:{bare}", "Digest-SHA256")
+
+
+def _too_large(most: int) -> FactInvalidError:
+    return FactInvalidError(
+        f"an object may have {most} bytes",
+        reason="object_too_large",
+        remedy="split it, or raise limits.object_bytes",
+    )
+
+
+def _range(header: str | None, size: int) -> tuple[int, int]:
+    """First byte and the one after the last; the whole object for a range we do not serve."""
+    found = _RANGE.fullmatch(header or "")
+    if found is None or not (found[1] or found[2]):
+        return 0, size
+    if not found[1]:
+        return max(0, size - int(found[2])), size
+    start = int(found[1])
+    end = min(size, int(found[2]) + 1) if found[2] else size
+    return (start, end) if start < end or start >= size else (0, size)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    nothing: tuple[bytes, ...] = ()
+    for piece in nothing:
+        yield piece

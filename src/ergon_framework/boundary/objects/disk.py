@@ -1,0 +1,131 @@
+"""What the folder of blobs asks of a disk, and what the disk's refusals mean."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ergon_framework.errors import (
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
+
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
+HARMLESS = FULL | READ_ONLY | GONE | {errno.EMFILE, errno.ENFILE}
+"""A sync that could not even begin, or one whose failure is known to have lost nothing else."""
+
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+_UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EINVAL, errno.ENOTTY})
+
+
+def write_all(fd: int, data: memoryview) -> None:
+    """Write every byte: one call may take fewer."""
+    done = 0
+    while done < len(data):
+        done += os.write(fd, data[done:])
+
+
+def sync_file(fd: int) -> None:
+    """Answer when the file's bytes and its size are on the medium."""
+    if _FULL_SYNC is not None:  # macOS: a plain fsync stops at the drive's cache
+        try:
+            fcntl.fcntl(fd, _FULL_SYNC)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        else:
+            return
+    getattr(os, "fdatasync", os.fsync)(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Answer when the folder's entries are on the medium."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(path: Path) -> bool:
+    """Make a folder unless it is there; whether it was made. Only its owner may enter it."""
+    try:
+        path.mkdir(FOLDER_MODE)
+    except FileExistsError:
+        return False
+    return True
+
+
+def is_locked(fd: int) -> bool:
+    """Take the file for this upload alone; whether another one has it. Goes with the process."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def is_at(path: Path, fd: int) -> bool:
+    """Whether the open file still has this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def remove(path: Path) -> bool:
+    """Remove a file; whether it was there."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """Turn what the system says into errors of our own."""
+    try:
+        yield
+    except OSError as error:
+        raise translate(error, folder) from error
+
+
+def translate(error: OSError, folder: Path) -> StoreError:
+    """The store's error for it."""
+    if error.errno in FULL:
+        return StoreFullError(
+            f"there is no room left for {folder}: {error.strerror}",
+            remedy="free some disk space, then try again",
+        )
+    if error.errno in READ_ONLY:
+        return StoreReadOnlyError(
+            f"{folder} may only be read: {error.strerror}",
+            remedy="make the folder and everything in it writable for this user",
+        )
+    if error.errno in GONE:
+        return StoreUnavailableError(
+            f"{folder} is not there, or not whole: {error.filename or error.strerror}",
+            remedy="bring the folder back, or mount its disk; the next start makes what is missing",
+        )
+    return StoreUnavailableError(
+        f"{folder} cannot be used for now: {error}", remedy="look after its disk, then try again"
+    )
+
+
+def broken(error: OSError, folder: Path) -> StoreBrokenError:
+    """The error of a folder whose disk did not confirm a write."""
+    return StoreBrokenError(
+        f"{folder} takes no more uploads from this process: its disk did not confirm one ({error})",
+        remedy="check the disk, then start the process again; what was acknowledged is safe",
+    )

@@ -1,0 +1,155 @@
+"""What a zone makes of a page that a peer sent: the decisions of a pull, without any I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ergon_framework.boundary.edge import admitted
+from ergon_framework.boundary.identity import spelled
+from ergon_framework.boundary.model import Batch, Delivery, Loss
+from ergon_framework.boundary.settings import LimitSettings
+from ergon_framework.boundary.transport import encode
+from ergon_framework.core.frontier import Frontier, contiguous
+from ergon_framework.errors import BoundaryError, FactInvalidError
+from ergon_framework.ports.factstore import INBOUND, Link, NewFact, Quarantined
+
+PULL = "pull:"
+"""What precedes the peer's name in the consumer of facts set aside on their way in."""
+
+
+def is_other_store(link: Link, batch: Batch) -> bool:
+    """Whether the peer's store is another one than before, or an older state of it."""
+    if link.epoch is None:
+        return False
+    if batch.epoch != link.epoch or batch.head_offset < link.offset:
+        return True
+    known = link.chain.hex()
+    return bool(batch.cursor == link.offset and known and batch.chain and batch.chain != known)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is taken over from a page, in order."""
+
+    facts: list[NewFact] = field(default_factory=list)
+    refused: list[Quarantined] = field(default_factory=list)
+    frontier: Frontier = field(default_factory=Frontier)
+    is_cut: bool = False
+    """Something did not join on: the rest is asked for again."""
+
+
+def plan(
+    link: Link,
+    batch: Batch,
+    limits: LimitSettings,
+    now: float,
+    may_assert: Callable[[str], bool],
+) -> Plan:
+    """Take what joins on to the frontier; set aside what no log of ours may hold."""
+    new = [fact for fact in batch.facts if fact.offset > link.offset]
+    start = _across(Frontier(link.offset), batch.gaps)
+    steps = ((each.previous_offset or 0, each.offset) for each in new)
+    frontier, taken = contiguous(start, steps)
+    made = Plan(frontier=frontier, is_cut=taken < len(new))
+    made.refused += [_lost(link.peer, gap, now) for gap in batch.gaps]
+    for delivery in new[:taken]:
+        _sort(made, link.peer, delivery, limits, now, may_assert)
+    if not made.is_cut:
+        made.frontier = frontier.passed(batch.through_offset)
+    return made
+
+
+def cut_before(made: Plan, link: Link, offset: int) -> Plan:
+    """The part of a plan below an offset: what lies there cannot be taken yet."""
+    facts = [fact for fact in made.facts if (fact.source_offset or 0) < offset]
+    refused = [item for item in made.refused if item.offset < offset]
+    taken = [*(fact.source_offset or 0 for fact in facts), *(item.offset for item in refused)]
+    return Plan(facts, refused, Frontier(max([link.offset, *taken])), is_cut=True)
+
+
+def moved(link: Link, made: Plan, batch: Batch) -> Link:
+    """The link after a plan was carried out."""
+    is_at_end = not made.is_cut and made.frontier.offset == batch.through_offset
+    return replace(
+        link,
+        epoch=batch.epoch,
+        offset=made.frontier.offset,
+        chain=bytes.fromhex(batch.through_chain) if is_at_end else b"",
+    )
+
+
+def set_aside(
+    peer: str,
+    delivery: Delivery,
+    reason: str,
+    message: str,
+    now: float,
+    content: tuple[bytes, bytes],
+) -> Quarantined:
+    """A fact that cannot enter the inbound log, kept whole."""
+    envelope, fact = content
+    return Quarantined(
+        0,
+        f"{PULL}{peer}",
+        f"{INBOUND}{peer}",
+        delivery.offset,
+        reason,
+        message,
+        1,
+        now,
+        envelope=envelope,
+        fact=fact,
+    )
+
+
+def _sort(
+    made: Plan,
+    peer: str,
+    delivery: Delivery,
+    limits: LimitSettings,
+    now: float,
+    may_assert: Callable[[str], bool],
+) -> None:
+    content = (encode(delivery.envelope), encode(delivery.fact))
+    try:
+        new = admitted(delivery.envelope, delivery.fact, limits).new_fact
+        _check(new, delivery, peer, may_assert)
+    except BoundaryError as error:
+        reason = error.reason or error.code
+        made.refused.append(set_aside(peer, delivery, reason, error.message, now, content))
+        return
+    new.source_offset = delivery.offset
+    made.facts.append(new)
+
+
+def _check(new: NewFact, delivery: Delivery, peer: str, may_assert: Callable[[str], bool]) -> None:
+    if delivery.digest and spelled(new.digest) != delivery.digest:
+        raise FactInvalidError(
+            "its content does not have the digest that the peer gave", reason="digest_mismatch"
+        )
+    if not may_assert(new.from_zone):
+        raise FactInvalidError(
+            f"{peer} may not speak for zone {new.from_zone!r}", reason="zone_not_allowed"
+        )
+
+
+def _across(start: Frontier, gaps: tuple[Loss, ...]) -> Frontier:
+    """Where the view goes on behind recorded losses that lie right after the frontier."""
+    for gap in gaps:
+        if gap.first_offset <= start.offset + 1 <= gap.last_offset + 1:
+            start = start.passed(gap.last_offset)
+    return start
+
+
+def _lost(peer: str, gap: Loss, now: float) -> Quarantined:
+    return Quarantined(
+        0,
+        f"{PULL}{peer}",
+        f"{INBOUND}{peer}",
+        gap.first_offset,
+        "gap",
+        f"{peer} gave up its offsets {gap.first_offset} to {gap.last_offset}: {gap.reason}",
+        1,
+        now,
+    )

@@ -1,0 +1,133 @@
+"""``[zones.NAME]`` and ``[boundary]``: how a zone's node keeps, serves and pulls facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from ergon_framework.core.gate import GateRule
+from ergon_framework.core.retry import Backoff
+from ergon_framework.ports.document import (
+    Count,
+    CountOrZero,
+    Document,
+    FrozenDict,
+    OrNone,
+    Positive,
+    PositiveOrZero,
+    Switch,
+)
+
+KIB, MIB = 1 << 10, 1 << 20
+DAY = 86_400.0
+
+ZoneName = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,128}$")]
+Path = Annotated[str | None, OrNone]
+
+
+class LimitSettings(Document):
+    """What a node takes at most. Each limit has an error of its own."""
+
+    fact_bytes: Count = 256 * KIB
+    """Of one fact's ``object_json`` in canonical form."""
+    body_bytes: Count = 8 * MIB
+    """Of one request other than a blob."""
+    object_bytes: Count = 1 << 40
+    """Of one artifact."""
+    batch_items: Count = 1000
+    """Facts in one ``AppendFacts``."""
+    page_items: Count = 1000
+    """Facts in one page, whatever a consumer asks for."""
+    page_bytes: Count = 4 * MIB
+    """Of one page; a single larger fact still goes out."""
+    wait_seconds: Positive = 30.0
+    """How long a fetch may wait for facts."""
+    connections: Count = 1000
+    """Open at the same time."""
+    header_bytes: Count = 16 * KIB
+    idle_seconds: Positive = 75.0
+    """Before a connection that asks nothing is closed."""
+    body_seconds: Positive = 30.0
+    """Without a byte of a request that has begun, or of an answer taken, before it is given up."""
+    request_seconds: Positive = 60.0
+    """For the headers of a request to be complete, at most; blobs take as long as bytes flow."""
+
+
+class RetentionSettings(Document):
+    """What is dropped, and when. By default nothing ever is."""
+
+    facts: Annotated[Positive | None, OrNone] = None
+    """Seconds after which the payload of a fact may go, once every required consumer has it."""
+    loss: Literal["never", "oldest"] = "never"
+    """``oldest``: facts past their time go even unconfirmed, and a gap is recorded."""
+    orphans: Positive = DAY
+    """Seconds after which an object that no fact refers to may go."""
+    uploads: Positive = DAY
+    """Seconds after which the remains of an upload that never ended may go."""
+    every: Positive = 60.0
+    """Seconds between two rounds."""
+
+
+class GateSettings(Document):
+    """When a link counts as cut, and when as caught up."""
+
+    failures: Count = 3
+    lag: CountOrZero = 100
+    settle: PositiveOrZero = 2.0
+
+    def rule(self) -> GateRule:
+        """As the core reads it."""
+        return GateRule(self.failures, self.lag, self.settle)
+
+
+class PullSettings(Document):
+    """How a peer's facts are fetched."""
+
+    page: Count = 500
+    """Facts asked for at once."""
+    wait: PositiveOrZero = 5.0
+    """Seconds a fetch waits at the peer when there is nothing."""
+    timeout: Positive = 5.0
+    """Seconds without an answer, beyond ``wait``, after which the peer counts as gone."""
+    base: Positive = 0.2
+    cap: Positive = 1.0
+    """Seconds between two attempts at most; any sign of life cuts the wait short."""
+    artifact_attempts: Count = 20
+    """Answers that the peer has no such artifact, before its fact is set aside."""
+
+    def backoff(self) -> Backoff:
+        """As the core reads it."""
+        return Backoff(base=self.base, factor=2.0, cap=self.cap, low=0.5, high=1.0)
+
+
+class ZoneSettings(Document):
+    """``[zones.NAME]``: one node."""
+
+    data: str = "boundary"
+    """The folder with the log and the objects."""
+    listen: str = "127.0.0.1:9443"
+    insecure: Switch = False
+    """Plain HTTP, which is accepted on a loopback address only."""
+    cert: Path = None
+    key: Path = None
+    ca: Path = None
+    policy: Path = None
+    """The file of who may do what."""
+    peers: Annotated[Mapping[str, str], AfterValidator(FrozenDict)] = FrozenDict()
+    """Zone to URL: whom to pull from."""
+    capacity_bytes: Annotated[Count | None, OrNone] = None
+    """What the outbound log may hold; appends are refused from eighty per cent on."""
+    strict_ids: Switch = False
+    """Refuse message ids that look random, like a time or like a counter; otherwise warn."""
+    strict_envelope: Switch = False
+    """A repeated id whose advisory fields differ is a conflict; otherwise a warning."""
+    verify_refs: Switch = True
+    """Refuse a fact whose artifact is not there."""
+    lease: Positive = 30.0
+    """Seconds a consumer's name stays with who fetched last."""
+    limits: LimitSettings = LimitSettings()
+    retention: RetentionSettings = RetentionSettings()
+    gate: GateSettings = GateSettings()
+    pull: PullSettings = PullSettings()

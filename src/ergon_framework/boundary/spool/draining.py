@@ -1,0 +1,274 @@
+"""How a spool is drained: the decisions, written once for threads and for event loops.
+
+The script yields what is to be done, and is told how it went. It keeps to the order of the line. A
+fact leaves the spool only after the node has answered; whatever dies in between, the same fact is
+sent again and the node answers the same offset.
+
+What the node says about a fact is final, and the fact is set aside. What it says about itself or
+about the caller passes: an outage, a full log, a certificate that has expired. Then the line waits
+for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from msgspec import structs
+
+from ergon_framework.boundary.model import Receipt
+from ergon_framework.boundary.spool.loads import Load, lost, packed
+from ergon_framework.boundary.spool.records import Spooled, SpooledFile
+from ergon_framework.boundary.spool.store import Spool
+from ergon_framework.core.call import Call
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.retry import Again, Backoff, RetryRule
+from ergon_framework.errors import BoundaryError, NodeUnavailableError, describe
+
+_ABOUT_THE_FACT = frozenset(
+    {"invalid_argument", "already_exists", "failed_precondition", "out_of_range"}
+    | {"permission_denied"}
+)
+_NO_SUCH_CALL = frozenset({"unimplemented", "not_found"})
+PATIENCE = Backoff(base=0.2, factor=2.0, cap=15.0, low=0.5, high=1.0)
+
+OnRefusal: TypeAlias = Literal["set_aside", "stop"]
+Recovery: TypeAlias = Literal["append", "lookup"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRule:
+    """How a spool is drained."""
+
+    on_refusal: OnRefusal = "set_aside"
+    """``stop``: nothing passes a refused fact, and facts go one by one."""
+    recover: Recovery = "append"
+    """``lookup``: ask first what the node has of the facts at the front, at each beginning."""
+    backoff: Backoff = PATIENCE
+    batch_items: int = 500
+    batch_bytes: int = 1 << 20
+    poll: float = 1.0
+    """Seconds after which one looks without having been woken."""
+
+    @property
+    def retry(self) -> RetryRule:
+        """As the core reads it: without end, and never longer than the cap at a time."""
+        return RetryRule(
+            attempts=sys.maxsize,
+            backoff=self.backoff,
+            on=frozenset(Kind),
+            max_retry_after=max(self.backoff.cap, 60.0),
+        )
+
+
+class Ended(StrEnum):
+    """Why a drain came to its end."""
+
+    EMPTY = "empty"
+    STOPPED = "stopped"
+    REFUSED = "refused"  # and nothing passes it
+
+
+@dataclass(slots=True)
+class DrainReport:
+    """What a drain did."""
+
+    sent: int = 0
+    """Facts that the node has, duplicates included."""
+    duplicates: int = 0
+    """Those of them that it had before."""
+    refused: int = 0
+    failures: int = 0
+    """Attempts that the node did not answer, or put off."""
+    ended: Ended = Ended.STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Work on the spool, which takes a moment."""
+
+    work: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A call of the producer, of either colour."""
+
+    call: Callable[[Any], Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Wait so long, or until woken; but not shorter than ``least`` unless it is to stop."""
+
+    seconds: float
+    least: float = 0.0
+
+
+Effect: TypeAlias = Do | Ask | Rest
+R = TypeVar("R")
+Script: TypeAlias = Generator[Effect, Any, R]
+
+
+class Witness:
+    """Hears what happens in a drain; this one does nothing about it."""
+
+    def failed(self, error: Exception) -> None:
+        """The node did not answer, or put us off."""
+
+    def refused(self, spooled: Spooled, error: BoundaryError) -> None:
+        """A fact was refused for good."""
+
+    def answered(self) -> None:
+        """The node took something."""
+
+
+class Drain:
+    """One drain of one spool; belongs to one driver."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        rule: DrainRule,
+        *,
+        is_stopped: Callable[[], bool],
+        dice: Callable[[], float],
+        until_empty: bool = False,
+        witness: Witness | None = None,
+    ) -> None:
+        self.report = DrainReport()
+        self._spool = spool
+        self._rule = rule
+        self._is_stopped = is_stopped
+        self._dice = dice
+        self._until_empty = until_empty
+        self._witness = witness or Witness()
+        self._call = self._new_call()
+        self._is_strict = rule.on_refusal == "stop"
+        self._singly = 0  # how many of the next facts are sent one by one
+        self._is_recovering = rule.recover == "lookup"
+
+    def script(self) -> Script[DrainReport]:
+        """Send until there is nothing left, until stopped, or for ever."""
+        yield Do(self._spool.sweep)
+        while not self._is_stopped():
+            line: list[Spooled] = yield Do(self._look)
+            if line and line[0].is_refused:
+                return self._ended(Ended.REFUSED)
+            if not line and self._until_empty:
+                return self._ended(Ended.EMPTY)
+            if not line:
+                yield Rest(self._rule.poll)
+            while line and not line[0].is_refused and not self._is_stopped():
+                line = line[(yield from self._forward(line)) or len(line) :]
+        return self._ended(Ended.STOPPED)
+
+    def _forward(self, line: list[Spooled]) -> Script[int]:
+        """One load from the front of the line: how many are done, or 0 to look at it anew."""
+        is_single = self._is_strict or self._is_recovering or self._singly > 0
+        load = packed(line, 1 if is_single else self._rule.batch_items)
+        try:
+            answers = yield from self._answers(load)
+        except BoundaryError as error:
+            if len(load.items) > 1 and (_is_refusal(error) or error.code in _NO_SUCH_CALL):
+                self._singly = len(load.items)  # it may be about one of them, or about batches
+                return 0
+            answers = [error] * len(load.items)
+        except OSError as error:
+            away = NodeUnavailableError(f"the node was not reached: {describe(error)}")
+            answers = [away] * len(load.items)
+        is_done = yield from self._settle(load.items, answers)
+        return len(load.items) if is_done else 0
+
+    def _answers(self, load: Load) -> Script[Sequence[Receipt | BoundaryError]]:
+        """What the node says to each of them; raises what it says to the whole."""
+        if load.flaw is not None:
+            return [load.flaw]
+        if self._is_recovering:
+            found = yield from self._look_up(load)
+            if found is not None:
+                return [found]
+        if len(load.items) > 1:
+            several: list[Receipt | BoundaryError] = yield Ask(
+                lambda producer: producer.append_facts(load.pairs)
+            )
+            return several
+        for file in load.items[0].files:
+            if not (yield Do(partial(self._spool.folder.is_there, file))):
+                return [lost(file)]
+            yield self._put(file)
+        receipt: Receipt = yield Ask(lambda producer: producer.append_fact(*load.pairs[0]))
+        return [receipt]
+
+    def _put(self, file: SpooledFile) -> Ask:
+        place = self._spool.folder.place(file)
+        return Ask(
+            lambda producer: producer.put_object(file.bucket, file.key, place, digest=file.digest)
+        )
+
+    def _look_up(self, load: Load) -> Script[Receipt | None]:
+        """What the node has of the first fact. Sending again tells the same, so no is no harm."""
+        try:
+            found: Receipt | None = yield Ask(lambda producer: producer.lookup_fact(*load.key))
+        except BoundaryError as error:
+            if not _is_refusal(error) and error.code not in _NO_SUCH_CALL:
+                raise
+            found = None
+        if found is not None and load.is_what_was_found(found):
+            return structs.replace(found, duplicate=True)
+        self._is_recovering = False  # facts go in order: nothing behind it is there either
+        return None
+
+    def _settle(
+        self, items: Sequence[Spooled], answers: Sequence[Receipt | BoundaryError]
+    ) -> Script[bool]:
+        """Act upon the answers; whether the line goes on behind them."""
+        pairs = list(zip(items, answers, strict=True))
+        sent = [(item, said) for item, said in pairs if isinstance(said, Receipt)]
+        errors = [(item, said) for item, said in pairs if isinstance(said, BoundaryError)]
+        refused = [(item, said) for item, said in errors if _is_refusal(said)]
+        put_off = [said for _, said in errors if not _is_refusal(said)]
+        if sent or refused:
+            yield Do(lambda: self._spool.settle([item for item, _ in sent], refused))
+            self._singly = max(0, self._singly - 1)
+            self._call = self._new_call()
+            self._witness.answered()
+        self.report.sent += len(sent)
+        self.report.duplicates += sum(said.duplicate for _, said in sent)
+        self.report.refused += len(refused)
+        for item, said in refused:
+            self._witness.refused(item, said)
+        if put_off:
+            yield self._wait(put_off[0])
+        return not put_off and not (refused and self._is_strict)
+
+    def _wait(self, error: BoundaryError) -> Rest:
+        self.report.failures += 1
+        self._witness.failed(error)
+        asked = error.retry_after
+        kind = Kind.TRANSIENT if asked is None else Kind.THROTTLED
+        failure = Failure(kind, error.code, error.message, asked)
+        verdict = self._call.failed(failure, 0.0, self._dice())
+        delay = verdict.delay if isinstance(verdict, Again) else self._rule.backoff.cap
+        # New facts are a reason to look again, but not to knock at a dead node for each of them.
+        least = min(delay, self._rule.backoff.base) if asked is None else delay
+        return Rest(delay, least)
+
+    def _look(self) -> list[Spooled]:
+        rule = self._rule
+        return self._spool.first(rule.batch_items, rule.batch_bytes, with_refused=self._is_strict)
+
+    def _new_call(self) -> Call:
+        return Call(self._rule.retry, began_at=0.0)
+
+    def _ended(self, why: Ended) -> DrainReport:
+        self.report.ended = why
+        return self.report
+
+
+def _is_refusal(error: BoundaryError) -> bool:
+    return not error.is_retryable and error.code in _ABOUT_THE_FACT

@@ -1,0 +1,282 @@
+"""The spool: facts in one SQLite file, in the order in which they were committed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ergon_framework.boundary.model import Envelope, Fact
+from ergon_framework.boundary.spool.files import SpoolFolder
+from ergon_framework.boundary.spool.joining import joined
+from ergon_framework.boundary.spool.lock import DrainLock
+from ergon_framework.boundary.spool.records import Entry, Figures, Refused, Spooled, SpooledFile
+from ergon_framework.errors import (
+    BoundaryError,
+    BoundaryNotFoundError,
+    BufferFullError,
+    ConflictingDuplicateError,
+)
+from ergon_framework.storage.bells import Belfry, Bell
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.schema import Schema
+from ergon_framework.storage.statements import load
+from ergon_framework.storage.writer import Database
+
+T = TypeVar("T")
+
+_PACKAGE = "ergon_framework.boundary.spool"
+_SCHEMA = Schema("outbox", f"{_PACKAGE}.schema")
+_SQL = load(_PACKAGE, "spool.sql")
+_TOPIC = "outbox"
+_GRACE = 3600.0  # seconds after which a copy that no row refers to belongs to nobody
+
+_encode = msgspec.json.Encoder().encode
+
+declare(
+    *("boundary.outbox.add.before", "boundary.outbox.add.after"),
+    *("boundary.outbox.sent.before", "boundary.outbox.sent.after"),
+)
+
+
+class Spool:
+    """One file. Any thread may call any method, and so may any process that has it open."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Callable[[], float],
+        max_items: int | None = None,
+        max_bytes: int | None = None,
+        busy_timeout: float = 5.0,
+    ) -> None:
+        self._database = Database(path, schema=_SCHEMA, busy_timeout=busy_timeout)
+        self.path = self._database.path
+        self.folder = SpoolFolder(self.path.with_name(f"{self.path.name}-files"))
+        self._belfry = Belfry(self.path)
+        self._clock = clock
+        self._max_items = max_items
+        self._max_bytes = max_bytes
+
+    # ---- putting facts in ----
+
+    def add(self, entry: Entry) -> tuple[int, bool]:
+        """Put a fact at the end of the line: its id, and whether it was not there before."""
+        failpoint("boundary.outbox.add.before")
+        added = self._write(lambda cursor: self._insert(cursor, entry))
+        failpoint("boundary.outbox.add.after")
+        self.ring()
+        return added
+
+    def add_in(self, connection: sqlite3.Connection, entry: Entry) -> int:
+        """The same in the caller's own transaction on the same file, which the caller commits."""
+        with joined(connection, self.path, _SQL["lock"]) as cursor:
+            return self._insert(cursor, entry)[0]
+
+    # ---- sending ----
+
+    def first(self, limit: int, max_bytes: int, *, with_refused: bool = False) -> list[Spooled]:
+        """The front of the line: at least one fact, if there is one, and at most so many."""
+
+        def work(cursor: sqlite3.Cursor) -> list[Spooled]:
+            found: list[Spooled] = []
+            size = 0
+            for row in cursor.execute(_SQL["all" if with_refused else "waiting"], (limit,)):
+                each = _spooled(row)
+                size += len(each.envelope) + len(each.fact)
+                if found and size > max_bytes:
+                    break
+                found.append(each)
+            return found
+
+        return self._read(work)
+
+    def settle(
+        self, sent: Sequence[Spooled], refused: Sequence[tuple[Spooled, BoundaryError]]
+    ) -> None:
+        """Forget what the node has, and set aside what it refused, in one commit."""
+        at = self._clock()
+
+        def work(cursor: sqlite3.Cursor) -> None:
+            cursor.executemany(_SQL["delete"], [(each.seq,) for each in sent])
+            cursor.executemany(
+                _SQL["refuse"], [(at, _encode(why.to_dict()), each.seq) for each, why in refused]
+            )
+
+        copies = [file for each in sent for file in each.files if file.is_copy]
+        failpoint("boundary.outbox.sent.before")
+        # A power cut may undo this: then the same is sent again and answered the same. But a fact
+        # that came back without its file could not be.
+        self._write(work, is_synced=bool(copies))
+        failpoint("boundary.outbox.sent.after")
+        self.folder.drop(copies)
+
+    def lock(self) -> DrainLock:
+        """The lock of those who send."""
+        return DrainLock(self.path.with_name(f"{self.path.name}-drain"))
+
+    def sweep(self) -> int:
+        """Remove copies of files whose fact never came to be; how many."""
+        rows = self._read(lambda cursor: cursor.execute(_SQL["all_files"]).fetchall())
+        lists = [_files_of(files) for [files] in rows]
+        if not all(lists):  # one can no longer be read: whose files those are, nobody knows
+            return 0
+        known = {file.path for files in lists for file in files}
+        return self.folder.sweep(known, self._clock() - _GRACE)
+
+    # ---- what was refused ----
+
+    def refused(self) -> list[Refused]:
+        """Everything that was set aside, in the order of the line."""
+        return self._read(
+            lambda cursor: [_refused(row) for row in cursor.execute(_SQL["refused"]).fetchall()]
+        )
+
+    def retry(self, seq: int) -> None:
+        """Put a refused fact back into its place."""
+        self._write(lambda cursor: _found(cursor.execute(_SQL["retry"], (seq,)).rowcount, seq))
+        self.ring()
+
+    def discard(self, seq: int) -> None:
+        """Forget a refused fact."""
+
+        def work(cursor: sqlite3.Cursor) -> tuple[SpooledFile, ...]:
+            row = cursor.execute(_SQL["files_of"], (seq,)).fetchone()
+            _found(cursor.execute(_SQL["discard"], (seq,)).rowcount, seq)
+            return _files_of(row[0])
+
+        self.folder.drop(self._write(work))
+        self.ring()
+
+    # ---- looking ----
+
+    def figures(self) -> Figures:
+        """How many wait and were refused."""
+        rows = self._read(lambda cursor: cursor.execute(_SQL["figures"]).fetchall())
+        return Figures(*rows[0], *rows[1])
+
+    def oldest_at(self) -> float | None:
+        """When the first fact of the line was added."""
+        row = self._read(lambda cursor: cursor.execute(_SQL["oldest"]).fetchone())
+        return None if row is None else float(row[0])
+
+    # ---- waking ----
+
+    def ring(self) -> None:
+        """Wake whoever drains, in any process."""
+        self._belfry.ring(_TOPIC)
+
+    def listen(self) -> Bell:
+        """A bell that is rung when there may be something to do."""
+        return self._belfry.listen(_TOPIC)
+
+    def close(self) -> None:
+        """Let go of the file. Closing twice is fine."""
+        self._belfry.close()
+        self._database.close()
+
+    # ---- inside ----
+
+    def _insert(self, cursor: sqlite3.Cursor, entry: Entry) -> tuple[int, bool]:
+        fact = entry.fact
+        found = cursor.execute(_SQL["find"], (fact.from_zone, fact.message_id)).fetchone()
+        if found is not None:
+            return _again(cursor, entry, *found), False
+        self._refuse_overflow(cursor, entry)
+        files = _encode(entry.files).decode() if entry.files else None
+        row = (
+            *(fact.from_zone, fact.message_id, fact.digest, entry.size, self._clock()),
+            *(fact.envelope, fact.fact, files),
+        )
+        return int(cursor.execute(_SQL["insert"], row).lastrowid or 0), True
+
+    def _refuse_overflow(self, cursor: sqlite3.Cursor, entry: Entry) -> None:
+        rows = cursor.execute(_SQL["figures"]).fetchall()
+        items, size = sum(row[0] for row in rows), sum(row[1] for row in rows)
+        is_full = self._max_items is not None and items + 1 > self._max_items
+        is_full |= self._max_bytes is not None and size + entry.size > self._max_bytes
+        if is_full:
+            raise BufferFullError(
+                f"the outbox {self.path} is full: {items} facts, {size} bytes",
+                remedy="let it drain, look at what was refused, or raise its limits",
+                details={"items": items, "bytes": size, "refused": rows[1][0]},
+            )
+
+    def _write(self, work: Callable[[sqlite3.Cursor], T], *, is_synced: bool = True) -> T:
+        return self._database.write(_on_a_cursor(work), is_synced=is_synced)
+
+    def _read(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+        return self._database.read(_on_a_cursor(work))
+
+
+def _on_a_cursor(work: Callable[[sqlite3.Cursor], T]) -> Callable[[sqlite3.Connection], T]:
+    def whole(connection: sqlite3.Connection) -> T:
+        with closing(connection.cursor()) as cursor:
+            return work(cursor)
+
+    return whole
+
+
+def _again(cursor: sqlite3.Cursor, entry: Entry, seq: int, digest: bytes, is_refused: int) -> int:
+    """A fact whose id is in the spool already."""
+    if digest != entry.fact.digest:
+        raise ConflictingDuplicateError(
+            f"the message id {entry.fact.message_id!r} waits in the outbox with other content",
+            remedy="a correction is a new fact with an id of its own"
+            + (f"; or discard({seq}) the one that was refused first" if is_refused else ""),
+            details={"id": seq, "message_id": entry.fact.message_id},
+        )
+    if is_refused:
+        cursor.execute(_SQL["retry"], (seq,))
+    return seq
+
+
+def _found(count: int, seq: int) -> None:
+    if not count:
+        raise BoundaryNotFoundError(
+            f"the outbox has no refused fact with the id {seq}",
+            reason="not_refused",
+            remedy="refused() lists them",
+            details={"id": seq},
+        )
+
+
+def _spooled(row: tuple[Any, ...]) -> Spooled:
+    seq, is_refused, digest, size, envelope, fact, files = row
+    return Spooled(seq, bool(is_refused), digest, size, envelope, fact, _files_of(files))
+
+
+def _files_of(text: str | None) -> tuple[SpooledFile, ...]:
+    """The files of a row; none when they cannot be read, and then the node misses them."""
+    return (_readable(text.encode(), tuple[SpooledFile, ...]) or ()) if text else ()
+
+
+def _refused(row: tuple[Any, ...]) -> Refused:
+    seq, from_zone, message_id, added_at, refused_at, refusal, envelope, fact = row
+    said = msgspec.json.decode(refusal)
+    details = said["details"]
+    return Refused(
+        id=seq,
+        from_zone=from_zone,
+        message_id=message_id,
+        added_at=added_at,
+        refused_at=refused_at,
+        code=said["code"],
+        reason=details.get("reason", ""),
+        message=said["message"],
+        details=details,
+        envelope=_readable(envelope, Envelope),
+        fact=_readable(fact, Fact),
+    )
+
+
+def _readable(raw: bytes, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

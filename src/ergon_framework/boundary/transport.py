@@ -1,0 +1,115 @@
+"""How a client reaches a node: one call there and back, and blobs as streams.
+
+A transport knows nothing of facts. It raises the ``BoundaryError`` that the node answered, and its
+own when there was no answer: ``NodeUnavailableError`` when the network failed (with the code
+``deadline_exceeded`` when time ran out, and then the outcome is unknown), ``NotPermittedError``
+with the reason ``tls`` when the two sides do not trust each other. It never tries again by itself,
+but for a kept connection that turned out to be dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from ergon_framework.boundary.model import ObjectReceipt
+
+
+class ObjectStream(Protocol):
+    """The bytes of an object on their way here."""
+
+    size: int
+    """Of the whole object, wherever the stream started."""
+    digest: str
+    """``sha256:<hex>`` as the node has it; empty when it did not say."""
+
+    def read(self, most: int = 1 << 16) -> bytes:
+        """The next bytes; none at the end. A stream that was cut raises."""
+
+    def close(self) -> None:
+        """Let go of it, read to the end or not."""
+
+
+class AsyncObjectStream(Protocol):
+    """The same for event loops."""
+
+    size: int
+    digest: str
+
+    async def read(self, most: int = 1 << 16) -> bytes:
+        """The next bytes; none at the end. A stream that was cut raises."""
+
+    async def close(self) -> None:
+        """Let go of it, read to the end or not."""
+
+
+class Transport(Protocol):
+    """For threads; any of them may call."""
+
+    def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:
+        """The answer to a unary call such as ``bsfg.v1.Boundary/AppendFact``."""
+
+    def put_object(
+        self,
+        bucket: str,
+        key: str,
+        chunks: Iterable[bytes],
+        *,
+        size: int,
+        digest: str | None = None,
+    ) -> bytes:
+        """Send a blob; ``chunks`` is iterated anew when a dead connection makes it necessary."""
+
+    def get_object(
+        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+    ) -> ObjectStream:
+        """Begin to receive an object, from its byte ``start`` on.
+
+        With ``digest`` (32 bytes), the node refuses to send any other bytes than these.
+        """
+
+    def head_object(self, bucket: str, key: str) -> ObjectReceipt:
+        """What the node knows about an object; ``BoundaryNotFoundError`` when it has none."""
+
+    def close(self) -> None:
+        """Let go of every connection. Closing twice is fine."""
+
+
+class AsyncTransport(Protocol):
+    """For event loops."""
+
+    async def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as the other colour
+        """The answer to a unary call such as ``bsfg.v1.Boundary/AppendFact``."""
+
+    async def put_object(
+        self,
+        bucket: str,
+        key: str,
+        chunks: Iterable[bytes],
+        *,
+        size: int,
+        digest: str | None = None,
+    ) -> bytes:
+        """Send a blob; the chunks are made in another thread, so they may read a file."""
+
+    async def get_object(
+        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+    ) -> AsyncObjectStream:
+        """Begin to receive an object, from its byte ``start`` on.
+
+        With ``digest`` (32 bytes), the node refuses to send any other bytes than these.
+        """
+
+    async def head_object(self, bucket: str, key: str) -> ObjectReceipt:
+        """What the node knows about an object; ``BoundaryNotFoundError`` when it has none."""
+
+    async def close(self) -> None:
+        """Let go of every connection. Closing twice is fine."""
+
+
+BOUNDARY = "bsfg.v1.Boundary/"
+ADMIN = "bsfg.v1.BoundaryAdmin/"
+
+encode = msgspec.json.Encoder().encode

@@ -1,0 +1,321 @@
+"""One zone: everything that can be asked of it, whoever asks and by whichever way.
+
+A ``Zone`` decides nothing about transport and starts nothing by itself. Any thread may call it; a
+call answers when what it did is on disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from ergon_framework.boundary.answers import answer, differs, store_trouble
+from ergon_framework.boundary.blobs import BlobGuard
+from ergon_framework.boundary.edge import Admission, admitted
+from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.boundary.identity import spelled
+from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.telling import Telling
+from ergon_framework.errors import (
+    BoundaryError,
+    BoundaryNotFoundError,
+    FactInvalidError,
+    NodeUnavailableError,
+    StoreBrokenError,
+    StoreError,
+)
+from ergon_framework.ports.factstore import (
+    INBOUND,
+    OUTBOUND,
+    FactStore,
+    NewFact,
+    Outcome,
+    Serving,
+    StoredObject,
+)
+from ergon_framework.ports.objectstore import Blob, ObjectStore, Upload
+
+PEER = "zone:"
+"""What precedes the peer's name in the name of the consumer it pulls through."""
+HARD, SOFT = 0.8, 0.5
+"""Of the capacity: where appends are refused, and where the operator is warned."""
+
+
+class Zone:
+    """A zone's log, ledger, objects, consumers and links."""
+
+    def __init__(
+        self,
+        name: str,
+        store: FactStore,
+        objects: ObjectStore,
+        settings: ZoneSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        folder: DataFolder | None = None,
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.objects = objects
+        self.settings = settings or ZoneSettings()
+        self.clock = clock
+        self.telling = Telling(clock)
+        self.blobs = BlobGuard()
+        self.gates: dict[str, dict[str, Any]] = {}
+        """How the link to each peer stands, kept by whoever pulls from it."""
+        self.certificate_expiry: float | None = None
+        self.is_broken = False
+        """The disk did not confirm a write: nothing is appended until the node starts again."""
+        self.capacity = _allowed(self.settings.capacity_bytes)
+        self._folder = folder
+
+    @classmethod
+    def open(
+        cls, name: str, settings: ZoneSettings, *, clock: Callable[[], float] = time.time
+    ) -> Zone:
+        """Open the zone that lives in ``settings.data``; nobody else may have it open."""
+        folder = DataFolder.lock(settings.data)
+        try:
+            store, objects = folder.stores(name, clock)
+            return cls(name, store, objects, settings, clock=clock, folder=folder)
+        except BaseException:
+            folder.close()
+            raise
+
+    # ---- producers ----
+
+    def admit(
+        self, envelope: Envelope | Mapping[str, Any], fact: Fact | Mapping[str, Any]
+    ) -> Admission:
+        """Check one fact; ``FactInvalidError`` names every field that is wrong."""
+        settings = self.settings
+        return admitted(
+            envelope, fact, settings.limits, strict_ids=settings.strict_ids, clock=self.clock
+        )
+
+    def append(
+        self, envelope: Envelope | Mapping[str, Any], fact: Fact | Mapping[str, Any]
+    ) -> Receipt:
+        """Append one fact; the answer means that it is on disk."""
+        began = time.perf_counter()
+        admission = self.admit(envelope, fact)
+        new = self.prepared(admission)
+        try:
+            (outcome,) = self.store.append(OUTBOUND, [new], capacity=self.capacity)
+        except StoreError as error:
+            raise self.failed(error) from error
+        told = self.answered(admission, outcome)
+        self.telling.append_seconds.add(time.perf_counter() - began)
+        if isinstance(told, BoundaryError):
+            raise told
+        return told
+
+    def append_all(
+        self, admissions: Sequence[Admission | BoundaryError]
+    ) -> list[Receipt | BoundaryError]:
+        """Append in order in one commit; each has an answer of its own."""
+        good = [each for each in admissions if isinstance(each, Admission)]
+        try:
+            facts = [self.prepared(each) for each in good]
+            outcomes = self.store.append(OUTBOUND, facts, capacity=self.capacity) if facts else []
+        except StoreError as error:
+            raise self.failed(error) from error
+        told = iter([self.answered(*pair) for pair in zip(good, outcomes, strict=True)])
+        return [next(told) if isinstance(each, Admission) else each for each in admissions]
+
+    def prepared(self, admission: Admission) -> NewFact:
+        """The fact as the store takes it."""
+        new = admission.new_fact
+        if new.references and not self.settings.verify_refs:
+            new.references = ()
+        return new
+
+    def answered(self, admission: Admission, outcome: Outcome) -> Receipt | BoundaryError:
+        """The answer to an append, counted and told."""
+        new, telling = admission.new_fact, self.telling
+        told = answer(new, outcome, strict_envelope=self.settings.strict_envelope)
+        if isinstance(told, BoundaryError):
+            self.refused(told, new)
+            return told
+        if told.duplicate:
+            telling.count("duplicates")
+        if told.duplicate and differs(new, outcome):
+            telling.count("envelope_differences")
+            telling.tell("fact.differed", message_id=new.message_id, offset=told.offset)
+        for warning in admission.warnings:
+            telling.count("warnings")
+            telling.tell("fact.doubted", message_id=new.message_id, why=warning)
+        telling.tell("fact.appended", message_id=new.message_id, offset=told.offset)
+        return told
+
+    def refused(self, error: BoundaryError, fact: NewFact | None = None) -> None:
+        """Count and tell a refusal."""
+        self.telling.count("append_failures", error.reason or error.code)
+        if error.reason == "conflicting_duplicate":
+            self.telling.count("conflicts")
+        message_id = None if fact is None else fact.message_id
+        self.telling.tell("fact.refused", message_id=message_id, code=error.code, why=error.reason)
+
+    def failed(self, error: StoreError) -> BoundaryError:
+        """The answer to what the store could not do."""
+        told = store_trouble(error)
+        self.is_broken |= isinstance(error, StoreBrokenError)
+        self.telling.warn("zone.troubled", f"the store of zone {self.name}: {error}", error=error)
+        self.telling.count("append_failures", told.reason)
+        return told
+
+    def lookup(self, from_zone: str, message_id: str, log: str | None = None) -> dict[str, Any]:
+        """What the ledger knows about an id."""
+        found = self.store.find(from_zone, message_id, log)
+        if found is None:
+            raise BoundaryNotFoundError(
+                f"no fact with the message_id {message_id!r} of zone {from_zone!r} is here",
+                reason="fact_not_found",
+                details={"from_zone": from_zone, "message_id": message_id},
+            )
+        is_whole = len(found.digest) == 32
+        return {
+            "offset": found.offset,
+            "digest": spelled(found.digest) if is_whole else f"sha256:{found.digest.hex()}",
+            "is_digest_whole": is_whole,
+            "state": "retained" if found.is_retained else "truncated",
+            "log": found.log,
+        }
+
+    # ---- objects ----
+
+    def bound(self, bucket: str, key: str, blob: Blob) -> ObjectReceipt:
+        """Give bytes that are on disk their name."""
+        stored = self.store.bind(bucket, key, blob.digest, blob.size)
+        self.telling.count("puts")
+        self.telling.count("artifact_bytes", times=blob.size)
+        return ObjectReceipt(
+            bucket=bucket, key=key, digest=spelled(stored.digest), size=stored.size
+        )
+
+    def put(
+        self, bucket: str, key: str, data: bytes, expected: bytes | None = None
+    ) -> ObjectReceipt:
+        """Store bytes under a name; the answer means that they are on disk."""
+        upload = self.objects.upload()
+        try:
+            upload.write(data)
+            return self.finished(bucket, key, upload, expected)
+        finally:
+            upload.abort()
+
+    def finished(
+        self, bucket: str, key: str, upload: Upload, expected: bytes | None
+    ) -> ObjectReceipt:
+        """Put uploaded bytes on disk and give them their name."""
+        with self.blobs.storing():
+            return self.bound(bucket, key, upload.finish(expected))
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Remove an object to which no fact refers."""
+        self.found(bucket, key)
+        freed = self.store.unbind(bucket, key)
+        if freed is not None:
+            self.blobs.remove(
+                lambda: not self.store.is_bound(freed.digest),
+                lambda: self.objects.delete(freed.digest),
+            )
+
+    def found(self, bucket: str, key: str, digest: bytes | None = None) -> StoredObject:
+        """What a name stands for; with a ``digest``, those very bytes if they are here at all."""
+        stored = self.store.object(bucket, key)
+        if digest is not None and (stored is None or stored.digest != digest):
+            # A peer's artifact may bear the name of another one of ours.
+            blob = self.objects.stat(digest) if self.store.is_bound(digest) else None
+            if blob is not None:
+                return StoredObject(bucket, key, digest, blob.size, self.clock())
+        if stored is None:
+            raise BoundaryNotFoundError(
+                f"there is no object {bucket}/{key}",
+                reason="object_not_found",
+                details={"bucket": bucket, "key": key},
+            )
+        return stored
+
+    # ---- consumers ----
+
+    def serve(
+        self, name: str, limit: int, max_bytes: int | None, holder: str | None, lease: float | None
+    ) -> Serving:
+        """A page for a consumer, within the limits of this zone."""
+        limits = self.settings.limits
+        most = min(max_bytes or limits.page_bytes, limits.page_bytes)
+        seconds = self.settings.lease if lease is None else lease
+        self.telling.count("fetches")
+        self.check_seal(name)
+        return self.store.serve(
+            name, min(limit, limits.page_items), most, holder=holder, lease=seconds
+        )
+
+    def check_seal(self, consumer: str) -> None:
+        """Refuse a peer while its link, or the whole zone, is sealed; others never."""
+        if not consumer.startswith(PEER):
+            return
+        for peer in ("", consumer.removeprefix(PEER)):
+            link = self.store.link(peer)
+            if link.is_sealed:
+                raise NodeUnavailableError(
+                    f"zone {self.name} is sealed for {peer or 'every peer'}",
+                    reason="sealed",
+                    remedy="an operator opens it again with `ergon boundary open`",
+                )
+
+    def seek(self, name: str, offset: int, reason: str) -> dict[str, Any]:
+        """Set a cursor by hand; it is written down."""
+        before = self.store.consumer(name).cursor
+        after = self.store.seek(name, offset, reason=reason or "no reason given")
+        self.telling.note(
+            "consumer.sought",
+            f"the cursor of {name} was set from {before} to {after.cursor}",
+            consumer=name,
+            before=before,
+            cursor=after.cursor,
+            reason=reason,
+        )
+        return {"consumer_name": name, "cursor": after.cursor, "before": before}
+
+    # ---- end ----
+
+    def close(self) -> None:
+        """Let go of the stores and of the folder."""
+        self.objects.close()
+        self.store.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _allowed(capacity: int | None) -> int | None:
+    return None if capacity is None else int(capacity * HARD)
+
+
+def check_log(name: str, logs: Iterable[str]) -> str:
+    """A log that exists or may come to exist; ``FactInvalidError`` for any other."""
+    if name == OUTBOUND or name in logs:
+        return name
+    if name.startswith(INBOUND) and len(name) > len(INBOUND):
+        return name  # a consumer may be there before the peer is
+    raise FactInvalidError(
+        f"there is no log {name!r}",
+        reason="unknown_log",
+        remedy="name outbound, or inbound:<zone of a peer>",
+        details={"field": "log"},
+    )

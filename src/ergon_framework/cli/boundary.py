@@ -1,0 +1,36 @@
+"""``ergon boundary``: a zone's node, and everything an operator does with it."""
+
+from __future__ import annotations
+
+import typer
+
+from ergon_framework.cli import (
+    boundary_certs,
+    boundary_consumers,
+    boundary_facts,
+    boundary_objects,
+    boundary_quarantine,
+    boundary_serve,
+    boundary_status,
+    boundary_upkeep,
+)
+
+app = typer.Typer(
+    help="Run a zone's node, look after it, and pass facts and artifacts by hand.",
+    epilog="Commands that ask a node find it by --url, or by the zone of the settings.",
+)
+app.command()(boundary_serve.serve)
+app.command()(boundary_status.status)
+app.command()(boundary_facts.append)
+app.command()(boundary_objects.put)
+app.command()(boundary_objects.get)
+app.command()(boundary_facts.fetch)
+app.command()(boundary_facts.confirm)
+app.command()(boundary_facts.lookup)
+app.add_typer(boundary_consumers.app, name="consumers")
+app.add_typer(boundary_quarantine.app, name="quarantine")
+app.command()(boundary_status.seal)
+app.command("open")(boundary_status.open_gate)
+app.command()(boundary_upkeep.verify)
+app.command()(boundary_upkeep.backup)
+app.add_typer(boundary_certs.app, name="certs")

@@ -1,0 +1,229 @@
+"""``ergon boundary append|fetch|confirm|lookup``: facts in and out by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ergon_framework.cli.boundary_batch import append_lines
+from ergon_framework.cli.boundary_node import ADMIN, CORE, DataFolder, Node, asks_node, request
+from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.session import JsonFlag
+from ergon_framework.errors import ConfigurationError
+
+STDIN = "-"
+
+Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="The name of a consumer.")]
+Holder = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Take and hold the consumer's lease under this name."),
+]
+
+
+@asks_node
+def append(
+    node: Node,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help='JSON {"envelope", "fact"}; - is standard input.'),
+    ] = None,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="FILE has one such JSON object per line.")
+    ] = False,
+    subject: Annotated[
+        str | None, typer.Option(metavar="KIND:ID", help="What the fact is about.")
+    ] = None,
+    predicate: Annotated[
+        str | None, typer.Option(metavar="WORD", help="What is said about it.")
+    ] = None,
+    object_json: Annotated[
+        str | None,
+        typer.Option("--object", metavar="JSON", help="What exactly: any JSON value [null]."),
+    ] = None,
+    message_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="The key that prevents doubles.")
+    ] = None,
+    from_zone: Annotated[
+        str | None, typer.Option("--from", metavar="ZONE", help="Who tells it.")
+    ] = None,
+    to_zone: Annotated[str | None, typer.Option("--to", metavar="ZONE", help="To whom.")] = None,
+    produced_at: Annotated[
+        int | None, typer.Option(metavar="MS", help="Unix milliseconds [now].")
+    ] = None,
+    correlation_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="What it belongs to.")
+    ] = None,
+    causation_id: Annotated[str | None, typer.Option(metavar="ID", help="What caused it.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")
+    ] = None,
+    schema: Annotated[str | None, typer.Option(metavar="URN", help="Of the object.")] = None,
+    media_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Of the artifact.")] = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Append one fact, from FILE, standard input or options; or many, one JSON object per line.
+
+    The answer means that it is on disk. The same again gives the same offset. Exit code 1 when a
+    fact was refused.
+    """
+    envelope = {
+        "message_id": message_id,
+        "from_zone": from_zone,
+        "to_zone": to_zone,
+        "produced_at_unix_ms": produced_at,
+        "correlation_id": correlation_id,
+        "causation_id": causation_id,
+        "labels": _labels(label),
+        "object_schema": schema,
+        "object_media_type": media_type,
+    }
+    said = {name: value for name, value in envelope.items() if value is not None}
+    is_said = bool(said) or any(word is not None for word in (subject, predicate, object_json))
+    if is_said and (file is not None or batch):
+        raise ConfigurationError("a file and options were given", remedy="give one of the two")
+    if batch:
+        return append_lines(node, _lines(file), as_json=as_json)
+    body = _composed(said, subject, predicate, object_json) if is_said else _whole(file)
+    show_one(node.send(CORE + "AppendFact", body), as_json=as_json)
+    return 0
+
+
+@asks_node
+def fetch(
+    node: Node,
+    consumer: Consumer,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many facts.")] = 100,
+    wait: Annotated[
+        float, typer.Option(metavar="S", min=0.0, help="Wait so long for facts, in seconds.")
+    ] = 0.0,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="Confirm what was printed, once it is printed.")
+    ] = False,
+    holder: Holder = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the next facts of a consumer; the same ones again until they are confirmed."""
+    wait_ms = round(wait * 1000)
+    asked = request(consumer_name=consumer, limit=limit, wait_ms=wait_ms, holder=holder)
+    page = node.send(CORE + "FetchFacts", asked, patience=wait)
+    _show_page(page, as_json=as_json)
+    sys.stdout.flush()  # what nobody has read is not confirmed
+    if confirm and (page["facts"] or page["through_offset"] > page["cursor"]):
+        node.ask(
+            CORE + "ConfirmReceipt",
+            consumer_name=consumer,
+            offset=page["through_offset"],
+            holder=holder,
+        )
+
+
+@asks_node
+def confirm(
+    node: Node,
+    consumer: Consumer,
+    offset: Annotated[int, typer.Argument(metavar="OFFSET", min=0)],
+    holder: Holder = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say that everything at or below OFFSET is handled; it is not delivered again."""
+    answer = node.ask(CORE + "ConfirmReceipt", consumer_name=consumer, offset=offset, holder=holder)
+    show_one(answer, as_json=as_json)
+
+
+@asks_node
+def lookup(
+    node: Node,
+    from_zone: Annotated[str, typer.Argument(metavar="FROM_ZONE", help="Who told the fact.")],
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its id.")],
+    log: Annotated[
+        str | None, typer.Option(metavar="LOG", help="outbound or inbound:ZONE [all].")
+    ] = None,
+    data: DataFolder = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say whether an id was ever appended, and at which offset. Exit code 1 when it never was."""
+    if data is None:
+        found = node.ask(ADMIN + "LookupFact", from_zone=from_zone, message_id=message_id, log=log)
+    else:
+        from ergon_framework.boundary.local import looked_into
+
+        with looked_into(data) as zone:
+            found = zone.lookup(from_zone, message_id, log)
+    show_one(found, as_json=as_json)
+
+
+# ---- what goes in -------------------------------------------------------------------------------
+
+
+def _composed(
+    envelope: dict[str, Any], subject: str | None, predicate: str | None, text: str | None
+) -> bytes:
+    try:
+        value = json.loads("null" if text is None else text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--object is not JSON: {error}", remedy="""write for example --object '{"step": 4}'"""
+        ) from None
+    fact = {"subject": subject, "predicate": predicate}
+    stated = {name: word for name, word in fact.items() if word is not None}
+    whole = {"produced_at_unix_ms": round(time.time() * 1000), **envelope}
+    return json.dumps({"envelope": whole, "fact": {**stated, "object_json": value}}).encode()
+
+
+def _labels(texts: list[str] | None) -> dict[str, str] | None:
+    labels = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ConfigurationError(
+                f"--label {text!r} is not NAME=VALUE", remedy="write for example --label line=3"
+            )
+        labels[name] = value
+    return labels or None
+
+
+def _whole(file: Path | None) -> bytes:
+    return b"".join(_lines(file))
+
+
+def _lines(file: Path | None) -> Iterator[bytes]:
+    """The lines of a file or of the standard input, as they are."""
+    if file is None and sys.stdin.isatty():
+        raise ConfigurationError(
+            "there is no fact", remedy="name a file, give --subject and the like, or pipe it in"
+        )
+    if file is None or str(file) == STDIN:
+        yield from sys.stdin.buffer
+        return
+    try:
+        with open(file, "rb") as opened:
+            yield from opened
+    except OSError as error:
+        raise ConfigurationError(
+            f"{file} cannot be read: {error.strerror}", remedy="name a readable file"
+        ) from error
+
+
+# ---- what comes out -----------------------------------------------------------------------------
+
+
+def _show_page(page: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        show_one(page, as_json=True)
+        return
+    columns = ["offset", "from_zone", "message_id", "subject", "predicate", "object"]
+    show_list((_row(each) for each in page["facts"]), columns, as_json=False)
+    for gap in page.get("gaps", ()):
+        print(f"lost: {gap['first_offset']} to {gap['last_offset']} ({gap['reason']})")
+
+
+def _row(delivery: dict[str, Any]) -> dict[str, Any]:
+    envelope, fact = delivery["envelope"], delivery["fact"]
+    text = json.dumps(fact.get("object_json"), ensure_ascii=False)
+    return {**envelope, **fact, "offset": delivery["offset"], "object": text}

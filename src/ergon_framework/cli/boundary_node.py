@@ -1,0 +1,139 @@
+"""How commands reach a running node: the options they share, and the calls they make."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli.session import ConfigPath
+
+if TYPE_CHECKING:
+    from ergon_framework.boundary.http.client import HttpTransport
+
+CORE, ADMIN = "bsfg.v1.Boundary/", "bsfg.v1.BoundaryAdmin/"
+
+ZoneName = Annotated[
+    str | None,
+    typer.Option(
+        "--zone", metavar="NAME", help="The zone [default: the only one in the settings]."
+    ),
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="Look into this folder instead of asking a node; reads only."
+    ),
+]
+NodeUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="The node [default: where the zone of the settings listens, or 127.0.0.1:9443].",
+    ),
+]
+Cert = Annotated[
+    Path | None, typer.Option("--cert", metavar="FILE", help="The certificate to show (PEM).")
+]
+Key = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its key (PEM).")]
+Ca = Annotated[
+    Path | None,
+    typer.Option("--ca", metavar="FILE", help="The authority that signed the other side's (PEM)."),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds to wait for an answer.")
+]
+
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "url": (NodeUrl, None),
+    "config": (ConfigPath, None),
+    "zone": (ZoneName, None),
+    "cert": (Cert, None),
+    "key": (Key, None),
+    "ca": (Ca, None),
+    "timeout": (Timeout, 30.0),
+}
+
+
+class Node:
+    """A node as one command talks to it; nothing is looked up or sent before the first call."""
+
+    def __init__(
+        self,
+        *,
+        url: str | None = None,
+        config: Path | None = None,
+        zone: str | None = None,
+        cert: Path | None = None,
+        key: Path | None = None,
+        ca: Path | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        self._url, self._config, self._zone = url, config, zone
+        self._files = {"cert": cert, "key": key, "ca": ca}
+        self.timeout = timeout
+        self._transport: HttpTransport | None = None
+
+    @property
+    def transport(self) -> HttpTransport:
+        """The connection, made when first asked for."""
+        if self._transport is None:
+            from ergon_framework.app.boundary_address import node_address
+            from ergon_framework.boundary.producer_options import TlsOptions
+
+            files = {name: path and str(path) for name, path in self._files.items()}
+            address = node_address(self._config, self._zone, self._url, TlsOptions(**files))  # type: ignore[typeddict-item]
+            self._transport = address.connect(self.timeout)
+        return self._transport
+
+    def send(self, method: str, body: bytes, *, patience: float = 0.0) -> Any:
+        """The answer to a request as it is; ``patience`` is what the node may wait, in seconds."""
+        answer = self.transport.call(method, body, timeout=self.timeout + patience)
+        return json.loads(answer)
+
+    def ask(self, method: str, **fields: Any) -> Any:
+        """The answer to a request of these fields; those that are None are left out."""
+        return self.send(method, request(**fields))
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+def request(**fields: Any) -> bytes:
+    """The body of a request; fields that are None are left out."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return json.dumps(given).encode()
+
+
+def asks_node(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command, whose first parameter is a ``Node``, the options that say which node.
+
+    Every command has the same ones, so they are written down once; Typer reads the signature.
+    """
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter(name, keyword, default=default, annotation=annotation)
+        for name, (annotation, default) in _OPTIONS.items()
+    ]
+    parameters = [*(each.replace(kind=keyword) for each in own), *added]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        node = Node(**{name: given.pop(name) for name in _OPTIONS})
+        try:
+            return command(node, **given)
+        finally:
+            node.close()
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run

@@ -1,0 +1,91 @@
+"""``ergon boundary serve``: run the node of one zone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ergon_framework.cli.boundary_node import Ca, Cert, Key, ZoneName
+from ergon_framework.cli.output import show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel
+
+
+def serve(
+    zone: ZoneName = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder of its log and its objects; made if missing."),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where to serve; port 0 is any free one."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Plain HTTP, on a loopback address only.")
+    ] = False,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option("--peer", metavar="NAME=URL", help="Pull from this zone; may be repeated."),
+    ] = None,
+    cert: Cert = None,
+    key: Key = None,
+    ca: Ca = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Who may do what (TOML).")
+    ] = None,
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES", min=1, help="What the log may hold; appends are refused from 80 % on."
+        ),
+    ] = None,
+    strict_ids: Annotated[
+        bool, typer.Option("--strict-ids", help="Refuse message ids that look unstable.")
+    ] = False,
+    config: ConfigPath = None,
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a zone's node until SIGTERM or SIGINT.
+
+    Prints one line when it is ready: ready zone=NAME listen=HOST:PORT. Options override what
+    [zones.NAME] in the settings says. The first signal lets running requests finish, exit code 0;
+    a second one ends the process at once. What was acknowledged is on disk in either case.
+    """
+    from ergon_framework.app.boundary import peers_of, zone_setup
+    from ergon_framework.app.boundary_serving import serve as run
+    from ergon_framework.app.observation import finish_telemetry, set_up_logging
+
+    set_up_logging(log_level, log_format)
+    paths = {"data": data, "cert": cert, "key": key, "ca": ca, "policy": policy}
+    setup = zone_setup(
+        config,
+        zone,
+        {
+            **{name: path and str(path.absolute()) for name, path in paths.items()},
+            "listen": listen,
+            "insecure": insecure or None,
+            "peers": peers_of(peer),
+            "capacity_bytes": capacity,
+            "strict_ids": strict_ids or None,
+        },
+    )
+
+    def ready(address: str) -> None:
+        try:
+            if as_json:
+                show_one({"zone": setup.name, "listen": address}, as_json=True)
+            else:
+                print(f"ready zone={setup.name} listen={address}", flush=True)
+        except OSError:  # nobody has to listen
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    try:
+        run(setup, ready)
+    finally:
+        finish_telemetry()

@@ -1,0 +1,79 @@
+"""``ergon boundary verify|backup``: a zone's folder, also while its node runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ergon_framework.cli.boundary_node import ZoneName
+from ergon_framework.cli.desk import progress
+from ergon_framework.cli.output import printable, show_list, show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+
+OfZone = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="The zone's folder [default: as in the settings]."),
+]
+
+
+def verify(
+    data: OfZone = None, config: ConfigPath = None, zone: ZoneName = None, as_json: JsonFlag = False
+) -> int:
+    """Walk the hash chain of every log and read every object. Exit code 1 when something is wrong.
+
+    Nothing is changed, and the node may run meanwhile. JSON is the list of what is wrong.
+    """
+    from ergon_framework.app.boundary_address import data_folder
+    from ergon_framework.boundary.local import looked_into
+    from ergon_framework.boundary.verifying import Finding, Progress, size_of, verified
+
+    found: list[dict[str, Any]] = []
+    done = Progress(0, 0)
+    with (
+        looked_into(data_folder(data, config, zone)) as looked,
+        progress("verified", size_of(looked)) as move,
+    ):
+        for told in verified(looked):
+            if isinstance(told, Finding):
+                found.append(told.shape())
+            else:
+                done = told
+                move(done.facts + done.objects)
+    if as_json or found:
+        show_list(found, ["kind", "where", "what"], as_json=as_json)
+    if not as_json:
+        verdict = f"{len(found)} flaws" if found else "no flaws"
+        print(f"{verdict} in {done.facts} facts and {done.objects} objects")
+    return 1 if found else 0
+
+
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.")],
+    data: OfZone = None,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy the bytes of objects even on the same disk.")
+    ] = False,
+    config: ConfigPath = None,
+    zone: ZoneName = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Copy a zone's log and objects to FOLDER while its node runs.
+
+    The copy is consistent and is a zone's folder like any other. When a node opens it first, it
+    begins a new epoch, so that peers notice that it went back in time. Exit code 1 when an object
+    is damaged where it was, and so could not be copied.
+    """
+    from ergon_framework.app.boundary_address import data_folder
+    from ergon_framework.boundary.backing_up import back_up
+
+    with progress("objects") as move:
+        made = back_up(data_folder(data, config, zone), folder, shares=not copy, report=move)
+    shape = asdict(made)
+    missing = shape.pop("missing")
+    show_one({**shape, "missing": missing} if as_json else shape, as_json=as_json)
+    if missing and not as_json:
+        print(f"not whole: {printable(missing)}")
+    return 1 if missing else 0

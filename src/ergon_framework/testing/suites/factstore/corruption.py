@@ -1,0 +1,132 @@
+"""Checks of damage: a fact that is not what was stored is noticed, and never given out."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ergon_framework.ports.factstore import OUTBOUND, Flaw
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.factstore.subject import INBOX, Subject, offsets, same
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+
+def _flaws(s: Subject, log: str = OUTBOUND, after: int = 0) -> list[int]:
+    return [e.offset for e in s.store.verify(log, after) if isinstance(e, Flaw)]
+
+
+@check()
+def sound_log_has_no_flaws(s: Subject) -> None:
+    """Verification of a sound log finds nothing, from any place on and after a truncation."""
+    s.consumer()
+    s.put(*(f"id-{n}" for n in range(40)))
+    s.done(30)
+    same((_flaws(s), _flaws(s, after=10), _flaws(s, after=99)), ([], [], []), "flaws")
+    s.store.truncate(OUTBOUND, 20)
+    s.put("later")
+    same((_flaws(s), _flaws(s, after=25), _flaws(s, INBOX)), ([], [], []), "flaws later")
+
+
+@check()
+def verification_tells_how_far_it_is(s: Subject) -> None:
+    """What verification says about its place goes up, and stays within the log."""
+    s.put(*(f"id-{n}" for n in range(40)))
+    places = [each for each in s.store.verify(OUTBOUND) if isinstance(each, int)]
+    same(places, sorted(places), "places")
+    expect(all(0 <= place <= 40 for place in places), f"places {places[:9]}")
+
+
+@check("corrupt")
+def damage_is_found(s: Subject) -> None:
+    """Verification names the damaged fact, and goes on behind it."""
+    s.put(*"abcde")
+    s.corrupt(OUTBOUND, 2)
+    s.corrupt(OUTBOUND, 4)
+    found = _flaws(s)
+    expect({2, 4} <= set(found), f"flaws {found}")
+    expect(not {1} & set(found), f"flaws {found}: 1 is sound")
+    expect(4 in _flaws(s, after=3), "damage behind the given place")
+
+
+@check("corrupt")
+def flaw_says_what_it_is(s: Subject) -> None:
+    """A flaw names its log and says something."""
+    s.put("a")
+    s.corrupt(OUTBOUND, 1)
+    flaws = [each for each in s.store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    same([(e.log, e.offset) for e in flaws], [(OUTBOUND, 1)], "log and offset")
+    expect(flaws[0].what, "it says nothing")
+
+
+@check("corrupt")
+def page_ends_before_damage(s: Subject) -> None:
+    """A page for a consumer ends before a damaged fact."""
+    s.consumer()
+    s.put(*"abcd")
+    s.corrupt(OUTBOUND, 3)
+    page = s.serve().page
+    same(offsets(page.facts), [1, 2], "offsets")
+    expect(page.through == 2, f"through is {page.through}")
+
+
+@check("corrupt")
+def damaged_fact_is_passed(s: Subject) -> None:
+    """A damaged fact that comes next goes into quarantine as ``corrupted``; the others come."""
+    s.consumer()
+    s.put(*"abcd")
+    s.corrupt(OUTBOUND, 1)
+    s.corrupt(OUTBOUND, 2)
+    same(s.served(), [3, 4], "offsets")
+    told = [(e.consumer, e.offset, e.reason) for e in s.store.quarantine()]
+    same(told, [("c", 1, "corrupted"), ("c", 2, "corrupted")], "quarantine")
+    same(s.store.consumer("c").cursor, 2, "the cursor")
+    s.served()
+    same(len(s.store.quarantine()), 2, "items after a second page")
+    same(s.store.confirm("c", 4), 4, "the cursor in the end")
+
+
+@check("corrupt")
+def damage_at_the_end_is_passed(s: Subject) -> None:
+    """When nothing but damage is left, the page is empty and reaches the head."""
+    s.consumer()
+    s.put(*"ab")
+    s.corrupt(OUTBOUND, 1)
+    s.corrupt(OUTBOUND, 2)
+    page = s.serve().page
+    same((page.facts, page.through), ([], 2), "facts and through")
+    same(len(s.store.quarantine()), 2, "items")
+
+
+@check("corrupt")
+def damage_is_not_read(s: Subject) -> None:
+    """Reading without a consumer never gives a damaged fact out either."""
+    s.put(*"abc")
+    s.corrupt(OUTBOUND, 2)
+    seen: set[int] = set()
+
+    def read(after: int) -> None:
+        seen.update(offsets(s.page(after).facts))
+
+    for after in range(3):
+        error = s.refusal(partial(read, after))
+        expect(error is None or after == 1, f"reading after {after} raised {error!r}")
+    expect(2 not in seen, "a damaged fact was read")
+
+
+@check("corrupt")
+def damage_harms_no_append(s: Subject) -> None:
+    """A log with a damaged fact takes new ones, and still knows all its ids."""
+    s.put(*"abc")
+    s.corrupt(OUTBOUND, 3)
+    same((s.put("d"), s.again("c").offset), ([4], 3), "the next offset, and a duplicate")
+
+
+@check("corrupt", "reopen")
+def damage_does_not_stop_the_start(s: Subject) -> None:
+    """A store with a damaged fact can be opened and used."""
+    s.consumer()
+    s.put(*"abc")
+    s.corrupt(OUTBOUND, 1)
+    s.reopen()
+    same((s.put("d"), s.served()), ([4], [2, 3, 4]), "the next offset, and what comes")

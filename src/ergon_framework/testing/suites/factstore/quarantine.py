@@ -1,0 +1,203 @@
+"""Checks of quarantine: a fact that cannot be handled makes way, and is not lost."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ergon_framework.errors import BoundaryNotFoundError
+from ergon_framework.ports.factstore import OUTBOUND
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.factstore.subject import Subject, same
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+
+@check()
+def set_aside_fact_makes_way(s: Subject) -> None:
+    """The next fact goes into quarantine and the cursor past it; the others come."""
+    s.consumer()
+    s.put(*"abc")
+    s.serve()
+    s.set_aside(1)
+    same((s.store.consumer("c").cursor, s.served()), (1, [2, 3]), "cursor, what comes")
+    same(s.ids(), ["a", "b", "c"], "the log")
+
+
+@check()
+def item_keeps_every_field(s: Subject) -> None:
+    """An item tells whose it is, where it lies, what went wrong, how often and when."""
+    s.consumer()
+    s.put(*"ab")
+    s.done(1)
+    s.clock.forward(5.0)
+    item = s.set_aside(2, reason="crash_loop", message="exit 9", attempts=7)
+    told = item.consumer, item.log, item.offset, item.reason, item.message, item.attempts
+    same(told, ("c", OUTBOUND, 2, "crash_loop", "exit 9", 7), "fields")
+    same((item.state, item.envelope, item.fact), ("quarantined", b"", b""), "state, payload")
+    expect(abs(item.at - s.clock()) < 0.002, f"it is dated {item.at}")
+    same(s.store.quarantine(), [item], "the quarantine")
+
+
+@check()
+def only_the_next_is_set_aside(s: Subject) -> None:
+    """Any other fact than the next is refused, and nothing moves."""
+    s.consumer()
+    s.put(*"abc")
+    s.done(1)
+    for offset in (0, 1, 3, 4, 99):
+        s.refused(partial(s.set_aside, offset), "not_next")
+    same((s.store.quarantine(), s.store.consumer("c").cursor), ([], 1), "quarantine, cursor")
+
+
+@check()
+def next_is_next_in_the_view(s: Subject) -> None:
+    """In a view, the next fact is the next one to its zone."""
+    s.consumer(to_zone="b")
+    for n, zone in enumerate("ccbcb", 1):
+        s.put(f"id-{n}", to_zone=zone)
+    for offset in (1, 2, 5):
+        s.refused(partial(s.set_aside, offset), "not_next")
+    s.set_aside(3)
+    same((s.store.consumer("c").cursor, s.served()), (3, [5]), "cursor, what comes")
+
+
+@check()
+def others_still_get_it(s: Subject) -> None:
+    """What one consumer set aside, another is given all the same."""
+    s.consumer("a")
+    s.consumer("b")
+    s.put(*"xy")
+    s.set_aside(1, "a")
+    same((s.served("a"), s.served("b")), ([2], [1, 2]), "what they get")
+
+
+@check()
+def quarantine_is_listed(s: Subject) -> None:
+    """Items are listed oldest first, of one consumer or all, in one state or any."""
+    s.consumer("a")
+    s.consumer("b")
+    s.put(*"xyz")
+    first, second, third = (s.set_aside(*each) for each in ((1, "b"), (1, "a"), (2, "b")))
+    same([e.id for e in s.store.quarantine()], [first.id, second.id, third.id], "all")
+    same([e.id for e in s.store.quarantine("b")], [first.id, third.id], "of one consumer")
+    s.store.settle(first.id, "discarded")
+    same([e.id for e in s.store.quarantine("b")], [third.id], "still in quarantine")
+    same([e.id for e in s.store.quarantine(state="discarded")], [first.id], "discarded")
+    same(len(s.store.quarantine(state=None)), 3, "in any state")
+    same(s.store.quarantine("nobody", None), [], "of an unknown consumer")
+
+
+@check()
+def set_aside_fact_may_be_confirmed_past(s: Subject) -> None:
+    """After a fact was set aside, the rest of its page is confirmed as ever."""
+    s.consumer()
+    s.put(*"abc")
+    s.serve()
+    s.store.confirm("c", 1)
+    s.set_aside(2)
+    same((s.store.confirm("c", 3), s.served()), (3, []), "the cursor, and what comes")
+    same([e.offset for e in s.store.quarantine()], [2], "the quarantine")
+
+
+@check()
+def unserved_fact_may_be_set_aside(s: Subject) -> None:
+    """A fact may be set aside that was not served, as an operator would do."""
+    s.consumer()
+    s.put(*"ab")
+    s.set_aside(1)
+    same((s.store.confirm("c", 1), s.served()), (1, [2]), "a confirmation, and what comes")
+
+
+# ---- settling -----------------------------------------------------------------------------------
+
+
+def _item(s: Subject, *states: str) -> int:
+    """An item that has gone through these states."""
+    if not s.store.consumers():
+        s.consumer()
+    head = s.put(f"id-{s.head()}")[0]
+    s.done(head - 1)
+    item = s.set_aside(head)
+    for state in states:
+        s.store.settle(item.id, state)
+    return item.id
+
+
+@check()
+def items_go_their_ways(s: Subject) -> None:
+    """From quarantine to released, discarded or settled; from released to the latter two."""
+    ways = "released", "discarded", "settled", "released discarded", "released settled"
+    for states in map(str.split, ways):
+        number = _item(s, *states)
+        found = [e.state for e in s.store.quarantine(state=None) if e.id == number]
+        same(found, [states[-1]], f"the state after {' and '.join(states)}")
+
+
+@check()
+def same_way_again_is_fine(s: Subject) -> None:
+    """An operator that repeats itself is answered with the item as it is."""
+    for state in ("released", "discarded", "settled"):
+        number = _item(s, state)
+        same(s.store.settle(number, state).state, state, "the state")
+
+
+@check()
+def wrong_ways_are_refused(s: Subject) -> None:
+    """What is discarded or settled stays so, and nothing goes back into quarantine by itself."""
+    for states, then in (
+        (["discarded"], ("released", "settled", "quarantined")),
+        (["settled"], ("released", "discarded", "quarantined")),
+        (["released"], ("quarantined",)),
+        ([], ("nonsense", "")),
+    ):
+        number = _item(s, *states)
+        for state in then:
+            s.refused(partial(s.store.settle, number, state), "wrong_state")
+        found = [e.state for e in s.store.quarantine(state=None) if e.id == number]
+        same(found, states or ["quarantined"], "the state in the end")
+
+
+@check()
+def unknown_item(s: Subject) -> None:
+    """An item that is not there cannot be settled."""
+    number = _item(s)
+    call = lambda: s.store.settle(number + 1000, "released")  # noqa: E731
+    s.refused(call, "", "not_found", BoundaryNotFoundError)
+
+
+@check()
+def settling_answers_the_item(s: Subject) -> None:
+    """Whoever settles an item gets it back in its new state, everything else unchanged."""
+    number = _item(s)
+    before = s.store.quarantine()[0]
+    item = s.store.settle(number, "discarded", reason="a test fact")
+    same(item.state, "discarded", "the state")
+    told = [(e.id, e.consumer, e.log, e.offset, e.attempts) for e in (before, item)]
+    same(told[1], told[0], "id, consumer, log, offset, attempts")
+
+
+@check()
+def discarded_does_not_come(s: Subject) -> None:
+    """A discarded or settled item is not delivered again."""
+    _item(s, "discarded")
+    _item(s, "settled")
+    same(s.served(), [], "what comes")
+
+
+@check()
+def operators_settle_in_the_journal(s: Subject) -> None:
+    """Releasing and discarding are written down with their reasons."""
+    s.store.settle(_item(s), "released", reason="the parser is mended")
+    s.store.settle(_item(s), "discarded", reason="a test fact")
+    texts = [text for _, _, text in s.store.journal()]
+    for reason in ("the parser is mended", "a test fact"):
+        expect(any(reason in text for text in texts), f"{reason!r} is not in {texts}")
+
+
+@check()
+def ids_of_items_are_not_reused(s: Subject) -> None:
+    """An item's number never stands for another one, not even when its consumer is gone."""
+    first = _item(s)
+    s.store.delete_consumer("c")
+    expect(_item(s) != first, f"{first} was given twice")

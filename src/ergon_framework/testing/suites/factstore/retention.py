@@ -1,0 +1,223 @@
+"""Checks of retention: nothing goes that somebody still needs."""
+
+from __future__ import annotations
+
+from ergon_framework.ports.factstore import OUTBOUND
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.factstore.subject import (
+    INBOX,
+    Subject,
+    offsets,
+    same,
+)
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+
+def five(s: Subject, through: int) -> None:
+    """Five facts, of which a consumer has confirmed some."""
+    s.consumer()
+    s.put(*"abcde")
+    s.done(through)
+
+
+def drop(s: Subject, through: int, loss_reason: str | None = None) -> int:
+    """Truncate the outbound log; how many were dropped."""
+    return s.store.truncate(OUTBOUND, through, loss_reason=loss_reason)
+
+
+@check()
+def confirmed_facts_may_go(s: Subject) -> None:
+    """Payloads that the required consumer has confirmed are dropped as asked, and counted."""
+    five(s, 4)
+    same((drop(s, 3), s.ids()), (3, ["d", "e"]), "dropped, and what is left")
+    same(drop(s, 3), 0, "dropped the second time")
+    same(offsets(s.page().facts), [4, 5], "offsets")
+
+
+@check()
+def unconfirmed_facts_stay(s: Subject) -> None:
+    """Nothing above the cursor of a required consumer is dropped."""
+    five(s, 2)
+    same((drop(s, 5), s.ids()), (2, ["c", "d", "e"]), "dropped, and what is left")
+    same(s.served(), [3, 4, 5], "what the consumer still gets")
+
+
+@check()
+def slowest_consumer_counts(s: Subject) -> None:
+    """Retention waits for the slowest of the required consumers."""
+    s.consumer("slow")
+    five(s, 4)
+    same(drop(s, 4), 0, "dropped while one has confirmed nothing")
+    s.done(1, "slow")
+    same((drop(s, 4), s.ids()), (1, ["b", "c", "d", "e"]), "dropped, and what is left")
+
+
+@check()
+def optional_consumer_does_not_count(s: Subject) -> None:
+    """Retention does not wait for a consumer that is not required."""
+    s.consumer("guest", is_required=False)
+    five(s, 4)
+    same(drop(s, 5), 4, "dropped")
+
+
+@check()
+def nobody_is_no_permission(s: Subject) -> None:
+    """A log without required consumers is not truncated."""
+    s.put(*"abc")
+    same(drop(s, 3), 0, "dropped without any consumer")
+    s.consumer("guest", is_required=False)
+    s.done(3, "guest")
+    same((drop(s, 3), s.ids()), (0, ["a", "b", "c"]), "dropped with an optional one alone")
+
+
+@check()
+def consumers_of_other_logs_do_not_count(s: Subject) -> None:
+    """Retention of a log looks at that log's consumers alone."""
+    s.consumer("elsewhere", INBOX)
+    five(s, 3)
+    same(drop(s, 5), 3, "dropped")
+    s.put("a", log=INBOX)
+    same(s.store.truncate(INBOX, 1), 0, "dropped of the other log")
+
+
+@check()
+def deleted_consumer_does_not_count(s: Subject) -> None:
+    """Retention no longer waits for a consumer that was deleted."""
+    s.consumer("slow")
+    five(s, 4)
+    s.store.delete_consumer("slow")
+    same(drop(s, 5), 4, "dropped")
+
+
+@check()
+def set_aside_facts_stay(s: Subject) -> None:
+    """A fact in quarantine is kept until somebody decides: it lies nowhere else."""
+    s.consumer()
+    s.put(*"abcde")
+    s.done(1)
+    item = s.set_aside(2)
+    s.done(5)
+    same((drop(s, 5), s.ids()), (1, ["b", "c", "d", "e"]), "dropped, and what is left")
+    s.store.settle(item.id, "released")
+    same((drop(s, 5), s.served()), (0, [2]), "dropped, and what comes out when released")
+    s.store.confirm("c", 2)
+    same(drop(s, 5), 4, "dropped in the end")
+
+
+@check()
+def truncation_beyond_the_head(s: Subject) -> None:
+    """More than there is may be asked for; then everything confirmed goes, and offsets go on."""
+    five(s, 5)
+    same((drop(s, 1000), s.ids()), (5, []), "dropped, and what is left")
+    same((s.put("f"), s.page().head), ([6], 6), "the next offset, and the head")
+    same(s.page().facts[0].previous, 5, "previous of the next fact")
+    same(s.served(), [6], "what the consumer gets")
+
+
+@check()
+def truncation_of_nothing(s: Subject) -> None:
+    """An empty log, or one that is not there, has nothing to drop."""
+    same((drop(s, 5), s.store.truncate(INBOX, 5)), (0, 0), "dropped")
+    five(s, 5)
+    same((drop(s, 0), len(s.ids())), (0, 5), "dropped up to 0, and what is left")
+
+
+@check()
+def previous_outlives_the_payload(s: Subject) -> None:
+    """The first fact that is kept still names the one before it in its view."""
+    s.consumer()
+    for n, zone in enumerate("bcbbc", 1):
+        s.put(f"id-{n}", to_zone=zone)
+    s.done(5)
+    drop(s, 3)
+    same([f.previous for f in s.page(to_zone="b").facts], [3], "previous in the view b")
+    same([f.previous for f in s.page(to_zone="c").facts], [2], "previous in the view c")
+    same([f.previous for f in s.page().facts], [3, 4], "previous in the log")
+    drop(s, 5)
+    s.put("id-6", to_zone="b")
+    same([f.previous for f in s.page(to_zone="b").facts], [4], "when all before it is gone")
+
+
+@check()
+def page_begins_with_what_is_kept(s: Subject) -> None:
+    """Reading without a consumer begins with the first fact that is kept."""
+    five(s, 4)
+    drop(s, 3)
+    page = s.page()
+    same((offsets(page.facts), page.through, page.head), ([4, 5], 5, 5), "facts, through, head")
+    same(page.gaps, [], "gaps")
+
+
+@check()
+def chain_outlives_the_payload(s: Subject) -> None:
+    """The chain above what was dropped stays; below it is the same or no longer known."""
+    five(s, 5)
+    before = [s.page(n).chain for n in range(6)]
+    drop(s, 3)
+    after = [s.page(n).chain for n in range(6)]
+    same(after[4:], before[4:], "chains of what is kept")
+    expect(all(a in {b, b""} for a, b in zip(after, before, strict=True)), "a chain has changed")
+    s.put("f")
+    expect(s.page(6).chain not in {b"", *before}, "no new chain")
+
+
+@check()
+def behind_what_is_kept_is_said(s: Subject) -> None:
+    """A consumer whose facts were dropped, with no gap recorded, is told so and not skipped."""
+    s.consumer("guest", is_required=False)
+    s.consumer()
+    s.put(*"abcde")
+    s.done(1, "guest")
+    s.done(5)
+    drop(s, 4)
+    error = s.refused(lambda: s.serve("guest"), "truncated", "out_of_range")
+    lost = error.details.get("first_lost"), error.details.get("last_lost")
+    same(lost, (2, 4), "first_lost and last_lost")
+    same(s.store.consumer("guest").cursor, 1, "the cursor")
+    s.store.seek("guest", 4, reason="it can do without")
+    same(s.served("guest"), [5], "after a seek")
+
+
+@check()
+def at_what_is_kept_is_fine(s: Subject) -> None:
+    """A consumer that has confirmed all that was dropped is served as ever."""
+    five(s, 3)
+    drop(s, 3)
+    same(s.served(), [4, 5], "offsets")
+
+
+@check()
+def age_is_told(s: Subject) -> None:
+    """The store tells up to which offset everything was recorded before an instant."""
+    began = s.clock()
+    same(s.store.aged(OUTBOUND, began + 1.0), 0, "in an empty log")
+    for each in "abc":
+        s.put(each)
+        s.clock.forward(10.0)
+    found = [s.store.aged(OUTBOUND, began + n) for n in (0.0, 5.0, 15.0, 25.0, 99.0)]
+    same(found, [0, 1, 2, 3, 3], "offsets after 0, 5, 15, 25 and 99 seconds")
+    same(s.store.aged(INBOX, began + 99.0), 0, "in a log that is not there")
+
+
+@check()
+def age_stops_at_the_first_young_fact(s: Subject) -> None:
+    """When the clock went back, an old fact behind a young one does not count."""
+    began = s.clock()
+    s.put("a")
+    s.clock.forward(100.0)
+    s.put("b")
+    s.clock.forward(-90.0)
+    s.put("c")
+    same(s.store.aged(OUTBOUND, began + 50.0), 1, "the offset")
+
+
+@check()
+def age_counts_what_is_kept(s: Subject) -> None:
+    """After a truncation the age of what is kept is told as before."""
+    five(s, 5)
+    s.clock.forward(10.0)
+    s.put("f")
+    drop(s, 3)
+    same(s.store.aged(OUTBOUND, s.clock()), 5, "the offset")

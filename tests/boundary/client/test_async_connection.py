@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ergon_framework.boundary.http.async_client_connection import HELD, AsyncConnection
+from ergon_framework.boundary.http.codec import AnswerReader
+from ergon_framework.errors import NodeUnavailableError
+
+pytestmark = pytest.mark.req("BOUNDARY:http")
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n"
+
+
+class FakeTransport(asyncio.Transport):
+    """Notes what a connection wants of its socket."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        super().__init__()
+        self.wishes: list[str] = []
+        self._connection = connection
+
+    def pause_reading(self) -> None:
+        self.wishes.append("pause")
+
+    def resume_reading(self) -> None:
+        self.wishes.append("resume")
+
+    def abort(self) -> None:
+        self.wishes.append("abort")
+
+    def is_closing(self) -> bool:
+        return "abort" in self.wishes
+
+    def write(self, data: Any) -> None:
+        """Nothing is sent."""
+
+
+def connected(reader: AnswerReader | None = None) -> tuple[AsyncConnection, FakeTransport]:
+    """A connection over nothing."""
+    connection = AsyncConnection()
+    transport = FakeTransport(connection)
+    connection.connection_made(transport)
+    connection.begin(reader or AnswerReader(limit=None))
+    return connection, transport
+
+
+def test_reader_that_does_not_keep_up() -> None:
+    """A stream is paused when too much of it waits here, and goes on when it was taken."""
+
+    async def main() -> None:
+        connection, transport = connected()
+        connection.data_received(HEAD + b"x" * HELD)
+        assert transport.wishes == []
+        connection.data_received(b"x")
+        assert transport.wishes == ["pause"]
+        assert len(await connection.take()) == HELD + 1
+        assert transport.wishes == ["pause", "resume"]
+
+    asyncio.run(main())
+
+
+def test_node_that_does_not_keep_up() -> None:
+    """Whoever sends waits until the other side has taken most of it, or is gone."""
+
+    async def main() -> None:
+        connection, _ = connected()
+        for end in (connection.resume_writing, lambda: connection.connection_lost(None)):
+            connection.pause_writing()
+            waiting = asyncio.create_task(connection.wait_drained(60.0))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            end()
+            await waiting
+        with pytest.raises(NodeUnavailableError):
+            await connection.wait_done()
+
+    asyncio.run(main())
+
+
+def test_words_that_nobody_asked_for() -> None:
+    """A kept connection on which something arrives is not used again."""
+
+    async def main() -> None:
+        connection, transport = connected(AnswerReader())
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await connection.wait_done()
+        assert not connection.is_closing()
+        connection.data_received(b"HTTP/1.1 408 Timeout\r\n\r\n")
+        assert connection.is_closing()
+        assert transport.wishes == ["abort"]
+
+    asyncio.run(main())
+
+
+def test_two_answers_to_one_request() -> None:
+    """The first answer counts, and the connection is not kept."""
+    reader = AnswerReader()
+    once = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
+    reader.feed(once + once)
+    assert reader.is_done
+    assert reader.body() == b"1"
+    assert not reader.keeps_alive
+    reader = AnswerReader()
+    reader.feed(once + b"garbage")
+    assert reader.is_done
+    assert reader.body() == b"1"
+    assert not reader.keeps_alive

@@ -1,0 +1,160 @@
+"""The folder of blobs when processes die in it, and when several of them use it at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.storage.failpoints import NAMES, VARIABLE
+from tests.boundary.objects.programs import objects
+
+pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:objects")]
+
+WAIT = 50.0
+POINTS = sorted(name for name in NAMES if name.startswith("boundary.object."))
+KILLS = [
+    f"{point}=kill@{nth}" for point in POINTS for nth in ((1,) if "delete" in point else (1, 3))
+]
+
+
+@contextmanager
+def started(action: str, folder: Path, points: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A process that does something with the folder."""
+    process = subprocess.Popen(  # noqa: S603 - our own interpreter
+        [sys.executable, objects.__file__, action, str(folder)],
+        env={**os.environ, VARIABLE: points},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(action: str, folder: Path, points: str = "") -> tuple[int, list[str]]:
+    """Let such a process come to its end; its exit code and what it said."""
+    with started(action, folder, points) as process:
+        output, errors = process.communicate(timeout=WAIT)
+        if not points:
+            assert process.returncode == 0, errors
+        return process.returncode, output.splitlines()
+
+
+def flaws(store: FilesystemObjectStore) -> list[str]:
+    """What is wrong with anything that is visible."""
+    found = []
+    for digest in store.digests():
+        blob = store.stat(digest)
+        assert blob is not None
+        found.append(store.verify(digest, blob.size))
+    return [each for each in found if each]
+
+
+def test_every_step_has_a_failpoint() -> None:
+    """Before and after the bytes, the sync, the name and its sync, and the removal."""
+    steps = {point.split(".")[2] for point in POINTS}
+    assert steps == {"write", "sync", "rename", "folder", "delete"}
+
+
+@pytest.mark.req("P11", "BOUNDARY:badinput")
+@pytest.mark.parametrize("kill", KILLS)
+def test_a_crash_leaves_whole_blobs_or_none(tmp_path: Path, kill: str) -> None:
+    """Whatever was acknowledged is there, whatever is there is whole, and all can be put again."""
+    folder = tmp_path / "objects"
+    code, lines = run("crash", folder, kill)
+    assert code == -signal.SIGKILL
+    said = [line.split() for line in lines]
+    acked = {digest for what, digest in said if what == "acked"}
+    begun = {digest for what, digest in said if what == "began"}
+    with closing(FilesystemObjectStore(folder)) as store:
+        there = {digest.hex() for digest in store.digests()}
+        assert acked - begun <= there
+        assert flaws(store) == []
+        for seed in range(4):
+            objects.put(store, objects.noise(seed))
+        assert len(list(store.digests())) == 4
+        assert flaws(store) == []
+        store.sweep(0.0)
+        assert list((folder / "uploads").iterdir()) == []
+
+
+@pytest.mark.parametrize("kill", ["write.after=kill@3", "sync.after=kill", "rename.after=kill"])
+def test_a_cut_transfer_goes_on_in_another_process(tmp_path: Path, kill: str) -> None:
+    """What the dead process had written is not sent again; the bytes are whole at the end."""
+    folder, data = tmp_path / "objects", objects.noise(7, 6 << 20)
+    digest = hashlib.sha256(data).digest()
+    assert run("cut", folder, f"boundary.object.{kill}") == (-signal.SIGKILL, [])
+    with closing(FilesystemObjectStore(folder)) as store:
+        upload = store.partial(digest)
+        is_placed = "rename" in kill
+        assert upload.size == (0 if is_placed else 3 << 20 if "write" in kill else len(data))
+        assert (store.stat(digest) is not None) is is_placed
+        upload.pause()
+        assert run("cut", folder) == (0, [f"acked {digest.hex()}"])
+        assert store.verify(digest, len(data)) is None
+
+
+def test_processes_put_the_same_bytes_at_once(tmp_path: Path) -> None:
+    """All are answered the same, and every blob is whole."""
+    folder = tmp_path / "objects"
+    with started("race", folder) as one, started("race", folder) as two:
+        for each in (one, two):
+            assert each.stdout is not None
+            assert each.stdout.readline() == "ready\n"
+        assert one.stdin is not None
+        assert two.stdin is not None
+        for stdin in (one.stdin, two.stdin):
+            stdin.write("go\n")
+            stdin.flush()
+        said = [each.communicate(timeout=WAIT)[0].split() for each in (one, two)]
+    assert said[0] == said[1]
+    assert len(said[0]) == 10
+    with closing(FilesystemObjectStore(folder)) as store:
+        assert {digest.hex() for digest in store.digests()} == set(said[0])
+        assert flaws(store) == []
+        assert list((folder / "uploads").iterdir()) == []
+
+
+def test_a_sweep_tells_the_living_from_the_dead(tmp_path: Path) -> None:
+    """The uploads of a process are its own until it is gone, however it goes."""
+    folder = tmp_path / "objects"
+    with closing(FilesystemObjectStore(folder)) as store, started("hold", folder) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert store.sweep(-1e6) == 0
+        known = store.partial(hashlib.sha256(objects.noise(1)).digest())
+        assert known.size == 0  # that part is in use
+        known.abort()
+        process.communicate("die\n", timeout=WAIT)
+        assert process.returncode == -signal.SIGKILL
+        assert store.sweep(3600.0) == 0
+        assert store.sweep(-1e6) == 2
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
+    """The upload is refused as on a full disk, nothing is kept of it, and a small one goes on."""
+    small = hashlib.sha256(objects.noise(1, 1000)).hexdigest()
+    assert run("limit", tmp_path / "objects") == (0, ["store_full", small])
+    with closing(FilesystemObjectStore(tmp_path / "objects")) as store:
+        assert [digest.hex() for digest in store.digests()] == [small]
+        assert list((tmp_path / "objects" / "uploads").iterdir()) == []
+
+
+def test_a_forked_process_hashes_too(tmp_path: Path) -> None:
+    """The threads that hash do not survive a fork; the child gets some of its own."""
+    digests = [hashlib.sha256(objects.noise(seed)).hexdigest() for seed in (1, 2)]
+    assert run("fork", tmp_path / "objects") == (0, [*digests, "0"])

@@ -1,0 +1,50 @@
+"""Stores that are closed after the test, and facts to put into them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore, parts, sealing
+
+ZONE = "plant-a"
+Open = Callable[..., SqliteFactStore]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the store is."""
+    return tmp_path / "facts.db"
+
+
+@pytest.fixture
+def open_store(path: Path) -> Iterator[Open]:
+    """Opens stores, and closes them after the test."""
+    with contextlib.ExitStack() as opened:
+
+        def open_one(zone: str = ZONE, **settings: Any) -> SqliteFactStore:
+            store = SqliteFactStore(path, zone=zone, **settings)
+            opened.callback(store.close)
+            return store
+
+        yield open_one
+
+
+@pytest.fixture
+def store(open_store: Open) -> SqliteFactStore:
+    """A fresh store."""
+    return open_store()
+
+
+@pytest.fixture
+def small_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the ledger write down and merge a few ids at a time."""
+    monkeypatch.setattr(sealing, "YOUNG", 8)
+    monkeypatch.setattr(sealing, "FAN", 3)
+    monkeypatch.setattr(sealing, "PACE", 1)
+    monkeypatch.setattr(sealing, "SWEPT", 2)
+    monkeypatch.setattr(parts, "PART", 3)

@@ -1,0 +1,96 @@
+"""Uses a store until it dies at a failpoint, and says on standard output what was acknowledged.
+
+    ERGON_FAILPOINTS=boundary.append.before=kill@7 python crash_child.py FILE
+
+Run again on what is left, it does the same from the start and goes on where it got to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore, sealing
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Link, NewFact, Reference
+
+ROUNDS = 12
+PEER = "plant-b"
+INBOX = f"inbound:{PEER}"
+
+
+def say(*words: object) -> None:
+    """One line, written with one call."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def fact(message_id: str, source_offset: int | None = None, *refs: Reference) -> NewFact:
+    """A fact whose content follows from its id."""
+    body = f'{{"of":"{message_id}"}}'.encode()
+    to_zone = f"zone-{len(message_id) % 2}"
+    digest = hashlib.sha256(body).digest()
+    return NewFact("plant-a", message_id, to_zone, digest, b"{}", body, tuple(refs), source_offset)
+
+
+def objects(store: SqliteFactStore, number: int) -> Reference:
+    """Bind an object, and one that nobody will refer to."""
+    digest = hashlib.sha256(str(number).encode()).digest()
+    store.bind("files", f"key-{number}", digest, number)
+    say("bound", f"key-{number}")
+    return Reference("files", f"key-{number}", digest, number)
+
+
+def append(store: SqliteFactStore, number: int, reference: Reference) -> None:
+    """Append a few facts, one with a reference."""
+    ids = [f"out-{number}-{n}" for n in range(3)]
+    new = [fact(ids[0]), fact(ids[1], None, reference), fact(ids[2])]
+    for each, answer in zip(ids, store.append(OUTBOUND, new), strict=True):
+        assert isinstance(answer, Appended)
+        say("appended", each, answer.offset)
+
+
+def receive(store: SqliteFactStore, number: int) -> None:
+    """Take what a peer sends."""
+    offsets = [number * 2 + 1, number * 2 + 2]
+    new = [fact(f"in-{offset}", offset) for offset in offsets]
+    link = Link(PEER, "e", offsets[-1], offsets[-1])
+    for each, answer in zip(new, store.receive(PEER, new, link), strict=True):
+        assert isinstance(answer, Appended)
+        say("received", each.message_id, answer.offset)
+    say("pulled", offsets[-1])
+
+
+def read(store: SqliteFactStore) -> None:
+    """Set the first fact aside, and confirm the others."""
+    facts = store.serve("reader", 3, 1 << 20, holder="child").page.facts
+    if not facts:
+        return
+    failed = facts[0].offset
+    item = store.set_aside(
+        "reader", failed, reason="handler_failed", message="", attempts=1, holder="child"
+    )
+    say("aside", failed)
+    store.settle(item.id, "discarded")
+    say("discarded", failed)
+    last = facts[-1].offset
+    say("confirmed", store.confirm("reader", last, holder="child"))
+    if last > 8:
+        store.truncate(OUTBOUND, last - 8)
+        say("truncated", last - 8)
+
+
+def main(path: str) -> None:
+    """Everything, several times."""
+    sealing.YOUNG, sealing.FAN, sealing.PACE = 8, 3, 2
+    store = SqliteFactStore(path, zone="plant-a")
+    store.create_consumer("reader", OUTBOUND)
+    for number in range(ROUNDS):
+        append(store, number, objects(store, number))
+        receive(store, number)
+        read(store)
+    store.close()
+    say("end")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

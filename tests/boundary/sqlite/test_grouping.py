@@ -1,0 +1,209 @@
+"""Callers that come together are served together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from ergon_framework.boundary.logs.sqlite.grouping import Grouping
+from ergon_framework.errors import StoreBrokenError, StoreError, StoreUnavailableError
+
+WAIT = 20.0
+pytestmark = pytest.mark.req("BOUNDARY:store")
+
+
+class Kitchen:
+    """Serves what it is asked for, doubled; the first group waits until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
+        self.began = threading.Event()
+        self.may_end = threading.Event()
+        self.error: BaseException | None = None
+
+    def serve(self, asked: Sequence[int]) -> list[int]:
+        """Note the group, wait, answer."""
+        self.groups.append(list(asked))
+        self.began.set()
+        assert self.may_end.wait(WAIT)
+        if self.error is not None:
+            raise self.error
+        return [each * 2 for each in asked]
+
+
+@pytest.fixture
+def kitchen() -> Kitchen:
+    """A fresh one."""
+    return Kitchen()
+
+
+@pytest.fixture
+def grouping(kitchen: Kitchen) -> Iterator[Grouping[int, int]]:
+    """Groups for the kitchen."""
+    grouping: Grouping[int, int] = Grouping(kitchen.serve)
+    yield grouping
+    kitchen.may_end.set()
+    grouping.close()
+
+
+class Caller(threading.Thread):
+    """A thread that makes one call."""
+
+    def __init__(self, grouping: Grouping[int, int], number: int) -> None:
+        super().__init__()
+        self._grouping = grouping
+        self._number = number
+        self.answer: int | None = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Call."""
+        try:
+            self.answer = self._grouping.call(self._number)
+        except BaseException as error:
+            self.error = error
+
+
+def in_line(grouping: Grouping[int, int], count: int) -> None:
+    """Wait until so many callers stand in line."""
+    deadline = threading.Event()
+    for _ in range(2000):
+        if len(grouping._turns._waiting) >= count:
+            return
+        deadline.wait(0.01)
+    raise AssertionError("they did not come")
+
+
+def crowd(kitchen: Kitchen, grouping: Grouping[int, int], count: int) -> list[Caller]:
+    """One caller who is being served, and others who have come meanwhile."""
+    callers = [Caller(grouping, 0)]
+    assert kitchen.began.wait(WAIT)
+    callers += [Caller(grouping, number) for number in range(1, count)]
+    in_line(grouping, count - 1)
+    kitchen.may_end.set()
+    for each in callers:
+        each.join(WAIT)
+        assert not each.is_alive()
+    return callers
+
+
+def test_a_single_caller_serves_itself(kitchen: Kitchen, grouping: Grouping[int, int]) -> None:
+    """There is no thread and no waiting."""
+    kitchen.may_end.set()
+    assert (grouping.call(1), grouping.call(2)) == (2, 4)
+    assert kitchen.groups == [[1], [2]]
+
+
+def test_those_who_come_meanwhile_are_one_group(
+    kitchen: Kitchen, grouping: Grouping[int, int]
+) -> None:
+    """Each gets its own answer."""
+    callers = crowd(kitchen, grouping, 9)
+    assert [each.answer for each in callers] == [number * 2 for number in range(9)]
+    assert kitchen.groups[0] == [0]
+    assert sorted(kitchen.groups[1]) == list(range(1, 9))
+
+
+def test_everybody_of_a_group_is_told_its_error(
+    kitchen: Kitchen, grouping: Grouping[int, int]
+) -> None:
+    """Each has an instance of its own to raise."""
+    kitchen.error = StoreBrokenError("no more", remedy="check the disk")
+    callers = crowd(kitchen, grouping, 4)
+    errors = [each.error for each in callers]
+    assert all(isinstance(error, StoreBrokenError) for error in errors)
+    assert len({id(error) for error in errors[1:]}) == 3
+    assert isinstance(errors[1], StoreBrokenError)
+    assert (errors[1].message, errors[1].remedy) == ("no more", "check the disk")
+
+
+def test_an_interrupted_leader_leaves_the_others_in_doubt(
+    kitchen: Kitchen, grouping: Grouping[int, int]
+) -> None:
+    """They are told to do the same again, and the next one is served."""
+    kitchen.error = KeyboardInterrupt()
+    callers = crowd(kitchen, grouping, 3)
+    kinds = sorted(type(each.error).__name__ for each in callers)
+    assert kinds == ["KeyboardInterrupt", "KeyboardInterrupt", "StoreUnavailableError"]
+    kitchen.error = None
+    assert grouping.call(7) == 14
+
+
+def test_a_call_within_a_call_is_refused(grouping: Grouping[int, int]) -> None:
+    """It would wait for itself."""
+    inner: Grouping[int, int] = Grouping(lambda asked: [inner.call(each) for each in asked])
+    with pytest.raises(StoreError, match="tried to write again"):
+        inner.call(1)
+
+
+def test_what_is_left_to_the_thread(kitchen: Kitchen, grouping: Grouping[int, int]) -> None:
+    """Answers come one by one, and after each group one word for all."""
+    told: list[object] = []
+    ended = threading.Semaphore(0)
+
+    def group_done() -> None:
+        told.append("group")
+        ended.release()
+
+    grouping.call_soon(1, told.append, group_done)
+    assert kitchen.began.wait(WAIT)
+    for number in (2, 3, 4):
+        grouping.call_soon(number, told.append, group_done)
+    kitchen.may_end.set()
+    for _ in range(2):
+        assert ended.acquire(timeout=WAIT)
+    assert told == [2, "group", 4, 6, 8, "group"]
+
+
+def test_a_callback_that_fails_harms_nobody(
+    kitchen: Kitchen, grouping: Grouping[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are told, and the thread goes on."""
+    kitchen.may_end.set()
+    told = threading.Semaphore(0)
+    grouping.call_soon(1, lambda _: 1 / 0)  # type: ignore[arg-type]
+    grouping.call_soon(2, lambda _: told.release())
+    assert told.acquire(timeout=WAIT)
+    assert "callback" in caplog.text
+
+
+def test_an_error_reaches_what_was_left_to_the_thread(
+    kitchen: Kitchen, grouping: Grouping[int, int]
+) -> None:
+    """``done`` is given the exception; one that is no error of the store is told as doubt."""
+    told: list[object] = []
+    kitchen.may_end.set()
+    for error in (StoreBrokenError("broken"), ZeroDivisionError("of our own")):
+        kitchen.error = error
+        ended = threading.Event()
+        grouping.call_soon(1, told.append, ended.set)
+        assert ended.wait(WAIT)
+    assert [type(each) for each in told] == [StoreBrokenError, StoreUnavailableError]
+
+
+def test_a_group_is_not_made_too_heavy(kitchen: Kitchen) -> None:
+    """What was left to the thread is taken until there is enough of it."""
+    grouping: Grouping[int, int] = Grouping(kitchen.serve, weigh=lambda _: 2000)
+    grouping.call_soon(0, lambda _: None)
+    assert kitchen.began.wait(WAIT)
+    for number in range(1, 6):
+        grouping.call_soon(number, lambda _: None)
+    kitchen.may_end.set()
+    grouping.close()
+    assert kitchen.groups == [[0], [1, 2, 3], [4, 5]]
+
+
+def test_closing_answers_what_was_left(kitchen: Kitchen, grouping: Grouping[int, int]) -> None:
+    """Nothing is dropped, and nothing more is taken."""
+    told: list[object] = []
+    grouping.call_soon(1, told.append)
+    grouping.call_soon(2, told.append)
+    kitchen.may_end.set()
+    grouping.close()
+    grouping.close()
+    assert told == [2, 4]
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        grouping.call_soon(3, told.append)

@@ -1,0 +1,230 @@
+"""``ergon boundary put|get``: bytes in, the same bytes out, or a clear word."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.boundary.model import ObjectReceipt
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.cli import boundary_download, boundary_objects, invoke
+from ergon_framework.errors import ConfigurationError, DataLossError, NodeUnavailableError
+from tests.cli.boundary_desk import Desk, running
+
+pytestmark = pytest.mark.req("BOUNDARY:operator", "BOUNDARY:objects")
+
+BLOB = bytes(range(256)) * 9000  # several pieces
+DIGEST = f"sha256:{hashlib.sha256(BLOB).hexdigest()}"
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Desk]:
+    """A desk with a node, and a file to put."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.pdf").write_bytes(BLOB)
+    settings = ZoneSettings(data=str(tmp_path / "data"), listen="127.0.0.1:0", insecure=True)
+    with running(settings) as address:
+        yield Desk(tmp_path, capsys, monkeypatch, f"http://{address}")
+
+
+def test_put_and_get(desk: Desk) -> None:
+    """The digest is told, and the file that comes back is the one that went."""
+    stored = desk.ask("put", "batch-files", "7/report.pdf", "report.pdf", "--json")
+    assert (stored.code, stored.err) == (0, "")
+    assert stored.json == {
+        "bucket": "batch-files",
+        "key": "7/report.pdf",
+        "digest": DIGEST,
+        "size": len(BLOB),
+    }
+    again = desk.ask("put", "batch-files", "7/report.pdf", "-", "--json", typed=BLOB)
+    assert again.json == stored.json
+    got = desk.ask("get", "batch-files", "7/report.pdf", "-o", "copy.pdf", "--json")
+    assert got.json == {**stored.json, "file": "copy.pdf"}
+    assert Path("copy.pdf").read_bytes() == BLOB
+    assert not Path("copy.pdf.part").exists()
+
+
+@pytest.mark.req("BOUNDARY:badinput", "P15")
+def test_put_refuses(desk: Desk) -> None:
+    """Other bytes under a name that stands, a bad name, and a file that is none."""
+    desk.ask("put", "batch-files", "k", "report.pdf")
+    other = desk.ask("put", "batch-files", "k", "-", "--json", typed=b"other")
+    assert (other.code, other.json["error"]["details"]["reason"]) == (1, "object_conflict")
+    assert desk.ask("put", "a b", "k", "report.pdf").code == 1
+    missing = desk.ask("put", "batch-files", "k", "none.pdf")
+    assert (missing.code, "cannot read none.pdf" in missing.err) == (2, True)
+    folder = desk.ask("put", "batch-files", "k", ".")
+    assert (folder.code, "is a folder" in folder.err) == (2, True)
+
+
+def test_get_goes_on_where_it_stopped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is missing of a part is asked for."""
+    desk.ask("put", "batch-files", "k", "report.pdf")
+    Path("copy.part").write_bytes(BLOB[:1000])
+    starts: list[int] = []
+    transport = boundary_download.Download._receive
+
+    def seen(self: Any, file: Any, hashed: Any, done: int, report: Any) -> None:
+        starts.append(done)
+        transport(self, file, hashed, done, report)
+
+    monkeypatch.setattr(boundary_download.Download, "_receive", seen)
+    assert desk.ask("get", "batch-files", "k", "-o", "copy").code == 0
+    assert (starts, Path("copy").read_bytes()) == ([1000], BLOB)
+
+
+@pytest.mark.parametrize("part", [b"something else", BLOB + b"more", BLOB[:-1] + b"?"])
+def test_a_part_of_something_else_is_given_up(desk: Desk, part: bytes) -> None:
+    """The digest tells; then everything is fetched anew."""
+    desk.ask("put", "batch-files", "k", "report.pdf")
+    Path("copy.part").write_bytes(part)
+    assert desk.ask("get", "batch-files", "k", "-o", "copy").code == 0
+    assert Path("copy").read_bytes() == BLOB
+
+
+@pytest.mark.slow
+def test_get_does_not_replace_another_file(desk: Desk) -> None:
+    """The same file is fine, another one only with --force."""
+    desk.ask("put", "batch-files", "k", "report.pdf")
+    assert desk.ask("get", "batch-files", "k", "-o", "report.pdf").code == 0
+    Path("notes").write_bytes(b"mine")
+    refused = desk.ask("get", "batch-files", "k", "-o", "notes")
+    assert (refused.code, "is there already" in refused.err) == (2, True)
+    assert Path("notes").read_bytes() == b"mine"
+    assert desk.ask("get", "batch-files", "k", "-o", "notes", "--force").code == 0
+    assert Path("notes").read_bytes() == BLOB
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_get_refuses(desk: Desk) -> None:
+    """An object that is not there, a folder that is not there, and two things on one stream."""
+    missing = desk.ask("get", "batch-files", "none", "-o", "copy")
+    assert (missing.code, "there is no object batch-files/none" in missing.err) == (1, True)
+    assert not list(desk.place.glob("copy*"))
+    desk.ask("put", "batch-files", "k", "report.pdf")
+    nowhere = desk.ask("get", "batch-files", "k", "-o", "no/such/copy")
+    assert (nowhere.code, "no/such/copy cannot be written" in nowhere.err) == (2, True)
+    folder = desk.ask("get", "batch-files", "k", "-o", ".")
+    assert (folder.code, ". is a folder" in folder.err) == (2, True)
+    both = desk.ask("get", "batch-files", "k", "--json")
+    assert (both.code, "give -o FILE" in both.err) == (2, True)
+
+
+@pytest.mark.req("C7")
+def test_get_notices_a_damaged_object(desk: Desk) -> None:
+    """A byte that changed on the node's disk is no success, and the file is not made."""
+    desk.ask("put", "batch-files", "k", "report.pdf")
+    (blob,) = (path for path in Path("data/objects/sha256").glob("*/*/*") if path.is_file())
+    blob.chmod(0o600)
+    with open(blob, "r+b") as file:
+        file.write(b"?")
+    answer = desk.ask("get", "batch-files", "k", "-o", "copy")
+    assert answer.code == 1
+    assert not list(desk.place.glob("copy*"))
+
+
+class Pretender:
+    """A transport whose bytes are not what it says, or break off."""
+
+    def __init__(self, data: bytes, *, breaks: bool = False) -> None:
+        self._data = data
+        self._breaks = breaks
+
+    def head_object(self, bucket: str, key: str) -> ObjectReceipt:
+        return ObjectReceipt(bucket=bucket, key=key, digest=DIGEST, size=len(BLOB))
+
+    def get_object(self, bucket: str, key: str, *, start: int = 0) -> Any:
+        rest, breaks = io.BytesIO(self._data[start:]), self._breaks
+
+        class Stream:
+            digest = DIGEST
+
+            def read(self, most: int) -> bytes:
+                data = rest.read(most)
+                if not data and breaks:
+                    raise NodeUnavailableError("the connection was lost")
+                return data
+
+            def close(self) -> None: ...
+
+        return Stream()
+
+
+def test_a_broken_transfer_keeps_its_part(tmp_path: Path) -> None:
+    """The next run has less to do, and ends with the whole file."""
+    target = tmp_path / "copy"
+    broken: Any = Pretender(BLOB[:5000], breaks=True)
+    with pytest.raises(NodeUnavailableError):
+        boundary_download.Download(broken, "b", "k", target).run(lambda _done: None)
+    assert (target.exists(), (tmp_path / "copy.part").stat().st_size) == (False, 5000)
+    whole: Any = Pretender(BLOB)
+    moved: list[int] = []
+    boundary_download.Download(whole, "b", "k", target).run(moved.append)
+    assert (target.read_bytes(), moved[-1]) == (BLOB, len(BLOB))
+
+
+def test_bytes_that_are_not_the_promised_ones() -> None:
+    """On a stream it can only be told afterwards, but it is told."""
+    liar: Any = Pretender(b"x" * len(BLOB))
+    out = io.BytesIO()
+    with pytest.raises(DataLossError, match="not those that the node promised"):
+        boundary_download.copied_out(liar, "b", "k", out)
+
+
+def test_wrong_bytes_leave_nothing_behind(tmp_path: Path) -> None:
+    """Neither the file nor a part that could spoil the next run."""
+    liar: Any = Pretender(b"x" * len(BLOB))
+    with pytest.raises(DataLossError):
+        boundary_download.Download(liar, "b", "k", tmp_path / "copy").run(lambda _done: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written is no download."""
+
+    def full(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    whole: Any = Pretender(BLOB)
+    with pytest.raises(ConfigurationError, match="No space left"):
+        boundary_download.Download(whole, "b", "k", tmp_path / "copy").run(lambda _done: None)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_get_to_standard_output(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing but the bytes goes there."""
+    desk.ask("put", "batch-files", "k", "report.pdf")
+    taken = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", io.TextIOWrapper(taken, write_through=True))
+        assert invoke(["boundary", "get", "batch-files", "k", "--url", desk.url]) == 0
+        assert taken.getvalue() == BLOB
+
+
+def test_the_bar_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal the name and the bytes are shown, elsewhere nothing."""
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "100")
+    with boundary_objects.byte_progress("put [b]k[/b]", 10) as move:
+        move(10)
+    assert "put [b]k[/b]" in terminal.getvalue()
+    plain = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", plain)
+    with boundary_objects.byte_progress("put k", 10) as move:
+        move(10)
+    assert plain.getvalue() == ""

@@ -1,0 +1,267 @@
+"""``ergon boundary verify|backup|certs``: a zone's folder and its files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.boundary import backing_up
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.verifying import Finding, Progress, size_of, verified
+from ergon_framework.boundary.zone import Zone
+from tests.cli.boundary_desk import Desk, message, running
+
+pytestmark = pytest.mark.req("BOUNDARY:operator")
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Desk:
+    """A desk without a node."""
+    monkeypatch.chdir(tmp_path)
+    return Desk(tmp_path, capsys, monkeypatch)
+
+
+@pytest.fixture
+def zone(desk: Desk) -> Iterator[Zone]:
+    """A zone with three facts and two objects, open as its node would have it."""
+    with Zone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
+        fill(zone)
+        yield zone
+
+
+def fill(zone: Zone) -> None:
+    """Facts and objects."""
+    zone.put("batch-files", "one", b"one" * 1000)
+    zone.put("batch-files", "also-one", b"one" * 1000)
+    zone.put("batch-files", "two", b"two" * 1000)
+    for n in range(3):
+        asked = json.loads(message(f"m-{n}-x", value={"n": n}))
+        zone.append(asked["envelope"], asked["fact"])
+
+
+def blobs(folder: str | Path) -> list[Path]:
+    """The files of a folder's objects."""
+    return sorted(path for path in Path(folder).glob("objects/sha256/*/*/*") if path.is_file())
+
+
+# ---- verify -------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("BOUNDARY:store")
+def test_verify_a_sound_zone(desk: Desk, zone: Zone) -> None:
+    """While the zone is open elsewhere; an empty list for programs."""
+    answer = desk("verify", "--data", desk.data)
+    assert (answer.code, answer.out) == (0, "no flaws in 3 facts and 3 objects\n")
+    assert desk("verify", "--data", desk.data, "--json").json == []
+
+
+@pytest.mark.req("BOUNDARY:badinput", "BOUNDARY:store")
+def test_verify_names_every_flaw(desk: Desk, zone: Zone) -> None:
+    """A changed row, a damaged object and one that is gone: each by its place, exit code 1."""
+    zone.close()
+    first, second = blobs(desk.data)
+    first.chmod(0o600)
+    first.write_bytes(first.read_bytes()[:-1] + b"?")
+    second.unlink()
+    with closing(sqlite3.connect(Path(desk.data) / "facts.db")) as file, file:
+        file.execute(
+            "UPDATE ergon_boundary_facts SET fact = replace(fact, '\"n\":1', '\"n\":7')"
+            " WHERE message_id = CAST('m-1-x' AS BLOB)"
+        )
+    answer = desk("verify", "--data", desk.data, "--json")
+    assert answer.code == 1
+    facts = [flaw for flaw in answer.json if flaw["kind"] == "fact"]
+    objects = [flaw["key"] for flaw in answer.json if flaw["kind"] == "object"]
+    assert [(flaw["log"], flaw["offset"]) for flaw in facts] == [("outbound", 2)]
+    assert sorted(objects) == ["also-one", "one", "two"]
+    table = desk("verify", "--data", desk.data)
+    assert (table.code, table.out.splitlines()[-1]) == (1, "4 flaws in 3 facts and 3 objects")
+
+
+def test_verify_moves_a_bar(zone: Zone) -> None:
+    """How far it is never goes back, and ends where the whole was said to end."""
+    seen = [told.facts + told.objects for told in verified(zone) if isinstance(told, Progress)]
+    assert seen == sorted(seen)
+    assert seen[-1] == size_of(zone) == 6
+
+
+@pytest.mark.req("BOUNDARY:objects")
+def test_an_orphan_collected_meanwhile_is_no_flaw(
+    zone: Zone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verification looks again before it complains."""
+    check = zone.objects.verify
+
+    def collected(digest: bytes, size: int) -> str | None:
+        for key in ("one", "also-one", "two"):
+            if zone.store.object("batch-files", key):
+                zone.delete("batch-files", key)
+        return check(digest, size)
+
+    monkeypatch.setattr(zone.objects, "verify", collected)
+    assert [told for told in verified(zone) if isinstance(told, Finding)] == []
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_what_cannot_be_verified(desk: Desk) -> None:
+    """No folder, no settings, and a file that is no database."""
+    none = desk("verify")
+    assert (none.code, "which folder?" in none.err) == (2, True)
+    empty = desk("verify", "--data", ".")
+    assert (empty.code, "no zone lives in" in empty.err) == (2, True)
+    Path("facts.db").write_bytes(b"no database at all" * 100)
+    other = desk("verify", "--data", ".")
+    assert (other.code, other.out) == (1, "")
+
+
+# ---- backup -------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("BOUNDARY:store", "BOUNDARY:objects")
+def test_backup_of_an_open_zone(desk: Desk, zone: Zone) -> None:
+    """The copy is sound, shares its objects, and begins a new epoch when it is opened."""
+    answer = desk("backup", "copy", "--data", desk.data, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    assert (answer.json["facts"], answer.json["objects"]) == (3, 2)
+    assert (answer.json["object_bytes"], answer.json["missing"]) == (6000, "")
+    assert sorted(path.name for path in Path("copy").iterdir()) == ["facts.db", "objects"]
+    assert [path.stat().st_nlink for path in blobs("copy")] == [2, 2]
+    assert desk("verify", "--data", "copy").code == 0
+    assert desk("status", "--data", "copy", "--json").json["epoch"] == zone.store.info().epoch
+    with Zone.open("plant-a", ZoneSettings(data="copy")) as copy:
+        assert copy.store.info().epoch != zone.store.info().epoch
+        assert copy.lookup("plant-a", "m-2-x")["offset"] == 3
+        assert copy.objects.verify(copy.found("batch-files", "two").digest, 3000) is None
+
+
+def test_backup_with_bytes_of_its_own(desk: Desk, zone: Zone) -> None:
+    """--copy shares nothing; an empty folder may be there already."""
+    Path("copy").mkdir()
+    assert desk("backup", "copy", "--data", desk.data, "--copy").code == 0
+    assert [path.stat().st_nlink for path in blobs("copy")] == [1, 1]
+
+
+def test_backup_where_links_are_impossible(
+    desk: Desk, zone: Zone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another disk the bytes are copied."""
+
+    def crossed(*_paths: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", crossed)
+    assert desk("backup", "copy", "--data", desk.data).code == 0
+    assert desk("verify", "--data", "copy").code == 0
+
+
+@pytest.mark.req("BOUNDARY:objects")
+def test_backup_has_what_came_and_what_went_meanwhile(
+    zone: Zone, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that the copied log names is there, whatever happens between the steps."""
+    original = type(zone.store).backup
+
+    def busy(self: Any, folder: str) -> None:
+        zone.put("batch-files", "late", b"late")
+        original(self, folder)
+        zone.delete("batch-files", "two")
+
+    monkeypatch.setattr(type(zone.store), "backup", busy)
+    assert desk("backup", "copy", "--data", desk.data).code == 0
+    assert desk("verify", "--data", "copy").out == "no flaws in 3 facts and 4 objects\n"
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_backup_of_a_damaged_zone(desk: Desk, zone: Zone) -> None:
+    """What is left is copied, what is not is told, and the exit code is 1."""
+    blobs(desk.data)[0].unlink()
+    answer = desk("backup", "copy", "--data", desk.data)
+    assert answer.code == 1
+    assert "not whole: " in answer.out
+    assert len(blobs("copy")) == 1
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_backup_refuses(desk: Desk, zone: Zone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with something in it is left alone; a failure leaves nothing behind."""
+    Path("copy").mkdir()
+    Path("copy/mine").write_text("mine")
+    refused = desk("backup", "copy", "--data", desk.data)
+    assert (refused.code, "is there already" in refused.err) == (2, True)
+    assert [path.name for path in Path("copy").iterdir()] == ["mine"]
+
+    def full(_path: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(backing_up, "sync_folder", full)
+    failed = desk("backup", "other", "--data", desk.data)
+    assert (failed.code, "No space left on device" in failed.err) == (1, True)
+    assert not list(desk.place.glob("other*"))
+
+
+# ---- certs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("BOUNDARY:security")
+def test_certificates(desk: Desk) -> None:
+    """An authority and a zone's certificate; the keys are for their owner only."""
+    made = desk("certs", "ca", "--folder", "pki", "--json")
+    assert made.json == {"ca": "pki/ca.pem", "key": "pki/ca.key"}
+    issued = desk("certs", "issue", "plant-a", "--folder", "pki", "--host", "10.0.0.7", "--json")
+    assert issued.json == {
+        "zone": "plant-a",
+        "cert": "pki/plant-a.pem",
+        "key": "pki/plant-a.key",
+        "ca": "pki/ca.pem",
+    }
+    for key in ("pki/ca.key", "pki/plant-a.key"):
+        assert stat.S_IMODE(Path(key).stat().st_mode) == 0o600
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_certificates_that_are_not_made(desk: Desk) -> None:
+    """Without an authority, over files that are there, and for a name that is none."""
+    none = desk("certs", "issue", "plant-a")
+    assert (none.code, "holds no usable authority" in none.err) == (2, True)
+    desk("certs", "ca")
+    before = Path("certs/ca.pem").read_bytes()
+    again = desk("certs", "ca")
+    assert (again.code, "is there already" in again.err) == (2, True)
+    assert Path("certs/ca.pem").read_bytes() == before
+    assert desk("certs", "ca", "--force").code == 0
+    assert desk("certs", "issue", "plant\ta").code == 2
+
+
+@pytest.mark.req("BOUNDARY:security")
+@pytest.mark.slow
+def test_commands_over_tls(desk: Desk) -> None:
+    """With certificates from options or from the settings; without them a clear word."""
+    desk("certs", "ca")
+    desk("certs", "issue", "plant-a")
+    files = {"cert": "certs/plant-a.pem", "key": "certs/plant-a.key", "ca": "certs/ca.pem"}
+    settings = ZoneSettings(data=desk.data, listen="127.0.0.1:0", **files)  # type: ignore[arg-type]
+    with running(settings) as address:
+        url = f"https://{address}"
+        given = [part for name, path in files.items() for part in (f"--{name}", path)]
+        assert desk("status", "--url", url, *given).code == 0
+        bare = desk("status", "--url", url)
+        assert (bare.code, "give --cert, --key and --ca" in bare.err) == (2, True)
+        half = desk("status", "--url", url, *given[:2])
+        assert (half.code, "cert, key and ca belong together" in half.err) == (2, True)
+        plain = desk("status", "--url", url.replace("https", "http"), *given)
+        assert (plain.code, "use https://" in plain.err) == (2, True)
+        table = "\n".join(f'{name} = "{path}"' for name, path in files.items())
+        text = f'[zones.plant-a]\ndata = "data"\nlisten = "{address}"\n{table}\n'
+        Path("ergon.toml").write_text(text)
+        assert desk("status", "--json").json["zone"] == "plant-a"
+        assert desk("verify").code == 0
