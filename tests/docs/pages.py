@@ -33,7 +33,7 @@ GENERATED = {"docs/reference/conformance.md"}
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>```+|~~~+)\s*(?P<language>\S*)\s*$")
 _NOT_RUN = re.compile(r"^\s*<!-- not run:(?P<reason>.*)-->\s*$")
-_FILE = re.compile(r"^\s*<!-- file: (?P<name>[\w.]+(?:/[\w.]+)*) -->\s*$")
+_FILE = re.compile(r"^\s*<!-- file: (?P<name>[\w.-]+(?:/[\w.-]+)*) -->\s*$")
 _PRINTS = re.compile(r"^\s*<!-- prints -->\s*$")
 _RUN = re.compile(r"^\s*<!-- run -->\s*$")
 _START = re.compile(r"^\s*<!-- start -->\s*$")

@@ -75,13 +75,13 @@ class Node:
             on_error=self._stumbled,
         )
         try:
+            self._transports = {
+                peer: self._connect(peer, url) for peer, url in self.settings.peers.items()
+            }
             await self._server.start()
         except BaseException:
             self._application.close()
             raise
-        self._transports = {
-            peer: self._connect(peer, url) for peer, url in self.settings.peers.items()
-        }
         for peer, transport in self._transports.items():
             puller = self._pullers[peer] = Puller(
                 zone,

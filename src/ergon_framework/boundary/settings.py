@@ -87,7 +87,7 @@ class PullSettings(Document):
 
     page: Count = 500
     """Facts asked for at once."""
-    wait: PositiveOrZero = 5.0
+    wait: Positive = 5.0
     """Seconds a fetch waits at the peer when there is nothing."""
     timeout: Positive = 5.0
     """Seconds without an answer, beyond ``wait``, after which the peer counts as gone."""

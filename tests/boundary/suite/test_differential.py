@@ -48,7 +48,6 @@ TestSqlite.pytestmark = [  # type: ignore[attr-defined]
     [
         planted.PreviousOfTheLog,
         readers.DropsTheQuarantined,
-        readers.SettlesTheUnserved,
         readers.PullBreaksTheSeal,
         readers.DeliveriesForEver,
     ],

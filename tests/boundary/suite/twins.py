@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import (
     OUTBOUND,
@@ -41,6 +42,7 @@ LOGS = st.sampled_from([OUTBOUND, OUTBOUND, INBOX])
 ZONES = st.sampled_from("bc")
 NAMES = st.sampled_from(["one", "two", "view"])
 HOLDERS = st.sampled_from([None, None, None, "h1", "h2"])
+RIGHTS = st.sampled_from([True, True, True, True, False])  # whether it is the holder who calls
 KEYS = st.sampled_from("kl")
 DIGESTS = st.sampled_from([b"\x01" * 32, b"\x01" * 32, b"\x02" * 32])
 OFFSETS = st.integers(0, 12)
@@ -153,20 +155,20 @@ class Twins(RuleBasedStateMachine):
             through = found.page.through
             self.both(lambda store: store.confirm(name, through, holder=holder))
 
-    @rule(name=NAMES, step=st.sampled_from([-1, 0, 1, 1, 2, 3]), holder=HOLDERS)
-    def confirm(self, name: str, step: int, holder: str | None) -> None:
-        offset = self.place(name) + step
-        self.both(lambda store: store.confirm(name, offset, holder=holder))
+    @rule(name=NAMES, step=st.sampled_from([-1, 0, 1, 1, 2, 3]), is_right=RIGHTS)
+    def confirm(self, name: str, step: int, is_right: bool) -> None:
+        cursor, _, holder = self.place(name, is_right)
+        self.both(lambda store: store.confirm(name, cursor + step, holder=holder))
 
     @rule(name=NAMES, offset=OFFSETS)
     def seek(self, name: str, offset: int) -> None:
         self.both(lambda store: store.seek(name, offset, reason="why not"))
 
-    @rule(name=NAMES, step=st.sampled_from([1, 1, 1, 2, 0, -1]), holder=HOLDERS)
-    def set_aside(self, name: str, step: int, holder: str | None) -> None:
-        offset = self.place(name) + step
+    @rule(name=NAMES, step=st.sampled_from([0, 0, 0, 0, 0, 1, -1]), is_right=RIGHTS)
+    def set_aside(self, name: str, step: int, is_right: bool) -> None:
+        _, following, holder = self.place(name, is_right)
         options: dict[str, Any] = {"reason": "handler_failed", "message": "no", "attempts": 2}
-        self.both(lambda store: store.set_aside(name, offset, holder=holder, **options))
+        self.both(lambda store: store.set_aside(name, following + step, holder=holder, **options))
 
     @rule(
         which=st.integers(0, 3),
@@ -229,9 +231,14 @@ class Twins(RuleBasedStateMachine):
         self.both(lambda store: [action for _, action, _ in store.journal()])
         self.both(lambda store: store.aged(OUTBOUND, self.clock() - 10.0))
 
-    def place(self, name: str) -> int:
-        """Where a consumer stands."""
-        return next((one.cursor for one in self.stores[0].consumers() if one.name == name), 0)
+    def place(self, name: str, is_right: bool) -> tuple[int, int, str | None]:
+        """Where a consumer stands, which fact it is given next, and who may say so."""
+        model = self.stores[0]
+        assert isinstance(model, MemoryFactStore)
+        one = model.consumer(name)
+        rows = model._state.shelf(one.log).after(one.cursor, one.to_zone)
+        following = next((row.fact.offset for row in rows), one.cursor + 1)
+        return one.cursor, following, one.holder if is_right else "nobody"
 
 
 def _answer(call: Callable[[FactStore], Any], store: FactStore) -> Any:

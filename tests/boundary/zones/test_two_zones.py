@@ -28,7 +28,7 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConflictingDuplicateError, NodeUnavailableError
 from tests.boundary.zones.links import FAULTS, FaultyLink
 
-SETTINGS = ZoneSettings(pull=PullSettings(page=3, wait=0))
+SETTINGS = ZoneSettings(pull=PullSettings(page=3, wait=0.001))
 IDS = st.integers(0, 30)
 
 

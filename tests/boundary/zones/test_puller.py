@@ -1,0 +1,335 @@
+"""One link, turn by turn: what the puller does with each thing a peer can say."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import pytest
+
+from ergon_framework.boundary.application import NodeApplication
+from ergon_framework.boundary.inprocess import InProcessTransport
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.policy import Policy
+from ergon_framework.boundary.puller import Puller
+from ergon_framework.boundary.settings import GateSettings, PullSettings, ZoneSettings
+from ergon_framework.boundary.status import status
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.core.gate import Mode
+from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
+from ergon_framework.testing import VirtualClock
+from tests.boundary.zones.links import FaultyLink
+
+pytestmark = pytest.mark.req("BOUNDARY:zones")
+
+SETTINGS = ZoneSettings(
+    pull=PullSettings(page=3, wait=1, artifact_attempts=2),
+    gate=GateSettings(failures=2, lag=1, settle=5),
+)
+DATA = b"the bytes of an artifact" * 10
+
+
+class Bench:
+    """Zone a, a link, and zone b whose puller is turned by hand."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.now = 1_000_000.0
+        self.a = self.zone("a")
+        self.b = self.zone("b")
+        self.policy = policy or Policy.open()
+        self.source = NodeApplication(self.a, Policy.open, threads=0)
+        self.sink = NodeApplication(self.b, Policy.open, threads=0)
+        self.link = FaultyLink(InProcessTransport(self.source))
+        self.puller = self.made()
+
+    def zone(self, name: str) -> Zone:
+        """A zone in memory."""
+        store = MemoryFactStore(name, clock=lambda: self.now)
+        return Zone(name, store, MemoryObjectStore(), SETTINGS, clock=lambda: self.now)
+
+    def made(self) -> Puller:
+        """A fresh puller, as after a restart of b."""
+        return Puller(
+            self.b,
+            "a",
+            self.link,
+            in_thread=self.sink.in_thread,
+            policy=lambda: self.policy,
+            dice=lambda: 0.5,
+        )
+
+    def append(self, name: str, content: Any = 0, to_zone: str = "b", from_zone: str = "a") -> int:
+        """A fact in a's log."""
+        envelope = {
+            "message_id": name,
+            "from_zone": from_zone,
+            "to_zone": to_zone,
+            "produced_at_unix_ms": 1,
+        }
+        fact = {"subject": "order:1", "predicate": "created", "object_json": content}
+        return self.a.append(envelope, fact).offset
+
+    def attach(self, name: str) -> dict[str, Any]:
+        """An artifact in a, and a fact that refers to it."""
+        receipt = self.a.put("files", "one", DATA)
+        told = {"bucket": "files", "key": "one", "digest": receipt.digest, "size": receipt.size}
+        self.append(name, told)
+        return told
+
+    def inbound(self) -> list[str]:
+        """The ids in b's inbound log."""
+        return [each.message_id for each in self.b.store.page("inbound:a", 0, 99, 1 << 20).facts]
+
+    def mode(self) -> str:
+        """How b's operator sees the link."""
+        return str(self.b.gates["a"]["mode"])
+
+    def alerts(self) -> list[str]:
+        """What b's operator is told."""
+        return [alert["kind"] for alert in status(self.b)["alerts"]]
+
+
+def on_bench(test: Any) -> Any:
+    """Run a coroutine test on a virtual event loop, with a bench made in it."""
+
+    def run() -> None:
+        async def whole() -> None:
+            await test(Bench())
+
+        VirtualClock().run(whole())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@on_bench
+async def test_pages_arrive_in_order_and_are_confirmed(bench: Bench) -> None:
+    """Facts to this zone arrive; those to others do not; the peer's cursor follows."""
+    for number in range(8):
+        bench.append(f"order:{number}", to_zone="b" if number % 2 else "c")
+    for _ in range(3):
+        await bench.puller.turn()
+    assert bench.inbound() == ["order:1", "order:3", "order:5", "order:7"]
+    info = bench.a.store.consumer("zone:b")
+    assert (info.cursor, info.lag, info.to_zone) == (8, 0, "b")
+    assert bench.b.store.link("a").offset == 8
+
+
+@on_bench
+async def test_the_gate_has_hysteresis(bench: Bench) -> None:
+    """Two failures shut it; it is normal again only after it was caught up for a while."""
+    bench.link.is_cut = True
+    running = asyncio.create_task(bench.puller.run())
+    await asyncio.sleep(3)
+    assert bench.mode() == Mode.AUTONOMOUS
+    assert "link" in bench.alerts()
+    for number in range(9):
+        bench.append(f"order:{number}")
+    bench.link.is_cut = False
+    await asyncio.sleep(2)
+    assert len(bench.inbound()) == 9
+    assert bench.mode() == Mode.RECONCILING
+    await asyncio.sleep(20)
+    assert bench.mode() == Mode.NORMAL
+    assert bench.alerts() == []
+    bench.puller.stop()
+    running.cancel()
+
+
+@on_bench
+async def test_a_sign_of_life_cuts_the_wait_short(bench: Bench) -> None:
+    """A peer that asks us for facts lives: the next pull follows at once."""
+    bench.link.is_cut = True
+    bench.puller._settings = PullSettings(base=1000, cap=1000, wait=1)
+    running = asyncio.create_task(bench.puller.run())
+    await asyncio.sleep(1)
+    bench.link.is_cut = False
+    bench.append("order:1")
+    await asyncio.sleep(1)
+    assert bench.inbound() == []
+    bench.puller.wake()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0.1)
+    assert bench.inbound() == ["order:1"]
+    bench.puller.stop()
+    running.cancel()
+
+
+@on_bench
+async def test_a_seal_holds_until_it_is_opened(bench: Bench) -> None:
+    """A sealed link asks the peer nothing, and what has piled up comes after the opening."""
+    bench.b.store.seal("a", "maintenance")
+    running = asyncio.create_task(bench.puller.run())
+    bench.append("order:1")
+    await asyncio.sleep(60)
+    assert (bench.link.calls, bench.inbound()) == ([], [])
+    assert "sealed" in bench.alerts()
+    bench.b.store.open("a")
+    bench.puller.wake()
+    await asyncio.sleep(1)
+    assert bench.inbound() == ["order:1"]
+    bench.puller.stop()
+    running.cancel()
+
+
+@on_bench
+async def test_a_sealed_source_serves_no_peer(bench: Bench) -> None:
+    """A zone that is sealed keeps its facts from its peers, and takes new ones all the same."""
+    await bench.puller.turn()
+    bench.a.store.seal("", "audit")
+    assert bench.append("order:1") == 1
+    with pytest.raises(NodeUnavailableError, match="sealed"):
+        await bench.puller.turn()
+    bench.a.store.open("")
+    await bench.puller.turn()
+    assert bench.inbound() == ["order:1"]
+
+
+@on_bench
+async def test_a_peer_that_went_back_in_time_is_refused(bench: Bench) -> None:
+    """A peer with another store is not believed until an operator says so; nothing doubles."""
+    for number in range(3):
+        bench.append(f"order:{number}")
+    await bench.puller.turn()
+    bench.a.store = MemoryFactStore("a", clock=lambda: bench.now)
+    bench.link.inner = InProcessTransport(NodeApplication(bench.a, Policy.open, threads=0))
+    for number in range(2, 6):
+        bench.append(f"order:{number}")
+    with pytest.raises(BoundaryError, match="another one than before"):
+        await bench.puller.turn()
+    assert bench.inbound() == ["order:0", "order:1", "order:2"]
+    bench.b.store.accept_epoch("a", None)
+    for _ in range(4):
+        await bench.puller.turn()
+    assert bench.inbound() == [f"order:{number}" for number in range(6)]
+
+
+@on_bench
+async def test_a_receiver_that_went_back_asks_again(bench: Bench) -> None:
+    """A receiver whose log ends earlier than the peer believes gets what it lost."""
+    for number in range(3):
+        bench.append(f"order:{number}")
+    await bench.puller.turn()
+    bench.b = bench.zone("b")
+    bench.sink = NodeApplication(bench.b, Policy.open, threads=0)
+    bench.puller = bench.made()
+    bench.now += 60  # the lease of the one it was before
+    for _ in range(3):
+        await bench.puller.turn()
+    assert bench.inbound() == ["order:0", "order:1", "order:2"]
+    assert any(action == "seek" for _at, action, _text in bench.a.store.journal())
+
+
+@on_bench
+async def test_an_artifact_comes_before_its_fact(bench: Bench) -> None:
+    """The fact waits while its artifact cannot be had, and the facts before it do not."""
+    bench.append("order:1")
+    told = bench.attach("order:2")
+    bench.append("order:3")
+    bench.link.script.extend(["", "", "drop"])
+    with pytest.raises(BoundaryError):
+        await bench.puller.turn()
+    if bench.inbound() == []:  # the first call made the consumer
+        bench.link.script.extend(["", "drop"])
+        with pytest.raises(BoundaryError):
+            await bench.puller.turn()
+    assert bench.inbound() == ["order:1"]
+    await bench.puller.turn()
+    await bench.puller.turn()
+    assert bench.inbound() == ["order:1", "order:2", "order:3"]
+    stored = bench.b.store.object("files", "one")
+    assert stored is not None
+    assert stored.is_referenced
+    assert stored.digest == hashlib.sha256(DATA).digest()
+    assert told["size"] == stored.size
+
+
+@on_bench
+async def test_a_fact_without_its_artifact_is_set_aside(bench: Bench) -> None:
+    """The peer lost the bytes: after a few attempts the link goes on, and an operator decides."""
+    bench.attach("order:1")
+    bench.append("order:2")
+    digest = hashlib.sha256(DATA).digest()
+    bench.a.objects.delete(digest)
+    with pytest.raises(BoundaryError, match="missing or cut off"):
+        await bench.puller.turn()
+    for _ in range(3):
+        await bench.puller.turn()
+    assert bench.inbound() == ["order:2"]
+    (item,) = bench.b.store.quarantine("pull:a")
+    assert (item.reason, item.offset) == ("artifact_missing", 1)
+    bench.a.put("files", "one", DATA)
+    bench.b.store.settle(item.id, "released")
+    await bench.puller.turn()
+    assert bench.inbound() == ["order:2", "order:1"]
+    assert bench.b.store.quarantine("pull:a", None)[0].state == "settled"
+
+
+@on_bench
+async def test_a_name_taken_here_does_not_stop_an_artifact(bench: Bench) -> None:
+    """Both zones use one name for different bytes: each can be had by its digest."""
+    bench.b.put("files", "one", b"ours")
+    bench.attach("order:1")
+    await bench.puller.turn()
+    await bench.puller.turn()
+    assert bench.inbound() == ["order:1"]
+    digest = hashlib.sha256(DATA).digest()
+    assert bench.b.found("files", "one", digest).digest == digest
+    assert bench.b.found("files", "one").size == len(b"ours")
+
+
+@on_bench
+async def test_a_conflicting_fact_is_set_aside(bench: Bench) -> None:
+    """A peer that tells other content under an id we have does not stop the link."""
+    bench.append("order:1", 1)
+    await bench.puller.turn()
+    bench.a.store = MemoryFactStore("a", clock=lambda: bench.now)
+    bench.link.inner = InProcessTransport(NodeApplication(bench.a, Policy.open, threads=0))
+    bench.append("order:1", 2)
+    bench.append("order:2")
+    bench.b.store.accept_epoch("a", None)
+    for _ in range(3):
+        await bench.puller.turn()
+    assert bench.inbound() == ["order:1", "order:2"]
+    assert [item.reason for item in bench.b.store.quarantine("pull:a")] == ["conflicting_duplicate"]
+
+
+@on_bench
+async def test_a_peer_may_not_speak_for_others(bench: Bench) -> None:
+    """A fact of a zone that the peer may not assert is set aside; its own facts pass."""
+    bench.policy = Policy.default("b", ["a"])
+    bench.append("order:1", from_zone="enterprise")
+    bench.append("order:2")
+    await bench.puller.turn()
+    await bench.puller.turn()
+    assert bench.inbound() == ["order:2"]
+    assert [item.reason for item in bench.b.store.quarantine("pull:a")] == ["zone_not_allowed"]
+
+
+@on_bench
+async def test_a_policy_that_forgets_the_peer_loses_nothing(bench: Bench) -> None:
+    """A mistake in the policy stops the link instead of setting everything aside."""
+    bench.policy = Policy.default("b", [])
+    bench.append("order:1")
+    with pytest.raises(NotPermittedError, match="policy"):
+        await bench.puller.turn()
+    bench.policy = Policy.default("b", ["a"])
+    await bench.puller.turn()
+    assert bench.inbound() == ["order:1"]
+
+
+@on_bench
+async def test_a_loss_at_the_source_is_told(bench: Bench) -> None:
+    """Facts that the peer gave up are recorded here, and the link goes on behind them."""
+    await bench.puller.turn()
+    for number in range(4):
+        bench.append(f"order:{number}")
+    bench.a.store.truncate("outbound", 2, loss_reason="retention")
+    for _ in range(3):
+        await bench.puller.turn()
+    assert bench.inbound() == ["order:2", "order:3"]
+    (item,) = bench.b.store.quarantine("pull:a")
+    assert item.reason == "gap"
+    assert "1 to 2" in item.message
