@@ -12,11 +12,17 @@ _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _MUST_HAVE_CODE = {
     "README.md",
     "docs/quickstart.md",
+    "docs/quickstart-boundary.md",
     "docs/quickstart-jobs.md",
+    "docs/how-to/connect-two-zones.md",
+    "docs/how-to/consume-effectively-once.md",
     "docs/how-to/enqueue-in-your-transaction.md",
     "docs/how-to/limit-and-prioritise-jobs.md",
+    "docs/how-to/publish-facts.md",
+    "docs/how-to/quarantine-and-release.md",
     "docs/how-to/settle-with-your-broker.md",
     "docs/how-to/stop-gracefully.md",
+    "docs/how-to/survive-a-node-outage.md",
     "docs/how-to/test-your-task.md",
     "docs/how-to/time-out.md",
     "docs/how-to/write-handlers.md",
@@ -122,6 +128,24 @@ def test_a_page_can_run_a_script_it_wrote(tmp_path: Path, monkeypatch: pytest.Mo
     assert run_page(script + run + "<!-- prints -->\n```text\n1\n```\n", "page") == 0
     with pytest.raises(AssertionError, match="it prints"):
         run_page(script + run + "<!-- prints -->\n```text\n2\n```\n", "page")
+
+
+@pytest.mark.slow
+def test_a_page_can_start_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs beside the page and is ended with it; its first line counts as printed."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["import signal", "print(9999, flush=True)", "signal.pause()"]
+    script = "<!-- file: a-b.py -->\n```python\n" + "\n".join(lines) + "\n```\n"
+    start = "<!-- ports: 9999 -->\n<!-- start -->\n```sh\npython \\\n  a-b.py\n```\n"
+    assert run_page(script + start + "<!-- prints -->\n```text\n9999\n```\n", "page") == 0
+    assert Path("a-b.py").read_text(encoding="utf-8") != "\n".join(lines) + "\n"  # a free port
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_start_is_an_error() -> None:
+    """A page whose server ended at once would only hang later."""
+    with pytest.raises(AssertionError, match="ended before it was ready"):
+        run_page("<!-- start -->\n```sh\npython -c 0\n```\n", "page")
 
 
 def test_tests_on_a_page_are_called() -> None:

@@ -11,7 +11,7 @@ from tests.docs.programs import run_python
 
 
 @pytest.mark.slow
-@pytest.mark.req("P6", "P14", "P16", "C3", "C5", "C8", "BOUNDARY:zones", "BOUNDARY:security")
+@pytest.mark.req("BSFG:Role", "P6", "P14", "P16", "C3", "C5", "BOUNDARY:zones", "BOUNDARY:security")
 def test_two_sites_over_a_line_that_breaks_add_up() -> None:
     """Nodes as processes over mutual TLS, a cut, a kill, a death, and nothing lost or doubled."""
     done = run_python("examples/two_sites")

@@ -87,10 +87,21 @@ class NodeApplication:
 
     def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Answer, now or later."""
-        path = exchange.path
-        if path == APPEND and exchange.method == "POST":
+        if exchange.path == APPEND and exchange.method == "POST":
             self._append(exchange)
             return None
+        work = self._begun(exchange)
+        return None if work is None else self._guarded(work)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Trouble of a store is answered as such."""
+        try:
+            await work
+        except StoreError as error:
+            raise self.zone.failed(error) from error
+
+    def _begun(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        path = exchange.path
         if path.startswith(PREFIX):
             return self._objects.handle(exchange)
         if exchange.method in ("GET", "HEAD"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.objects.disk import sync_folder
 from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
 from ergon_framework.errors import ConfigurationError
 
@@ -26,7 +27,7 @@ class DataFolder:
         """Take the folder for this process, or say who has it."""
         folder = Path(path).absolute()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            _make(folder)
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigurationError(
@@ -59,3 +60,11 @@ class DataFolder:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _make(folder: Path) -> None:
+    """Create the folder so that its name survives a power cut, like everything in it."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -115,7 +116,7 @@ class ObjectRoutes:
                 source.close()
             raise damaged(bucket, key)
         try:
-            await self._send(exchange, source, headers, is_head=is_head)
+            await self._send(exchange, source, headers, stored.digest, is_head=is_head)
         finally:
             source.close()
 
@@ -124,6 +125,7 @@ class ObjectRoutes:
         exchange: Exchange,
         source: Download,
         headers: list[tuple[str, str]],
+        digest: bytes,
         *,
         is_head: bool,
     ) -> None:
@@ -140,6 +142,8 @@ class ObjectRoutes:
             status = 206
             headers = [*headers, ("Content-Range", f"bytes {start}-{end - 1}/{source.size}")]
         pieces = _nothing() if is_head else self._pieces(source, start, end)
+        if not is_head and (start, end) == (0, source.size):
+            pieces = _checked(pieces, source.size, digest)
         await exchange.stream(status, end - start, pieces, headers=headers)
 
     async def _pieces(self, source: Download, start: int, end: int) -> AsyncIterator[bytes]:
@@ -185,6 +189,19 @@ def _range(header: str | None, size: int) -> tuple[int, int]:
     start = int(found[1])
     end = min(size, int(found[2]) + 1) if found[2] else size
     return (start, end) if start < end or start >= size else (0, size)
+
+
+async def _checked(
+    pieces: AsyncIterator[bytes], size: int, digest: bytes
+) -> AsyncIterator[bytes]:
+    """A whole object; the last piece of one that was spoilt on disk is never sent."""
+    seen, given = hashlib.sha256(), 0
+    async for piece in pieces:
+        seen.update(piece)
+        given += len(piece)
+        if given == size and seen.digest() != digest:
+            raise ConnectionAbortedError("the object is not what was stored")
+        yield piece
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -98,7 +98,7 @@ class Puller:
         failpoint("boundary.pull.fetched")
         if pulling.is_other_store(link, batch):
             raise self._other_store(link, batch)
-        if batch.cursor > link.offset:
+        if batch.cursor > pulling.explained(link, batch):
             await self._ask_back(link)
             return
         after = await self._receive(link, batch)

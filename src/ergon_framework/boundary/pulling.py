@@ -28,6 +28,11 @@ def is_other_store(link: Link, batch: Batch) -> bool:
     return bool(batch.cursor == link.offset and known and batch.chain and batch.chain != known)
 
 
+def explained(link: Link, batch: Batch) -> int:
+    """Up to where the peer's cursor may be: our frontier, and the losses right behind it."""
+    return _across(link, batch).offset
+
+
 @dataclass(slots=True)
 class Plan:
     """What is taken over from a page, in order."""
@@ -48,7 +53,7 @@ def plan(
 ) -> Plan:
     """Take what joins on to the frontier; set aside what no log of ours may hold."""
     new = [fact for fact in batch.facts if fact.offset > link.offset]
-    start = _across(Frontier(link.offset), batch.gaps)
+    start = _across(link, batch)
     steps = ((each.previous_offset or 0, each.offset) for each in new)
     frontier, taken = contiguous(start, steps)
     made = Plan(frontier=frontier, is_cut=taken < len(new))
@@ -134,12 +139,14 @@ def _check(new: NewFact, delivery: Delivery, peer: str, may_assert: Callable[[st
         )
 
 
-def _across(start: Frontier, gaps: tuple[Loss, ...]) -> Frontier:
-    """Where the view goes on behind recorded losses that lie right after the frontier."""
-    for gap in gaps:
-        if gap.first_offset <= start.offset + 1 <= gap.last_offset + 1:
-            start = start.passed(gap.last_offset)
-    return start
+def _across(link: Link, batch: Batch) -> Frontier:
+    """The frontier behind recorded losses, which come before the facts of a page."""
+    first = min((fact.offset for fact in batch.facts), default=batch.through_offset + 1)
+    frontier = Frontier(link.offset)
+    for gap in batch.gaps:
+        if gap.last_offset < first:
+            frontier = frontier.passed(gap.last_offset)
+    return frontier
 
 
 def _lost(peer: str, gap: Loss, now: float) -> Quarantined:

@@ -101,7 +101,7 @@ static int kind_of(int fd, uint64_t *inode)
         *inode = found.st_ino;
         if (S_ISSOCK(found.st_mode)) {
             kind = SOCKET;
-        } else if (S_ISREG(found.st_mode) || S_ISDIR(found.st_mode)) {
+        } else if (fd > STDERR_FILENO && (S_ISREG(found.st_mode) || S_ISDIR(found.st_mode))) {
             char link[64], path[PATH_MAX];
             snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
             ssize_t size = syscall(SYS_readlinkat, AT_FDCWD, link, path, sizeof path - 1);
@@ -207,13 +207,7 @@ static int opened(int at, const char *path, int flags, mode_t mode)
     }
 
 int open(const char *path, int flags, ...) { MODE(flags) return opened(AT_FDCWD, path, flags, mode); }
-int open64(const char *path, int flags, ...) { MODE(flags) return opened(AT_FDCWD, path, flags, mode); }
 int openat(int at, const char *path, int flags, ...) { MODE(flags) return opened(at, path, flags, mode); }
-int openat64(int at, const char *path, int flags, ...) { MODE(flags) return opened(at, path, flags, mode); }
-int __open_2(const char *path, int flags) { return opened(AT_FDCWD, path, flags, 0); }
-int __open64_2(const char *path, int flags) { return opened(AT_FDCWD, path, flags, 0); }
-int __openat_2(int at, const char *path, int flags) { return opened(at, path, flags, 0); }
-int __openat64_2(int at, const char *path, int flags) { return opened(at, path, flags, 0); }
 int creat(const char *path, mode_t mode)
 {
     return opened(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode);
@@ -236,7 +230,7 @@ ssize_t writev(int fd, const struct iovec *parts, int count)
     return done;
 }
 
-ssize_t pwrite64(int fd, const void *data, size_t size, off64_t offset)
+ssize_t pwrite(int fd, const void *data, size_t size, off_t offset)
 {
     struct iovec part = {(void *)data, size};
     ssize_t done = syscall(SYS_pwrite64, fd, data, size, offset);
@@ -244,12 +238,7 @@ ssize_t pwrite64(int fd, const void *data, size_t size, off64_t offset)
     return done;
 }
 
-ssize_t pwrite(int fd, const void *data, size_t size, off_t offset)
-{
-    return pwrite64(fd, data, size, offset);
-}
-
-int ftruncate64(int fd, off64_t size)
+int ftruncate(int fd, off_t size)
 {
     int result = syscall(SYS_ftruncate, fd, size);
     uint64_t inode;
@@ -257,8 +246,6 @@ int ftruncate64(int fd, off64_t size)
         put((struct header){.kind = TRUNCATE, .fd = fd, .inode = inode, .offset = size}, 0, 0, 0);
     return result;
 }
-
-int ftruncate(int fd, off_t size) { return ftruncate64(fd, size); }
 
 static int synced(long call, int fd)
 {
@@ -276,6 +263,18 @@ static int synced(long call, int fd)
 
 int fsync(int fd) { return synced(SYS_fsync, fd); }
 int fdatasync(int fd) { return synced(SYS_fdatasync, fd); }
+
+#ifdef __GLIBC__ /* other names for the same, which programs are compiled to call */
+int open64(const char *path, int flags, ...) { MODE(flags) return opened(AT_FDCWD, path, flags, mode); }
+int openat64(int at, const char *path, int flags, ...) { MODE(flags) return opened(at, path, flags, mode); }
+int __open_2(const char *path, int flags) { return opened(AT_FDCWD, path, flags, 0); }
+int __open64_2(const char *path, int flags) { return opened(AT_FDCWD, path, flags, 0); }
+int __openat_2(int at, const char *path, int flags) { return opened(at, path, flags, 0); }
+int __openat64_2(int at, const char *path, int flags) { return opened(at, path, flags, 0); }
+int creat64(const char *path, mode_t mode) { return creat(path, mode); }
+ssize_t pwrite64(int fd, const void *data, size_t size, off_t offset) { return pwrite(fd, data, size, offset); }
+int ftruncate64(int fd, off_t size) { return ftruncate(fd, size); }
+#endif
 
 /* ---- names ----------------------------------------------------------------------------------- */
 

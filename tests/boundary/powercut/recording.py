@@ -56,7 +56,9 @@ class Event:
     offset: int = 0
     flags: int = 0
     path: str = ""
+    """What it was done to, by the name under which it was opened."""
     other: str = ""
+    """The new name."""
     data: bytes = b""
 
 
@@ -90,9 +92,21 @@ class Exchange:
 class Recording:
     """Everything that was recorded of one process, and the folder it was watched in."""
 
-    def __init__(self, root: Path, events: Sequence[Event]) -> None:
+    def __init__(self, root: Path, events: Sequence[Event], existing: tuple[str, ...] = ()) -> None:
         self.root = root
         self.events = events
+        self.existing = existing
+        """Folders below the root that were there, and safe, before it began."""
+
+    @cached_property
+    def confirmations(self) -> list[tuple[int, int]]:
+        """When it was about to tell a peer that it has everything up to an offset, and which."""
+        found = []
+        for event in self.events:
+            if event.kind is Kind.SEND and b"/ConfirmReceipt HTTP" in event.data[:80]:
+                body = event.data.partition(b"\r\n\r\n")[2]
+                found.append((event.at, int(json.loads(body)["offset"])))
+        return found
 
     @cached_property
     def exchanges(self) -> list[Exchange]:
@@ -101,7 +115,8 @@ class Recording:
         found = []
         for event in self.events:
             if event.kind is Kind.RECEIVE:
-                heard.setdefault(event.fd, []).append(event)
+                is_first = event.data.startswith((b"POST /", b"PUT /"))
+                heard[event.fd] = [*(() if is_first else heard.get(event.fd, ())), event]
             elif event.kind is Kind.SEND and event.data.startswith(b"HTTP/1.1 "):
                 found.append(_exchange(heard.pop(event.fd), event))
         return found
@@ -109,12 +124,14 @@ class Recording:
     def without(self, *dropped: Event) -> Recording:
         """The same, as if some things had never happened."""
         places = {event.at for event in dropped}
-        return Recording(self.root, [each for each in self.events if each.at not in places])
+        left = [each for each in self.events if each.at not in places]
+        return Recording(self.root, left, self.existing)
 
 
 def read(record: Path) -> Iterator[Event]:
     """The events of a record."""
     data, place, at = memoryview(record.read_bytes()), 0, 0
+    opened: dict[int, str] = {}
     while place < len(data):
         magic, kind, fd, thread, inode, offset, flags, *sizes = _HEADER.unpack_from(data, place)
         assert magic == _MAGIC, f"{record} is damaged at {place}"
@@ -124,15 +141,19 @@ def read(record: Path) -> Iterator[Event]:
             texts.append(bytes(data[place : place + size]))
             place += size
         path, other = map(os.fsdecode, texts[:2])
+        if inode:
+            opened[inode] = path = path or opened[inode]
         yield Event(at, Kind(kind), fd, thread, inode, offset, flags, path, other, texts[2])
         at += 1
 
 
 def compiled(folder: Path) -> Path:
     """The recorder, ready to be loaded; skips the test, loudly, where it cannot be had."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("the recorder knows Linux only: no power cut was tried")
     compiler = shutil.which("cc")
-    if not sys.platform.startswith("linux") or compiler is None:
-        why = "no power cut was tried: it takes Linux and a C compiler called cc"
+    if compiler is None:
+        why = "there is no C compiler (cc) for the recorder: no power cut was tried"
         if os.environ.get("CI", "").lower() in {"1", "true"}:
             pytest.fail(why)
         pytest.skip(why)
@@ -148,15 +169,21 @@ def compiled(folder: Path) -> Path:
 
 
 @contextmanager
-def watched(library: Path, root: Path, record: Path, *options: str) -> Iterator[NodeProcess]:
-    """A node whose data folder lies below ``root``, recorded from its first moment to its last."""
+def watched(
+    library: Path, root: Path, record: Path, *options: str, zone: str = ZONE
+) -> Iterator[NodeProcess]:
+    """A node whose data folder lies below ``root``, recorded from its first moment to its last.
+
+    It is stopped in the end, unless it was killed before.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LD_PRELOAD", str(library))
         patch.setenv("POWERCUT_FOLDER", str(root))
         patch.setenv("POWERCUT_RECORD", str(record))
-        node = NodeProcess(ZONE, root / ZONE, *options)
+        node = NodeProcess(zone, root / zone, *options)
     try:
         yield node
+        node.stop()
     finally:
         node.kill()
 

@@ -43,8 +43,8 @@ def store(open_store: Open) -> SqliteFactStore:
 @pytest.fixture
 def small_generations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ledger write down and merge a few ids at a time."""
-    monkeypatch.setattr(sealing, "YOUNG", 8)
-    monkeypatch.setattr(sealing, "FAN", 3)
+    monkeypatch.setattr(sealing, "YOUNG", 16)
+    monkeypatch.setattr(sealing, "FAN", 4)
     monkeypatch.setattr(sealing, "PACE", 1)
-    monkeypatch.setattr(sealing, "SWEPT", 2)
-    monkeypatch.setattr(parts, "PART", 3)
+    monkeypatch.setattr(sealing, "SWEPT", 50)
+    monkeypatch.setattr(parts, "PART", 4)

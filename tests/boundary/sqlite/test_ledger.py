@@ -89,12 +89,12 @@ def test_a_filter_that_is_not_there_excludes_nothing() -> None:
 
 def test_ids_move_into_generations_and_stay_known(store: SqliteFactStore, path: Path) -> None:
     """Written down, merged and swept: each id still stands for its offset."""
-    put(store, 1, 300)
+    put(store, 1, 400)
     found = states(path)
     assert max(level for level, state in found if state == "live") >= 2
     assert len(found) < 12
-    assert ids_in(path) < 300 + 60  # what was merged is removed
-    for number in range(1, 301):
+    assert ids_in(path) < 400 + 90  # what was merged is removed
+    for number in range(1, 401):
         [again] = store.append(OUTBOUND, [new(f"id-{number}")])
         assert isinstance(again, Appended)
         assert (again.offset, again.is_duplicate) == (number, True)
@@ -304,7 +304,7 @@ def test_an_id_that_cannot_be_read_is_left_to_verification(open_store: Open, pat
     put(store, 1, 3)
     store.close()
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE ergon_boundary_facts SET message_id = 7 WHERE id & 15 = 2")
+        connection.execute("UPDATE ergon_boundary_facts SET proof = 7 WHERE id & 15 = 2")
     store = open_store()
     assert store.append(OUTBOUND, [new("id-4")]) == [Appended(4)]
     assert {each.offset for each in store.verify(OUTBOUND) if not isinstance(each, int)} == {2}
@@ -314,6 +314,6 @@ def test_forgetting_everything_changes_nothing(store: SqliteFactStore) -> None:
     """Memory is only a copy."""
     put(store, 1, 30)
     store._ledger.forget()
-    assert store._ledger == Ledger(loaded=store._ledger.loaded)
+    assert store._ledger == Ledger(loaded=store._ledger.loaded, log_changes=0)
     put(store, 31, 60)
-    assert sealing.YOUNG == 8
+    assert sealing.YOUNG == 16

@@ -20,6 +20,7 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.core.gate import Mode
 from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
 from ergon_framework.testing import VirtualClock
+from tests.boundary.suite.stores import damage_memory
 from tests.boundary.zones.links import FaultyLink
 
 pytestmark = pytest.mark.req("BOUNDARY:zones")
@@ -333,3 +334,20 @@ async def test_a_loss_at_the_source_is_told(bench: Bench) -> None:
     (item,) = bench.b.store.quarantine("pull:a")
     assert item.reason == "gap"
     assert "1 to 2" in item.message
+
+
+@on_bench
+async def test_a_damaged_fact_at_the_source_does_not_stop_the_link(bench: Bench) -> None:
+    """A row that was spoilt at the source is recorded here as a gap; what follows arrives."""
+    await bench.puller.turn()
+    for number in range(6):
+        bench.append(f"order:{number}", to_zone="c" if number == 0 else "b")
+    store = bench.a.store
+    assert isinstance(store, MemoryFactStore)
+    damage_memory(store, "outbound", 2)
+    for _ in range(5):
+        await bench.puller.turn()
+    assert bench.inbound() == ["order:2", "order:3", "order:4", "order:5"]
+    assert [item.reason for item in bench.b.store.quarantine("pull:a")] == ["gap"]
+    assert [item.reason for item in bench.a.store.quarantine("zone:b")] == ["corrupted"]
+    assert not any(action == "seek" for _at, action, _text in store.journal())

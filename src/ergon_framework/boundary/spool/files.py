@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import os
 import re
 import secrets
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from ergon_framework.boundary.objects.disk import sync_file, sync_folder
 from ergon_framework.boundary.spool.records import SpooledFile
 from ergon_framework.errors import StoreError, StoreFullError, StoreUnavailableError
 
@@ -73,20 +73,20 @@ class SpoolFolder:
     def _copy(self, source: Iterable[bytes]) -> tuple[str, bytes, int]:
         if not self.folder.is_dir():
             self.folder.mkdir(parents=True, exist_ok=True)
-            _sync_folder(self.folder.parent)
+            sync_folder(self.folder.parent)
         word = secrets.token_hex(8)
         hidden = self.folder / f"new.{word}"
         try:
             with open(hidden, "xb") as copy:
                 digest, size = _pour(source, copy)
                 copy.flush()
-                os.fsync(copy.fileno())
+                sync_file(copy.fileno())
             kept = hidden.rename(self.folder / f"{digest.hex()}.{word}")
         except BaseException:
             with contextlib.suppress(OSError):
                 hidden.unlink()
             raise
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         return kept.name, digest, size
 
 
@@ -98,14 +98,6 @@ def _pour(source: Iterable[bytes], copy: BinaryIO | None) -> tuple[bytes, int]:
         if copy is not None:
             copy.write(chunk)
     return sha.digest(), size
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _told(error: OSError, folder: Path) -> StoreError:

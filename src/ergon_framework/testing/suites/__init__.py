@@ -15,10 +15,20 @@ from ergon_framework.testing.suites.executor import (
     ExecutorSuiteError,
     exercise_executor,
 )
+from ergon_framework.testing.suites.factstore import (
+    FACT_STORE_CHECKS,
+    FactStoreSuiteError,
+    exercise_fact_store,
+)
 from ergon_framework.testing.suites.jobstore import (
     JOB_STORE_CHECKS,
     JobStoreSuiteError,
     exercise_job_store,
+)
+from ergon_framework.testing.suites.objectstore import (
+    OBJECT_STORE_CHECKS,
+    ObjectStoreSuiteError,
+    exercise_object_store,
 )
 from ergon_framework.testing.suites.report import (
     CheckResult,
@@ -31,15 +41,21 @@ from ergon_framework.testing.suites.report import (
 __all__ = [
     "CONNECTOR_CHECKS",
     "EXECUTOR_CHECKS",
+    "FACT_STORE_CHECKS",
     "JOB_STORE_CHECKS",
+    "OBJECT_STORE_CHECKS",
     "CheckResult",
     "ConnectorSuiteError",
     "ExecutorSuiteError",
+    "FactStoreSuiteError",
     "JobStoreSuiteError",
+    "ObjectStoreSuiteError",
     "Outcome",
     "SuiteFailure",
     "SuiteReport",
     "exercise_connector",
     "exercise_executor",
+    "exercise_fact_store",
     "exercise_job_store",
+    "exercise_object_store",
 ]

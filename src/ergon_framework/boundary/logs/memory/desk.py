@@ -8,7 +8,7 @@ from ergon_framework.boundary.logs.memory.lease import refuse_late, refuse_other
 from ergon_framework.boundary.logs.memory.shelf import Shelf, fitting
 from ergon_framework.boundary.logs.memory.state import State, Steps
 from ergon_framework.errors import BoundaryError
-from ergon_framework.ports.factstore import ConsumerInfo, Page, Quarantined, Serving
+from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
 
 
 class MemoryDesk(Steps):
@@ -159,12 +159,13 @@ def _released(state: State, one: ConsumerInfo, limit: int, max_bytes: int) -> Pa
     """
     shelf = state.shelf(one.log)
     rows = []
-    for item in sorted(state.released_to(one.name), key=lambda item: item.offset):
+    below = [item for item in state.released_to(one.name) if item.offset <= one.cursor]
+    for item in sorted(below, key=lambda item: item.offset):
         row = shelf.row(item.offset)
-        if row is None or not shelf.is_sound(row):
-            state.items[item.id] = replace(item, state="quarantined", reason="corrupted")
-        elif item.offset <= one.cursor:
+        if row is not None and shelf.is_sound(row):
             rows.append(row)
+        else:
+            state.items[item.id] = replace(item, state="quarantined", reason="corrupted")
     facts = [row.seen(one.to_zone) for row in fitting(rows, limit, max_bytes)]
     return Page(facts, facts[-1].offset, shelf.head) if facts else None
 
@@ -181,11 +182,16 @@ def _next(state: State, one: ConsumerInfo, limit: int, max_bytes: int, now: floa
             remedy="seek to what is kept, when they can be done without",
             details={"first_lost": lost[0], "last_lost": lost[1], "first_offset": shelf.first},
         )
+    passed: list[Gap] = []
     for row in shelf.after(one.cursor, one.to_zone):
         if shelf.is_sound(row):
             break
-        _pass(state, one, shelf, row.fact.offset, now)
-    return shelf.page(one.cursor, limit, max_bytes, one.to_zone)
+        at = row.fact.offset
+        _pass(state, one, shelf, at, now)
+        passed.append(Gap(one.log, at, at, "corrupted", now))
+    page = shelf.page(one.cursor, limit, max_bytes, one.to_zone)
+    page.gaps[:0] = passed
+    return page
 
 
 def _pass(state: State, one: ConsumerInfo, shelf: Shelf, offset: int, now: float) -> None:

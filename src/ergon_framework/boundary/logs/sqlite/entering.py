@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from ergon_framework.boundary.logs.sqlite.ground import SQL
 from ergon_framework.boundary.logs.sqlite.ledger import Ledger
-from ergon_framework.boundary.logs.sqlite.records import Prepared, mark_of, next_chain, seal_of
-from ergon_framework.boundary.logs.sqlite.rows import LogRow, Row, log_or_new
+from ergon_framework.boundary.logs.sqlite.records import Prepared, next_chain, proof_of, seal_of
+from ergon_framework.boundary.logs.sqlite.rows import LogRow, Row
 from ergon_framework.boundary.logs.sqlite.runs import Run, last_run, view_of
 from ergon_framework.ports.factstore import (
     Appended,
     Conflict,
     Full,
+    NewFact,
     Outcome,
     Reference,
     Unfounded,
@@ -42,9 +43,8 @@ class Entry:
         self._cursor = cursor
         self._now = now
         self._ledger = ledger
-        self._fresh: dict[bytes, tuple[int, Prepared]] = {}
+        self._fresh: dict[bytes, tuple[int, NewFact]] = {}
         self._logs: dict[str, LogRow] = {}
-        self._views: dict[tuple[int, str], int] = {}
         self._runs: dict[int, _View] = {}
         self._new_runs: list[Row] = []
         self._rows: list[Row] = []
@@ -81,8 +81,7 @@ class Entry:
         if self._new_runs:
             cursor.executemany(_SQL["new_run"], self._new_runs)
         # Only now: had one of these statements failed, nobody would notice what was remembered.
-        for key, (offset, fact) in self._fresh.items():
-            self._ledger.add(key, fact.new.digest, offset)
+        self._ledger.add_all(self._fresh)
         for log in self._logs.values():
             self._ledger.reach(log)
         return len(self._rows)
@@ -91,8 +90,7 @@ class Entry:
         """A log as it is after what was taken in so far."""
         log = self._logs.get(name)
         if log is None:
-            log = self._logs[name] = log_or_new(self._cursor, name)
-            self._ledger.follow(self._cursor, log)
+            log = self._logs[name] = self._ledger.log(self._cursor, name)
         return log
 
     def _seen(self, log: LogRow, fact: Prepared) -> Outcome | None:
@@ -100,7 +98,7 @@ class Entry:
         fresh = self._fresh.get(fact.key)
         envelope: bytes | None
         if fresh is not None:
-            offset, digest, envelope = fresh[0], fresh[1].new.digest, fresh[1].new.envelope
+            offset, digest, envelope = fresh[0], fresh[1].digest, fresh[1].envelope
         else:
             known = self._ledger.known(self._cursor, fact.key)
             if known is None:
@@ -130,30 +128,16 @@ class Entry:
         new = fact.new
         if new.references:
             self._refer(new.references)
-        view = self._views.get((log.id, new.to_zone)) or self._view(log, new.to_zone)
+        view = log.views.get(new.to_zone) or self._view(log, new.to_zone)
         if view != log.view:
             self._turn(log, view)
         offset = log.head + 1
         number, total = log.base + offset, log.total + fact.size
         seal = seal_of(number, total, self._now, fact.record)
-        log.chain = next_chain(log.chain, seal)
-        self._rows.append(
-            (
-                number,
-                view,
-                total,
-                self._now,
-                new.source_offset,
-                mark_of(seal),
-                log.chain,
-                new.digest,
-                fact.from_zone,
-                fact.message_id,
-                new.envelope,
-                new.fact,
-            )
-        )
-        self._fresh[fact.key] = offset, fact
+        chain = log.chain = next_chain(log.chain, seal)
+        proof = proof_of(seal, chain, fact.tail)
+        self._rows.append((number, view, total, self._now, proof, new.envelope, new.fact))
+        self._fresh[fact.key] = offset, new
         log.head, log.total, log.last_at = offset, total, self._now
         return Appended(offset)
 
@@ -168,7 +152,7 @@ class Entry:
         if view is None:
             self._cursor.execute(_SQL["new_view"], (log.id, to_zone))
             view = self._cursor.lastrowid or 0
-        self._views[log.id, to_zone] = view
+        log.views[to_zone] = view
         return view
 
     def _turn(self, log: LogRow, number: int) -> None:

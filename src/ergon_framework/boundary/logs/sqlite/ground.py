@@ -53,7 +53,7 @@ class Ground:
             path, schema=SCHEMA, busy_timeout=busy_timeout, read_only=read_only
         )
         try:
-            self._info = self._meet(zone) if read_only else self._enter(zone)
+            self._info = self._meet(zone) if read_only else self._move_in(zone)
         except BaseException:
             self._database.close()
             raise
@@ -118,7 +118,7 @@ class Ground:
             )
         return self._check(found, zone)
 
-    def _enter(self, zone: str) -> StoreInfo:
+    def _move_in(self, zone: str) -> StoreInfo:
         """Found the store, or look whose it is and write down that it was opened."""
 
         def work(cursor: sqlite3.Cursor) -> StoreInfo:

@@ -11,7 +11,7 @@ it is forgotten and read again.
 from __future__ import annotations
 
 import sqlite3
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -25,8 +25,9 @@ from ergon_framework.boundary.logs.sqlite.parts import (
     part_of,
     unpacked,
 )
-from ergon_framework.boundary.logs.sqlite.records import key_of
-from ergon_framework.boundary.logs.sqlite.rows import LAST, LogRow
+from ergon_framework.boundary.logs.sqlite.records import key_of, read_proof
+from ergon_framework.boundary.logs.sqlite.rows import LAST, LogRow, log_or_new
+from ergon_framework.ports.factstore import NewFact
 from ergon_framework.storage.statements import load
 
 Buckets: TypeAlias = list[dict[bytes, bytes]]
@@ -81,6 +82,10 @@ class Ledger:
     """How often the set of live generations had changed when it was read; -1 before that."""
     loaded: int = 0
     """How often it was read."""
+    logs: dict[str, LogRow] = field(default_factory=dict)
+    """As they were after the last transaction that used them."""
+    log_changes: int = -1
+    """How often logs had been shortened when they were read."""
     _reached: dict[int, Place] = field(default_factory=dict)
 
     def forget(self) -> None:
@@ -88,7 +93,7 @@ class Ledger:
         fresh = Ledger()
         self.young, self.young_count, self.batch = fresh.young, 0, None
         self.generations, self.filters, self.changes = {}, {}, -1
-        self._reached = {}
+        self._reached, self.logs = {}, {}
 
     def refresh(self, cursor: sqlite3.Cursor) -> None:
         """Notice what other processes did to the generations. Call it first in a transaction."""
@@ -97,6 +102,27 @@ class Ledger:
             self.forget()
             self._load(cursor)
             self.changes = changes
+
+    def log(self, cursor: sqlite3.Cursor, name: str) -> LogRow:
+        """A log whose ids are all known: from memory, when nobody else has touched it.
+
+        It may be changed to what it will be after this transaction. Should that fail, it is not
+        what the next one finds, and is read again.
+        """
+        log = self.logs.get(name)
+        if log is None or not self._is_current(cursor, log):
+            self.refresh(cursor)
+            log = self.logs[name] = log_or_new(cursor, name)
+            self.follow(cursor, log)
+        return log
+
+    def _is_current(self, cursor: sqlite3.Cursor, log: LogRow) -> bool:
+        bounds = (log.base, log.base + LAST)
+        changes, log_changes, last, chain = cursor.execute(_LOGS["state"], bounds).fetchone()
+        if log_changes != self.log_changes:
+            self.logs, self.log_changes = {}, log_changes
+            return False
+        return bool(changes == self.changes and last == log.base + log.head and chain == log.chain)
 
     def follow(self, cursor: sqlite3.Cursor, log: LogRow) -> None:
         """Know every id of a log, also those that other processes have added."""
@@ -110,10 +136,11 @@ class Ledger:
             self.refresh(cursor)
             reached = self._reached[log.id] = Place(log.sealed, b"")
         bounds = (log.base + reached.head, log.base + log.head)
-        for number, from_zone, message_id, digest in cursor.execute(_LOGS["ids"], bounds):
-            with suppress(AttributeError, TypeError, ValueError):  # verification reports the row
-                key = key_of(log.name, from_zone.decode(), message_id.decode())
-                self.add(key, digest, number & LAST)
+        for number, proof in cursor.execute(_LOGS["ids"], bounds):
+            found = read_proof(proof)
+            if found is not None:  # otherwise verification reports the row
+                key = key_of(log.name, found.from_zone, found.message_id)
+                self.add(key, found.digest, number & LAST)
         reached.head, reached.chain = log.head, log.chain
 
     def known(self, cursor: sqlite3.Cursor, key: bytes) -> Known | None:
@@ -136,6 +163,13 @@ class Ledger:
         """Remember an id whose fact is, or is about to be, in its log."""
         self.young[key[0]][key] = packed(digest, offset)
         self.young_count += 1
+
+    def add_all(self, facts: Mapping[bytes, tuple[int, NewFact]]) -> None:
+        """Remember many ids, with the offsets of their facts."""
+        young = self.young
+        for key, (offset, fact) in facts.items():
+            young[key[0]][key] = packed(fact.digest, offset)
+        self.young_count += len(facts)
 
     def reach(self, log: LogRow) -> None:
         """All ids of a log up to its head were added."""

@@ -206,7 +206,6 @@ class SqliteLogs(Ground):
 
         def work(cursor: sqlite3.Cursor) -> tuple[list[Outcome], int]:
             now = self._clock()
-            self._ledger.refresh(cursor)
             entry = Entry(cursor, now, self._ledger)
             outcomes = entry.receive(log, prepared) if prepared else []
             for fact, outcome in zip(facts, outcomes, strict=True):
@@ -220,7 +219,7 @@ class SqliteLogs(Ground):
             self._upkeep.pay(cursor, added)
             return outcomes, added
 
-        outcomes, added = self._write(work, "receive")
+        outcomes, added = self._enter(work, "receive")
         if added:
             self._wake()
         return outcomes
@@ -232,17 +231,28 @@ class SqliteLogs(Ground):
 
     def _append_all(self, asked: Sequence[_Append]) -> list[list[Outcome]]:
         def work(cursor: sqlite3.Cursor) -> tuple[list[list[Outcome]], int]:
-            self._ledger.refresh(cursor)
             entry = Entry(cursor, self._clock(), self._ledger)
             outcomes = [entry.append(each.log, each.facts, each.capacity) for each in asked]
             added = entry.finish()
             self._upkeep.pay(cursor, added)
             return outcomes, added
 
-        outcomes, added = self._write(work, "append")
+        outcomes, added = self._enter(work, "append")
         if added:
             self._wake()
         return outcomes
+
+    def _enter(self, work: Callable[[sqlite3.Cursor], T], call: str) -> T:
+        """Run a transaction that changes logs in memory as well."""
+
+        def careful(cursor: sqlite3.Cursor) -> T:
+            try:
+                return work(cursor)
+            except BaseException:
+                self._ledger.logs.clear()  # they may have names of what is now undone
+                raise
+
+        return self._write(careful, call)
 
     def _look(self, work: Callable[[sqlite3.Cursor, Ledger], T]) -> T:
         """Look into the ledger in the writer's turn or, where nothing can be written, beside it."""

@@ -80,7 +80,7 @@ def chain_at(cursor: sqlite3.Cursor, log: LogRow, offset: int) -> bytes:
     if not log.first <= offset < log.head:
         return b""
     row = cursor.execute(_SQL["chain"], (log.base + offset,)).fetchone()
-    return b"" if row is None else bytes(row[0])
+    return row[0] if row is not None and isinstance(row[0], bytes) else b""
 
 
 def unexplained(cursor: sqlite3.Cursor, log: LogRow, after: int) -> tuple[int, int] | None:
@@ -111,7 +111,7 @@ def _steps(
     zones, last, count = Zones(cursor), start, 0
     for row in rows:
         offset, count = row[0] & LAST, count + 1
-        first, before = (0, 0) if to_zone is None else row[12:]
+        first, before = (0, 0) if to_zone is None else row[7:]
         previous = offset - 1 if offset > first else before
         if previous > last or (count > 1 and previous != last):
             yield _Step(max(last + 1, first) if first < offset else previous, None)

@@ -48,6 +48,11 @@ def part_of(key: bytes, bits: int) -> int:
     return int.from_bytes(key[:4]) >> (32 - bits)
 
 
+def lowest(part: int, bits: int) -> bytes:
+    """What no key of a part is below, and none of the part before is above."""
+    return (part << (32 - bits)).to_bytes(5)[1:] if part < 1 << bits else b"\xff" * (KEY + 1)
+
+
 def split(ids: bytes) -> list[bytes]:
     """The single ids of a part."""
     return [ids[at : at + ID] for at in range(0, len(ids), ID)]

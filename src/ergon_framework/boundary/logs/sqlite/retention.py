@@ -42,6 +42,7 @@ def cut(cursor: sqlite3.Cursor, log: LogRow, last: int, loss_reason: str | None,
     stretch = (log.base + log.first, log.base + end)
     dropped = cursor.execute(_SQL["drop"], stretch).rowcount
     cursor.execute(_SQL["shortened"], (end + 1, chain, total, at, view, log.id))
+    cursor.execute(_SQL["was_shortened"])
     cursor.execute(_SQL["drop_runs"], (log.id, end + 1))
     if loss_reason is not None:
         _write_down(cursor, log, end, loss_reason, now)

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-import struct
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ergon_framework.boundary.logs.sqlite.ground import SQL
-from ergon_framework.boundary.logs.sqlite.records import (
-    OFFSET_BITS,
-    mark_of,
-    record_of,
-    seal_of,
-)
+from ergon_framework.boundary.logs.sqlite.records import OFFSET_BITS, checked_seal, read_proof
 from ergon_framework.ports.factstore import Gap, LogInfo, StoredFact
 from ergon_framework.storage.statements import load
 
@@ -44,6 +38,8 @@ class LogRow:
     """Where the last fact went."""
     base: int
     """What is added to an offset to get a fact's number."""
+    views: dict[str, int] = field(default_factory=dict)
+    """The views that were asked for so far, by zone."""
 
     @property
     def size(self) -> int:
@@ -83,12 +79,17 @@ def all_logs(cursor: sqlite3.Cursor) -> list[LogRow]:
 
 def _log(row: Row) -> LogRow:
     number, name, first, base_chain, base_total, sealed, last_at, last_view, last, *rest = row
-    if last is None:
-        kept = (first - 1, base_total, base_chain, last_at, last_view)
-    else:
-        kept = (last & LAST, *rest)
+    head, total, chain, at, view = first - 1, base_total, base_chain, last_at, last_view
+    if last is not None:
+        head, (total, chain, at, view) = last & LAST, rest
+        # A row that was damaged must not stop the log; whoever verifies it is told.
+        total = total if isinstance(total, int) else base_total
+        chain = chain if isinstance(chain, bytes) else bytes(32)
     base = number << OFFSET_BITS
-    return LogRow(number, name, first, base_chain, base_total, sealed, *kept, base)
+    return LogRow(
+        *(number, name, first, base_chain, base_total, sealed),
+        *(head, total, chain, at, view, base),
+    )
 
 
 def gaps_of(cursor: sqlite3.Cursor, log: LogRow, after: int = 0, through: int = LAST) -> list[Gap]:
@@ -114,29 +115,27 @@ class Zones:
 
 def fact_of(row: Row, to_zone: str | None, previous: int) -> StoredFact | None:
     """The fact in a row, after another one in the reader's view; None when the row has changed."""
+    number, _, _, recorded_at, proof, envelope, fact = row[:7]
     if to_zone is None or seal_in(row, to_zone) is None:
         return None
-    number, _, _, recorded_at, source, _, _, digest, sender, name, envelope, fact = row[:12]
+    found = read_proof(proof)
+    if found is None:
+        return None
     return StoredFact(
         number & LAST,
         previous,
-        sender.decode(),
-        name.decode(),
+        found.from_zone,
+        found.message_id,
         to_zone,
-        digest,
+        found.digest,
         envelope,
         fact,
         recorded_at,
-        source,
+        found.source_offset,
     )
 
 
 def seal_in(row: Row, to_zone: str) -> bytes | None:
-    """The hash of a row; None when the row is not what was put there."""
-    number, _, total, recorded_at, source, mark, _, digest, sender, name, envelope, fact = row[:12]
-    try:
-        record = record_of(digest, source, sender.decode(), name.decode(), to_zone, envelope, fact)
-        seal = seal_of(number, total, recorded_at, record)
-    except (AttributeError, TypeError, ValueError, struct.error):  # not even of its kind
-        return None
-    return seal if mark_of(seal) == mark else None
+    """The seal of a row; None when the row is not what was put there."""
+    number, _, total, recorded_at, proof, envelope, fact = row[:7]
+    return checked_seal(number, total, recorded_at, proof, to_zone, envelope, fact)

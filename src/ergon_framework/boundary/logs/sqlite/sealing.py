@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ergon_framework.boundary.logs.sqlite.ground import SQL
 from ergon_framework.boundary.logs.sqlite.ledger import (
@@ -13,7 +15,7 @@ from ergon_framework.boundary.logs.sqlite.ledger import (
     Ledger,
     ids_in,
 )
-from ergon_framework.boundary.logs.sqlite.parts import Filter, bits_for, bloom_of, part_of, split
+from ergon_framework.boundary.logs.sqlite.parts import Filter, bits_for, bloom_of, lowest, split
 from ergon_framework.boundary.logs.sqlite.records import OFFSET_BITS
 from ergon_framework.boundary.logs.sqlite.rows import log_numbered
 from ergon_framework.storage.statements import load
@@ -41,7 +43,7 @@ class _Growth:
     filter: Filter
     source: Batch | list[Generation]
     part: int = 0
-    ahead: dict[int, list[bytes]] = field(default_factory=dict)
+    ahead: dict[int, bytes] = field(default_factory=dict)
     """Ids of the next parts that were read together."""
 
 
@@ -194,13 +196,15 @@ def _ids_of_others(cursor: sqlite3.Cursor, growth: _Growth, sources: list[Genera
     if growth.part not in growth.ahead:
         bits = max(each.bits for each in sources)
         fine = growth.target.bits - bits
-        wanted = growth.part >> fine
-        ahead = {(wanted << fine) + n: set[bytes]() for n in range(1 << fine)}
-        for each in sources:
-            ids = ids_in(cursor, each, wanted >> (bits - each.bits))
-            for entry in split(ids):
-                found = ahead.get(part_of(entry, growth.target.bits))
-                if found is not None:
-                    found.add(entry)
-        growth.ahead = {part: sorted(entries) for part, entries in ahead.items()}
-    return b"".join(growth.ahead[growth.part])
+        first, wanted = growth.part, growth.part >> fine
+        ids = [ids_in(cursor, each, wanted >> (bits - each.bits)) for each in sources]
+        entries = sorted({entry for each in ids for entry in split(each)})
+        edges = [
+            bisect_left(entries, lowest(part, growth.target.bits))
+            for part in range(first, first + (1 << fine) + 1)
+        ]
+        growth.ahead = {
+            first + n: b"".join(entries[start:end])
+            for n, (start, end) in enumerate(pairwise(edges))
+        }
+    return growth.ahead[growth.part]

@@ -21,7 +21,7 @@ from ergon_framework.boundary.logs.sqlite.readers import (
 )
 from ergon_framework.boundary.logs.sqlite.rows import LogRow, Zones, fact_of
 from ergon_framework.boundary.logs.sqlite.runs import run_at
-from ergon_framework.ports.factstore import ConsumerInfo, Page, Quarantined, Serving
+from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
 from ergon_framework.storage.statements import load
 
 ROUNDS = 100
@@ -67,14 +67,23 @@ class SqliteServing(SqliteDesk):
     ) -> Serving:
         """The page after the cursor; the same one until it is confirmed."""
         offer = self._offer(name, limit, max_bytes, holder)
+        passed: list[int] = []
         for _ in range(ROUNDS):
             if offer.is_stuck:
                 self._pass(offer, holder)
+                passed += [offer.corrupted] if offer.corrupted and not offer.spoilt else []
             elif self._note(offer, holder, lease):
+                offer.page.gaps[:0] = self._told(offer, passed)
                 return Serving(offer.info, offer.page, offer.is_released)
             offer = self._offer(name, limit, max_bytes, holder)
         at, head = offer.info.cursor, offer.page.head
-        return Serving(offer.info, Page([], at, head))  # the rest is for the next call
+        gaps = self._told(offer, passed)
+        return Serving(offer.info, Page([], at, head, gaps=gaps))  # the rest is for the next call
+
+    def _told(self, offer: _Offer, passed: Sequence[int]) -> list[Gap]:
+        """What a consumer hears of the corrupted facts that were passed."""
+        now = self._clock()
+        return [Gap(offer.info.log, at, at, "corrupted", now) for at in passed]
 
     def _offer(self, name: str, limit: int, max_bytes: int, holder: str | None) -> _Offer:
         offer = self._read(lambda cursor: _offer(cursor, name, limit, max_bytes))

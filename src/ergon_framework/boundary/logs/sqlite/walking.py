@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ergon_framework.boundary.logs.sqlite.ground import SQL
 from ergon_framework.boundary.logs.sqlite.ledger import Ledger
 from ergon_framework.boundary.logs.sqlite.pages import chain_at
-from ergon_framework.boundary.logs.sqlite.records import key_of, next_chain
+from ergon_framework.boundary.logs.sqlite.records import key_of, next_chain, read_proof
 from ergon_framework.boundary.logs.sqlite.rows import (
     LAST,
     LogRow,
@@ -85,12 +85,14 @@ def _check(log: LogRow, row: Row, to_zone: str | None, leg: _Leg) -> None:
         leg.flaws.append(_missing(log, leg.reached + 1, offset - 1))
         leg.chain = b""
     seal = None if to_zone is None else seal_in(row, to_zone)
+    proof = read_proof(row[4])
+    chain = b"" if proof is None else proof.chain
     if seal is None:
         leg.flaws.append(Flaw(log.name, offset, "it is not what was stored there"))
-    elif leg.chain and next_chain(leg.chain, seal) != row[6]:
+    elif leg.chain and next_chain(leg.chain, seal) != chain:
         leg.flaws.append(Flaw(log.name, offset, "it does not fit the hash chain"))
     # From here on the stored chain counts: what comes after a flaw is judged by itself.
-    leg.reached, leg.chain = offset, row[6] if isinstance(row[6], bytes) else b""
+    leg.reached, leg.chain = offset, chain
 
 
 def _check_books(
@@ -98,12 +100,11 @@ def _check_books(
 ) -> None:
     """A fact must be known by its id, or it could be appended twice, and found in its view."""
     offset = row[0] & LAST
-    try:
-        known = ledger.known(cursor, key_of(log.name, row[8].decode(), row[9].decode()))
-        is_known = known == (row[7][:16], offset)
-    except (AttributeError, TypeError, ValueError):  # the row itself is reported
+    proof = read_proof(row[4])
+    if proof is None:  # the row itself is reported
         return
-    if not is_known:
+    known = ledger.known(cursor, key_of(log.name, proof.from_zone, proof.message_id))
+    if known != (proof.digest[:16], offset):
         flaws.append(Flaw(log.name, offset, "the ledger does not know it as it is"))
     run = run_at(cursor, row[1], offset)
     if run is None or (run.last or log.head) < offset:

@@ -130,3 +130,22 @@ def damage_does_not_stop_the_start(s: Subject) -> None:
     s.corrupt(OUTBOUND, 1)
     s.reopen()
     same((s.put("d"), s.served()), ([4], [2, 3, 4]), "the next offset, and what comes")
+
+
+@check("corrupt")
+def passed_damage_is_told(s: Subject) -> None:
+    """A consumer hears of the damaged facts that were set aside on its way."""
+    s.consumer()
+    s.put(*"abcd")
+    s.corrupt(OUTBOUND, 1)
+    s.corrupt(OUTBOUND, 2)
+    page = s.serve().page
+    same(
+        [(gap.first, gap.last, gap.reason) for gap in page.gaps],
+        [
+            (1, 1, "corrupted"),
+            (2, 2, "corrupted"),
+        ],
+        "gaps",
+    )
+    same(offsets(page), [3, 4], "what is given out")

@@ -1,8 +1,8 @@
 -- changes: how often the set of live generations has changed
-SELECT count FROM ergon_boundary_ledger_changes;
+SELECT generations FROM ergon_boundary_changes;
 
 -- changed: it changes now
-UPDATE ergon_boundary_ledger_changes SET count = count + 1;
+UPDATE ergon_boundary_changes SET generations = generations + 1;
 
 -- generations: all of them
 SELECT id, level, bits, count, state FROM ergon_boundary_generations ORDER BY id;

@@ -1,6 +1,6 @@
 -- log: one log by name, with its last fact
 SELECT log.id, log.name, log.first, log.base_chain, log.base_total, log.sealed, log.last_at,
-    log.last_view, fact.id, fact.total, fact.chain, fact.recorded_at, fact.view
+    log.last_view, fact.id, fact.total, substr(fact.proof, 5, 32), fact.recorded_at, fact.view
 FROM ergon_boundary_logs AS log LEFT JOIN ergon_boundary_facts AS fact ON fact.id = (
     SELECT max(id) FROM ergon_boundary_facts
     WHERE id BETWEEN log.id << 40 AND (log.id << 40) + 1099511627775
@@ -8,7 +8,7 @@ FROM ergon_boundary_logs AS log LEFT JOIN ergon_boundary_facts AS fact ON fact.i
 
 -- log_of: one log by its number, with its last fact
 SELECT log.id, log.name, log.first, log.base_chain, log.base_total, log.sealed, log.last_at,
-    log.last_view, fact.id, fact.total, fact.chain, fact.recorded_at, fact.view
+    log.last_view, fact.id, fact.total, substr(fact.proof, 5, 32), fact.recorded_at, fact.view
 FROM ergon_boundary_logs AS log LEFT JOIN ergon_boundary_facts AS fact ON fact.id = (
     SELECT max(id) FROM ergon_boundary_facts
     WHERE id BETWEEN log.id << 40 AND (log.id << 40) + 1099511627775
@@ -16,6 +16,15 @@ FROM ergon_boundary_logs AS log LEFT JOIN ergon_boundary_facts AS fact ON fact.i
 
 -- logs: the names of all, outbound first
 SELECT name FROM ergon_boundary_logs ORDER BY id <> 1, name;
+
+-- state: how often things have changed, and the last fact of a log with its chain
+SELECT changes.generations, changes.logs, fact.id, substr(fact.proof, 5, 32)
+FROM ergon_boundary_changes AS changes LEFT JOIN ergon_boundary_facts AS fact ON fact.id = (
+    SELECT max(id) FROM ergon_boundary_facts WHERE id BETWEEN ? AND ?
+);
+
+-- was_shortened: a log's row changes
+UPDATE ergon_boundary_changes SET logs = logs + 1;
 
 -- new_log: a log without facts
 INSERT INTO ergon_boundary_logs (name) VALUES (?);
@@ -63,37 +72,33 @@ WHERE view IN (SELECT id FROM ergon_boundary_views WHERE log = ?1) AND first < ?
 
 -- insert_fact: one more fact
 INSERT INTO ergon_boundary_facts (
-    id, view, total, recorded_at, source_offset, mark, chain, digest,
-    from_zone, message_id, envelope, fact
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    id, view, total, recorded_at, proof, envelope, fact
+) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- identity: what is needed to answer a repeated append
-SELECT digest, envelope FROM ergon_boundary_facts WHERE id = ?;
+SELECT substr(proof, 37, 32), envelope FROM ergon_boundary_facts WHERE id = ?;
 
 -- ids: what the ledger is made of
-SELECT id, from_zone, message_id, digest
+SELECT id, proof
 FROM ergon_boundary_facts WHERE id > ? AND id <= ? ORDER BY id;
 
 -- chain: the hash chain at a fact, and the log's bytes up to it
-SELECT chain, total, recorded_at, view FROM ergon_boundary_facts WHERE id = ?;
+SELECT substr(proof, 5, 32), total, recorded_at, view FROM ergon_boundary_facts WHERE id = ?;
 
 -- recorded_at: when a fact was recorded
 SELECT recorded_at FROM ergon_boundary_facts WHERE id = ?;
 
 -- fact: one fact
-SELECT id, view, total, recorded_at, source_offset, mark, chain, digest,
-    from_zone, message_id, envelope, fact
+SELECT id, view, total, recorded_at, proof, envelope, fact
 FROM ergon_boundary_facts WHERE id = ?;
 
 -- facts: a stretch of a log
-SELECT id, view, total, recorded_at, source_offset, mark, chain, digest,
-    from_zone, message_id, envelope, fact
+SELECT id, view, total, recorded_at, proof, envelope, fact
 FROM ergon_boundary_facts WHERE id > ? AND id <= ? ORDER BY id LIMIT ?;
 
 -- facts_of_view: a stretch of a log, as one zone sees it; told to order by the facts' numbers too,
 -- SQLite would read and sort whole runs, though it walks along them anyway
-SELECT fact.id, fact.view, total, recorded_at, source_offset, mark, chain, digest,
-    from_zone, message_id, envelope, fact, run.first, run.previous
+SELECT fact.id, fact.view, total, recorded_at, proof, envelope, fact, run.first, run.previous
 FROM ergon_boundary_runs AS run CROSS JOIN ergon_boundary_facts AS fact
 WHERE run.view = ?1 AND run.first >= coalesce(
     (SELECT max(first) FROM ergon_boundary_runs WHERE view = ?1 AND first <= ?3 + 1), 0

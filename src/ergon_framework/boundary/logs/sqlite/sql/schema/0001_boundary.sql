@@ -26,18 +26,14 @@ CREATE TABLE ergon_boundary_logs (
 INSERT INTO ergon_boundary_logs (id, name) VALUES (1, 'outbound');
 
 -- `id` is the log's id and the offset in one number, `total` the bytes of the log up to here.
--- `mark` is a checksum of the whole row. Texts are kept as bytes: a changed one can still be read.
+-- `proof` has 4 bytes of checksum over the whole row, the hash chain (32), the identity digest (32),
+-- the source offset (8, -1: none), and from_zone and message_id with a NUL between them.
 CREATE TABLE ergon_boundary_facts (
     id INTEGER PRIMARY KEY,
     view INTEGER NOT NULL,
     total INTEGER NOT NULL,
     recorded_at REAL NOT NULL,
-    source_offset INTEGER,
-    mark INTEGER NOT NULL,
-    chain BLOB NOT NULL,
-    digest BLOB NOT NULL,
-    from_zone BLOB NOT NULL,
-    message_id BLOB NOT NULL,
+    proof BLOB NOT NULL,
     envelope BLOB NOT NULL,
     fact BLOB NOT NULL
 );
@@ -82,13 +78,15 @@ CREATE TABLE ergon_boundary_ledger (
     ids BLOB NOT NULL
 );
 
--- How often the set of live generations has changed: what a process remembers of it may be old.
-CREATE TABLE ergon_boundary_ledger_changes (
+-- How often the set of live generations has changed, and how often a log was shortened: what a
+-- process remembers may be old.
+CREATE TABLE ergon_boundary_changes (
     one INTEGER PRIMARY KEY CHECK (one = 1),
-    count INTEGER NOT NULL
+    generations INTEGER NOT NULL,
+    logs INTEGER NOT NULL
 );
 
-INSERT INTO ergon_boundary_ledger_changes (one, count) VALUES (1, 0);
+INSERT INTO ergon_boundary_changes (one, generations, logs) VALUES (1, 0, 0);
 
 CREATE TABLE ergon_boundary_gaps (
     id INTEGER PRIMARY KEY,
