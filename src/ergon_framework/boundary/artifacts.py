@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
@@ -15,7 +14,7 @@ from ergon_framework.boundary.model import Batch, Envelope, Fact
 from ergon_framework.boundary.offloop import InThread
 from ergon_framework.boundary.pulling import Plan
 from ergon_framework.boundary.transport import AsyncTransport
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import Zone, apart
 from ergon_framework.errors import BoundaryError, DataLossError, ObjectConflictError
 from ergon_framework.ports.factstore import Link, NewFact, Quarantined, Reference
 from ergon_framework.ports.objectstore import Upload
@@ -150,7 +149,7 @@ class Artifacts:
 
     def _bind(self, wanted: Reference) -> Reference:
         store = self._zone.store
-        for bucket in _buckets(wanted.bucket, self._peer):
+        for bucket in (wanted.bucket, apart(wanted.bucket, self._peer)):
             try:
                 store.bind(bucket, wanted.key, wanted.digest, wanted.size)
             except ObjectConflictError:
@@ -160,7 +159,3 @@ class Artifacts:
             f"{self._peer} uses the name {wanted.bucket}/{wanted.key} for several artifacts"
         )
 
-
-def _buckets(bucket: str, peer: str) -> Iterable[str]:
-    """The peer's own name for it, or that name set apart by the peer's zone."""
-    return (bucket, f"{bucket}@{peer}")

@@ -104,6 +104,7 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(puller.leave() for puller in self._pullers.values()))
         for transport in self._transports.values():
             await transport.close()
         self._application.close()

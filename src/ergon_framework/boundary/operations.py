@@ -101,6 +101,12 @@ def confirm_receipt(zone: Zone, permit: Permit, asked: requests.ConfirmReceipt) 
 @operation(ADMIN, requests.LookupFact)
 def lookup_fact(zone: Zone, permit: Permit, asked: requests.LookupFact) -> dict[str, Any]:
     """Whether an id was ever appended, and where."""
+    demand(
+        permit.may_assert(asked.from_zone),
+        permit,
+        f"ask about facts of zone {asked.from_zone!r}",
+        from_zone=asked.from_zone,
+    )
     return zone.lookup(asked.from_zone, asked.message_id, asked.log)
 
 

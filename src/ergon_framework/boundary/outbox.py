@@ -48,7 +48,7 @@ from ergon_framework.ports.factstore import NewFact
 
 __all__ = ["DrainReport", "Ended", "Figures", "Outbox", "Refused"]
 
-logger = logging.getLogger("ergon.boundary")
+logger = logging.getLogger("ergon_framework.boundary")
 
 WhenHeld: TypeAlias = Literal["wait", "raise"]
 

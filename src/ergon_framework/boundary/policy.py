@@ -21,7 +21,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "pull": (
         *("CreateConsumer", "FetchFacts", "ConfirmReceipt", "ReleaseLease", "SeekConsumer"),
-        *("GetObject", "HeadObject", "GetStatus"),
+        *("GetObject", "HeadObject"),
     ),
     "observe": (
         *("GetStatus", "GetMetrics", "ListConsumers", "ListQuarantine", "ListGaps"),

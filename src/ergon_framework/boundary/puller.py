@@ -7,6 +7,7 @@ that fails is tried again until it succeeds; nothing is confirmed before it is o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,8 @@ from ergon_framework.ports.factstore import OUTBOUND, Link
 from ergon_framework.storage.failpoints import declare, failpoint
 
 declare("boundary.pull.fetched", "boundary.pull.received", "boundary.pull.confirmed")
+LEAVING = 1.0
+"""Seconds that saying goodbye to a peer may take."""
 _decode = msgspec.json.Decoder(Batch).decode
 
 
@@ -84,6 +87,12 @@ class Puller:
         """End after what is under way; a fetch that waits is cancelled by the node."""
         self._is_stopping = True
         self._signal.notify_all()
+
+    async def leave(self) -> None:
+        """Let go of the name at the peer, so that whoever comes next need not wait."""
+        asked = {"consumer_name": self._consumer, "holder": self._holder}
+        with contextlib.suppress(BoundaryError, OSError):
+            await self._transport.call(f"{ADMIN}ReleaseLease", encode(asked), timeout=LEAVING)
 
     async def turn(self) -> None:
         """One page, or a wait while the link is sealed."""

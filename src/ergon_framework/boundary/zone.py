@@ -228,10 +228,10 @@ class Zone:
         """What a name stands for; with a ``digest``, those very bytes if they are here at all."""
         stored = self.store.object(bucket, key)
         if digest is not None and (stored is None or stored.digest != digest):
-            # A peer's artifact may bear the name of another one of ours.
-            blob = self.objects.stat(digest) if self.store.is_bound(digest) else None
-            if blob is not None:
-                return StoredObject(bucket, key, digest, blob.size, self.clock())
+            for link in self.store.links():
+                other = self.store.object(apart(bucket, link.peer), key)
+                if other is not None and other.digest == digest:
+                    return other
         if stored is None:
             raise BoundaryNotFoundError(
                 f"there is no object {bucket}/{key}",
@@ -301,6 +301,11 @@ class Zone:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def apart(bucket: str, peer: str) -> str:
+    """Where a peer's artifact is kept when its name stands for other bytes here."""
+    return f"{bucket}@{peer}"
 
 
 def _allowed(capacity: int | None) -> int | None:

@@ -179,9 +179,8 @@ class ConsumerDesk(Protocol):
         Released facts come first, in a page of their own. Facts below the kept ones that no gap
         explains raise ``BoundaryError`` code ``out_of_range``, reason ``truncated``, with
         ``first_lost`` and ``last_lost`` in its details. A corrupted row ends the page before it;
-        when it is the first, it is put into quarantine with the reason ``corrupted`` and passed, and
-        the page tells of it as a gap.
-        What this method notes survives the process, not a power cut.
+        when it is the first, it is put into quarantine with the reason ``corrupted`` and passed,
+        and the page tells of it as a gap. What this method notes survives the process, not a power cut.
         """
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:

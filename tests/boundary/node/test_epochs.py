@@ -17,6 +17,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:zones", "BOUNDARY:oper
 
 ROUNDS = 200
 PAUSE = 0.1
+RETENTION = """
+[zones.plant-a.retention]
+facts = 0.001
+every = 0.05
+"""
 SETTINGS = """
 [zones.plant-a]
 lease = 0.5  # a receiver with another store is another holder, and waits until this has passed
@@ -210,6 +215,24 @@ def test_a_peer_that_was_restored_from_a_backup(pair: Pair) -> None:
     assert pair.arrived(16) == ids(*range(16))
 
 
+def test_an_id_that_was_given_twice(pair: Pair) -> None:
+    """After a restore the producer tells something else under an id: it is set aside, and told."""
+    pair.tell(0, 1)
+    pair.confirmed(2)
+    copy = pair.back_up(pair.a, "backup")
+    pair.tell(2)
+    pair.arrived(3)
+    pair.exchange(pair.a, copy)
+    assert pair.a.append("order:2:created", "something else").status == 200
+    pair.tell(3)
+    wait_for(lambda: "epoch" in pair.alerts(), "the alert")
+    pair.accept()
+    assert pair.arrived(4) == ids(0, 1, 2, 3)
+    (item,) = pair.b.ask(f"{ADMIN}ListQuarantine", {})["items"]
+    assert (item["consumer_name"], item["reason"]) == ("pull:plant-a", "conflicting_duplicate")
+    assert "quarantine" in pair.alerts()
+
+
 def test_a_receiver_restored_from_a_backup_asks_back(pair: Pair) -> None:
     """It gets everything that came after the backup once more, without anybody's help."""
     pair.tell(0, 1, 2)
@@ -233,6 +256,29 @@ def test_a_receiver_that_lost_everything_asks_back(pair: Pair) -> None:
     pair.b.start()
     pair.b.ask(f"{ADMIN}CreateConsumer", {"consumer_name": "all", "log": "inbound:plant-a"})
     assert pair.arrived(3) == ids(0, 1, 2)
+
+
+def test_a_receiver_that_asks_back_for_what_is_gone(pair: Pair) -> None:
+    """The sender has dropped it: that is an alert, and an operator lets the link go on."""
+    pair.tell(0, 1, 2)
+    pair.arrived(3)
+    copy = pair.back_up(pair.b, "backup")
+    pair.a.kill()
+    settings = pair.folder / "ergon.toml"
+    settings.write_text(SETTINGS + RETENTION, encoding="utf-8")
+    pair.a.start()
+    pair.tell(3, 4, 5)
+
+    def is_gone() -> bool:
+        return bool(pair.a.ask(f"{ADMIN}GetStatus", {})["logs"][0]["first_offset"] == 7)
+
+    wait_for(is_gone, "everything pulled and dropped")
+    pair.exchange(pair.b, copy)
+    wait_for(lambda: bool(pair.alerts() & {"link", "loss", "epoch"}), "an alert")
+    pair.tell(6)
+    assert pair.ids() == ids(0, 1, 2)
+    pair.accept()
+    assert pair.arrived(4) == ids(0, 1, 2, 6)
 
 
 def test_both_restart_at_once(pair: Pair) -> None:

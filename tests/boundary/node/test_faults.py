@@ -290,42 +290,94 @@ def test_a_fact_about_an_object_that_is_gone(node: NodeProcess) -> None:
     assert answer.status != 200, "the artifact is not durably there"
 
 
-def spoil(folder: Path, offset: int, column: str = "fact") -> None:
-    """Flip one byte of a fact, as a bad disk might."""
+def spoil(folder: Path, offset: int, part: str = "fact", place: float = 0.5) -> None:
+    """Flip one bit of a fact of the outbound log, as a bad disk might.
+
+    ``proof`` is what the store keeps beside envelope and fact: digests, chain and id.
+    """
     with closing(sqlite3.connect(folder / "facts.db")) as connection, connection:
         number = (1 << 40) + offset
-        query = f"SELECT {column} FROM ergon_boundary_facts WHERE id = ?"  # noqa: S608 - ours
+        query = f"SELECT {part} FROM ergon_boundary_facts WHERE id = ?"  # noqa: S608 - ours
         raw = bytearray(connection.execute(query, (number,)).fetchone()[0])
-        raw[len(raw) // 2] ^= 1
-        change = f"UPDATE ergon_boundary_facts SET {column} = ? WHERE id = ?"  # noqa: S608 - ours
+        raw[int(len(raw) * place)] ^= 1
+        change = f"UPDATE ergon_boundary_facts SET {part} = ? WHERE id = ?"  # noqa: S608 - ours
         connection.execute(change, (bytes(raw), number))
 
 
+def read_all(node: NodeProcess, name: str, last: int) -> list[int]:
+    """The offsets a consumer is given, page by page, each confirmed."""
+    node.ask(f"{ADMIN}CreateConsumer", {"consumer_name": name})
+    seen: list[int] = []
+    while seen[-1:] != [last]:
+        page = node.ask(f"{CORE}FetchFacts", {"consumer_name": name, "limit": 10})
+        assert page.get("facts"), page
+        seen += [each["offset"] for each in page["facts"]]
+        node.ask(f"{CORE}ConfirmReceipt", {"consumer_name": name, "offset": seen[-1]})
+    return seen
+
+
+PARTS = [("fact", 0.5), ("envelope", 0.5), ("proof", 0.0), ("proof", 0.5), ("proof", 0.95)]
+CHAIN = 0.2
+"""Where in the proof the hash chain lies: it says nothing about the fact, but all about the log."""
+
+
 @pytest.mark.req("C10", "BOUNDARY:store")
-@pytest.mark.parametrize("column", ["fact", "envelope", "message_id", "digest"])
+@pytest.mark.parametrize(("part", "place"), PARTS)
 def test_a_corrupted_fact_is_set_aside(
-    column: str, node: NodeProcess, capsys: pytest.CaptureFixture[str]
+    part: str, place: float, node: NodeProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Consumers get everything else; the fact is in quarantine, and verify names it."""
     for number in range(1, 6):
         node.append(f"order:{number}:created", {"a": "some content"})
     node.ask(f"{ADMIN}CreateConsumer", {"consumer_name": "c"})
     assert node.stop() == 0
-    spoil(node.folder, 3, column)
-    code, (finding,) = verify(node, capsys)
-    assert (code, finding["kind"], finding["offset"]) == (1, "fact", 3)
+    spoil(node.folder, 3, part, place)
+    code, findings = verify(node, capsys)
+    assert code == 1
+    assert (findings[0]["kind"], findings[0]["offset"]) == ("fact", 3)
     node.start()
-    seen: list[int] = []
-    while seen[-1:] != [5]:
-        page = node.ask(f"{CORE}FetchFacts", {"consumer_name": "c", "limit": 10})
-        assert page["facts"], page
-        seen += [each["offset"] for each in page["facts"]]
-        node.ask(f"{CORE}ConfirmReceipt", {"consumer_name": "c", "offset": seen[-1]})
-    assert seen == [1, 2, 4, 5]
+    assert read_all(node, "c", 5) == [1, 2, 4, 5]
     (item,) = node.ask(f"{ADMIN}ListQuarantine", {"consumer_name": "c"})["items"]
     assert (item["offset"], item["reason"]) == (3, "corrupted")
     assert "quarantine" in alerts(node)
     assert node.append("order:6:created")["offset"] == 6
+
+
+@pytest.mark.req("BOUNDARY:store")
+@pytest.mark.parametrize(("part", "place"), PARTS)
+def test_the_last_fact_is_the_corrupted_one(
+    part: str, place: float, node: NodeProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Facts after it take their places, consumers pass it, and it stays named as the flaw."""
+    for number in range(1, 4):
+        node.append(f"order:{number}:created", {"a": "some content"})
+    assert node.stop() == 0
+    spoil(node.folder, 3, part, place)
+    node.start()
+    assert node.append("order:4:created")["offset"] == 4
+    assert node.append("order:5:created")["offset"] == 5
+    assert read_all(node, "c", 5) == [1, 2, 4, 5]
+    code, findings = verify(node, capsys)
+    assert code == 1
+    assert findings[0]["offset"] == 3
+
+
+@pytest.mark.req("BOUNDARY:store")
+@pytest.mark.parametrize("offset", [3, 5])
+def test_a_corrupted_chain_is_found(
+    offset: int, node: NodeProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The facts are whole and delivered; verify names the place where the chain breaks."""
+    for number in range(1, 6):
+        node.append(f"order:{number}:created", {"a": "some content"})
+    assert node.stop() == 0
+    spoil(node.folder, offset, "proof", CHAIN)
+    node.start()
+    assert node.append("order:6:created")["offset"] == 6
+    assert read_all(node, "c", 6) == [1, 2, 3, 4, 5, 6]
+    code, findings = verify(node, capsys)
+    assert code == 1
+    assert findings[0]["offset"] == offset
 
 
 @pytest.mark.req("P7", "BOUNDARY:store")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -125,7 +127,6 @@ def test_a_page_is_bounded(node: NodeProcess) -> None:
     asked = {"consumer_name": "c", "limit": 1000}
     first = node.ask(f"{CORE}FetchFacts", asked)["facts"]
     assert [each["offset"] for each in first] == [1, 2, 3, 4, 5]
-    node.ask(f"{CORE}ConfirmReceipt", {"consumer_name": "c", "offset": 6})
     node.ask(f"{CORE}ConfirmReceipt", {"consumer_name": "c", "offset": 5})
     page = node.ask(f"{CORE}FetchFacts", {**asked, "max_bytes": 1})["facts"]
     assert [each["offset"] for each in page] == [6]
@@ -237,6 +238,25 @@ def test_a_half_open_link(node: NodeProcess, tmp_path: Path) -> None:
             cable.heal()
             until(lambda: received(peer) == [1, 2, 3, 4, 5, 6], "everything")
             until(lambda: alerts(peer) == set(), "peace")
+
+
+@pytest.mark.req("BOUNDARY:zones", "P13")
+def test_a_peer_that_is_paused(node: NodeProcess, tmp_path: Path) -> None:
+    """A process that stands still is noticed; when it goes on, so does the link."""
+    options = ("--config", str(tmp_path / "ergon.toml"), "--peer", f"plant-a={node.url}")
+    with running("plant-b", tmp_path / "b", *options) as peer:
+        peer.ask(f"{ADMIN}CreateConsumer", {"consumer_name": "c", "log": "inbound:plant-a"})
+        node.append("order:0:created")
+        until(lambda: received(peer) == [1], "the first fact")
+        os.kill(node.pid, signal.SIGSTOP)
+        try:
+            until(lambda: "link" in alerts(peer), "the alert")
+            assert peer.append("reply:1:created").status == 200
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+        node.append("order:1:created")
+        until(lambda: received(peer) == [1, 2], "the second fact")
+        until(lambda: alerts(peer) == set(), "peace")
 
 
 def received(peer: NodeProcess) -> list[int]:

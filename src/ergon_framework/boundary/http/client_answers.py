@@ -45,7 +45,8 @@ def counted(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
 def no_object(reader: AnswerReader, bucket: str, key: str) -> BoundaryError:
     """The error of an answer to HEAD, which has no body to say it."""
     if reader.status == 404:
-        return BoundaryNotFoundError(f"there is no object {bucket}/{key}", reason="object")
+        told = f"there is no object {bucket}/{key}"
+        return BoundaryNotFoundError(told, reason="object_not_found")
     return error_of_answer(reader.status, reader.headers, b"")
 
 

@@ -13,7 +13,7 @@ from ergon_framework.boundary.http.exchange import Application, Exchange
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import describe
 
-logger = logging.getLogger("ergon.boundary")
+logger = logging.getLogger("ergon_framework.boundary")
 
 Denied = Callable[[str, str], None]
 """Told the address and why nobody there was served."""

@@ -21,7 +21,7 @@ from ergon_framework.storage.writer import Database
 
 T = TypeVar("T")
 
-logger = logging.getLogger("ergon.boundary")
+logger = logging.getLogger("ergon_framework.boundary")
 
 SQL = "ergon_framework.boundary.logs.sqlite.sql"
 SCHEMA = Schema("boundary", f"{SQL}.schema")

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.storage.turns import Caller, Turns, nested
 
-logger = logging.getLogger("ergon.boundary")
+logger = logging.getLogger("ergon_framework.boundary")
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")

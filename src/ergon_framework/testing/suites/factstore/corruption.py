@@ -148,4 +148,4 @@ def passed_damage_is_told(s: Subject) -> None:
         ],
         "gaps",
     )
-    same(offsets(page), [3, 4], "what is given out")
+    same([fact.offset for fact in page.facts], [3, 4], "what is given out")

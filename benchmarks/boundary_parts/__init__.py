@@ -1,0 +1,1 @@
+"""The parts of ``benchmarks/boundary.py``: who takes part, and what measures them."""

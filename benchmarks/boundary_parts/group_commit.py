@@ -1,0 +1,134 @@
+"""The floors: one writer that takes what has come together and brings it to disk, and no more."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from abc import abstractmethod
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+MOST = 512
+"""Callers served by one commit."""
+
+_sync = getattr(os, "fdatasync", os.fsync)
+
+
+class Waiting:
+    """Bytes of a caller, and the lock it waits for; None ends the writer."""
+
+    __slots__ = ("body", "error", "wake")
+
+    def __init__(self, body: bytes | None) -> None:
+        self.body = body
+        self.error: BaseException | None = None
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+
+class GroupCommit:
+    """A queue and a thread. ``append`` returns when the bytes are on disk."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Waiting] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def append(self, body: bytes) -> None:
+        """Leave it to the writer, and wait."""
+        waiting = Waiting(body)
+        self._queue.put(waiting)
+        waiting.wake.acquire()
+        if waiting.error is not None:
+            raise waiting.error
+
+    def close(self) -> None:
+        """End the writer."""
+        self._queue.put(Waiting(None))
+        self._thread.join()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Called first, in the writer's thread."""
+
+    @abstractmethod
+    def commit(self, bodies: list[bytes]) -> None:
+        """Bring all of these to disk."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Called last, in the writer's thread."""
+
+    def _run(self) -> None:
+        self.open()
+        is_open = True
+        while is_open:
+            group = self._take()
+            bodies = [each.body for each in group if each.body is not None]
+            is_open = len(bodies) == len(group)
+            error: BaseException | None = None
+            try:
+                if bodies:
+                    self.commit(bodies)
+            except (OSError, sqlite3.Error) as caught:
+                error = caught
+            for each in group:
+                each.error = error
+                each.wake.release()
+        self.end()
+
+    def _take(self) -> list[Waiting]:
+        group = [self._queue.get()]
+        try:
+            while len(group) < MOST:
+                group.append(self._queue.get_nowait())
+        except Empty:
+            pass
+        return group
+
+
+class SqliteGroupCommit(GroupCommit):
+    """A row with no key but its number: no ledger, no hash, no check."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__()
+
+    def open(self) -> None:
+        """WAL, and the disk is waited for, as in our own store."""
+        self._link = sqlite3.connect(self._path, isolation_level=None)
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY"):
+            self._link.execute(f"PRAGMA {pragma}")
+        self._link.execute("CREATE TABLE facts (id INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+
+    def commit(self, bodies: list[bytes]) -> None:
+        """One transaction."""
+        self._link.execute("BEGIN IMMEDIATE")
+        self._link.executemany("INSERT INTO facts (body) VALUES (?)", [(body,) for body in bodies])
+        self._link.execute("COMMIT")
+
+    def end(self) -> None:
+        """Let go of the file."""
+        self._link.close()
+
+
+class FileGroupCommit(GroupCommit):
+    """One file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__()
+
+    def open(self) -> None:
+        """A new file."""
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def commit(self, bodies: list[bytes]) -> None:
+        """One write and one sync."""
+        os.write(self._file, b"".join(bodies))
+        _sync(self._file)
+
+    def end(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)

@@ -1,0 +1,87 @@
+"""The ledger: what an id costs for ever, and whether millions of them slow appends down."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from boundary_parts.messages import FROM, TO, identifiers, shares
+from boundary_parts.producers import fresh, into, new_zone, threaded
+from boundary_parts.races import Effort, Entry, Goal, Record, Turn, race, records
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.ports.factstore import OUTBOUND, NewFact
+
+BATCH = 2_000
+SLICE = 100_000
+"""Facts after which the payloads are dropped, so that a small disk is enough."""
+PRODUCERS = 64
+
+
+def ledger(effort: Effort) -> Iterator[Record]:
+    """Appends with so many ids known, beside appends to an empty ledger."""
+    sizes = [20_000 if effort.is_quick else 1_000_000, *([10_000_000] * effort.is_huge)]
+    for size in sizes:
+        yield from _at(effort, size)
+
+
+def _at(effort: Effort, size: int) -> Iterator[Record]:
+    count = max(PRODUCERS * 20, int(16_000 * effort.seconds) // PRODUCERS * PRODUCERS)
+    with fresh(effort.folder) as path, Zone.open(FROM, ZoneSettings(data=str(path))) as zone:
+        rates = _fill(zone, size)
+        used = _used(path / "facts.db")
+        full = Entry(f"Ergon, {size:,} ids", partial(_append, zone, count))
+        empty = Entry("Ergon, empty ledger", partial(_append_to_new, effort.folder, count))
+        race([full, empty], effort.rounds)
+    first, second = records(f"ledger-{size}", full, [(empty, Goal(ratio=0.8))])
+    per_id = round(used / size, 1)
+    yield first | {
+        "bytes_per_id": per_id,
+        "fill_per_second": [round(rate) for rate in (rates[0], rates[-1])],
+        "target": "<= 60 bytes per id",
+        "met": per_id <= 60,
+    }
+    yield second
+
+
+def _fill(zone: Zone, size: int) -> list[float]:
+    """Small facts, straight into the store, whose payloads go at once; the rate of each slice."""
+    rates: list[float] = []
+    for start in range(0, size, SLICE):
+        end, began = min(start + SLICE, size), time.perf_counter()
+        for at in range(start, end, BATCH):
+            facts = [_fact(each) for each in identifiers("fill", at, min(at + BATCH, end))]
+            zone.store.append(OUTBOUND, facts)
+        rates.append((end - start) / (time.perf_counter() - began))
+        zone.store.truncate(OUTBOUND, end, loss_reason="benchmark")
+    return rates
+
+
+def _fact(message_id: str) -> NewFact:
+    digest = sha256(message_id.encode()).digest()
+    return NewFact(FROM, message_id, TO, digest, b"{}", b"{}", (), None)
+
+
+def _used(path: Path) -> int:
+    """Bytes of the file that hold something; the payloads are gone, so it is nearly all ids."""
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as link:
+
+        def number(pragma: str) -> Any:
+            return link.execute(f"PRAGMA {pragma}").fetchone()[0]
+
+        return int((number("page_count") - number("freelist_count")) * number("page_size"))
+
+
+def _append(zone: Zone, count: int) -> Turn:
+    return threaded(into(zone), shares(count, PRODUCERS))
+
+
+def _append_to_new(folder: Path, count: int) -> Turn:
+    with new_zone(folder) as zone:
+        return _append(zone, count)

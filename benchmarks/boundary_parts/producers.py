@@ -1,0 +1,123 @@
+"""Producers in this process: threads that append one fact after the other."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from boundary_parts.group_commit import FileGroupCommit, SqliteGroupCommit
+from boundary_parts.messages import FROM, Message, shares
+from boundary_parts.races import FailedError, Turn
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import Zone
+
+Append = Callable[[Message], object]
+
+
+def threaded(append: Append, parts: Sequence[Sequence[Message]]) -> Turn:
+    """Let each thread append its part; the clock runs from the start of all to the end of all."""
+    taken: list[list[float]] = [[] for _ in parts]
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(len(parts) + 1)
+
+    def produce(part: Sequence[Message], times: list[float]) -> None:
+        barrier.wait()
+        try:
+            for message in part:
+                began = time.perf_counter()
+                append(message)
+                times.append(time.perf_counter() - began)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=produce, args=pair) for pair in zip(parts, taken, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    began, burnt = time.perf_counter(), time.process_time()
+    for thread in threads:
+        thread.join()
+    seconds, burnt = time.perf_counter() - began, time.process_time() - burnt
+    if errors:
+        raise FailedError(str(errors[0]))
+    every = [each for times in taken for each in times]
+    return Turn(len(every), seconds, every, burnt)
+
+
+@contextmanager
+def fresh(folder: Path) -> Iterator[Path]:
+    """A folder for one turn."""
+    path = Path(tempfile.mkdtemp(dir=folder))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def new_zone(folder: Path) -> Iterator[Zone]:
+    """A zone with nothing in it, gone at the end."""
+    with fresh(folder) as path, Zone.open(FROM, ZoneSettings(data=str(path))) as zone:
+        yield zone
+
+
+def into(zone: Zone) -> Append:
+    """The whole way: checks, canonical form, ledger, hash chain, row, commit."""
+    append = zone.append
+    return lambda message: append(message.envelope, message.fact)
+
+
+def ours(folder: Path, producers: int, count: int) -> Turn:
+    """A zone of its own for each turn."""
+    parts = shares(count, producers)
+    with new_zone(folder) as zone:
+        turn = threaded(into(zone), parts)
+        head = zone.store.logs()[0].head
+    if head != turn.count:
+        raise FailedError(f"{head} of {turn.count} facts are there")
+    return turn
+
+
+def bare_sqlite(folder: Path, producers: int, count: int) -> Turn:
+    """Rows through a queue to one writer."""
+    parts = shares(count, producers)
+    with fresh(folder) as path:
+        log = SqliteGroupCommit(path / "bare.db")
+        try:
+            return threaded(lambda message: log.append(message.body), parts)
+        finally:
+            log.close()
+
+
+def bare_file(folder: Path, producers: int, count: int) -> Turn:
+    """Bytes through a queue to one writer."""
+    parts = shares(count, producers)
+    with fresh(folder) as path:
+        log = FileGroupCommit(path / "bare.log")
+        try:
+            return threaded(lambda message: log.append(message.body), parts)
+        finally:
+            log.close()
+
+
+def direct_sqlite(folder: Path, _producers: int, count: int) -> Turn:
+    """Rows by the only producer itself, each with a commit: no queue, no second thread."""
+    (part,) = shares(count, 1)
+    with fresh(folder) as path:
+        link = sqlite3.connect(path / "bare.db", isolation_level=None, check_same_thread=False)
+        try:
+            link.execute("PRAGMA journal_mode = WAL")
+            link.execute("PRAGMA synchronous = FULL")
+            link.execute("CREATE TABLE facts (id INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+            insert = "INSERT INTO facts (body) VALUES (?)"
+            return threaded(lambda message: link.execute(insert, (message.body,)), [part])
+        finally:
+            link.close()
