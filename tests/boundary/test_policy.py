@@ -109,12 +109,14 @@ def test_by_default_peers_may_pull_and_nothing_else() -> None:
     assert peer.allows_operation("FetchFacts")
     assert peer.allows_operation("GetObject")
     assert not peer.allows_operation("AppendFact")
-    assert not peer.allows_operation("SeekConsumer")
+    assert peer.allows_operation("SeekConsumer")  # of its own consumer, when it was restored
+    assert not peer.allows_operation("GetStatus")
     assert peer.may_read("outbound")
     assert not peer.may_read("inbound:plant-c")
     assert peer.may_consume("zone:plant-b")
     assert not peer.may_consume("zone:plant-c")
-    assert not peer.may_assert("plant-b")
+    assert peer.may_assert("plant-b")  # in what is pulled from it
+    assert not peer.may_assert("plant-a")
     assert policy.permit("plant-c") is None
     odd = policy.permit("plant-*")
     assert odd is not None

@@ -216,7 +216,9 @@ def test_a_fact_that_kills_its_readers(node: NodeProcess) -> None:
         ends.append(process.returncode)
         if process.returncode == 0:
             break
-        node.ask(f"{ADMIN}ReleaseLease", {"consumer_name": "erp", "holder": info(node)["holder"] or "x"})
+        node.ask(
+            f"{ADMIN}ReleaseLease", {"consumer_name": "erp", "holder": info(node)["holder"] or "x"}
+        )
     assert ends[-1] == 0, f"it died {len(ends)} times: {ends}"
     assert 5 <= len(ends) <= 8
     assert b"done 10" in out
@@ -498,7 +500,9 @@ def test_a_new_fact_ends_a_wait(node: NodeProcess) -> None:
     """A consumer that waits for facts is given the next one when it comes."""
     seen: list[int] = []
     with consumer(node, start="end") as erp:
-        thread = threading.Thread(target=lambda: erp.run(lambda d: seen.append(d.offset), wait=20.0))
+        thread = threading.Thread(
+            target=lambda: erp.run(lambda d: seen.append(d.offset), wait=20.0)
+        )
         thread.start()
         until(lambda: any(c["consumer_name"] == "erp" and c["holder"] for c in _consumers(node)))
         node.append("order:11:created")

@@ -77,7 +77,12 @@ APPEND, PUT, FETCH, CONFIRM = (
 )
 REFUSALS: list[tuple[str, str, Any, tuple[int, str, str | None]]] = [
     # AppendFact
-    ("conflict", APPEND, fact("seed:2:created", 2), (409, "already_exists", "conflicting_duplicate")),
+    (
+        "conflict",
+        APPEND,
+        fact("seed:2:created", 2),
+        (409, "already_exists", "conflicting_duplicate"),
+    ),
     ("no json", APPEND, b'{"envelope": ', (400, "invalid_argument", None)),
     ("no body", APPEND, b"", (400, "invalid_argument", None)),
     ("no object", APPEND, [], (400, "invalid_argument", None)),
@@ -89,7 +94,12 @@ REFUSALS: list[tuple[str, str, Any, tuple[int, str, str | None]]] = [
     ("id too long", APPEND, message(message_id="x" * 256), (400, "invalid_argument", None)),
     ("a control in a zone", APPEND, message(to_zone="a\nb"), (400, "invalid_argument", None)),
     ("time below zero", APPEND, message(produced_at_unix_ms=-1), (400, "invalid_argument", None)),
-    ("time too large", APPEND, message(produced_at_unix_ms=1 << 63), (400, "invalid_argument", None)),
+    (
+        "time too large",
+        APPEND,
+        message(produced_at_unix_ms=1 << 63),
+        (400, "invalid_argument", None),
+    ),
     ("time is true", APPEND, message(produced_at_unix_ms=True), (400, "invalid_argument", None)),
     (
         "too many labels",
@@ -111,7 +121,12 @@ REFUSALS: list[tuple[str, str, Any, tuple[int, str, str | None]]] = [
         fact("refused:1:created", "x" * 300_000),
         (400, "invalid_argument", "too_large"),
     ),
-    ("artifact missing", APPEND, reference("gone"), (400, "failed_precondition", "artifact_missing")),
+    (
+        "artifact missing",
+        APPEND,
+        reference("gone"),
+        (400, "failed_precondition", "artifact_missing"),
+    ),
     ("other digest", APPEND, reference("there"), (400, "failed_precondition", "artifact_mismatch")),
     ("no digest", APPEND, reference("there", digest="md5:1"), (400, "invalid_argument", None)),
     ("negative size", APPEND, reference("there", size=-1), (400, "invalid_argument", None)),
@@ -141,7 +156,12 @@ REFUSALS: list[tuple[str, str, Any, tuple[int, str, str | None]]] = [
     ("no name", FETCH, {}, (400, "invalid_argument", "missing")),
     ("limit 0", FETCH, {"consumer_name": "c", "limit": 0}, (400, "invalid_argument", "range")),
     ("limit text", FETCH, {"consumer_name": "c", "limit": "x"}, (400, "invalid_argument", "type")),
-    ("wait below 0", FETCH, {"consumer_name": "c", "wait_ms": -1}, (400, "invalid_argument", "range")),
+    (
+        "wait below 0",
+        FETCH,
+        {"consumer_name": "c", "wait_ms": -1},
+        (400, "invalid_argument", "range"),
+    ),
     (
         "limit out of this world",
         FETCH,
@@ -281,7 +301,9 @@ def test_a_wrong_method(node: NodeProcess, method: str, path: str) -> None:
     assert isinstance(answer["details"], dict)
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/objects/files", "/v2/objects/a/b", "/bsfg.v1.Boundary/"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/objects/files", "/v2/objects/a/b", "/bsfg.v1.Boundary/"]
+)
 def test_an_unknown_path(node: NodeProcess, path: str) -> None:
     """There is nothing there, and the answer says where to look."""
     status, _headers, body = node.request("GET", path)
@@ -401,7 +423,11 @@ def test_a_cursor_below_what_is_kept(tmp_path: Path) -> None:
                 break
         assert (answer.status, answer["code"]) == (400, "out_of_range")
         details = answer["details"]
-        assert (details["reason"], details["first_lost"], details["last_lost"]) == ("truncated", 1, 3)
+        assert (details["reason"], details["first_lost"], details["last_lost"]) == (
+            "truncated",
+            1,
+            3,
+        )
         sought = node.ask(f"{ADMIN}SeekConsumer", {**asked, "offset": 1})
         assert (sought.status, sought["details"]["reason"]) == (400, "truncated")
         again = node.append("order:1:created")
@@ -442,7 +468,9 @@ def test_a_node_that_stops(tmp_path: Path) -> None:
         other.request("GET", "/healthz")
         other.getresponse().read()
         with socket.create_connection(("127.0.0.1", node.port), timeout=PATIENCE) as slow:
-            slow.sendall(b"PUT /v1/objects/files/slow HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab")
+            slow.sendall(
+                b"PUT /v1/objects/files/slow HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab"
+            )
             other.request("GET", "/healthz")  # when it is answered, the upload has begun
             other.getresponse().read()
             os.kill(node.pid, signal.SIGTERM)

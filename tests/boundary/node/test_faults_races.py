@@ -102,7 +102,10 @@ def test_deletes_against_puts_of_the_same_bytes(node: NodeProcess) -> None:
             node.request("DELETE", f"/v1/objects/files/{key}")
 
     with ThreadPoolExecutor(4) as threads:
-        work = [threads.submit(tell), *(threads.submit(tear, key) for key in ("t1", "t2", "kept-3"))]
+        work = [
+            threads.submit(tell),
+            *(threads.submit(tear, key) for key in ("t1", "t2", "kept-3")),
+        ]
         for each in work:
             each.result()
     assert told

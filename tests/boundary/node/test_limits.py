@@ -77,8 +77,13 @@ def test_a_body_that_is_too_large(node: NodeProcess) -> None:
     assert answer["details"]["reason"] == "body_too_large"
     connection = HTTPConnection("127.0.0.1", node.port, timeout=PATIENCE)
     pieces = iter([body[:60_000], body[60_000:]])
-    connection.request("POST", f"{CORE}AppendFact", pieces, encode_chunked=True,
-                       headers={"Transfer-Encoding": "chunked"})
+    connection.request(
+        "POST",
+        f"{CORE}AppendFact",
+        pieces,
+        encode_chunked=True,
+        headers={"Transfer-Encoding": "chunked"},
+    )
     assert connection.getresponse().status == 413
     connection.close()
     assert head(node) == 0
@@ -92,8 +97,13 @@ def test_an_object_that_is_too_large(node: NodeProcess) -> None:
     connection = HTTPConnection("127.0.0.1", node.port, timeout=PATIENCE)
     pieces = iter([b"x" * 50_000] * 6)
     with suppress(ConnectionResetError, BrokenPipeError):
-        connection.request("PUT", "/v1/objects/files/b", pieces, encode_chunked=True,
-                           headers={"Transfer-Encoding": "chunked"})
+        connection.request(
+            "PUT",
+            "/v1/objects/files/b",
+            pieces,
+            encode_chunked=True,
+            headers={"Transfer-Encoding": "chunked"},
+        )
     with suppress(ConnectionResetError):
         assert connection.getresponse().status in {400, 413}
     connection.close()

@@ -380,7 +380,9 @@ def test_a_peer_is_told_of_a_loss(settings: Path, tmp_path: Path) -> None:
 def test_a_collection_that_dies_half_way(tmp_path: Path) -> None:
     """Killed between name and bytes, the next thorough round removes what is left."""
     settings = tmp_path / "ergon.toml"
-    settings.write_text("[zones.plant-a.retention]\norphans = 0.001\nevery = 0.05\n", encoding="utf-8")
+    settings.write_text(
+        "[zones.plant-a.retention]\norphans = 0.001\nevery = 0.05\n", encoding="utf-8"
+    )
     options = ("--config", str(settings))
     with running(
         "plant-a", tmp_path / "a", *options, failpoints="boundary.object.delete.before=kill"
@@ -395,4 +397,3 @@ def test_a_collection_that_dies_half_way(tmp_path: Path) -> None:
         node.start()
         until(lambda: not [p for p in folder.rglob("*") if p.is_file()], "a clean folder")
         assert node.request("GET", "/v1/objects/files/a")[0] == 404
-

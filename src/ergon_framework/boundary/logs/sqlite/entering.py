@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ergon_framework.boundary.logs.sqlite.ground import SQL
 from ergon_framework.boundary.logs.sqlite.ledger import Ledger
-from ergon_framework.boundary.logs.sqlite.records import Prepared, next_chain, proof_of, seal_of
+from ergon_framework.boundary.logs.sqlite.records import Prepared, linked
 from ergon_framework.boundary.logs.sqlite.rows import LogRow, Row
 from ergon_framework.boundary.logs.sqlite.runs import Run, last_run, view_of
 from ergon_framework.ports.factstore import (
@@ -133,9 +133,7 @@ class Entry:
             self._turn(log, view)
         offset = log.head + 1
         number, total = log.base + offset, log.total + fact.size
-        seal = seal_of(number, total, self._now, fact.record)
-        chain = log.chain = next_chain(log.chain, seal)
-        proof = proof_of(seal, chain, fact.tail)
+        proof, log.chain = linked(number, total, self._now, fact, log.chain)
         self._rows.append((number, view, total, self._now, proof, new.envelope, new.fact))
         self._fresh[fact.key] = offset, new
         log.head, log.total, log.last_at = offset, total, self._now

@@ -67,19 +67,18 @@ def key_of(log: str, from_zone: str, message_id: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
-def seal_of(number: int, total: int, recorded_at: float, record: bytes) -> bytes:
-    """All that is in a row."""
-    return _SEAL.pack(number, total, recorded_at, record)
-
-
 def next_chain(chain: bytes, seal: bytes) -> bytes:
     """The chain, one link longer."""
     return sha256(chain + seal).digest()
 
 
-def proof_of(seal: bytes, chain: bytes, tail: bytes) -> bytes:
-    """The proof of a new row."""
-    return _HEAD.pack(crc32(seal), chain) + tail
+def linked(
+    number: int, total: int, recorded_at: float, fact: Prepared, chain: bytes
+) -> tuple[bytes, bytes]:
+    """The proof of a new row, and the chain after it."""
+    seal = _SEAL.pack(number, total, recorded_at, fact.record)
+    chain = sha256(chain + seal).digest()
+    return _HEAD.pack(crc32(seal), chain) + fact.tail, chain
 
 
 def read_proof(proof: bytes) -> Proof | None:
@@ -107,7 +106,7 @@ def checked_seal(
     try:
         tail = proof[_HEAD.size :]
         record = sha256(b"\0".join((tail, to_zone.encode(), envelope, fact))).digest()
-        seal = seal_of(number, total, recorded_at, record)
+        seal = _SEAL.pack(number, total, recorded_at, record)
         mark, _ = _HEAD.unpack_from(proof)
     except (TypeError, struct.error):  # a column is not even of its kind
         return None
