@@ -382,7 +382,7 @@ def test_a_copy_that_does_not_reach_the_disk_adds_nothing(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as broken:
-        broken.setattr("ergon_framework.boundary.spool.files.os.fsync", fails)
+        broken.setattr("ergon_framework.boundary.spool.files.sync_file", fails)
         with pytest.raises(error, match=text):
             outbox.add(envelope("e:1"), BARE, [b"a"])
     assert outbox.pending() == 0

@@ -8,36 +8,46 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ergon_framework.boundary import contract, requests
 from ergon_framework.boundary.edge import Admission, parse_append, parse_batch
 from ergon_framework.boundary.http.exchange import Caller, Exchange
+from ergon_framework.boundary.http.refusals import Refusal
 from ergon_framework.boundary.metrics import metrics
 from ergon_framework.boundary.object_names import PREFIX
 from ergon_framework.boundary.object_routes import ObjectRoutes
-from ergon_framework.boundary.operations import ADMIN, CORE, OPERATIONS, Operation, demand
+from ergon_framework.boundary.operations import (
+    ADMIN,
+    CORE,
+    OPERATIONS,
+    Operation,
+    check_use,
+    demand,
+)
 from ergon_framework.boundary.pages import page_json
 from ergon_framework.boundary.policy import Permit, Policy
-from ergon_framework.boundary.requests import at_least, consumer_name, holder_name
+from ergon_framework.boundary.requests import at_least, consumer_name, holder_name, lease_seconds
 from ergon_framework.boundary.zone import PEER, Zone
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
-    FactInvalidError,
     NotPermittedError,
     StoreError,
 )
 from ergon_framework.ports.factstore import OUTBOUND, Outcome, Serving
 
 T = TypeVar("T")
+Pending: TypeAlias = tuple[Exchange, Admission, float]
+"""An append on its way to disk, and when it came."""
 
 APPEND, APPENDS, FETCH = f"/{CORE}/AppendFact", f"/{ADMIN}/AppendFacts", f"/{CORE}/FetchFacts"
+LOOKING = 1.0
+"""Seconds between two looks whether a client that waits for facts is still there."""
 THREADS = 8
 """For what waits on a disk, appends aside."""
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -63,17 +73,16 @@ class NodeApplication:
             ThreadPoolExecutor(threads, thread_name_prefix="ergon-boundary") if threads else None
         )
         self._objects = ObjectRoutes(zone, self.in_thread, self.permitted)
-        self._done: deque[tuple[Exchange, Admission, float, Outcome | BaseException]] = deque()
-        self._is_flushing = False
+        self._gathered: list[Pending] = []
         self._waiting: list[asyncio.Future[None]] = []
         self._epoch = zone.store.info().epoch
         zone.store.subscribe(self._news)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let the threads end."""
         self.zone.store.unsubscribe(self._news)
         if self._threads is not None:
-            self._threads.shutdown(wait=True)
+            await self._loop.run_in_executor(None, self._threads.shutdown)
 
     def release(self) -> None:
         """Let every fetch that waits for facts answer at once."""
@@ -88,9 +97,9 @@ class NodeApplication:
     def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Answer, now or later."""
         if exchange.path == APPEND and exchange.method == "POST":
-            self._append(exchange)
-            return None
-        work = self._begun(exchange)
+            work = self._append(exchange)
+        else:
+            work = self._begun(exchange)
         return None if work is None else self._guarded(work)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
@@ -141,7 +150,12 @@ class NodeApplication:
         """Run something that waits on a disk; without threads, right here."""
         if self._threads is None:
             return work()
-        return await self._loop.run_in_executor(self._threads, work)
+        running = self._loop.run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])  # what it works on may be closed next
+            raise
 
     def _denied(self, caller: Caller, operation: str) -> None:
         self.zone.telling.warn(
@@ -154,44 +168,66 @@ class NodeApplication:
 
     # ---- appends ----
 
-    def _append(self, exchange: Exchange) -> None:
+    def _append(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         began = perf_counter()
         zone = self.zone
         zone.telling.count("appends")
         permit = self.permitted(exchange.caller, "AppendFact")
         try:
             admission = zone.admit(*parse_append(exchange.body, zone.settings.limits))
-            self._check_zones(permit, exchange.caller, admission)
+            if not permit.is_free:
+                self._check_zones(permit, exchange.caller, admission)
         except BoundaryError as error:
             zone.refused(error)
             raise
+        new = zone.prepared(admission)
+        if new.references:
+            return self._append_founded(exchange, admission, began)
+        self._gathered.append((exchange, admission, began))
+        if len(self._gathered) == 1:
+            self._loop.call_soon(self._submit)
+        return None
+
+    def _submit(self) -> None:
+        """What the sockets brought in one turn of the loop goes to the writer together."""
+        gathered, self._gathered = self._gathered, []
+        facts = [admission.new_fact for _exchange, admission, _began in gathered]
+        done = partial(self._appended, gathered)
+        try:
+            self.zone.store.append_soon(OUTBOUND, facts, done, capacity=self.zone.capacity)
+        except StoreError as error:
+            self._answer(gathered, error)
+
+    async def _append_founded(self, exchange: Exchange, admission: Admission, began: float) -> None:
+        """An append whose artifacts must be on disk, where they have to be looked for first."""
+        zone, loop = self.zone, self._loop
+        new = admission.new_fact
+        try:
+            await self.in_thread(lambda: zone.check_bytes(new))
+        except BoundaryError as error:
+            zone.refused(error, new)
+            raise
+        told: asyncio.Future[list[Outcome] | BaseException] = loop.create_future()
         zone.store.append_soon(
             OUTBOUND,
-            [zone.prepared(admission)],
-            partial(self._appended, exchange, admission, began),
+            [new],
+            lambda outcomes: _crossed(loop, told, outcomes),
             capacity=zone.capacity,
         )
+        outcomes = await told
+        self._reply(exchange, admission, outcomes[0] if isinstance(outcomes, list) else outcomes)
+        zone.telling.append_seconds.add(perf_counter() - began)
 
-    def _appended(
-        self,
-        exchange: Exchange,
-        admission: Admission,
-        began: float,
-        told: list[Outcome] | BaseException,
-    ) -> None:
-        """In the writer's thread, once per append; the loop is woken once per group."""
-        self._done.append((exchange, admission, began, told[0] if isinstance(told, list) else told))
-        if not self._is_flushing:
-            self._is_flushing = True
-            self._loop.call_soon_threadsafe(self._flush)
+    def _appended(self, gathered: list[Pending], told: list[Outcome] | BaseException) -> None:
+        """In the writer's thread, once per group."""
+        self._loop.call_soon_threadsafe(self._answer, gathered, told)
 
-    def _flush(self) -> None:
-        self._is_flushing = False  # first: what is added from now on wakes the loop again
-        done = self._done
-        while done:
-            exchange, admission, began, told = done.popleft()
-            self._reply(exchange, admission, told)
-            self.zone.telling.append_seconds.add(perf_counter() - began)
+    def _answer(self, gathered: list[Pending], told: list[Outcome] | BaseException) -> None:
+        outcomes = told if isinstance(told, list) else [told] * len(gathered)
+        now, seen = perf_counter(), self.zone.telling.append_seconds
+        for (exchange, admission, began), outcome in zip(gathered, outcomes, strict=True):
+            self._reply(exchange, admission, outcome)
+            seen.add(now - began)
 
     def _reply(
         self, exchange: Exchange, admission: Admission, told: Outcome | BaseException
@@ -229,6 +265,8 @@ class NodeApplication:
             f"address zone {fact.to_zone!r}",
             field="envelope.to_zone",
         )
+        for bucket in {each.bucket for each in fact.references}:
+            demand(permit.may_use_bucket(bucket), permit, f"use the bucket {bucket}", bucket=bucket)
 
     async def _append_facts(self, exchange: Exchange) -> None:
         permit = self.permitted(exchange.caller, "AppendFacts")
@@ -248,6 +286,7 @@ class NodeApplication:
                     raise item
                 admission = zone.admit(*item)
                 self._check_zones(permit, caller, admission)
+                zone.check_bytes(zone.prepared(admission))
                 admissions.append(admission)
             except BoundaryError as error:
                 zone.refused(error)
@@ -265,7 +304,7 @@ class NodeApplication:
         permit = self.permitted(exchange.caller, "FetchFacts")
         asked = requests.read(exchange.body, requests.FetchFacts)
         name = consumer_name(asked.consumer_name)
-        demand(permit.may_consume(name), permit, f"use the consumer {name}", consumer_name=name)
+        await self.in_thread(lambda: check_use(self.zone, permit, name))
         if name.startswith(PEER):
             self._heard(name.removeprefix(PEER))
         limits = self.zone.settings.limits
@@ -276,27 +315,35 @@ class NodeApplication:
             at_least("limit", asked.limit, 1),
             None if asked.max_bytes is None else at_least("max_bytes", asked.max_bytes, 1),
             holder_name(asked.holder),
-            None if asked.lease_ms is None else at_least("lease_ms", asked.lease_ms, 1) / 1000,
+            None if asked.lease_ms is None else lease_seconds(asked.lease_ms),
         )
-        serving = await self._serve(serve, permit, wait)
-        exchange.reply(200, page_json(serving, self._epoch))
+        serving = await self._serve(exchange, serve, wait)
+        exchange.reply(200, page_json(serving, self._epoch, self.zone.name))
 
-    async def _serve(self, serve: Callable[[], Serving], permit: Permit, wait: float) -> Serving:
+    async def _serve(
+        self, exchange: Exchange, serve: Callable[[], Serving], wait: float
+    ) -> Serving:
         until = self._loop.time() + wait
         while True:
             news = self._loop.create_future()
             self._waiting.append(news)  # before looking: a fact that comes meanwhile is noticed
             try:
                 serving = await self.in_thread(serve)
-                log = serving.consumer.log
-                demand(permit.may_read(log), permit, f"read the log {log}", log=log)
-                left = until - self._loop.time()
-                if serving.page.facts or serving.page.gaps or left <= 0 or not self.is_ready:
+                is_full = bool(serving.page.facts or serving.page.gaps)
+                if is_full or not await self._has_news(exchange, news, until):
                     return serving
-                await asyncio.wait([news], timeout=left)
             finally:
                 if news in self._waiting:
                     self._waiting.remove(news)
+
+    async def _has_news(self, exchange: Exchange, news: asyncio.Future[None], until: float) -> bool:
+        """Wait for facts; not for longer than the client waits, nor when it has gone."""
+        while not news.done():
+            left = until - self._loop.time()
+            if left <= 0 or not self.is_ready or exchange.is_gone:
+                return False
+            await asyncio.wait([news], timeout=min(left, LOOKING))
+        return self.is_ready and not exchange.is_gone
 
     def _news(self) -> None:
         """In the writer's thread, after a commit that added facts."""
@@ -341,11 +388,15 @@ class NodeApplication:
         exchange.reply(200, text.encode(), content_type=_TEXT)
 
 
+def _crossed(loop: asyncio.AbstractEventLoop, to: asyncio.Future[T], value: T) -> None:
+    """Hand a value over from another thread."""
+    loop.call_soon_threadsafe(lambda: None if to.done() else to.set_result(value))
+
+
 def _no_such(exchange: Exchange) -> BoundaryError:
     if exchange.path[1:] in OPERATIONS or exchange.path in (APPEND, APPENDS, FETCH):
-        return FactInvalidError(
-            f"{exchange.path} is called with POST, not with {exchange.method}", reason="method"
-        )
+        told = f"{exchange.path} is called with POST, not with {exchange.method}"
+        return Refusal(405, "unimplemented", "method", told, remedy="use POST")
     return BoundaryNotFoundError(
         f"there is nothing at {exchange.path[:200]}",
         code="unimplemented",

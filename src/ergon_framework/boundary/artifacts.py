@@ -15,8 +15,8 @@ from ergon_framework.boundary.offloop import InThread
 from ergon_framework.boundary.pulling import Plan
 from ergon_framework.boundary.transport import AsyncTransport
 from ergon_framework.boundary.zone import Zone, apart
-from ergon_framework.errors import BoundaryError, DataLossError, ObjectConflictError
-from ergon_framework.ports.factstore import Link, NewFact, Quarantined, Reference
+from ergon_framework.errors import BoundaryError, DataLossError, ObjectConflictError, StoreError
+from ergon_framework.ports.factstore import Appended, Link, NewFact, Quarantined, Reference
 from ergon_framework.ports.objectstore import Upload
 
 AT_ONCE = 4
@@ -48,7 +48,7 @@ class Artifacts:
             async with gate:
                 try:
                     await self._fetch_all(fact)
-                except (TimeoutError, BoundaryError, OSError) as error:
+                except (BoundaryError, StoreError, OSError) as error:
                     return error
                 return None
 
@@ -72,7 +72,11 @@ class Artifacts:
             new.source_offset = item.offset
             await self._fetch_all(new)
             link = await self._in_thread(lambda: store.link(self._peer))
-            await self._in_thread(lambda: store.receive(self._peer, [new], link))
+            (outcome,) = await self._in_thread(lambda: store.receive(self._peer, [new], link))
+            if not isinstance(outcome, Appended):
+                why = "it is still refused"
+                await self._in_thread(lambda: store.settle(item.id, "quarantined", reason=why))
+                return
         await self._in_thread(lambda: store.settle(item.id, "settled", reason="taken in"))
 
     def _is_given_up(self, fact: NewFact, error: BaseException) -> bool:
@@ -158,4 +162,3 @@ class Artifacts:
         raise ObjectConflictError(
             f"{self._peer} uses the name {wanted.bucket}/{wanted.key} for several artifacts"
         )
-

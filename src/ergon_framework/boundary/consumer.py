@@ -65,8 +65,7 @@ class Consumer(Reading):
     def fetch(self, limit: int | None = None, wait: float = 0.0) -> Batch:
         """The page after the cursor, the same one until it is confirmed; takes the lease."""
         self._is_holder = True
-        batch, _ = self._run(self.desk.fetch(limit or self.limit, wait))
-        return batch
+        return self._run(self.desk.fetch(limit or self.limit, wait))
 
     def confirm(self, offset: int) -> int:
         """Everything at or below ``offset`` is handled; the cursor then."""

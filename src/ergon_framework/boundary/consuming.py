@@ -98,10 +98,10 @@ class Run:
     def _pages(self) -> Script[None]:
         while not self.is_stopped():
             began_at = yield Now()
-            batch, asked = yield from self.desk.fetch(self.limit, self.wait)
+            batch = yield from self.desk.fetch(self.limit, self.wait)
             self.report.cursor = self.done = batch.cursor
             self.confirmed_at = yield Now()
-            yield from self._page(batch, max(0, batch.deliveries - asked))
+            yield from self._page(batch, max(0, batch.deliveries - 1))
             if not batch.facts and self.done == batch.cursor:
                 if self.until_empty:
                     return
@@ -119,7 +119,10 @@ class Run:
         facts = batch.facts
         is_released = bool(facts) and facts[0].released
         if facts and not is_released and earlier >= self.item_rule.attempts:
-            text = f"given out {earlier} times before without being confirmed"
+            for gap in batch.gaps:
+                if gap.first_offset < facts[0].offset:
+                    yield from self._gap(gap)
+            text = f"given to {earlier} processes before, none of which came back"
             yield from self._set_aside(facts[0], CRASH_LOOP, text, earlier)
             return
         gaps = iter(batch.gaps)

@@ -51,8 +51,8 @@ class Desk:
     timeout: float = 30.0
     standing: Standing = field(default_factory=Standing)
 
-    def fetch(self, limit: int, wait: float) -> Script[tuple[Batch, int]]:
-        """A page, and how often it was asked for; a consumer that is not there is created."""
+    def fetch(self, limit: int, wait: float) -> Script[Batch]:
+        """A page; a consumer that is not there is created."""
         asked = {
             "limit": limit,
             "wait_ms": round(wait * 1000),
@@ -70,7 +70,7 @@ class Desk:
             answer = yield from repeated(send, call, self.dice)
         self.standing.lost = None
         self.standing.renewed_at = yield Now()
-        return understood(answer, Batch), call.attempts + 1
+        return understood(answer, Batch)
 
     def create(self) -> Script[None]:
         """Create the consumer; one that is there already and fits is fine."""

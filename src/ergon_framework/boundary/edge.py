@@ -7,6 +7,7 @@ spellings and says what is wrong.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Container, Mapping
 from functools import lru_cache
@@ -194,7 +195,8 @@ def _raw_items(body: bytes) -> list[bytes]:
         reason = "missing" if items is None else "type"
         text = "is missing" if items is None else f"is {fields.kind(items)} instead of an array"
         raise refusal(Problem("items", reason, text, "give an array of facts"))
-    return [_encode(item) for item in items]
+    # Written with escapes only, so that text UTF-8 cannot carry spoils its own item alone.
+    return [json.dumps(item).encode() for item in items]
 
 
 def _attempted(item: bytes, limits: LimitSettings | None) -> Message | FactInvalidError:

@@ -33,6 +33,7 @@ class _Exchange:
     caller: Caller
     body: bytes = b""
     query: str = ""
+    is_gone: bool = False
     sent: dict[str, str] = field(default_factory=dict)
     pieces: Iterable[bytes] = ()
     answer: asyncio.Future[tuple[int, dict[str, str], bytes]] = field(

@@ -6,6 +6,7 @@ finished by the next one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ergon_framework.boundary.zone import Zone
@@ -26,12 +27,17 @@ class Kept(NamedTuple):
     uploads: int = 0
 
 
-def keep_house(zone: Zone, *, is_thorough: bool = False) -> Kept:
+def keep_house(
+    zone: Zone,
+    *,
+    is_thorough: bool = False,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Kept:
     """One round; a thorough one also looks for bytes that have no name at all."""
     facts, lost = truncate(zone)
-    objects = collect(zone)
+    objects = collect(zone, is_stopping)
     if is_thorough:
-        objects += _sweep_nameless(zone)
+        objects += _sweep_nameless(zone, is_stopping)
     uploads = zone.objects.sweep(zone.settings.retention.uploads)
     return Kept(facts, lost, objects, uploads)
 
@@ -56,15 +62,17 @@ def truncate(zone: Zone) -> tuple[int, int]:
     return dropped, lost
 
 
-def collect(zone: Zone) -> int:
+def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
     """Remove objects that no fact has referred to within the grace; how many."""
     before = zone.clock() - zone.settings.retention.orphans
     removed = 0
     while orphans := zone.store.orphans(before, SLICE):
         done = 0
         for orphan in orphans:
+            if is_stopping():
+                return removed + done
             try:
-                zone.delete(orphan.bucket, orphan.key)
+                zone.delete(orphan.bucket, orphan.key, before=before)
             except BoundaryError:  # a fact came to refer to it, or somebody removed it, meanwhile
                 continue
             done += 1
@@ -80,10 +88,12 @@ def _lost(zone: Zone, log: str) -> int:
     return sum(gap.last - gap.first + 1 for gap in zone.store.gaps(log))
 
 
-def _sweep_nameless(zone: Zone) -> int:
+def _sweep_nameless(zone: Zone, is_stopping: Callable[[], bool]) -> int:
     """Bytes whose put died before they were named, or whose removal died half way."""
     removed = 0
     for digest in zone.objects.digests():
+        if is_stopping():
+            break
         removed += zone.blobs.remove(
             lambda digest=digest: not zone.store.is_bound(digest),  # type: ignore[misc]
             lambda digest=digest: zone.objects.delete(digest),  # type: ignore[misc]

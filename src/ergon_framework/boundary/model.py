@@ -83,6 +83,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     through_offset: int = 0
     cursor: int = 0
     epoch: str = ""
+    zone: str = ""
+    """Whose log it is."""
     deliveries: int = 0
     """How often the first of them has been given to a holder."""
     chain: str = ""

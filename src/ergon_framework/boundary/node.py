@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ergon_framework.boundary import object_operations
 from ergon_framework.boundary.application import NodeApplication
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
+from ergon_framework.boundary.http.exchange import Exchange
 from ergon_framework.boundary.http.listening import check_plaintext, split_address
 from ergon_framework.boundary.http.server import Server
 from ergon_framework.boundary.http.tls import Certificates
@@ -18,14 +18,15 @@ from ergon_framework.boundary.policy import Policy
 from ergon_framework.boundary.policy_file import PolicyFile
 from ergon_framework.boundary.puller import Puller
 from ergon_framework.boundary.settings import DAY, ZoneSettings
+from ergon_framework.boundary.telling import logger
 from ergon_framework.boundary.transport import AsyncTransport
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.engine.clocks import AsyncSignal
-from ergon_framework.errors import BoundaryError, ConfigurationError, ErgonError, StoreError
+from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
 
 __all__ = ["Node", "object_operations", "run_node"]
 
-GRACE = 10.0
+GRACE = 5.0
 """Seconds that running requests have to end."""
 Connect = Callable[[str, str], AsyncTransport]
 """Makes the transport to a peer from its name and URL."""
@@ -80,7 +81,7 @@ class Node:
             }
             await self._server.start()
         except BaseException:
-            self._application.close()
+            await self._application.close()
             raise
         for peer, transport in self._transports.items():
             puller = self._pullers[peer] = Puller(
@@ -107,7 +108,7 @@ class Node:
         await asyncio.gather(*(puller.leave() for puller in self._pullers.values()))
         for transport in self._transports.values():
             await transport.close()
-        self._application.close()
+        await self._application.close()
         self.zone.telling.tell("zone.stopped", zone=self.name)
 
     def close(self) -> None:
@@ -125,15 +126,18 @@ class Node:
             if self._certificates is not None:
                 self.zone.certificate_expiry = self._certificates.not_after
             is_thorough = loop.time() >= thorough_at
-            with contextlib.suppress(BoundaryError):
-                try:
-                    await self._application.in_thread(
-                        lambda is_thorough=is_thorough: keep_house(  # type: ignore[misc]
-                            self.zone, is_thorough=is_thorough
-                        )
+            try:
+                await self._application.in_thread(
+                    lambda is_thorough=is_thorough: keep_house(  # type: ignore[misc]
+                        self.zone,
+                        is_thorough=is_thorough,
+                        is_stopping=lambda: not self._application.is_ready,
                     )
-                except StoreError as error:
-                    self.zone.failed(error)
+                )
+            except StoreError as error:
+                self.zone.failed(error)
+            except Exception as error:  # the next round may go better
+                logger.error("housekeeping failed: %s", type(error).__name__)
             if is_thorough:
                 thorough_at = loop.time() + DAY
             await signal.wait(loop.time() + every)
@@ -154,9 +158,16 @@ class Node:
             address=address,
         )
 
-    def _stumbled(self, _exchange: Any, error: BaseException) -> None:
+    def _stumbled(self, exchange: Exchange, error: BaseException) -> None:
         if isinstance(error, StoreError):
             self.zone.failed(error)
+            return
+        # Not the error's text, which may quote a payload.
+        place = traceback.extract_tb(error.__traceback__)[-1:]
+        where = f" at {place[0].filename}:{place[0].lineno}" if place else ""
+        logger.error(
+            "%s %s failed: %s%s", exchange.method, exchange.path, type(error).__name__, where
+        )
 
     def _told(self, error: ErgonError) -> None:
         self.zone.telling.warn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 from typing import Any
 
 from ergon_framework.boundary.identity import parsed
@@ -51,7 +52,11 @@ def put_object(zone: Zone, permit: Permit, asked: PutObject) -> dict[str, Any]:
 @operation(ADMIN, ObjectName)
 def head_object(zone: Zone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
     """Size and digest of an object."""
-    return object_shape(zone.found(*_named(permit, asked.bucket, asked.key)))
+    stored = zone.found(*_named(permit, asked.bucket, asked.key))
+    blob = zone.objects.stat(stored.digest)
+    if blob is None or blob.size != stored.size:
+        raise damaged(stored.bucket, stored.key)
+    return object_shape(stored)
 
 
 @operation(ADMIN, ObjectName)
@@ -72,7 +77,7 @@ def get_object(zone: Zone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
             data = source.read(stored.size)
         finally:
             source.close()
-    if source is None or len(data) != stored.size:
+    if source is None or hashlib.sha256(data).digest() != stored.digest:
         raise damaged(stored.bucket, stored.key)
     return {**object_shape(stored), "blob": base64.b64encode(data).decode()}
 

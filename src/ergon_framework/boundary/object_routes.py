@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from ergon_framework.boundary.http.exchange import Caller, Exchange
+from ergon_framework.boundary.http.refusals import Refusal
 from ergon_framework.boundary.identity import parsed, spelled
 from ergon_framework.boundary.object_names import object_name
 from ergon_framework.boundary.object_operations import damaged
@@ -20,9 +21,11 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, FactInvalidError
 from ergon_framework.ports.objectstore import Download, Upload
 
+MOST_SPOILT = 10_000
+"""Damaged objects that are remembered."""
 PIECE = 1 << 20
 """Bytes handed to the disk, or taken from it, in one go."""
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 class ObjectRoutes:
@@ -34,6 +37,8 @@ class ObjectRoutes:
         self._zone = zone
         self._in_thread = in_thread
         self._permitted = permitted
+        self._spoilt: set[bytes] = set()
+        """Objects found to be damaged while they were sent; a put of the same bytes mends them."""
 
     def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
         """Answer one request."""
@@ -59,7 +64,7 @@ class ObjectRoutes:
     async def _put(self, exchange: Exchange) -> None:
         bucket, key = self._named(exchange, "PutObject")
         expected = _digest(exchange.header("digest-sha256"))
-        self._check_length(exchange.header("content-length"))
+        self._check_length(exchange.header("content-length"), exchange.header("transfer-encoding"))
         upload = await self._in_thread(self._zone.objects.upload)
         try:
             await self._take(exchange, upload)
@@ -68,6 +73,7 @@ class ObjectRoutes:
             )
         finally:
             await self._in_thread(upload.abort)
+        self._spoilt.discard(parsed(receipt.digest, "digest"))
         shape = {
             "bucket": receipt.bucket,
             "key": receipt.key,
@@ -92,7 +98,10 @@ class ObjectRoutes:
             data = b"".join(pieces)
             await self._in_thread(lambda: upload.write(data))
 
-    def _check_length(self, length: str | None) -> None:
+    def _check_length(self, length: str | None, encoding: str | None) -> None:
+        if length is None and encoding is None:
+            told = "the request says nothing about the length of the object"
+            raise Refusal(411, "invalid_argument", "length_required", told)
         most = self._zone.settings.limits.object_bytes
         if length is not None and length.isdigit() and int(length) > most:
             raise _too_large(most)
@@ -111,7 +120,7 @@ class ObjectRoutes:
             exchange.reply(304, b"", headers=headers)
             return
         source = await self._in_thread(lambda: self._zone.objects.open(stored.digest))
-        if source is None or source.size != stored.size:
+        if source is None or source.size != stored.size or stored.digest in self._spoilt:
             if source is not None:
                 source.close()
             raise damaged(bucket, key)
@@ -129,10 +138,10 @@ class ObjectRoutes:
         *,
         is_head: bool,
     ) -> None:
-        start, end = _range(exchange.header("range"), source.size)
-        status = 200
-        if (start, end) != (0, source.size) or exchange.header("range"):
-            if start >= source.size and source.size:
+        wanted = _range(exchange.header("range"), source.size)
+        status, (start, end) = 200, wanted or (0, source.size)
+        if wanted is not None:
+            if start >= source.size:
                 headers = [*headers, ("Content-Range", f"bytes */{source.size}")]
                 error = BoundaryError(
                     f"the object has {source.size} bytes", code="out_of_range", reason="range"
@@ -143,7 +152,7 @@ class ObjectRoutes:
             headers = [*headers, ("Content-Range", f"bytes {start}-{end - 1}/{source.size}")]
         pieces = _nothing() if is_head else self._pieces(source, start, end)
         if not is_head and (start, end) == (0, source.size):
-            pieces = _checked(pieces, source.size, digest)
+            pieces = self._checked(pieces, source.size, digest, exchange)
         await exchange.stream(status, end - start, pieces, headers=headers)
 
     async def _pieces(self, source: Download, start: int, end: int) -> AsyncIterator[bytes]:
@@ -156,6 +165,20 @@ class ObjectRoutes:
             if not piece:
                 raise ConnectionAbortedError("the object ended early")
             left -= len(piece)
+            yield piece
+
+    async def _checked(
+        self, pieces: AsyncIterator[bytes], size: int, digest: bytes, exchange: Exchange
+    ) -> AsyncIterator[bytes]:
+        """A whole object; the last piece of one that was spoilt on disk is never sent."""
+        seen, given = hashlib.sha256(), 0
+        async for piece in pieces:
+            seen.update(piece)
+            given += len(piece)
+            if given == size and seen.digest() != digest:
+                if len(self._spoilt) < MOST_SPOILT:
+                    self._spoilt.add(digest)
+                raise damaged(*object_name(exchange.path))
             yield piece
 
     async def _delete(self, exchange: Exchange) -> None:
@@ -179,29 +202,16 @@ def _too_large(most: int) -> FactInvalidError:
     )
 
 
-def _range(header: str | None, size: int) -> tuple[int, int]:
-    """First byte and the one after the last; the whole object for a range we do not serve."""
+def _range(header: str | None, size: int) -> tuple[int, int] | None:
+    """First byte and the one after the last; None for the whole, also instead of odd ranges."""
     found = _RANGE.fullmatch(header or "")
-    if found is None or not (found[1] or found[2]):
-        return 0, size
+    if found is None or not (found[1] or found[2]) or not size:
+        return None
     if not found[1]:
         return max(0, size - int(found[2])), size
     start = int(found[1])
     end = min(size, int(found[2]) + 1) if found[2] else size
-    return (start, end) if start < end or start >= size else (0, size)
-
-
-async def _checked(
-    pieces: AsyncIterator[bytes], size: int, digest: bytes
-) -> AsyncIterator[bytes]:
-    """A whole object; the last piece of one that was spoilt on disk is never sent."""
-    seen, given = hashlib.sha256(), 0
-    async for piece in pieces:
-        seen.update(piece)
-        given += len(piece)
-        if given == size and seen.digest() != digest:
-            raise ConnectionAbortedError("the object is not what was stored")
-        yield piece
+    return (start, end) if start < end or start >= size else None
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -18,7 +18,10 @@ from ergon_framework.boundary.requests import Request, at_least, consumer_name, 
 from ergon_framework.boundary.status import status
 from ergon_framework.boundary.zone import PEER, Zone, check_log
 from ergon_framework.errors import FactInvalidError, NotPermittedError
+from ergon_framework.ports.factstore import Quarantined
 
+REASON = 500
+"""Characters of a reason that are kept."""
 CORE, ADMIN = "bsfg.v1.Boundary", "bsfg.v1.BoundaryAdmin"
 
 R = TypeVar("R", bound=Request)
@@ -76,20 +79,24 @@ def _view(name: str, to_zone: str | None) -> str | None:
     )
 
 
-def _use(permit: Permit, name: str) -> str:
+def check_use(zone: Zone, permit: Permit, name: str) -> str:
+    """Refuse a consumer that the caller may not use, by its name or by the log it reads."""
     demand(
         permit.may_consume(consumer_name(name)),
         permit,
         f"use the consumer {name}",
         consumer_name=name,
     )
+    if not permit.logs.is_all:
+        log = zone.store.consumer(name).log
+        demand(permit.may_read(log), permit, f"read the log {log}", log=log)
     return name
 
 
 @operation(CORE, requests.ConfirmReceipt)
 def confirm_receipt(zone: Zone, permit: Permit, asked: requests.ConfirmReceipt) -> dict[str, Any]:
     """Move a cursor up; what was handled is never delivered again."""
-    name = _use(permit, asked.consumer_name)
+    name = check_use(zone, permit, asked.consumer_name)
     zone.check_seal(name)
     offset = at_least("offset", asked.offset, 0)
     zone.telling.count("confirms")
@@ -102,7 +109,7 @@ def confirm_receipt(zone: Zone, permit: Permit, asked: requests.ConfirmReceipt) 
 def lookup_fact(zone: Zone, permit: Permit, asked: requests.LookupFact) -> dict[str, Any]:
     """Whether an id was ever appended, and where."""
     demand(
-        permit.may_assert(asked.from_zone),
+        permit.may_assert(asked.from_zone) or permit.logs.is_all,
         permit,
         f"ask about facts of zone {asked.from_zone!r}",
         from_zone=asked.from_zone,
@@ -113,7 +120,8 @@ def lookup_fact(zone: Zone, permit: Permit, asked: requests.LookupFact) -> dict[
 @operation(ADMIN, requests.CreateConsumer)
 def create_consumer(zone: Zone, permit: Permit, asked: requests.CreateConsumer) -> dict[str, Any]:
     """Create a durable reader of a log; the same again is fine."""
-    name = _use(permit, asked.consumer_name)
+    name = consumer_name(asked.consumer_name)
+    demand(permit.may_consume(name), permit, f"use the consumer {name}", consumer_name=name)
     log = check_log(asked.log, (info.name for info in zone.store.logs()))
     demand(permit.may_read(log), permit, f"read the log {log}", log=log)
     to_zone = _view(name, asked.to_zone)
@@ -137,28 +145,28 @@ def list_consumers(zone: Zone, permit: Permit, asked: requests.Nothing) -> dict[
 @operation(ADMIN, requests.ConsumerOnly)
 def delete_consumer(zone: Zone, permit: Permit, asked: requests.ConsumerOnly) -> dict[str, Any]:
     """Forget a consumer; retention no longer waits for it."""
-    zone.store.delete_consumer(_use(permit, asked.consumer_name))
+    zone.store.delete_consumer(check_use(zone, permit, asked.consumer_name))
     return {}
 
 
 @operation(ADMIN, requests.SeekConsumer)
 def seek_consumer(zone: Zone, permit: Permit, asked: requests.SeekConsumer) -> dict[str, Any]:
     """Set a cursor by hand, also backwards; it is written down."""
-    name = _use(permit, asked.consumer_name)
-    return zone.seek(name, at_least("offset", asked.offset, 0), asked.reason)
+    name = check_use(zone, permit, asked.consumer_name)
+    return zone.seek(name, at_least("offset", asked.offset, 0), asked.reason[:REASON])
 
 
 @operation(ADMIN, requests.ReleaseLease)
 def release_lease(zone: Zone, permit: Permit, asked: requests.ReleaseLease) -> dict[str, Any]:
     """A holder lets go of a consumer's name."""
-    zone.store.release_lease(_use(permit, asked.consumer_name), asked.holder)
+    zone.store.release_lease(check_use(zone, permit, asked.consumer_name), asked.holder)
     return {}
 
 
 @operation(ADMIN, requests.QuarantineFact)
 def quarantine_fact(zone: Zone, permit: Permit, asked: requests.QuarantineFact) -> dict[str, Any]:
     """Set the next fact of a consumer aside, so that it can go on."""
-    name = _use(permit, asked.consumer_name)
+    name = check_use(zone, permit, asked.consumer_name)
     item = zone.store.set_aside(
         name,
         at_least("offset", asked.offset, 1),
@@ -183,7 +191,8 @@ def list_quarantine(zone: Zone, permit: Permit, asked: requests.ListQuarantine) 
     """What was set aside."""
     state = None if asked.state == "all" else asked.state
     items = zone.store.quarantine(asked.consumer_name, state)
-    return {"items": [quarantine_shape(item) for item in items]}
+    seen = [item for item in items if permit.may_consume(item.consumer)]
+    return {"items": [quarantine_shape(item) for item in seen]}
 
 
 @operation(ADMIN, requests.QuarantineItem)
@@ -191,7 +200,7 @@ def release_quarantine(
     zone: Zone, permit: Permit, asked: requests.QuarantineItem
 ) -> dict[str, Any]:
     """Deliver a fact that was set aside once more."""
-    item = zone.store.settle(asked.id, "released", reason=asked.reason)
+    item = _settled(zone, permit, asked, "released")
     zone.telling.tell("quarantine.released", id=item.id, consumer=item.consumer)
     return quarantine_shape(item)
 
@@ -201,9 +210,22 @@ def discard_quarantine(
     zone: Zone, permit: Permit, asked: requests.QuarantineItem
 ) -> dict[str, Any]:
     """Give a fact that was set aside up for good, for that consumer."""
-    item = zone.store.settle(asked.id, "discarded", reason=asked.reason)
+    item = _settled(zone, permit, asked, "discarded")
     zone.telling.tell("quarantine.discarded", id=item.id, consumer=item.consumer)
     return quarantine_shape(item)
+
+
+def _settled(zone: Zone, permit: Permit, asked: requests.QuarantineItem, state: str) -> Quarantined:
+    number = at_least("id", asked.id, 1)
+    for item in zone.store.quarantine(None, None):
+        if item.id == number:
+            demand(
+                permit.may_consume(item.consumer),
+                permit,
+                f"use the consumer {item.consumer}",
+                consumer_name=item.consumer,
+            )
+    return zone.store.settle(number, state, reason=asked.reason[:REASON])
 
 
 @operation(ADMIN, requests.Nothing)
@@ -221,7 +243,7 @@ def get_status(zone: Zone, permit: Permit, asked: requests.Nothing) -> dict[str,
 @operation(ADMIN, requests.Seal)
 def seal(zone: Zone, permit: Permit, asked: requests.Seal) -> dict[str, Any]:
     """Shut the link to a peer, or every link, until an operator opens it."""
-    link = zone.store.seal(asked.peer or "", asked.reason or "no reason given")
+    link = zone.store.seal(asked.peer or "", asked.reason[:REASON] or "no reason given")
     zone.telling.note(
         "gate.sealed",
         f"zone {zone.name} was sealed for {asked.peer or 'every peer'}",

@@ -27,7 +27,7 @@ def milliseconds(at: float | None) -> int | None:
     return None if at is None else round(at * 1000)
 
 
-def page_json(serving: Serving, epoch: str) -> bytes:
+def page_json(serving: Serving, epoch: str, zone: str) -> bytes:
     """A page, spliced together from the JSON that lies in the log."""
     page, consumer = serving.page, serving.consumer
     rest: dict[str, Any] = {
@@ -35,6 +35,7 @@ def page_json(serving: Serving, epoch: str) -> bytes:
         "through_offset": page.through,
         "cursor": consumer.cursor,
         "epoch": epoch,
+        "zone": zone,
         "deliveries": consumer.deliveries,
         "chain": page.chain.hex(),
         "through_chain": page.end_chain.hex(),

@@ -70,6 +70,11 @@ class Permit:
     consumers: Names = NOTHING
     buckets: Names = NOTHING
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it may speak for every zone, to every zone, about every bucket."""
+        return self.asserts.is_all and self.targets.is_all and self.buckets.is_all
+
     def allows_operation(self, name: str) -> bool:
         """Whether it may call this operation at all."""
         return name in self.operations

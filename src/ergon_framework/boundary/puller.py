@@ -27,14 +27,15 @@ from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
-    ErgonError,
     NotPermittedError,
     StoreError,
 )
-from ergon_framework.ports.factstore import OUTBOUND, Link
+from ergon_framework.ports.factstore import OUTBOUND, Link, Quarantined
 from ergon_framework.storage.failpoints import declare, failpoint
 
 declare("boundary.pull.fetched", "boundary.pull.received", "boundary.pull.confirmed")
+LOOKING = 1.0
+"""Seconds between two looks at a link that is sealed, should nobody wake it."""
 LEAVING = 1.0
 """Seconds that saying goodbye to a peer may take."""
 _decode = msgspec.json.Decoder(Batch).decode
@@ -76,7 +77,7 @@ class Puller:
         while not self._is_stopping:
             try:
                 await self.turn()
-            except (TimeoutError, ErgonError, OSError, msgspec.MsgspecError) as error:
+            except Exception as error:  # whatever a peer answers, the link goes on
                 await self._wait_out(error)
 
     def wake(self) -> None:
@@ -99,14 +100,21 @@ class Puller:
         link = await self._in_thread(self._standing)
         if link.is_sealed:
             self._now_is(self.gate.sealed(), "sealed by an operator")
-            await self._signal.wait(None)
+            await self._signal.wait(self._loop.time() + LOOKING)
             return
         self._now_is(self.gate.opened(), "opened by an operator")
         await self._take_back()
         batch = await self._fetch()
         failpoint("boundary.pull.fetched")
+        if (await self._in_thread(self._standing)).is_sealed:
+            return  # while the fetch waited: what it brought is asked for again
+        if batch.zone not in ("", self.peer):
+            raise self._other_zone(batch.zone)
         if pulling.is_other_store(link, batch):
             raise self._other_store(link, batch)
+        if batch.cursor < link.offset:
+            await self._go_on(link)
+            return  # the next page begins where our log ends, and shows the chain there
         if batch.cursor > pulling.explained(link, batch):
             await self._ask_back(link)
             return
@@ -148,12 +156,40 @@ class Puller:
 
     async def _ask_back(self, link: Link) -> None:
         """Our log ends before what the peer believes we have: we were restored from a backup."""
+        try:
+            await self._seek(link.offset)
+        except BoundaryError as error:
+            if error.reason != "truncated":
+                raise
+            await self._pass(link, error)
+
+    async def _go_on(self, link: Link) -> None:
+        """The peer has not heard of our last confirmation, or has forgotten it."""
         asked = {
             "consumer_name": self._consumer,
             "offset": link.offset,
+            "holder": self._holder,
+        }
+        try:
+            await self._call(f"{BOUNDARY}ConfirmReceipt", asked)
+        except BoundaryError as error:
+            if error.reason != "not_served":
+                raise
+            await self._seek(link.offset)
+
+    async def _seek(self, offset: int) -> None:
+        asked = {
+            "consumer_name": self._consumer,
+            "offset": offset,
             "reason": f"the log of {self.zone.name} ends there",
         }
         await self._call(f"{ADMIN}SeekConsumer", asked)
+
+    async def _pass(self, link: Link, error: BoundaryError) -> None:
+        """The peer dropped facts before this zone had them: it is written down, and on we go."""
+        after, item = pulling.dropped(link, error.details, self.zone.clock())
+        await self._in_thread(lambda: self.zone.store.receive(self.peer, [], after, [item]))
+        self._told_aside(item)
 
     async def _call(self, method: str, asked: dict[str, Any], wait: float = 0.0) -> bytes:
         return await self._transport.call(
@@ -173,29 +209,33 @@ class Puller:
         limits, now = zone.settings.limits, zone.clock()
         may_assert = self._may_assert()
         made = await self._in_thread(lambda: pulling.plan(link, batch, limits, now, may_assert))
-        made = await self._artifacts.fetched(made, link, batch, now)
-        after = pulling.moved(link, made, batch)
-        if after != link:
-            await self._in_thread(
-                lambda: zone.store.receive(self.peer, made.facts, after, made.refused)
-            )
-            zone.telling.count("pulled", self.peer, len(made.facts))
+        with zone.blobs.pulling():  # what was fetched stays until its fact refers to it
+            made = await self._artifacts.fetched(made, link, batch, now)
+            after = pulling.moved(link, made, batch)
+            if after != link:
+                await self._in_thread(
+                    lambda: zone.store.receive(self.peer, made.facts, after, made.refused)
+                )
+                zone.telling.count("pulled", self.peer, len(made.facts))
         if made.facts:
             zone.telling.tell(
                 "link.pulled", peer=self.peer, facts=len(made.facts), source_offset=after.offset
             )
         for item in made.refused:
-            zone.telling.warn(
-                "fact.quarantined",
-                f"the fact at {item.offset} of {self.peer} was set aside: {item.reason}",
-                consumer=item.consumer,
-                offset=item.offset,
-                why=item.reason,
-                attempts=item.attempts,
-            )
+            self._told_aside(item)
         if self._artifacts.trouble is not None:
             raise self._artifacts.trouble
         return after
+
+    def _told_aside(self, item: Quarantined) -> None:
+        self.zone.telling.warn(
+            "fact.quarantined",
+            f"the fact at {item.offset} of {self.peer} was set aside: {item.reason}",
+            consumer=item.consumer,
+            offset=item.offset,
+            why=item.reason,
+            attempts=item.attempts,
+        )
 
     def _may_assert(self) -> Callable[[str], bool]:
         permit = self._policy().permit(self.peer)
@@ -251,6 +291,14 @@ class Puller:
             reason="epoch_changed",
             remedy=f"look into it; `ergon boundary open --peer {self.peer} --accept-epoch` goes on",
             details={"epoch": batch.epoch, "known": link.epoch},
+        )
+
+    def _other_zone(self, zone: str) -> BoundaryError:
+        return NotPermittedError(
+            f"the peer called {self.peer} is zone {zone!r}",
+            code="unauthenticated",
+            reason="zone_mismatch",
+            remedy="correct the URL, or the name of the peer",
         )
 
     def _now_is(self, gate: Gate, why: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ergon_framework.boundary.edge import admitted
@@ -57,7 +57,8 @@ def plan(
     steps = ((each.previous_offset or 0, each.offset) for each in new)
     frontier, taken = contiguous(start, steps)
     made = Plan(frontier=frontier, is_cut=taken < len(new))
-    made.refused += [_lost(link.peer, gap, now) for gap in batch.gaps]
+    new_gaps = [gap for gap in batch.gaps if gap.last_offset > link.offset]
+    made.refused += [_lost(link.peer, gap, now) for gap in new_gaps]
     for delivery in new[:taken]:
         _sort(made, link.peer, delivery, limits, now, may_assert)
     if not made.is_cut:
@@ -106,6 +107,14 @@ def set_aside(
         envelope=envelope,
         fact=fact,
     )
+
+
+def dropped(link: Link, details: Mapping[str, object], now: float) -> tuple[Link, Quarantined]:
+    """Where a link goes on behind facts that the peer no longer has, and the note about them."""
+    last = details.get("last_lost")
+    through = last if isinstance(last, int) and last > link.offset else link.offset
+    loss = Loss(first_offset=link.offset + 1, last_offset=through, reason="dropped before we came")
+    return replace(link, offset=through, chain=b""), _lost(link.peer, loss, now)
 
 
 def _sort(

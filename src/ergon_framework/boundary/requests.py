@@ -17,7 +17,9 @@ T = TypeVar("T", bound="Request")
 
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
-_NAME = re.compile(r"[!-~]{1,255}")
+LONGEST_LEASE = 86_400_000
+"""Milliseconds."""
+_NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -172,11 +174,20 @@ def at_least(field: str, value: int, least: int) -> int:
     )
 
 
+def lease_seconds(milliseconds: int) -> float:
+    """How long a name is asked for: at most a day, since a lease is renewed while it is used."""
+    if at_least("lease_ms", milliseconds, 1) <= LONGEST_LEASE:
+        return milliseconds / 1000
+    raise FactInvalidError(
+        "lease_ms is longer than a day", reason="range", details={"field": "lease_ms"}
+    )
+
+
 def _checked(field: str, name: str) -> str:
     if _NAME.fullmatch(name):
         return name
     raise FactInvalidError(
-        f"{field} must have 1 to 255 printable ASCII characters and no spaces",
+        f"{field} must have 1 to 255 characters, none of them a control character",
         reason="pattern",
         details={"field": field},
     )

@@ -94,7 +94,7 @@ class PullSettings(Document):
     base: Positive = 0.2
     cap: Positive = 1.0
     """Seconds between two attempts at most; any sign of life cuts the wait short."""
-    artifact_attempts: Count = 20
+    artifact_attempts: Count = 60
     """Answers that the peer has no such artifact, before its fact is set aside."""
 
     def backoff(self) -> Backoff:

@@ -72,7 +72,7 @@ def _alerts(
     shape: dict[str, Any], consumers: list[ConsumerInfo], now: float
 ) -> Iterator[dict[str, Any]]:
     if shape["is_read_only"]:
-        yield _alert("read_only", "the disk did not confirm a write: the node refuses appends")
+        yield _alert("read_only", "the disk did not confirm a write: start the node again")
     for log in shape["logs"]:
         fill = log["fill_percent"]
         if fill is not None and fill >= 50:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from ergon_framework.boundary.answers import answer, differs, store_trouble
 from ergon_framework.boundary.blobs import BlobGuard
 from ergon_framework.boundary.edge import Admission, admitted
 from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.boundary.grouping import Grouping
 from ergon_framework.boundary.identity import spelled
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telling import Telling
 from ergon_framework.errors import (
+    ArtifactError,
     BoundaryError,
     BoundaryNotFoundError,
     FactInvalidError,
     NodeUnavailableError,
+    ObjectConflictError,
     StoreBrokenError,
     StoreError,
 )
@@ -37,6 +40,8 @@ from ergon_framework.ports.factstore import (
     StoredObject,
 )
 from ergon_framework.ports.objectstore import Blob, ObjectStore, Upload
+
+Message: TypeAlias = tuple[Envelope | Mapping[str, Any], Fact | Mapping[str, Any]]
 
 PEER = "zone:"
 """What precedes the peer's name in the name of the consumer it pulls through."""
@@ -64,6 +69,7 @@ class Zone:
         self.clock = clock
         self.telling = Telling(clock)
         self.blobs = BlobGuard()
+        self._appends: Grouping[Message, Receipt | BoundaryError] = Grouping(self._append_group)
         self.gates: dict[str, dict[str, Any]] = {}
         """How the link to each peer stands, kept by whoever pulls from it."""
         self.certificate_expiry: float | None = None
@@ -101,17 +107,30 @@ class Zone:
     ) -> Receipt:
         """Append one fact; the answer means that it is on disk."""
         began = time.perf_counter()
-        admission = self.admit(envelope, fact)
-        new = self.prepared(admission)
-        try:
-            (outcome,) = self.store.append(OUTBOUND, [new], capacity=self.capacity)
-        except StoreError as error:
-            raise self.failed(error) from error
-        told = self.answered(admission, outcome)
+        told = self._appends.call((envelope, fact))
         self.telling.append_seconds.add(time.perf_counter() - began)
         if isinstance(told, BoundaryError):
             raise told
         return told
+
+    def _append_group(self, asked: Sequence[Message]) -> list[Receipt | BoundaryError]:
+        """Serve producers that came together: many threads that check at once only get in each
+        other's way.
+        """
+        return self.append_all([self._attempted(*message) for message in asked])
+
+    def _attempted(
+        self, envelope: Envelope | Mapping[str, Any], fact: Fact | Mapping[str, Any]
+    ) -> Admission | BoundaryError:
+        try:
+            admission = self.admit(envelope, fact)
+            self.check_bytes(self.prepared(admission))
+        except StoreError as error:
+            return self.failed(error)
+        except BoundaryError as error:
+            self.refused(error)
+            return error
+        return admission
 
     def append_all(
         self, admissions: Sequence[Admission | BoundaryError]
@@ -132,6 +151,22 @@ class Zone:
         if new.references and not self.settings.verify_refs:
             new.references = ()
         return new
+
+    def check_bytes(self, fact: NewFact) -> None:
+        """Refuse a fact whose artifact was put, and whose bytes the disk has lost since."""
+        if not fact.references or self.store.find(fact.from_zone, fact.message_id, OUTBOUND):
+            return  # what is in the log already has its offset for ever
+        for wanted in fact.references:
+            bound = self.store.object(wanted.bucket, wanted.key)
+            if bound is None or bound.digest != wanted.digest:
+                continue  # the log itself refuses that
+            blob = self.objects.stat(wanted.digest)
+            if blob is None or blob.size != bound.size:
+                raise ArtifactError(
+                    f"the bytes of {wanted.bucket}/{wanted.key} are missing or cut off on disk",
+                    remedy="put the same bytes again, then append the fact",
+                    details={"bucket": wanted.bucket, "key": wanted.key},
+                )
 
     def answered(self, admission: Admission, outcome: Outcome) -> Receipt | BoundaryError:
         """The answer to an append, counted and told."""
@@ -211,18 +246,28 @@ class Zone:
         self, bucket: str, key: str, upload: Upload, expected: bytes | None
     ) -> ObjectReceipt:
         """Put uploaded bytes on disk and give them their name."""
-        with self.blobs.storing():
-            return self.bound(bucket, key, upload.finish(expected))
+        blob = None
+        try:
+            with self.blobs.storing():
+                blob = upload.finish(expected)
+                return self.bound(bucket, key, blob)
+        except ObjectConflictError:
+            if blob is not None:
+                self._drop(blob.digest)
+            raise
 
-    def delete(self, bucket: str, key: str) -> None:
-        """Remove an object to which no fact refers."""
+    def delete(self, bucket: str, key: str, *, before: float | None = None) -> None:
+        """Remove an object to which no fact refers; with ``before``, only one as old as that."""
         self.found(bucket, key)
-        freed = self.store.unbind(bucket, key)
+        freed = self.blobs.unname(lambda: self.store.unbind(bucket, key, before=before))
         if freed is not None:
-            self.blobs.remove(
-                lambda: not self.store.is_bound(freed.digest),
-                lambda: self.objects.delete(freed.digest),
-            )
+            self._drop(freed.digest)
+
+    def _drop(self, digest: bytes) -> None:
+        """Remove bytes that no name stands for."""
+        self.blobs.remove(
+            lambda: not self.store.is_bound(digest), lambda: self.objects.delete(digest)
+        )
 
     def found(self, bucket: str, key: str, digest: bytes | None = None) -> StoredObject:
         """What a name stands for; with a ``digest``, those very bytes if they are here at all."""
@@ -232,6 +277,7 @@ class Zone:
                 other = self.store.object(apart(bucket, link.peer), key)
                 if other is not None and other.digest == digest:
                     return other
+            stored = None
         if stored is None:
             raise BoundaryNotFoundError(
                 f"there is no object {bucket}/{key}",
@@ -286,6 +332,7 @@ class Zone:
 
     def close(self) -> None:
         """Let go of the stores and of the folder."""
+        self._appends.close()
         self.objects.close()
         self.store.close()
         if self._folder is not None:

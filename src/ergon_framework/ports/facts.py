@@ -158,7 +158,7 @@ class ConsumerInfo:
     served: int = 0
     """The highest offset ever given to it."""
     deliveries: int = 0
-    """How often the fact after the cursor has been given out to a holder."""
+    """To how many holders in a row the fact after the cursor has been given out."""
     holder: str | None = None
     held_until: float = 0.0
     lease: float = 0.0

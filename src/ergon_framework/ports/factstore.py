@@ -174,13 +174,15 @@ class ConsumerDesk(Protocol):
     ) -> Serving:
         """The page after the cursor; the same one until it is confirmed.
 
-        With a ``holder`` the name is leased to it, and ``deliveries`` counts how often the fact
-        after the cursor went out. Who does not hold a leased name gets ``ConsumerHeldError``.
-        Released facts come first, in a page of their own. Facts below the kept ones that no gap
-        explains raise ``BoundaryError`` code ``out_of_range``, reason ``truncated``, with
-        ``first_lost`` and ``last_lost`` in its details. A corrupted row ends the page before it;
+        With a ``holder`` the name is leased to it, and ``deliveries`` counts the holders to whom
+        the fact after the cursor went out since one let go of the name. Who does not hold a leased
+        name gets ``ConsumerHeldError``. Released facts come first, in a page of their own. Facts
+        below the kept ones that no gap explains raise ``BoundaryError`` code ``out_of_range``,
+        reason ``truncated``, with ``first_lost`` and ``last_lost`` in its details. A corrupted row
+        ends the page before it;
         when it is the first, it is put into quarantine with the reason ``corrupted`` and passed,
-        and the page tells of it as a gap. What this method notes survives the process, not a power cut.
+        and the page tells of it as a gap. What this method notes survives the process, not a power
+        cut.
         """
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
@@ -197,7 +199,7 @@ class ConsumerDesk(Protocol):
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         """Set the cursor, also backwards, and write down that it was done and why.
 
-        0 is the start; above the head is ``BoundaryError`` ``out_of_range`` reason ``beyond_head``;
+        Above the head is ``BoundaryError`` ``out_of_range`` reason ``beyond_head``;
         below what is kept is ``out_of_range`` reason ``truncated``. The lease is dropped.
         """
 
@@ -225,8 +227,9 @@ class ConsumerDesk(Protocol):
     def settle(self, quarantine_id: int, state: str, *, reason: str = "") -> Quarantined:
         """Release, discard or settle an item; ``BoundaryNotFoundError`` when there is none.
 
-        Only ``quarantined`` may be released, ``quarantined`` and ``released`` discarded or settled;
-        the same again is fine; anything else is ``failed_precondition``, reason ``wrong_state``.
+        Only ``quarantined`` may be released and ``released`` put back as ``quarantined``; both may
+        be discarded or settled; the same again is fine; anything else is ``failed_precondition``,
+        reason ``wrong_state``.
         """
 
 
@@ -234,7 +237,10 @@ class ObjectIndex(Protocol):
     """Which name stands for which bytes. The bytes themselves are in an object store."""
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
-        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
+        """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``.
+
+        The same again makes a name young to which no fact refers.
+        """
 
     def object(self, bucket: str, key: str) -> StoredObject | None:
         """What a name stands for."""
@@ -247,10 +253,11 @@ class ObjectIndex(Protocol):
     def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
         """Names given before an instant to which no fact has ever referred."""
 
-    def unbind(self, bucket: str, key: str) -> StoredObject | None:
+    def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         """Take the name away; a referenced one is ``failed_precondition``, reason ``referenced``.
 
-        Answers the object when no other name stands for its bytes any more, so that they may go.
+        With ``before``, only a name that was given before that instant. Answers the object when no
+        other name stands for its bytes any more, so that they may go.
         """
 
     def is_bound(self, digest: bytes) -> bool:

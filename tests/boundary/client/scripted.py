@@ -193,7 +193,7 @@ class MemoryNode(ScriptedTransport):
         )
         if not page.page.facts and asked.wait_ms:
             self.clock.sleep(asked.wait_ms / 1000)
-        return page_json(page, "epoch")
+        return page_json(page, "epoch", "plant-a")
 
     def _confirm_receipt(self, body: bytes) -> bytes:
         asked = requests.read(body, requests.ConfirmReceipt)

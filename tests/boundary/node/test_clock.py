@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boundary.node.processes import fact
 
 from ergon_framework.boundary.keeping import keep_house
 from ergon_framework.boundary.metrics import metrics
@@ -15,6 +14,7 @@ from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
 from ergon_framework.boundary.status import status
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryNotFoundError, ConsumerHeldError
+from tests.boundary.node.processes import fact
 
 pytestmark = pytest.mark.req("BOUNDARY:badinput")
 
@@ -73,6 +73,7 @@ def test_offsets_do_not_follow_the_clock(zone: Zone, clock: Clock) -> None:
 @pytest.mark.req("C11")
 def test_a_lease_taken_before_the_clock_went_back_ends(zone: Zone, clock: Clock) -> None:
     """A dead holder keeps a name for its lease, not for the hours the clock went back."""
+    # FAILS: held_until is compared as it is; more than a lease ahead of now it cannot be true.
     append(zone, "order:1")
     zone.store.create_consumer("c", "outbound")
     zone.serve("c", 10, None, "dead", 30.0)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, running
 
 from ergon_framework.boundary import AsyncConsumer, Consumer, Inbox
 from ergon_framework.boundary.model import Delivery
@@ -31,6 +30,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     NonRetryableException,
 )
+from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:consumer")]
 
@@ -124,7 +124,7 @@ def test_nothing_is_confirmed_before_the_handler_returned(node: NodeProcess) -> 
 def test_a_failure_confirms_the_prefix_only(node: NodeProcess, seed: int) -> None:
     """When item i fails, all before it is confirmed and nothing at or above it."""
     failing = random.Random(seed).randint(1, 10)  # noqa: S311 - a test's choice
-    cursors = []
+    cursors: list[int] = []
 
     def handle(delivery: Delivery) -> None:
         if delivery.offset == failing and len(cursors) < 3:
@@ -209,8 +209,9 @@ def test_a_refusal_is_not_repeated(node: NodeProcess) -> None:
 @pytest.mark.req("C10")
 def test_a_fact_that_kills_its_readers(node: NodeProcess) -> None:
     """A process that dies of a fact again and again is not let near it for ever."""
-    ends = []
-    for _ in range(12):
+    ends: list[int] = []
+    out = b""
+    while len(ends) < 12:
         process = child(node, "dies", lease=0.2)
         out, _ = process.communicate(timeout=PATIENCE)
         ends.append(process.returncode)

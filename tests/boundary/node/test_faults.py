@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, Answer, NodeProcess, running
 
 from ergon_framework.cli import invoke
+from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, Answer, NodeProcess, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:badinput")]
 
@@ -79,7 +79,7 @@ def test_a_commit_that_fails_is_no_acknowledgement(point: str, tmp_path: Path) -
     """The producer is told to try again, and its second attempt is the fact's only one."""
     first = 2 if point.startswith("storage.") else 1  # a store that opens writes, too
     with running("plant-a", tmp_path / "data") as node:
-        told = 0
+        told, answer = 0, Answer()
         for passes in range(first, first + 6):
             node.kill()
             node.start(f"{point}=error@{passes}")
@@ -102,11 +102,12 @@ def test_a_commit_that_fails_is_no_acknowledgement(point: str, tmp_path: Path) -
 @pytest.mark.parametrize("operation", ["ConfirmReceipt", "CreateConsumer", "PutObject"])
 def test_a_commit_that_fails_is_told_to_everybody(operation: str, tmp_path: Path) -> None:
     """Whoever writes is told that the store is in trouble, and may try again."""
-    asked: dict[str, Any] = {
+    requests: dict[str, Any] = {
         "ConfirmReceipt": {"consumer_name": "c", "offset": 1},
         "CreateConsumer": {"consumer_name": "d"},
         "PutObject": {"bucket": "files", "key": "k", "blob": "AAAA"},
-    }[operation]
+    }
+    asked, answer = requests[operation], Answer()
     path = f"{ADMIN if operation == 'CreateConsumer' else CORE}{operation}"
     with running("plant-a", tmp_path / "data") as node:
         node.append("order:1:created")
@@ -260,6 +261,7 @@ def test_a_damaged_object_is_found(
         assert damage == "flipped"
         assert headers["digest-sha256"] == stored["digest"]
     else:
+        # FAILS for flipped: it is noticed, but told as internal, and nothing is in the log.
         assert (status, json.loads(body)["code"]) == (500, "data_loss")
     unary = node.ask(f"{ADMIN}GetObject", {"bucket": "files", "key": "report"})
     assert unary.status == 200 or unary["code"] == "data_loss"
@@ -286,6 +288,7 @@ def test_a_damaged_object_is_mended_by_the_same_bytes(damage: str, node: NodePro
 @pytest.mark.req("P1", "BOUNDARY:objects")
 def test_a_fact_about_an_object_that_is_gone(node: NodeProcess) -> None:
     """A reference to bytes that somebody removed from the disk is refused, not believed."""
+    # FAILS: the index is asked, and not the folder.
     stored = put(node, "report", b"bytes")
     path = blob(node, stored)
     path.parent.chmod(0o755)

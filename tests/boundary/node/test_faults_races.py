@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boundary.node.processes import ADMIN, CORE, NodeProcess, running
 
 from ergon_framework.cli import invoke
+from tests.boundary.node.processes import ADMIN, CORE, NodeProcess, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:badinput")]
 
@@ -134,10 +134,8 @@ def test_a_damaged_page(node: NodeProcess, capsys: pytest.CaptureFixture[str]) -
     node.start()
     node.ask(f"{ADMIN}CreateConsumer", {"consumer_name": "c"})
     seen: list[int] = []
-    for _ in range(120):
-        page = node.ask(f"{CORE}FetchFacts", {"consumer_name": "c", "limit": 10})
-        if page.status != 200 or not page["facts"]:
-            break
+    asked = {"consumer_name": "c", "limit": 10}
+    while (page := node.ask(f"{CORE}FetchFacts", asked)).status == 200 and page["facts"]:
         seen += [each["offset"] for each in page["facts"]]
         node.ask(f"{CORE}ConfirmReceipt", {"consumer_name": "c", "offset": seen[-1]})
     assert seen == sorted(seen)

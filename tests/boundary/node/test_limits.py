@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.boundary.node.cables import Cable
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, fact, running
 

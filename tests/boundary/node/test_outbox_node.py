@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boundary.node.cables import Cable
-from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, fact, running
 
 from ergon_framework.boundary import AsyncProducer, Outbox, Producer
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import ArtifactError, ConflictingDuplicateError, NodeUnavailableError
+from tests.boundary.node.cables import Cable
+from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, fact, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:producer")]
 
@@ -302,8 +302,7 @@ def test_the_asynchronous_producer_does_the_same(node: NodeProcess, tmp_path: Pa
     second.write_bytes(b"second")
 
     async def main() -> None:
-        zones = {"from_zone": "plant-a", "to_zone": "plant-b"}
-        async with AsyncProducer(node.url, **zones) as producer:
+        async with AsyncProducer(node.url, from_zone="plant-a", to_zone="plant-b") as producer:
             what = {"subject": "order:1", "predicate": "attached", "object_json": {"n": 1}}
             for duplicate in (False, True):
                 told = await producer.publish(

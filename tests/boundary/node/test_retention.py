@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boundary.node.processes import ADMIN, CORE, NodeProcess, fact, running
 
 from ergon_framework.boundary import Consumer
 from ergon_framework.boundary.keeping import keep_house
@@ -19,6 +18,7 @@ from ergon_framework.boundary.model import Delivery, Loss
 from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, ConflictingDuplicateError
+from tests.boundary.node.processes import ADMIN, CORE, NodeProcess, fact, running
 
 DAY = 86_400.0
 START = 1_800_000_000.0
@@ -153,7 +153,7 @@ def test_what_is_in_quarantine_stays(open_zone: OpenZone, clock: Clock) -> None:
 
 @pytest.mark.req("P7", "BSFG:RetrySafety", "BOUNDARY:store")
 def test_the_ledger_outlives_the_payload(open_zone: OpenZone, clock: Clock) -> None:
-    """Years later, after a restart, an old id has its old offset and other content is a conflict."""
+    """Years later, after a restart, an old id has its old offset, other content is a conflict."""
     zone = open_zone(facts=DAY)
     zone.store.create_consumer("c", "outbound")
     for number in range(50):
@@ -224,6 +224,7 @@ def test_orphans_go_after_their_grace(open_zone: OpenZone, clock: Clock) -> None
 @pytest.mark.req("P15", "P2", "BOUNDARY:objects")
 def test_a_put_that_is_repeated_has_its_grace_anew(open_zone: OpenZone, clock: Clock) -> None:
     """A producer that puts again what it put days ago has time to append its fact."""
+    # FAILS: bind keeps the instant of the first put, so an acknowledged put may be collected.
     zone = open_zone(orphans=DAY)
     zone.put("files", "late", b"bytes")
     clock.now += 0.99 * DAY
@@ -271,6 +272,8 @@ def settings(tmp_path: Path) -> Path:
 @pytest.mark.req("BOUNDARY:zones", "BOUNDARY:store")
 def test_a_peer_that_comes_late(settings: Path, tmp_path: Path) -> None:
     """A zone that pulls for the first time after truncation gets what is kept, and goes on."""
+    # FAILS: the cursor of a new consumer is 3, our frontier is 0; the puller asks back for ever,
+    # without a pause or an alert, and each time writes a line into the peer's journal.
     with running("plant-a", tmp_path / "a", "--config", str(settings)) as node:
         node.ask(f"{ADMIN}CreateConsumer", {"consumer_name": "c"})
         for number in range(5):

@@ -389,17 +389,17 @@ class BindForgetsTheMark(Honest):
 class UnbindsTheReferenced(Honest):
     """Takes any name away."""
 
-    def unbind(self, bucket: str, key: str) -> StoredObject | None:
+    def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         self._state.referenced.discard((bucket, key))
-        return super().unbind(bucket, key)
+        return super().unbind(bucket, key, before=before)
 
 
 class GivesSharedBytesAway(Honest):
     """Forgets that bytes may have two names."""
 
-    def unbind(self, bucket: str, key: str) -> StoredObject | None:
+    def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         kept = self.object(bucket, key)
-        return super().unbind(bucket, key) or kept
+        return super().unbind(bucket, key, before=before) or kept
 
 
 class YoungOrphans(Honest):

@@ -38,6 +38,8 @@ OF_CODE: dict[str, type[BoundaryError]] = {
     "unavailable": NodeUnavailableError,
     "deadline_exceeded": NodeUnavailableError,
 }
+OF_NODE = frozenset({"internal", "unknown"})
+"""Codes of a node that stumbled."""
 CODE_OF_STATUS = {
     400: "invalid_argument",
     401: "unauthenticated",
@@ -72,7 +74,7 @@ def error_of_shape(shape: Mapping[str, Any]) -> BoundaryError:
     remedy = str(details.pop("remedy", ""))
     wait = details.pop("retry_after_ms", None)
     kind = OF_REASON.get((code, reason)) or OF_CODE.get(code, BoundaryError)
-    return kind(
+    error = kind(
         str(shape.get("message") or "the node refused"),
         code=code,
         reason=reason,
@@ -80,6 +82,9 @@ def error_of_shape(shape: Mapping[str, Any]) -> BoundaryError:
         details=details,
         retry_after=wait / 1000 if isinstance(wait, int | float) else None,
     )
+    if code in OF_NODE:  # it says nothing about the request, and the outcome is unknown
+        error.is_retryable = True
+    return error
 
 
 def _shape(body: bytes) -> dict[str, Any] | None:

@@ -92,6 +92,11 @@ class Connection(asyncio.Protocol):
             self._advance()
         return self.is_busy
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has hung up, or has said that it sends nothing more."""
+        return self._transport is None or self._is_at_end
+
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""
         if self._outflow is not None:

@@ -33,6 +33,10 @@ class Exchange(Protocol):
     body: bytes
     """The whole body, unless the application wanted to stream it."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has hung up, or has said that it sends nothing more."""
+
     def header(self, name: str) -> str | None:
         """A request header by its lower-case name."""
 

@@ -14,6 +14,10 @@ from ergon_framework.boundary.http.upload import Upload
 class Line(Protocol):
     """The connection a request came in on."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has hung up, or has said that it sends nothing more."""
+
     def answer(
         self, request: Request, status: int, body: bytes, content_type: str, headers: Headers
     ) -> None:
@@ -87,6 +91,11 @@ class Request:
     def is_ready(self) -> bool:
         """Whether it can be handled."""
         return self.is_complete or self.upload is not None or self.refusal is not None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has hung up, or has said that it sends nothing more."""
+        return self._line.is_gone
 
     def header(self, name: str) -> str | None:
         """A request header by its lower-case name."""

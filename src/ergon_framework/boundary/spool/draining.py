@@ -33,6 +33,8 @@ _ABOUT_THE_FACT = frozenset(
     {"invalid_argument", "already_exists", "failed_precondition", "out_of_range"}
     | {"permission_denied"}
 )
+_ABOUT_THE_CALLER = frozenset({"unknown_identity"})
+"""Reasons that no fact can help: an operator will mend the policy."""
 _NO_SUCH_CALL = frozenset({"unimplemented", "not_found"})
 PATIENCE = Backoff(base=0.2, factor=2.0, cap=15.0, low=0.5, high=1.0)
 
@@ -271,4 +273,5 @@ class Drain:
 
 
 def _is_refusal(error: BoundaryError) -> bool:
-    return not error.is_retryable and error.code in _ABOUT_THE_FACT
+    is_about_caller = error.reason in _ABOUT_THE_CALLER or "operation" in error.details
+    return not (error.is_retryable or is_about_caller) and error.code in _ABOUT_THE_FACT

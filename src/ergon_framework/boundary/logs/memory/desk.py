@@ -82,7 +82,8 @@ class MemoryDesk(Steps):
             if page is None:
                 page = _next(state, one, limit, max_bytes, now)
                 one.served = max(one.served, page.through)
-                one.deliveries += bool(page.facts and holder)
+                is_next = holder != one.holder or not one.deliveries
+                one.deliveries += bool(page.facts and holder and is_next)
             if holder is not None:
                 one.holder, one.lease, one.held_until = holder, lease, now + lease
             given = {fact.offset for fact in page.facts}
@@ -115,7 +116,7 @@ class MemoryDesk(Steps):
         with self._step() as state:
             one = state.consumers.get(name)
             if one is not None and one.holder == holder:
-                one.holder, one.held_until = None, 0.0
+                one.holder, one.held_until, one.deliveries = None, 0.0, 0
 
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         """Set the cursor, also backwards, and write down that it was done and why."""
@@ -123,18 +124,19 @@ class MemoryDesk(Steps):
             one = state.consumer(name)
             shelf = state.shelf(one.log)
             start = shelf.first - 1
-            if not (start <= offset <= shelf.head or offset == 0):
+            if not start <= offset <= shelf.head:
                 is_beyond = offset > shelf.head
+                lost = {} if is_beyond else {"first_lost": offset + 1, "last_lost": start}
                 raise BoundaryError(
                     f"{offset} is not among {start} to {shelf.head}, which {one.log} has",
                     code="out_of_range",
                     reason="beyond_head" if is_beyond else "truncated",
-                    remedy="0 is the start of what is kept",
-                    details={"offset": offset, "first": shelf.first, "head": shelf.head},
+                    remedy=f"seek to {start} for all that is kept",
+                    details={"offset": offset, "head_offset": shelf.head, **lost},
                 )
-            text = f"{name} from {one.cursor} to {max(offset, start)}: {reason}"
+            text = f"{name} from {one.cursor} to {offset}: {reason}"
             state.journal.append((self._clock(), "seek", text))
-            one.cursor, one.deliveries = max(offset, start), 0
+            one.cursor, one.deliveries = offset, 0
             one.holder, one.held_until = None, 0.0
             return _given(state, one)
 

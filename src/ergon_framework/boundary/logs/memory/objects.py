@@ -23,6 +23,8 @@ class MemoryObjects(Steps):
                     remedy="put them under another key",
                     details={"bucket": bucket, "key": key, "digest": f"sha256:{kept.digest.hex()}"},
                 )
+            if (bucket, key) not in state.referenced:
+                state.objects[bucket, key] = kept = new
             return _given(state, kept)
 
     def object(self, bucket: str, key: str) -> StoredObject | None:
@@ -51,10 +53,11 @@ class MemoryObjects(Steps):
             ]
             return sorted(old, key=lambda kept: (kept.at, kept.bucket, kept.key))[:limit]
 
-    def unbind(self, bucket: str, key: str) -> StoredObject | None:
+    def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         """Take the name away; the object, when no other name stands for its bytes."""
         with self._step() as state:
-            if (bucket, key) not in state.objects:
+            kept = state.objects.get((bucket, key))
+            if kept is None or (before is not None and kept.at >= before):
                 return None
             if (bucket, key) in state.referenced:
                 raise BoundaryError(

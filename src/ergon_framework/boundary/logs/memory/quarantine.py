@@ -9,7 +9,12 @@ from ergon_framework.boundary.logs.memory.state import OPEN, Steps
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
 from ergon_framework.ports.factstore import Quarantined
 
-ACTIONS = {"released": "release", "discarded": "discard", "settled": "settle"}
+ACTIONS = {
+    "quarantined": "put_back",
+    "released": "release",
+    "discarded": "discard",
+    "settled": "settle",
+}
 
 
 class MemoryQuarantine(Steps):
@@ -71,7 +76,12 @@ class MemoryQuarantine(Steps):
                 )
             if item.state == state:
                 return item
-            allowed = {"released": OPEN[:1], "discarded": OPEN, "settled": OPEN}
+            allowed = {
+                "quarantined": OPEN[1:],
+                "released": OPEN[:1],
+                "discarded": OPEN,
+                "settled": OPEN,
+            }
             if item.state not in allowed.get(state, ()):
                 raise BoundaryError(
                     f"item {quarantine_id} is {item.state} and cannot become {state}",

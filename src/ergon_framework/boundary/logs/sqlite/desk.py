@@ -145,7 +145,7 @@ class SqliteDesk(SqliteQuarantine):
 
 
 def _target(info: ConsumerInfo, log: LogRow, offset: int) -> int:
-    """Where a seek leads; 0 is the first fact that is kept."""
+    """Where a seek leads."""
     if offset > log.head:
         raise BoundaryError(
             f"{info.log} ends at {log.head}, and {offset} lies beyond",
@@ -154,8 +154,6 @@ def _target(info: ConsumerInfo, log: LogRow, offset: int) -> int:
             remedy=f"seek to {log.head} to read only what comes from now on",
             details={"consumer_name": info.name, "head_offset": log.head},
         )
-    if offset <= 0:
-        return log.first - 1
     refuse_truncated(info, (offset + 1, log.first - 1) if offset + 1 < log.first else None)
     return offset
 

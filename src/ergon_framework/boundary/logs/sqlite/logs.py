@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from ergon_framework.boundary.grouping import Grouping
 from ergon_framework.boundary.logs.sqlite import pages, quarantine, retention, walking
 from ergon_framework.boundary.logs.sqlite.entering import Entry
 from ergon_framework.boundary.logs.sqlite.ground import SQL, Ground
-from ergon_framework.boundary.logs.sqlite.grouping import Grouping
 from ergon_framework.boundary.logs.sqlite.ledger import Ledger
 from ergon_framework.boundary.logs.sqlite.parts import Known
 from ergon_framework.boundary.logs.sqlite.records import Prepared, key_of, prepare

@@ -22,6 +22,8 @@ class SqliteObjects(Ground):
         def work(cursor: sqlite3.Cursor) -> StoredObject:
             found = _named(cursor, bucket, key)
             if found is not None:
+                if found.digest == digest and not found.is_referenced:
+                    cursor.execute(_SQL["renew"], (self._clock(), bucket, key))
                 return found
             is_awaited = bool(cursor.execute(_SQL["arrived"], (bucket, key)).rowcount)
             new = StoredObject(bucket, key, digest, size, self._clock(), is_awaited)
@@ -57,12 +59,12 @@ class SqliteObjects(Ground):
         )
         return [_object(row) for row in rows]
 
-    def unbind(self, bucket: str, key: str) -> StoredObject | None:
+    def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         """Take the name away; the object, when no other name stands for its bytes."""
 
         def work(cursor: sqlite3.Cursor) -> StoredObject | None:
             found = _named(cursor, bucket, key)
-            if found is None:
+            if found is None or (before is not None and found.at >= before):
                 return None
             if found.is_referenced:
                 raise BoundaryError(

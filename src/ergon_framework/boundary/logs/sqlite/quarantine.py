@@ -11,8 +11,14 @@ from ergon_framework.ports.factstore import NewFact, Quarantined
 from ergon_framework.storage.statements import load
 
 _SQL = load(SQL, "quarantine.sql")
-_ACTIONS = {"released": "release", "discarded": "discard", "settled": "settle"}
+_ACTIONS = {
+    "quarantined": "put_back",
+    "released": "release",
+    "discarded": "discard",
+    "settled": "settle",
+}
 _FROM = {
+    "quarantined": {"released"},
     "released": {"quarantined"},
     "discarded": {"quarantined", "released"},
     "settled": {"quarantined", "released"},

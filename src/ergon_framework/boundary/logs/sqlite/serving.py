@@ -122,7 +122,8 @@ class SqliteServing(SqliteDesk):
             cursor.executemany(_ITEMS["mark_served"], [(item,) for item in offer.released])
             info.served = max(info.served, through)
             if holder is not None:
-                info.deliveries += bool(offer.page.facts) and not offer.is_released
+                is_next = holder != info.holder or not info.deliveries
+                info.deliveries += bool(offer.page.facts) and not offer.is_released and is_next
                 info.holder, info.lease, info.held_until = holder, lease, now + lease
             held = (info.holder, info.held_until, info.lease)
             cursor.execute(_SQL["served"], (info.served, info.deliveries, *held, info.name))

@@ -157,12 +157,23 @@ def empty_page_is_leased_too(s: Subject) -> None:
 
 @check()
 def deliveries_are_counted(s: Subject) -> None:
-    """Each time the fact after the cursor goes out to a holder counts, this time included."""
+    """Each holder to whom the fact after the cursor goes out counts once, this one included."""
     s.consumer()
     s.put(*"abc")
     found = [s.serve(holder="one").consumer.deliveries for _ in range(3)]
-    same(found, [1, 2, 3], "deliveries")
-    same(s.store.consumer("c").deliveries, 3, "deliveries, asked for later")
+    same(found, [1, 1, 1], "deliveries")
+    same(s.store.consumer("c").deliveries, 1, "deliveries, asked for later")
+
+
+@check()
+def letting_go_starts_the_count_anew(s: Subject) -> None:
+    """A holder that lets go of the name has not died of what it was given."""
+    s.consumer()
+    s.put(*"abc")
+    for n in range(3):
+        s.serve(holder=f"process-{n}")
+        s.store.release_lease("c", f"process-{n}")
+    same(s.serve(holder="one").consumer.deliveries, 1, "deliveries")
 
 
 @check()
@@ -201,7 +212,8 @@ def progress_starts_the_count_anew(s: Subject) -> None:
     """Once the cursor has moved, the count is about the next fact."""
     s.consumer()
     s.put(*"abc")
-    s.serve(limit=1, holder="one")
+    s.serve(limit=1, holder="dead", lease=LEASE)
+    s.clock.forward(LEASE + 1.0)
     s.serve(limit=1, holder="one")
     s.store.confirm("c", 1, holder="one")
     same(s.serve(limit=1, holder="one").consumer.deliveries, 1, "deliveries of the second")
@@ -215,7 +227,10 @@ def standing_still_keeps_the_count(s: Subject) -> None:
     """A confirmation that moves nothing does not start the count anew."""
     s.consumer()
     s.put(*"ab")
-    s.done(1, holder="one")
+    s.serve(holder="dead", lease=LEASE)
+    s.store.confirm("c", 1, holder="dead")
+    s.serve(holder="dead", lease=LEASE)
+    s.clock.forward(LEASE + 1.0)
     s.serve(holder="one")
     s.store.confirm("c", 1, holder="one")
     same(s.serve(holder="one").consumer.deliveries, 2, "deliveries")

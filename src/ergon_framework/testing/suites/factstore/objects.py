@@ -161,3 +161,17 @@ def each_name_is_referred_to_on_its_own(s: Subject) -> None:
     added(s.one(new("a", references=(one,))))
     same(_names(s.store.orphans(s.clock() + 1.0)), [("files", "two")], "orphans")
     same(s.store.unbind("files", "two"), None, "the object: its bytes have another name")
+
+
+@check()
+def naming_again_makes_young(s: Subject) -> None:
+    """A name that is given again is no orphan of old, and is not taken away as one."""
+    s.store.bind("files", "k", b"d" * 32, 1)
+    s.clock.forward(100.0)
+    s.store.bind("files", "k", b"d" * 32, 1)
+    before = s.clock() - 50.0
+    same(s.store.orphans(before), [], "orphans")
+    same(s.store.unbind("files", "k", before=before), None, "what was taken away")
+    expect(s.store.object("files", "k") is not None, "the name is gone")
+    s.clock.forward(100.0)
+    expect(s.store.unbind("files", "k", before=s.clock() - 50.0) is not None, "an old one stays")

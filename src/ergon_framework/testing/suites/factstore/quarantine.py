@@ -143,12 +143,19 @@ def same_way_again_is_fine(s: Subject) -> None:
 
 
 @check()
+def released_may_be_put_back(s: Subject) -> None:
+    """What was released and cannot be delivered after all goes back into quarantine."""
+    number = _item(s, "released")
+    same(s.store.settle(number, "quarantined").state, "quarantined", "its state")
+    same([each.id for each in s.store.quarantine()], [number], "what is set aside")
+
+
+@check()
 def wrong_ways_are_refused(s: Subject) -> None:
-    """What is discarded or settled stays so, and nothing goes back into quarantine by itself."""
+    """What is discarded or settled stays so."""
     for states, then in (
         (["discarded"], ("released", "settled", "quarantined")),
         (["settled"], ("released", "discarded", "quarantined")),
-        (["released"], ("quarantined",)),
         ([], ("nonsense", "")),
     ):
         number = _item(s, *states)

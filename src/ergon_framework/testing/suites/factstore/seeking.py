@@ -50,12 +50,13 @@ def seek_serves_nothing(s: Subject) -> None:
 
 @check()
 def seek_to_the_start(s: Subject) -> None:
-    """Zero is the start of the log, or of what is kept of it."""
+    """Zero is the start of the log; when that was dropped, nobody is led past it unawares."""
     _ready(s)
     same(s.store.seek("c", 0, reason="again").cursor, 0, "the cursor")
     s.done(4)
     s.store.truncate(OUTBOUND, 2)
-    s.store.seek("c", 0, reason="again")
+    s.refused(lambda: s.store.seek("c", 0, reason="again"), "truncated", "out_of_range")
+    s.store.seek("c", 2, reason="again")
     same(s.served(), [3, 4, 5], "what comes when a part was dropped")
 
 

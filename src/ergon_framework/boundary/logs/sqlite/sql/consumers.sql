@@ -29,7 +29,8 @@ UPDATE ergon_boundary_consumers
 SET cursor = ?2, deliveries = 0, served = max(served, ?2) WHERE name = ?1;
 
 -- drop_lease: the holder lets go
-UPDATE ergon_boundary_consumers SET holder = NULL, held_until = 0 WHERE name = ? AND holder = ?;
+UPDATE ergon_boundary_consumers SET holder = NULL, held_until = 0, deliveries = 0
+WHERE name = ? AND holder = ?;
 
 -- seek: the cursor is put elsewhere, which gives nothing out
 UPDATE ergon_boundary_consumers

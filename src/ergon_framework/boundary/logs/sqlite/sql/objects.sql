@@ -15,6 +15,9 @@ ORDER BY bucket, key LIMIT ?;
 SELECT bucket, key, digest, size, at, is_referenced
 FROM ergon_boundary_objects WHERE is_referenced = 0 AND at < ? ORDER BY at, bucket, key LIMIT ?;
 
+-- renew: a name that was given again
+UPDATE ergon_boundary_objects SET at = ? WHERE bucket = ? AND key = ?;
+
 -- bind: a new name
 INSERT INTO ergon_boundary_objects (bucket, key, digest, size, at, is_referenced)
 VALUES (?, ?, ?, ?, ?, ?);
