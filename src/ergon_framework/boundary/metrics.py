@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ergon_framework.boundary.telling import Histogram
 from ergon_framework.core.gate import Mode
 from ergon_framework.ports.factstore import OUTBOUND
 
@@ -24,7 +25,6 @@ _COUNTERS = {
     "bsfg_fetch_requests_total": ("fetches", "Pages asked for."),
     "bsfg_confirm_requests_total": ("confirms", "Confirmations."),
     "bsfg_put_requests_total": ("puts", "Objects stored."),
-    "bsfg_artifact_bytes_total": ("artifact_bytes", "Bytes of objects stored."),
     "bsfg_denied_total": ("denied", "Calls and handshakes refused, by reason."),
     "bsfg_pulled_facts_total": ("pulled", "Facts pulled, by peer."),
     "bsfg_pull_failures_total": ("pull_failures", "Pulls that failed, by peer."),
@@ -53,14 +53,21 @@ def _lines(zone: Zone) -> Iterator[str]:
         else:
             values = [(f'{{{label}="{_escaped(value)}"}}', count) for value, count in found]
         yield from _family(metric, "counter", text, values)
-    yield from _histogram(zone)
+    seen = zone.telling
+    yield from _histogram(
+        "bsfg_append_latency_seconds",
+        "From an append's arrival to its answer.",
+        seen.append_seconds,
+    )
+    yield from _histogram(
+        "bsfg_fsync_seconds", "Until a group of appends is on disk.", seen.commit_seconds
+    )
+    yield from _histogram("bsfg_group_commit_size", "Facts in a group.", seen.commit_sizes)
     yield from _levels(zone)
 
 
-def _histogram(zone: Zone) -> Iterator[str]:
-    seen = zone.telling.append_seconds
-    name = "bsfg_append_latency_seconds"
-    yield f"# HELP {name} From an append's arrival to its answer."
+def _histogram(name: str, text: str, seen: Histogram) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
     yield f"# TYPE {name} histogram"
     below = 0
     for bound, count in zip((*seen.bounds, "+Inf"), seen.counts, strict=True):
@@ -116,6 +123,9 @@ def _levels(zone: Zone) -> Iterator[str]:
     yield from _family(
         "bsfg_quarantine_items", "gauge", "Facts set aside.", [("", len(store.quarantine()))]
     )
+    objects, size = store.object_totals()
+    yield from _family("bsfg_artifacts", "gauge", "Names of objects.", [("", objects)])
+    yield from _family("bsfg_artifact_bytes", "gauge", "What they stand for.", [("", size)])
     ledger = sum(log.head for log in logs)
     yield from _family("bsfg_ledger_rows", "gauge", "Ids remembered.", [("", ledger)])
     if zone.certificate_expiry is not None:

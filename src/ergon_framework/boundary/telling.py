@@ -22,6 +22,9 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of the latency histogram, in seconds."""
 
 
+SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+
+
 class Histogram:
     """Counts of values by upper bound. Used by one thread."""
 
@@ -46,11 +49,18 @@ class Telling:
         self.counts: Counter[tuple[str, str]] = Counter()
         """By metric and label value; the label is empty where there is none."""
         self.append_seconds = Histogram()
+        self.commit_seconds = Histogram()
+        self.commit_sizes = Histogram(SIZES)
 
     def count(self, what: str, label: str = "", times: int = 1) -> None:
         """Add to a counter, from any thread."""
         with self._lock:
             self.counts[what, label] += times
+
+    def committed(self, facts: int, seconds: float) -> None:
+        """A group of appends is on disk."""
+        self.commit_sizes.add(facts)
+        self.commit_seconds.add(seconds)
 
     def tell(self, name: str, **fields: Any) -> None:
         """A notice to whoever listens."""

@@ -68,6 +68,7 @@ class Zone:
         self.settings = settings or ZoneSettings()
         self.clock = clock
         self.telling = Telling(clock)
+        store.watch_commits(self.telling.committed)
         self.blobs = BlobGuard()
         self._appends: Grouping[Message, Receipt | BoundaryError] = Grouping(self._append_group)
         self.gates: dict[str, dict[str, Any]] = {}
@@ -226,7 +227,6 @@ class Zone:
         """Give bytes that are on disk their name."""
         stored = self.store.bind(bucket, key, blob.digest, blob.size)
         self.telling.count("puts")
-        self.telling.count("artifact_bytes", times=blob.size)
         return ObjectReceipt(
             bucket=bucket, key=key, digest=spelled(stored.digest), size=stored.size
         )

@@ -260,6 +260,9 @@ class ObjectIndex(Protocol):
         other name stands for its bytes any more, so that they may go.
         """
 
+    def object_totals(self) -> tuple[int, int]:
+        """How many names there are, and how many bytes they stand for."""
+
     def is_bound(self, digest: bytes) -> bool:
         """Whether any name stands for these bytes."""
 
@@ -303,6 +306,12 @@ class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
 
     def unsubscribe(self, wake: Callable[[], None]) -> None:
         """No longer; one who never subscribed is fine."""
+
+    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
+        """Tell of each group of appends, from any thread: how many facts, and the seconds it took.
+
+        One listener at a time; the last one counts.
+        """
 
     def backup(self, folder: str) -> None:
         """Write a consistent copy that, when opened, begins a new epoch."""

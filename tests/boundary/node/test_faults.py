@@ -261,7 +261,6 @@ def test_a_damaged_object_is_found(
         assert damage == "flipped"
         assert headers["digest-sha256"] == stored["digest"]
     else:
-        # FAILS for flipped: it is noticed, but told as internal, and nothing is in the log.
         assert (status, json.loads(body)["code"]) == (500, "data_loss")
     unary = node.ask(f"{ADMIN}GetObject", {"bucket": "files", "key": "report"})
     assert unary.status == 200 or unary["code"] == "data_loss"
@@ -288,7 +287,6 @@ def test_a_damaged_object_is_mended_by_the_same_bytes(damage: str, node: NodePro
 @pytest.mark.req("P1", "BOUNDARY:objects")
 def test_a_fact_about_an_object_that_is_gone(node: NodeProcess) -> None:
     """A reference to bytes that somebody removed from the disk is refused, not believed."""
-    # FAILS: the index is asked, and not the folder.
     stored = put(node, "report", b"bytes")
     path = blob(node, stored)
     path.parent.chmod(0o755)

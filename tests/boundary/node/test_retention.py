@@ -224,7 +224,6 @@ def test_orphans_go_after_their_grace(open_zone: OpenZone, clock: Clock) -> None
 @pytest.mark.req("P15", "P2", "BOUNDARY:objects")
 def test_a_put_that_is_repeated_has_its_grace_anew(open_zone: OpenZone, clock: Clock) -> None:
     """A producer that puts again what it put days ago has time to append its fact."""
-    # FAILS: bind keeps the instant of the first put, so an acknowledged put may be collected.
     zone = open_zone(orphans=DAY)
     zone.put("files", "late", b"bytes")
     clock.now += 0.99 * DAY
@@ -272,8 +271,6 @@ def settings(tmp_path: Path) -> Path:
 @pytest.mark.req("BOUNDARY:zones", "BOUNDARY:store")
 def test_a_peer_that_comes_late(settings: Path, tmp_path: Path) -> None:
     """A zone that pulls for the first time after truncation gets what is kept, and goes on."""
-    # FAILS: the cursor of a new consumer is 3, our frontier is 0; the puller asks back for ever,
-    # without a pause or an alert, and each time writes a line into the peer's journal.
     with running("plant-a", tmp_path / "a", "--config", str(settings)) as node:
         node.ask(f"{ADMIN}CreateConsumer", {"consumer_name": "c"})
         for number in range(5):

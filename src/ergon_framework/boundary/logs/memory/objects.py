@@ -70,6 +70,11 @@ class MemoryObjects(Steps):
             gone = state.objects.pop((bucket, key))
             return None if _is_bound(state, gone.digest) else gone
 
+    def object_totals(self) -> tuple[int, int]:
+        """How many names there are, and how many bytes they stand for."""
+        with self._step() as state:
+            return len(state.objects), sum(kept.size for kept in state.objects.values())
+
     def is_bound(self, digest: bytes) -> bool:
         """Whether any name stands for these bytes."""
         with self._step() as state:

@@ -35,6 +35,9 @@ class MemoryFactStore(MemoryLogs, MemoryDesk, MemoryQuarantine, MemoryObjects, M
             if wake in self._wakes:
                 self._wakes.remove(wake)
 
+    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
+        """There is nothing to wait for, and nothing to tell."""
+
     def backup(self, folder: str) -> None:
         """Refuse: nothing could ever open the copy."""
         raise StoreError(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import TypeVar
 
 from ergon_framework.boundary.grouping import Grouping
@@ -69,6 +70,7 @@ class SqliteLogs(Ground):
         self._ledger = Ledger()
         """Used by who has the writing connection, and nobody else."""
         self._upkeep = Upkeep(self._ledger)
+        self._watch: Callable[[int, float], None] | None = None
         self._spare = Ledger()
         """Used to look things up when nothing can be written."""
         self._looking = threading.Lock()
@@ -224,6 +226,10 @@ class SqliteLogs(Ground):
             self._wake()
         return outcomes
 
+    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
+        """Tell of each group of appends: how many facts, and the seconds it took."""
+        self._watch = seen
+
     def close(self) -> None:
         """Let go of everything, after what was left to be appended. Closing twice is fine."""
         self._appends.close()
@@ -237,9 +243,12 @@ class SqliteLogs(Ground):
             self._upkeep.pay(cursor, added)
             return outcomes, added
 
+        began = perf_counter()
         outcomes, added = self._enter(work, "append")
         if added:
             self._wake()
+            if self._watch is not None:
+                self._watch(added, perf_counter() - began)
         return outcomes
 
     def _enter(self, work: Callable[[sqlite3.Cursor], T], call: str) -> T:

@@ -79,6 +79,11 @@ class SqliteObjects(Ground):
 
         return self._write(work, "bind")
 
+    def object_totals(self) -> tuple[int, int]:
+        """How many names there are, and how many bytes they stand for."""
+        count, size = self._read(lambda cursor: cursor.execute(_SQL["totals"]).fetchone())
+        return count, size
+
     def is_bound(self, digest: bytes) -> bool:
         """Whether any name stands for these bytes."""
         return self._read(lambda cursor: _is_bound(cursor, digest))

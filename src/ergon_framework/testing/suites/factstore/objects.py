@@ -175,3 +175,12 @@ def naming_again_makes_young(s: Subject) -> None:
     expect(s.store.object("files", "k") is not None, "the name is gone")
     s.clock.forward(100.0)
     expect(s.store.unbind("files", "k", before=s.clock() - 50.0) is not None, "an old one stays")
+
+
+@check()
+def objects_are_totalled(s: Subject) -> None:
+    """The names and their bytes are counted."""
+    same(s.store.object_totals(), (0, 0), "of none")
+    s.store.bind("files", "a", b"a" * 32, 3)
+    s.store.bind("files", "b", b"b" * 32, 4)
+    same(s.store.object_totals(), (2, 7), "of two")

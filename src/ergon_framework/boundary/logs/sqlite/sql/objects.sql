@@ -18,6 +18,9 @@ FROM ergon_boundary_objects WHERE is_referenced = 0 AND at < ? ORDER BY at, buck
 -- renew: a name that was given again
 UPDATE ergon_boundary_objects SET at = ? WHERE bucket = ? AND key = ?;
 
+-- totals: how many names, and how many bytes they stand for
+SELECT count(*), coalesce(sum(size), 0) FROM ergon_boundary_objects;
+
 -- bind: a new name
 INSERT INTO ergon_boundary_objects (bucket, key, digest, size, at, is_referenced)
 VALUES (?, ?, ?, ?, ?, ?);
