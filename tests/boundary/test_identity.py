@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.canonical import canonical
-from ergon_framework.boundary.identity import identity_digest, ledger_key, parsed, spelled
+from ergon_framework.boundary.identity import identity_digest, parsed, spelled
+from ergon_framework.boundary.logs.sqlite.records import key_of
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.errors import FactInvalidError
 
@@ -104,17 +105,17 @@ def test_ledger_keys_keep_their_parts_apart(
     one: tuple[str, str, str], other: tuple[str, str, str]
 ) -> None:
     """Sixteen bytes that are the same for the same parts, and for no others."""
-    assert len(ledger_key(*one)) == 16
-    assert (ledger_key(*one) == ledger_key(*other)) == (one == other)
+    assert len(key_of(*one)) == 16
+    assert (key_of(*one) == key_of(*other)) == (one == other)
 
 
 def test_moved_borders_make_another_key() -> None:
     """What belongs to the zone and what to the id is not confused."""
     keys = {
-        ledger_key("outbound", "ab", "c"),
-        ledger_key("outbound", "a", "bc"),
-        ledger_key("outbounda", "b", "c"),
-        ledger_key("outbound", 'ab","c', ""),
+        key_of("outbound", "ab", "c"),
+        key_of("outbound", "a", "bc"),
+        key_of("outbounda", "b", "c"),
+        key_of("outbound", 'ab","c', ""),
     }
     assert len(keys) == 4
 

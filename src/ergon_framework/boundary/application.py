@@ -269,11 +269,13 @@ class NodeApplication:
             demand(permit.may_use_bucket(bucket), permit, f"use the bucket {bucket}", bucket=bucket)
 
     async def _append_facts(self, exchange: Exchange) -> None:
+        began = perf_counter()
         permit = self.permitted(exchange.caller, "AppendFacts")
         results = await self.in_thread(
             lambda: self._append_batch(permit, exchange.caller, exchange.body)
         )
         exchange.reply(200, json.dumps({"results": results}).encode())
+        self.zone.telling.append_seconds.add(perf_counter() - began, len(results))
 
     def _append_batch(self, permit: Permit, caller: Caller, body: bytes) -> list[dict[str, Any]]:
         zone = self.zone

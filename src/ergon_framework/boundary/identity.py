@@ -49,11 +49,6 @@ def identity_digest(envelope: Envelope, fact: Fact, canonical_object: bytes) -> 
     ).digest()
 
 
-def ledger_key(log: str, from_zone: str, message_id: str) -> bytes:
-    """Under what a ledger remembers an id, 16 bytes; an array keeps its parts apart."""
-    return sha256(_encode(("ergon.ledger.1", log, from_zone, message_id))).digest()[:16]
-
-
 def spelled(digest: bytes) -> str:
     """A digest as it travels."""
     return f"sha256:{digest.hex()}"

@@ -75,7 +75,7 @@ def gap_shape(gap: Gap) -> dict[str, Any]:
 
 def consumer_shape(info: ConsumerInfo, now: float) -> dict[str, Any]:
     """A consumer."""
-    is_held = info.holder is not None and info.held_until > now
+    is_held = info.is_held(now)
     return {
         "consumer_name": info.name,
         "log": info.log,

@@ -169,6 +169,14 @@ class ConsumerInfo:
     """When the oldest of them was recorded."""
     created_at: float = 0.0
 
+    def is_held(self, now: float) -> bool:
+        """Whether somebody holds the name."""
+        return self.holder is not None and self.held_until > now
+
+    def is_overlong(self, now: float) -> bool:
+        """Whether the lease ends later than it can: the clock has gone back since."""
+        return self.held_until > now + self.lease + 1.0
+
 
 @dataclass(slots=True)
 class Serving:

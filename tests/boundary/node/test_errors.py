@@ -467,11 +467,10 @@ def test_a_node_that_stops(tmp_path: Path) -> None:
         other.request("GET", "/healthz")
         other.getresponse().read()
         with socket.create_connection(("127.0.0.1", node.port), timeout=PATIENCE) as slow:
-            slow.sendall(
-                b"PUT /v1/objects/files/slow HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab"
-            )
-            other.request("GET", "/healthz")  # when it is answered, the upload has begun
-            other.getresponse().read()
+            start = b"PUT /v1/objects/files/slow HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n"
+            slow.sendall(start + b"Expect: 100-continue\r\n\r\n")
+            assert b"100 Continue" in slow.recv(4096)  # now the upload has begun
+            slow.sendall(b"ab")
             os.kill(node.pid, signal.SIGTERM)
             answer = _last_answer(other)
             assert answer in {None, (503, "unavailable")}

@@ -76,6 +76,8 @@ class MemoryDesk(Steps):
         with self._step() as state:
             now = self._clock()
             one = state.consumer(name)
+            if one.is_overlong(now):
+                one.held_until = now + one.lease
             refuse_others(one, holder, now)
             page = _released(state, one, limit, max_bytes)
             is_released = page is not None

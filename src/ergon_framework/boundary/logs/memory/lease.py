@@ -8,7 +8,7 @@ from ergon_framework.ports.factstore import ConsumerInfo
 
 def refuse_others(one: ConsumerInfo, holder: str | None, now: float) -> None:
     """Refuse whoever wants to begin while another one holds the name."""
-    if one.holder != holder and one.held_until > now:
+    if one.holder != holder and one.is_held(now):
         raise ConsumerHeldError(
             f"consumer {one.name!r} is held by {one.holder!r}",
             remedy="wait until it lets go, or let each process have a name of its own",

@@ -57,7 +57,7 @@ def with_lag(cursor: sqlite3.Cursor, info: ConsumerInfo, log: LogRow) -> Consume
 
 def refuse_held(info: ConsumerInfo, holder: str | None, now: float) -> None:
     """Only who holds a leased name may use it."""
-    if info.holder is None or info.holder == holder or info.held_until <= now:
+    if info.holder == holder or not info.is_held(now):
         return
     raise ConsumerHeldError(
         f"the consumer {info.name!r} is in use by {info.holder!r}",

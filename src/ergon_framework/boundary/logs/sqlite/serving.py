@@ -87,8 +87,20 @@ class SqliteServing(SqliteDesk):
 
     def _offer(self, name: str, limit: int, max_bytes: int, holder: str | None) -> _Offer:
         offer = self._read(lambda cursor: _offer(cursor, name, limit, max_bytes))
-        refuse_held(offer.info, holder, self._clock())
+        now, info = self._clock(), offer.info
+        if info.is_overlong(now):
+            info.held_until = now + info.lease
+            self._shorten(name, info.held_until)
+        refuse_held(info, holder, now)
         return offer
+
+    def _shorten(self, name: str, until: float) -> None:
+        """End a lease that the clock made too long."""
+
+        def work(cursor: sqlite3.Cursor) -> None:
+            cursor.execute(_SQL["shorten"], (until, name, until))
+
+        self._write(work, "desk", is_synced=False)
 
     def _pass(self, offer: _Offer, holder: str | None) -> None:
         """Set the corrupted fact after the cursor aside, unless somebody was faster."""

@@ -85,6 +85,16 @@ def confirming_renews(s: Subject) -> None:
 
 
 @check()
+def lease_outlives_no_clock(s: Subject) -> None:
+    """A clock that goes back does not make a lease last for hours."""
+    _leased(s)
+    s.clock.forward(-10_000.0)
+    _held(s, lambda: s.serve(holder="two"))
+    s.clock.forward(LEASE + 2.0)
+    s.serve(holder="two")
+
+
+@check()
 def lease_expires(s: Subject) -> None:
     """A holder that does not come back loses the name when its lease ends, not before."""
     _leased(s)

@@ -24,6 +24,9 @@ WHERE name = ?;
 -- renew: the holder shows that it is alive
 UPDATE ergon_boundary_consumers SET held_until = ? + lease WHERE name = ? AND holder = ?;
 
+-- shorten: a lease that a clock made too long
+UPDATE ergon_boundary_consumers SET held_until = ? WHERE name = ? AND held_until > ?;
+
 -- move: the cursor moves on, and what follows it has not been given out
 UPDATE ergon_boundary_consumers
 SET cursor = ?2, deliveries = 0, served = max(served, ?2) WHERE name = ?1;

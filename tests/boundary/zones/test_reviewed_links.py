@@ -1,0 +1,364 @@
+"""Links: what reviewers found once, and what must not come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.boundary.application import NodeApplication
+from ergon_framework.boundary.inprocess import InProcessTransport
+from ergon_framework.boundary.keeping import keep_house
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.policy import Policy
+from ergon_framework.boundary.puller import Puller
+from ergon_framework.boundary.settings import DAY, ZoneSettings
+from ergon_framework.boundary.transport import AsyncObjectStream
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
+from ergon_framework.testing import VirtualClock
+from tests.boundary.zones.links import FaultyLink
+from tests.boundary.zones.test_puller import Bench, on_bench
+
+pytestmark = pytest.mark.req("BOUNDARY:zones")
+
+
+def message(name: str, content: Any = 0, from_zone: str = "a", to_zone: str = "b") -> Any:
+    """An envelope and a fact."""
+    envelope = {
+        "message_id": name,
+        "from_zone": from_zone,
+        "to_zone": to_zone,
+        "produced_at_unix_ms": 1,
+    }
+    return envelope, {"subject": "order:1", "predicate": "created", "object_json": content}
+
+
+def delivered(offset: int, content: Any = 0) -> dict[str, Any]:
+    """A fact as a page carries it."""
+    envelope, fact = message(f"order:{offset}", content)
+    return {
+        "offset": offset,
+        "previous_offset": offset - 1,
+        "envelope": envelope,
+        "fact": fact,
+    }
+
+
+def page(*facts: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What a peer answers to a fetch."""
+    last = facts[-1]["offset"] if facts else 0
+    told = {"head_offset": last, "through_offset": last, "cursor": 0, "epoch": "x"}
+    return {"facts": list(facts), **told, **more}
+
+
+class Speaker:
+    """A peer that answers each fetch with the next page, and no confirmation ever."""
+
+    def __init__(self, *pages: dict[str, Any]) -> None:
+        self.pages = list(pages)
+
+    async def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        if method.endswith("FetchFacts") and self.pages:
+            return json.dumps(self.pages.pop(0)).encode()
+        raise NodeUnavailableError("cut", reason="connection_lost")
+
+    async def get_object(self, *_name: str, **_options: Any) -> AsyncObjectStream:
+        raise NodeUnavailableError("cut", reason="connection_lost")
+
+    async def put_object(self, *_name: Any, **_options: Any) -> bytes:
+        raise NotImplementedError
+
+    head_object = close = put_object  # type: ignore[assignment]
+
+
+def listening(zone: Zone, peer: str, transport: Any) -> Puller:
+    """A puller of a zone, which does everything where it stands."""
+    sink = NodeApplication(zone, Policy.open, threads=0)
+    return Puller(
+        zone, peer, transport, in_thread=sink.in_thread, policy=Policy.open, dice=lambda: 0.5
+    )
+
+
+def held(zone: Zone, log: str = "inbound:a") -> list[str]:
+    """The ids in a log."""
+    return [fact.message_id for fact in zone.store.page(log, 0, 99, 1 << 20).facts]
+
+
+def in_memory(name: str) -> Zone:
+    """A zone that leaves nothing behind."""
+    return Zone(name, MemoryFactStore(name), MemoryObjectStore())
+
+
+# ---- a sender that changed ----
+
+
+@pytest.mark.parametrize("others", [1, 3, 5])
+def test_an_older_copy_whose_cursor_lags_is_noticed(others: int, tmp_path: Path) -> None:
+    """Files put back from a copy bear the same epoch: new facts at old offsets are not passed."""
+    live, copy = tmp_path / "a", tmp_path / "copy"
+    settings = ZoneSettings(data=str(live))
+
+    async def pulled(receiver: Zone, *ids: str, turns: int = 3) -> None:
+        with Zone.open("a", settings) as sender:
+            for each in ids:
+                sender.append(*message(each))
+            source = NodeApplication(sender, Policy.open, threads=0)
+            puller = listening(receiver, "a", InProcessTransport(source))
+            for _ in range(turns):
+                await puller.turn()
+            await source.close()
+
+    async def whole() -> None:
+        with in_memory("b") as receiver:
+            await pulled(receiver, "order:0", "order:1", "order:2")
+            shutil.copytree(live, copy)
+            await pulled(receiver, "order:3", "order:4", "order:5")
+            before = held(receiver)
+            shutil.rmtree(live)
+            shutil.copytree(copy, live)
+            new = [f"other:{number}" for number in range(others)]
+            with pytest.raises(BoundaryError, match="went back in time") as caught:
+                await pulled(receiver, *new)
+            assert caught.value.reason == "epoch_changed"
+            assert held(receiver) == before == [f"order:{number}" for number in range(6)]
+
+    VirtualClock().run(whole())
+
+
+@on_bench
+async def test_a_peer_that_comes_after_retention(bench: Bench) -> None:
+    """A new peer is told what was dropped before it came, once, and gets all the rest."""
+    for number in range(4):
+        bench.append(f"order:{number}")
+    bench.a.store.create_consumer("audit", "outbound")
+    bench.a.store.serve("audit", 9, 1 << 20)
+    bench.a.store.confirm("audit", 2)
+    assert bench.a.store.truncate("outbound", 2) == 2
+    for _ in range(5):
+        await bench.puller.turn()
+    assert bench.inbound() == ["order:2", "order:3"]
+    (item,) = bench.b.store.quarantine("pull:a")
+    assert (item.reason, item.offset) == ("gap", 1)
+    assert "1 to 2" in item.message
+    assert "quarantine" in bench.alerts()
+    assert bench.a.store.consumer("zone:b").cursor == 4
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_gap_is_recorded_once(is_heard: bool, tmp_path: Path) -> None:
+    """A peer may tell of the same loss each time, whether or not it hears our confirmations."""
+    gaps = [{"first_offset": 1, "last_offset": 5, "reason": "retention"}]
+    facts = [delivered(6), delivered(7), delivered(8)]
+    speaker = Speaker(
+        page(facts[0], gaps=gaps),
+        page(*facts[1:2], gaps=gaps, cursor=6 if is_heard else 0),
+        page(*facts[2:3], gaps=gaps, cursor=7 if is_heard else 0),
+    )
+
+    async def whole() -> None:
+        with Zone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
+            puller = listening(zone, "a", speaker)
+            for _ in range(3):
+                with pytest.raises(NodeUnavailableError):
+                    await puller.turn()
+            assert not speaker.pages
+            assert [item.offset for item in zone.store.quarantine("pull:a", None)] == [1]
+
+    VirtualClock().run(whole())
+
+
+@on_bench
+async def test_a_wrongly_named_peer_is_refused(bench: Bench) -> None:
+    """Without certificates, too, nothing is filed under the name of another zone."""
+    bench.append("order:1")
+    puller = listening(bench.b, "c", bench.link)
+    with pytest.raises(NotPermittedError, match="the peer called c is zone 'a'") as caught:
+        await puller.turn()
+    assert caught.value.reason == "zone_mismatch"
+    assert held(bench.b, "inbound:c") == []
+    assert bench.b.store.link("c").epoch is None
+
+
+@pytest.mark.parametrize("names", [("Plant A", "Plant B"), ("Werk Köln", "大阪 2")])
+def test_any_zone_name_can_pull(names: tuple[str, str]) -> None:
+    """Spaces and letters of any script are as good as others, also in a consumer's name."""
+    sender, receiver = names
+
+    async def whole() -> None:
+        with in_memory(sender) as a, in_memory(receiver) as b:
+            a.append(*message("order:1", from_zone=sender, to_zone=receiver))
+            source = NodeApplication(a, Policy.open, threads=0)
+            await listening(b, sender, InProcessTransport(source)).turn()
+            assert held(b, f"inbound:{sender}") == ["order:1"]
+            assert a.store.consumer(f"zone:{receiver}").cursor == 1
+
+    VirtualClock().run(whole())
+
+
+# ---- what a peer may answer ----
+
+
+def deep(depth: int) -> Any:
+    """Objects in objects."""
+    content: Any = 0
+    for _ in range(depth):
+        content = {"a": content}
+    return content
+
+
+ODD = {
+    "a chain that is no hex": page(delivered(1), through_chain="zz"),
+    "a huge head": page(head_offset=1 << 64, through_offset=1 << 64),
+    "a huge offset": page({**delivered(1), "offset": 1 << 70}, through_offset=1 << 70),
+    "a huge gap": page(
+        delivered(1), gaps=[{"first_offset": 1 << 70, "last_offset": 1 << 70, "reason": "x"}]
+    ),
+    "a lone surrogate": page(delivered(1), epoch="\ud800"),
+    "no object": {"facts": 7},
+    "a negative offset": page({**delivered(1), "offset": -5}),
+}
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_an_odd_answer_does_not_end_the_link(odd: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever a peer says once, the link asks again; its good answer is taken."""
+
+    async def whole() -> None:
+        with Zone.open("b", ZoneSettings(data=str(tmp_path))) as zone:
+            speaker = Speaker(odd)
+            puller = listening(zone, "a", speaker)
+            running = asyncio.create_task(puller.run())
+            await asyncio.sleep(60)
+            assert not running.done()
+            assert not speaker.pages
+            zone.store.accept_epoch("a", None)
+            speaker.pages = [page(delivered(1), delivered(2), epoch="good")] * 9
+            await asyncio.sleep(60)
+            assert not running.done()
+            assert held(zone)[-1] == "order:2"
+            running.cancel()
+
+    VirtualClock().run(whole())
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_a_fact_that_is_too_deep_is_set_aside() -> None:
+    """Content that no zone takes passes into quarantine, and those behind it arrive."""
+    speaker = Speaker(page(delivered(1, deep(500)), delivered(2)))
+
+    async def whole() -> None:
+        with in_memory("b") as zone:
+            with pytest.raises(NodeUnavailableError):  # the confirmation, which comes last
+                await listening(zone, "a", speaker).turn()
+            assert held(zone) == ["order:2"]
+            assert [item.offset for item in zone.store.quarantine("pull:a")] == [1]
+
+    VirtualClock().run(whole())
+
+
+# ---- seals and releases ----
+
+
+@on_bench
+async def test_a_seal_during_a_waiting_fetch_lets_nothing_in(bench: Bench) -> None:
+    """A fetch that waits at the peer when the link is sealed brings its page for nothing."""
+    await bench.puller.turn()  # caught up: the next fetch waits for facts
+    turning = asyncio.create_task(bench.puller.turn())
+    await asyncio.sleep(0.5)
+    bench.b.store.seal("a", "incident")
+    bench.append("order:1")
+    await turning
+    assert bench.link.calls[-1].endswith("FetchFacts")
+    assert bench.inbound() == []
+    assert bench.a.store.consumer("zone:b").cursor == 0
+    bench.b.store.open("a")
+    await bench.puller.turn()
+    assert bench.inbound() == ["order:1"]
+
+
+@on_bench
+async def test_an_opening_is_noticed_without_a_wake(bench: Bench) -> None:
+    """An operator's call that comes between the look and the wait wakes nobody, and still works."""
+    bench.b.store.seal("a", "maintenance")
+    bench.append("order:1")
+    running = asyncio.create_task(bench.puller.run())
+    await asyncio.sleep(0.5)
+    bench.b.store.open("a")
+    await asyncio.sleep(5)
+    assert bench.inbound() == ["order:1"]
+    running.cancel()
+
+
+@on_bench
+async def test_a_released_fact_that_still_conflicts_goes_back(bench: Bench) -> None:
+    """It is not settled as if it had been taken in; an operator sees it again."""
+    bench.append("order:1", "first")
+    await bench.puller.turn()
+    bench.a.store = MemoryFactStore("a", clock=lambda: bench.now)
+    bench.link.inner = InProcessTransport(NodeApplication(bench.a, Policy.open, threads=0))
+    bench.append("order:1", "second")
+    bench.b.store.accept_epoch("a", None)
+    await bench.puller.turn()
+    (item,) = bench.b.store.quarantine("pull:a")
+    bench.b.store.settle(item.id, "released")
+    await bench.puller.turn()
+    (again,) = bench.b.store.quarantine("pull:a", None)
+    assert (again.id, again.state, again.reason) == (item.id, "quarantined", item.reason)
+    assert bench.inbound() == ["order:1"]
+    assert "quarantine" in bench.alerts()
+
+
+# ---- garbage ----
+
+
+class Housekeeper(FaultyLink):
+    """A link on which the receiver's house is kept while the artifact ``slow`` is on its way."""
+
+    def __init__(self, inner: InProcessTransport, bench: Bench) -> None:
+        super().__init__(inner)
+        self.bench = bench
+        self.is_failing = True
+        self.rounds: list[int] = []
+
+    async def get_object(
+        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+    ) -> AsyncObjectStream:
+        if key == "slow":
+            if self.is_failing:
+                raise NodeUnavailableError("cut", reason="connection_lost")
+            self.bench.now += 2 * DAY
+            self.rounds.append(keep_house(self.bench.b, is_thorough=True).objects)
+        return await super().get_object(bucket, key, start=start, digest=digest)
+
+
+@pytest.mark.req("P15", "BOUNDARY:objects")
+@on_bench
+async def test_what_a_pull_has_fetched_is_not_garbage(bench: Bench) -> None:
+    """One artifact came days before the other: a round in between takes neither of them."""
+    named = {key: bench.a.put("files", key, key.encode() * 100) for key in ("quick", "slow")}
+    parts = [
+        {"bucket": "files", "key": key, "digest": put.digest, "size": put.size}
+        for key, put in named.items()
+    ]
+    bench.append("order:1", {"attachments": parts})
+    link = Housekeeper(InProcessTransport(bench.source), bench)
+    puller = listening(bench.b, "a", link)
+    with pytest.raises(NodeUnavailableError):
+        await puller.turn()
+    assert bench.b.store.object("files", "quick") is not None
+    bench.now += 2 * DAY  # the link is down, and what came is an orphan past its grace
+    link.is_failing = False
+    await puller.turn()
+    assert link.rounds == [0]
+    assert bench.inbound() == ["order:1"]
+    for put in named.values():
+        stored = bench.b.found("files", put.key)
+        assert stored.is_referenced
+        assert bench.b.objects.stat(stored.digest) is not None
