@@ -11,11 +11,10 @@ import json
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from ergon_framework.boundary import contract, requests
-from ergon_framework.boundary.edge import Admission, parse_append, parse_batch
+from ergon_framework.boundary.append_routes import AppendRoutes
 from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.http.refusals import Refusal
 from ergon_framework.boundary.metrics import metrics
@@ -39,11 +38,9 @@ from ergon_framework.errors import (
     NotPermittedError,
     StoreError,
 )
-from ergon_framework.ports.factstore import OUTBOUND, Outcome, Serving
+from ergon_framework.ports.factstore import Serving
 
 T = TypeVar("T")
-Pending: TypeAlias = tuple[Exchange, Admission, float]
-"""An append on its way to disk, and when it came."""
 
 APPEND, APPENDS, FETCH = f"/{CORE}/AppendFact", f"/{ADMIN}/AppendFacts", f"/{CORE}/FetchFacts"
 LOOKING = 1.0
@@ -73,7 +70,7 @@ class NodeApplication:
             ThreadPoolExecutor(threads, thread_name_prefix="ergon-boundary") if threads else None
         )
         self._objects = ObjectRoutes(zone, self.in_thread, self.permitted)
-        self._gathered: list[Pending] = []
+        self._appends = AppendRoutes(zone, self.in_thread, self.permitted, self.denied)
         self._waiting: list[asyncio.Future[None]] = []
         self._epoch = zone.store.info().epoch
         zone.store.subscribe(self._news)
@@ -97,7 +94,7 @@ class NodeApplication:
     def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Answer, now or later."""
         if exchange.path == APPEND and exchange.method == "POST":
-            work = self._append(exchange)
+            work = self._appends.append(exchange)
         else:
             work = self._begun(exchange)
         return None if work is None else self._guarded(work)
@@ -120,7 +117,7 @@ class NodeApplication:
         if path == FETCH:
             return self._fetch(exchange)
         if path == APPENDS:
-            return self._append_facts(exchange)
+            return self._appends.append_all(exchange)
         operation = OPERATIONS.get(path[1:])
         if operation is None:
             raise _no_such(exchange)
@@ -132,7 +129,7 @@ class NodeApplication:
         if permit is None:
             code = "permission_denied" if caller.identity else "unauthenticated"
             self.zone.telling.count("denied", code)
-            self._denied(caller, operation)
+            self.denied(caller, operation)
             raise NotPermittedError(
                 f"the policy of zone {self.zone.name} does not know"
                 f" {caller.identity or 'anonymous callers'}",
@@ -142,7 +139,7 @@ class NodeApplication:
             )
         if not permit.allows_operation(operation):
             self.zone.telling.count("denied", "operation")
-            self._denied(caller, operation)
+            self.denied(caller, operation)
             demand(False, permit, f"call {operation}", operation=operation)
         return permit
 
@@ -157,7 +154,8 @@ class NodeApplication:
             await asyncio.wait([running])  # what it works on may be closed next
             raise
 
-    def _denied(self, caller: Caller, operation: str) -> None:
+    def denied(self, caller: Caller, operation: str) -> None:
+        """Tell who was refused what."""
         self.zone.telling.warn(
             "call.denied",
             f"{caller.identity or 'an anonymous caller'} at {caller.address} may not {operation}",
@@ -165,140 +163,6 @@ class NodeApplication:
             operation=operation,
             address=caller.address,
         )
-
-    # ---- appends ----
-
-    def _append(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
-        began = perf_counter()
-        zone = self.zone
-        zone.telling.count("appends")
-        permit = self.permitted(exchange.caller, "AppendFact")
-        try:
-            admission = zone.admit(*parse_append(exchange.body, zone.settings.limits))
-            if not permit.is_free:
-                self._check_zones(permit, exchange.caller, admission)
-        except BoundaryError as error:
-            zone.refused(error)
-            raise
-        new = zone.prepared(admission)
-        if new.references:
-            return self._append_founded(exchange, admission, began)
-        self._gathered.append((exchange, admission, began))
-        if len(self._gathered) == 1:
-            self._loop.call_soon(self._submit)
-        return None
-
-    def _submit(self) -> None:
-        """What the sockets brought in one turn of the loop goes to the writer together."""
-        gathered, self._gathered = self._gathered, []
-        facts = [admission.new_fact for _exchange, admission, _began in gathered]
-        done = partial(self._appended, gathered)
-        try:
-            self.zone.store.append_soon(OUTBOUND, facts, done, capacity=self.zone.capacity)
-        except StoreError as error:
-            self._answer(gathered, error)
-
-    async def _append_founded(self, exchange: Exchange, admission: Admission, began: float) -> None:
-        """An append whose artifacts must be on disk, where they have to be looked for first."""
-        zone, loop = self.zone, self._loop
-        new = admission.new_fact
-        try:
-            await self.in_thread(lambda: zone.check_bytes(new))
-        except BoundaryError as error:
-            zone.refused(error, new)
-            raise
-        told: asyncio.Future[list[Outcome] | BaseException] = loop.create_future()
-        zone.store.append_soon(
-            OUTBOUND,
-            [new],
-            lambda outcomes: _crossed(loop, told, outcomes),
-            capacity=zone.capacity,
-        )
-        outcomes = await told
-        self._reply(exchange, admission, outcomes[0] if isinstance(outcomes, list) else outcomes)
-        zone.telling.append_seconds.add(perf_counter() - began)
-
-    def _appended(self, gathered: list[Pending], told: list[Outcome] | BaseException) -> None:
-        """In the writer's thread, once per group."""
-        self._loop.call_soon_threadsafe(self._answer, gathered, told)
-
-    def _answer(self, gathered: list[Pending], told: list[Outcome] | BaseException) -> None:
-        outcomes = told if isinstance(told, list) else [told] * len(gathered)
-        now, seen = perf_counter(), self.zone.telling.append_seconds
-        for (exchange, admission, began), outcome in zip(gathered, outcomes, strict=True):
-            self._reply(exchange, admission, outcome)
-            seen.add(now - began)
-
-    def _reply(
-        self, exchange: Exchange, admission: Admission, told: Outcome | BaseException
-    ) -> None:
-        if isinstance(told, BaseException):
-            error = self.zone.failed(told) if isinstance(told, StoreError) else told
-            exchange.fail(error)
-            return
-        answer = self.zone.answered(admission, told)
-        if isinstance(answer, BoundaryError):
-            exchange.fail(answer)
-            return
-        duplicate = b"true" if answer.duplicate else b"false"
-        exchange.reply(
-            200,
-            b'{"offset":%d,"duplicate":%b,"digest":"%b"}'
-            % (answer.offset, duplicate, answer.digest.encode()),
-        )
-
-    def _check_zones(self, permit: Permit, caller: Caller, admission: Admission) -> None:
-        fact = admission.new_fact
-        is_allowed = permit.may_assert(fact.from_zone)
-        if not is_allowed or not permit.may_target(fact.to_zone):
-            self.zone.telling.count("denied", "zone")
-            self._denied(caller, "AppendFact")
-        demand(
-            is_allowed,
-            permit,
-            f"speak for zone {fact.from_zone!r}",
-            field="envelope.from_zone",
-        )
-        demand(
-            permit.may_target(fact.to_zone),
-            permit,
-            f"address zone {fact.to_zone!r}",
-            field="envelope.to_zone",
-        )
-        for bucket in {each.bucket for each in fact.references}:
-            demand(permit.may_use_bucket(bucket), permit, f"use the bucket {bucket}", bucket=bucket)
-
-    async def _append_facts(self, exchange: Exchange) -> None:
-        began = perf_counter()
-        permit = self.permitted(exchange.caller, "AppendFacts")
-        results = await self.in_thread(
-            lambda: self._append_batch(permit, exchange.caller, exchange.body)
-        )
-        exchange.reply(200, json.dumps({"results": results}).encode())
-        self.zone.telling.append_seconds.add(perf_counter() - began, len(results))
-
-    def _append_batch(self, permit: Permit, caller: Caller, body: bytes) -> list[dict[str, Any]]:
-        zone = self.zone
-        items = parse_batch(body, zone.settings.limits)
-        zone.telling.count("appends", times=len(items))
-        admissions: list[Admission | BoundaryError] = []
-        for item in items:
-            try:
-                if isinstance(item, BoundaryError):
-                    raise item
-                admission = zone.admit(*item)
-                self._check_zones(permit, caller, admission)
-                zone.check_bytes(zone.prepared(admission))
-                admissions.append(admission)
-            except BoundaryError as error:
-                zone.refused(error)
-                admissions.append(error)
-        return [
-            {"error": told.to_dict()}
-            if isinstance(told, BoundaryError)
-            else {"offset": told.offset, "duplicate": told.duplicate, "digest": told.digest}
-            for told in zone.append_all(admissions)
-        ]
 
     # ---- fetches ----
 
@@ -388,11 +252,6 @@ class NodeApplication:
         self.permitted(exchange.caller, "GetMetrics")
         text = await self.in_thread(lambda: metrics(self.zone))
         exchange.reply(200, text.encode(), content_type=_TEXT)
-
-
-def _crossed(loop: asyncio.AbstractEventLoop, to: asyncio.Future[T], value: T) -> None:
-    """Hand a value over from another thread."""
-    loop.call_soon_threadsafe(lambda: None if to.done() else to.set_result(value))
 
 
 def _no_such(exchange: Exchange) -> BoundaryError:

@@ -78,8 +78,14 @@ def _histogram(name: str, text: str, seen: Histogram) -> Iterator[str]:
 
 
 def _levels(zone: Zone) -> Iterator[str]:
-    store, now = zone.store, zone.clock()
-    logs, consumers, gaps = store.logs(), store.consumers(), store.gaps()
+    yield from _log_levels(zone)
+    yield from _consumer_levels(zone)
+    yield from _link_levels(zone)
+    yield from _zone_levels(zone)
+
+
+def _log_levels(zone: Zone) -> Iterator[str]:
+    logs = zone.store.logs()
     by_log = [(f'{{log="{_escaped(log.name)}"}}', log) for log in logs]
     yield from _family(
         "bsfg_head_offset", "gauge", "The highest offset.", [(k, v.head) for k, v in by_log]
@@ -89,7 +95,13 @@ def _levels(zone: Zone) -> Iterator[str]:
     if capacity:
         fill = [("", round(100 * log.size / capacity, 2)) for log in logs if log.name == OUTBOUND]
         yield from _family("bsfg_store_buffer_fill_percent", "gauge", "Of the capacity.", fill)
-    named = [(f'{{consumer="{_escaped(info.name)}"}}', info) for info in consumers]
+    ledger = sum(log.head for log in logs)
+    yield from _family("bsfg_ledger_rows", "gauge", "Ids remembered.", [("", ledger)])
+
+
+def _consumer_levels(zone: Zone) -> Iterator[str]:
+    now = zone.clock()
+    named = [(f'{{consumer="{_escaped(info.name)}"}}', info) for info in zone.store.consumers()]
     yield from _family(
         "bsfg_frontier_offset", "gauge", "Confirmed up to.", [(k, v.cursor) for k, v in named]
     )
@@ -100,25 +112,29 @@ def _levels(zone: Zone) -> Iterator[str]:
     yield from _family(
         "bsfg_oldest_unconfirmed_seconds", "gauge", "Age of the oldest one waiting.", waits
     )
-    peers = [
-        (f'{{peer="{_escaped(str(k))}"}}', v.get("lag_seconds", 0.0)) for k, v in zone.gates.items()
-    ]
+
+
+def _link_levels(zone: Zone) -> Iterator[str]:
+    links = [(f'peer="{_escaped(peer)}"', link) for peer, link in zone.gates.items()]
+    lags = [(f"{{{label}}}", link.get("lag_seconds", 0.0)) for label, link in links]
     yield from _family(
-        "bsfg_replication_lag_seconds", "gauge", "How far behind the peer's log we are.", peers
+        "bsfg_replication_lag_seconds", "gauge", "How far behind the peer's log we are.", lags
     )
-    highest = [
-        (f'{{peer="{_escaped(str(k))}"}}', v.get("lag_high", 0.0)) for k, v in zone.gates.items()
-    ]
+    highest = [(f"{{{label}}}", link.get("lag_high", 0.0)) for label, link in links]
     yield from _family(
         "bsfg_replication_lag_high_watermark", "gauge", "The highest such lag so far.", highest
     )
     modes = [
-        (f'{{peer="{_escaped(str(k))}",mode="{mode}"}}', int(v.get("mode") == mode))
-        for k, v in zone.gates.items()
+        (f'{{{label},mode="{mode}"}}', int(link.get("mode") == mode))
+        for label, link in links
         for mode in Mode
     ]
     yield from _family("bsfg_gate_mode", "gauge", "1 for the mode of the link.", modes)
-    lost = sum(gap.last - gap.first + 1 for gap in gaps)
+
+
+def _zone_levels(zone: Zone) -> Iterator[str]:
+    store = zone.store
+    lost = sum(gap.last - gap.first + 1 for gap in store.gaps())
     yield from _family("bsfg_lost_facts_total", "counter", "Given up on purpose.", [("", lost)])
     yield from _family(
         "bsfg_quarantine_items", "gauge", "Facts set aside.", [("", len(store.quarantine()))]
@@ -126,10 +142,8 @@ def _levels(zone: Zone) -> Iterator[str]:
     objects, size = store.object_totals()
     yield from _family("bsfg_artifacts", "gauge", "Names of objects.", [("", objects)])
     yield from _family("bsfg_artifact_bytes", "gauge", "What they stand for.", [("", size)])
-    ledger = sum(log.head for log in logs)
-    yield from _family("bsfg_ledger_rows", "gauge", "Ids remembered.", [("", ledger)])
     if zone.certificate_expiry is not None:
-        left = round(zone.certificate_expiry - now)
+        left = round(zone.certificate_expiry - zone.clock())
         yield from _family("bsfg_cert_expiry_seconds", "gauge", "Until it ends.", [("", left)])
 
 
