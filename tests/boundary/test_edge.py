@@ -288,7 +288,7 @@ def test_a_lengthy_spelling_is_refused_before_it_is_read(name: str) -> None:
     if name not in ENVELOPE:
         del envelope["produced_at_unix_ms"]
     body = json.dumps({"envelope": envelope, "fact": {**FACT, "object_json": "@"}}).encode()
-    body = body.replace(b'"@"', b"[" + b" " * 500_000 + b"]")
+    body = body.replace(b'"@"', b"[" + b" " * 700_000 + b"]")
     assert by_body(body).new_fact.fact.endswith(b"[]}")
     error = refused(by_body, body, limits=LimitSettings(fact_bytes=100_000))
     assert (error.details["field"], error.reason) == ("fact.object_json", "too_large")

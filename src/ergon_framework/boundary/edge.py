@@ -31,7 +31,7 @@ Message: TypeAlias = tuple[Envelope, Fact]
 T = TypeVar("T")
 
 _DAY_MS = 86_400_000
-_LENGTHY = 4
+_LENGTHY = 6
 """How many times longer than the longest canonical form an object may be spelled."""
 _ENVELOPE_BYTES = 64 * 1024
 """More than an envelope with all its labels takes."""

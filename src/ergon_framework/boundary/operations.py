@@ -139,7 +139,8 @@ def create_consumer(zone: Zone, permit: Permit, asked: requests.CreateConsumer) 
 def list_consumers(zone: Zone, permit: Permit, asked: requests.Nothing) -> dict[str, Any]:
     """Every consumer with its cursor and its backlog."""
     now = zone.clock()
-    return {"consumers": [consumer_shape(info, now) for info in zone.store.consumers()]}
+    seen = [info for info in zone.store.consumers() if permit.may_consume(info.name)]
+    return {"consumers": [consumer_shape(info, now) for info in seen]}
 
 
 @operation(ADMIN, requests.ConsumerOnly)

@@ -253,7 +253,8 @@ class Puller:
         items = await self._in_thread(lambda: self.zone.store.quarantine(name, "released"))
         for item in items:
             try:
-                await self._artifacts.take_back(item)
+                with self.zone.blobs.pulling():
+                    await self._artifacts.take_back(item)
             except BoundaryError as error:  # it stays released, and the link goes on without it
                 self.zone.telling.tell("link.failed", peer=self.peer, error=error, delay=0.0)
 

@@ -109,7 +109,7 @@ SCHEDULE = RetryRule(
     attempts=4,
     backoff=Backoff(base=0.1, factor=2.0, free=1),
     on=RETRIED,
-    max_retry_after=5.0,
+    max_retry_after=1.0,
 )
 """Again at once, then after 100 and after 200 ms; then the last error is raised."""
 

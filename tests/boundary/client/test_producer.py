@@ -106,7 +106,7 @@ def test_asked_to_wait(colour: Colour) -> None:
     never = BufferFullError("full", retry_after=86_400.0)
     transport = ScriptedTransport(VirtualClock(), [full, never, OK])
     produce(colour, transport, lambda p: p.append_fact(ENVELOPE, FACT))
-    assert transport.times == [0.0, 2.5, 7.5]
+    assert transport.times == [0.0, 1.0, 2.0]
 
 
 @BOTH

@@ -74,7 +74,7 @@ class Speaker:
     async def put_object(self, *_name: Any, **_options: Any) -> bytes:
         raise NotImplementedError
 
-    head_object = close = put_object  # type: ignore[assignment]
+    head_object = close = put_object
 
 
 def listening(zone: Zone, peer: str, transport: Any) -> Puller:

@@ -61,6 +61,8 @@ def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> Bou
         code = CODE_OF_STATUS.get(status, "unimplemented" if status in {404, 405} else "unknown")
         shape = {"code": code, "message": f"the answer has the HTTP status {status} and no reason"}
     error = error_of_shape(shape)
+    if status < 500 and error.code in OF_NODE:
+        error.is_retryable = False  # a redirection, say: no node stumbled
     if error.retry_after is None:
         error.retry_after = _seconds(headers.get("retry-after"))
     return error
