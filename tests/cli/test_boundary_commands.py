@@ -250,7 +250,7 @@ def test_consumers(desk: Desk) -> None:
         (["delete", "nobody"], "there is no consumer 'nobody'"),
         (["seek", "nobody", "0"], "there is no consumer 'nobody'"),
         (["create", "erp", "--log", "elsewhere"], "there is no log 'elsewhere'"),
-        (["create", "a b"], "consumer_name must have"),
+        (["create", "a\tb"], "consumer_name must have"),
     ],
 )
 def test_consumers_that_cannot_be(desk: Desk, arguments: list[str], told: str) -> None:

@@ -122,14 +122,20 @@ def test_get_refuses(desk: Desk) -> None:
 
 @pytest.mark.req("C7")
 def test_get_notices_a_damaged_object(desk: Desk) -> None:
-    """A byte that changed on the node's disk is no success, and the file is not made."""
+    """A byte that changed on the node's disk is no success, and the file is not made.
+
+    The answer breaks off before its end; from then on the node knows, and says so.
+    """
     desk.ask("put", "batch-files", "k", "report.pdf")
     (blob,) = (path for path in Path("data/objects/sha256").glob("*/*/*") if path.is_file())
     blob.chmod(0o600)
     with open(blob, "r+b") as file:
         file.write(b"?")
-    answer = desk.ask("get", "batch-files", "k", "-o", "copy")
-    assert answer.code == 1
+    assert desk.ask("get", "batch-files", "k", "-o", "copy").code == 1
+    assert not (desk.place / "copy").exists()
+    again = desk.ask("get", "batch-files", "k", "-o", "copy")
+    assert again.code == 1
+    assert "cut off or changed" in again.err
     assert not list(desk.place.glob("copy*"))
 
 

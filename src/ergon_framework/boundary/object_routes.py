@@ -120,7 +120,8 @@ class ObjectRoutes:
             exchange.reply(304, b"", headers=headers)
             return
         source = await self._in_thread(lambda: self._zone.objects.open(stored.digest))
-        if source is None or source.size != stored.size or stored.digest in self._spoilt:
+        is_spoilt = not is_head and stored.digest in self._spoilt
+        if source is None or source.size != stored.size or is_spoilt:
             if source is not None:
                 source.close()
             raise damaged(bucket, key)

@@ -56,6 +56,9 @@ class Download:
                 is_fresh = True
             self._part.replace(self._target)
             _sync_folder(self._target.absolute().parent)
+        except DataLossError:
+            self._part.unlink(missing_ok=True)  # nothing of a spoilt object is worth keeping
+            raise
         except OSError as error:
             raise _unusable(self._target, error) from error
 
