@@ -95,14 +95,15 @@ class NodeApplication:
         """Answer, now or later."""
         if exchange.path == APPEND and exchange.method == "POST":
             work = self._appends.append(exchange)
-        else:
-            work = self._begun(exchange)
-        return None if work is None else self._guarded(work)
+            return None if work is None else self._guarded(lambda: work)
+        return self._guarded(lambda: self._begun(exchange))
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, begin: Callable[[], Coroutine[Any, Any, None] | None]) -> None:
         """Trouble of a store is answered as such."""
         try:
-            await work
+            work = begin()  # only now: one that is cancelled before it starts leaves nothing behind
+            if work is not None:
+                await work
         except StoreError as error:
             raise self.zone.failed(error) from error
 

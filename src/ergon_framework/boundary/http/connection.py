@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
             self.fail(request, error)
         else:
             if work is not None:
-                self._service.spawn(self._run(request, work))
+                self._service.spawn(self._run(request, work), work)
 
     async def _run(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -302,7 +302,8 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close when what has been written is on its way."""
         self._pending.clear()
-        if self._transport is not None:
+        # Early releases of Python 3.11 forget how to abort a TLS transport that is closed twice.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
 
     def _linger(self) -> None:

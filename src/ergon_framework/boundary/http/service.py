@@ -67,11 +67,15 @@ class Service:
         self._on_error = on_error
         self._on_denied = on_denied
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine beside the connections."""
+    def spawn(
+        self, work: Coroutine[Any, Any, None], inner: Coroutine[Any, Any, None] | None = None
+    ) -> None:
+        """Run a coroutine beside the connections; ``inner`` is one that it would await."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if inner is not None:  # cancelled before it began, the outer one would leave it behind
+            task.add_done_callback(lambda _task: inner.close())
 
     def failed(self, exchange: Exchange, error: BaseException) -> None:
         """Tell about an error that the client is not told."""
