@@ -23,6 +23,7 @@ POLICIES = {
     "plant": """
 [identities.plant]
 operations = ["admin"]
+logs = ["*"]
 consumers = ["*"]
 
 [identities.mes]
@@ -41,6 +42,7 @@ buckets = ["*"]
     "enterprise": """
 [identities.enterprise]
 operations = ["admin"]
+logs = ["*"]
 consumers = ["*"]
 
 [identities.plant]

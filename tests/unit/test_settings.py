@@ -538,10 +538,11 @@ def test_the_examples_of_the_page_work(directory: Path) -> None:
     """The file of the page loads, its mistakes read as shown, and its Python runs."""
     (directory / "secrets").mkdir()
     (directory / "secrets" / "ledger").write_text("x")
-    text, jobs = blocks("toml")
+    text, jobs, zones = blocks("toml")
     environ = {"OUTBOX_TOKEN": "x"}
     found = load(text, **environ)
     assert {"executors", "jobs"} <= load(jobs).extensions.keys()
+    assert {"boundary", "zones"} <= load(zones).extensions.keys()
     assert found.tasks["orders"].workers == 2
     wrong = text.replace("batch.size", "batch.sise")
     told = refusal(wrong, **environ, ERGON_SERVER__PORT="99999")

@@ -88,7 +88,7 @@ class Reading:
     def __init__(self, name: str, options: ConsumerOptions) -> None:
         check_options(type(self).__name__, options, ConsumerOptions)
         self.name = name
-        self.holder = options.get("holder") or _holder()
+        self.holder = _holder(options.get("holder"))
         self.limit = options.get("limit", 100)
         self.rule = options.get("retry", SCHEDULE)
         self.dice = options.get("dice", random.random)
@@ -156,9 +156,11 @@ class Reading:
         )
 
 
-def _holder() -> str:
+def _holder(given: str | None) -> str:
+    """A name for this reader alone: two that are called the same must not both run."""
     host = "".join(c for c in socket.gethostname() if (c.isascii() and c.isalnum()) or c in "-.")
-    return f"{host[:64] or 'host'}:{os.getpid()}:{secrets.token_hex(6)}"
+    name = given or f"{host[:64] or 'host'}:{os.getpid()}"
+    return f"{name}:{secrets.token_hex(6)}"
 
 
 __all__ = ["ConsumeReport", "ConsumerOptions", "Reading", "Stop"]
