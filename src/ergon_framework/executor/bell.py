@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 from contextlib import suppress
 
@@ -17,13 +18,15 @@ class Bell:
         self.listener, self.button = os.pipe()
         os.set_blocking(self.listener, False)
         os.set_blocking(self.button, False)
+        self._lock = threading.RLock()  # a signal handler may ring while its thread does
         self._poll = select.poll()
         self._poll.register(self.listener, select.POLLIN)
 
     def ring(self) -> None:
-        """Wake whoever waits, or will wait next."""
-        with suppress(BlockingIOError):  # full of rings: one more tells nothing new
-            os.write(self.button, b"!")
+        """Wake whoever waits, or will wait next; after the end, nobody."""
+        with self._lock, suppress(BlockingIOError):  # full of rings: one more tells nothing new
+            if self.button >= 0:
+                os.write(self.button, b"!")
 
     def wait(self, until: float) -> None:
         """Wait for a ring or for a moment on the monotonic clock; now and then for less."""
@@ -33,6 +36,9 @@ class Bell:
             os.read(self.listener, 4096)
 
     def close(self) -> None:
-        """Give both ends back; nobody may ring any more."""
-        os.close(self.listener)
-        os.close(self.button)
+        """Give both ends back; who rings late must not write to what has the number next."""
+        with self._lock:
+            listener, button = self.listener, self.button
+            self.listener = self.button = -1
+        os.close(listener)
+        os.close(button)
