@@ -234,6 +234,10 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._thread_done)
         return future
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as the base class
+        """Wait for the threads and not for the clock, which would not wait for them."""
+        await super().shutdown_default_executor()
+
     def _thread_done(self, _future: object) -> None:
         self.busy_threads -= 1
 
