@@ -227,6 +227,10 @@ class IgnoresTheEnd(Good):
 
 
 class DropsAtTheEnd(Good):
+    def serve(self, line: bytes) -> None:
+        threading.Event().wait(0.1)  # so that there is always something left to drop
+        super().serve(line)
+
     def at_end(self, rest: bytes, pool: ThreadPoolExecutor) -> None:
         os._exit(0)
 
