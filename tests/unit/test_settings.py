@@ -159,7 +159,10 @@ def test_a_task_has_its_policies_and_its_parts() -> None:
         ("[server]\nport = 65536\n", "port must be at most 65535, not 65536"),
         ("[task.orders]\n", "line 1: task: unknown section 'task'; did you mean 'tasks'?"),
         ("[zzz]\n", "known are boundary, connectors, executors"),
-        ("\n[providers]\n", "line 2: providers: the section 'providers' is not available in"),
+        (
+            "\n[provider]\n",
+            "line 2: provider: unknown section 'provider'; did you mean 'providers'",
+        ),
         (
             TASK + 'connectors = ["in", "inbx"]\n[connectors.inbox]\ntype="memory"\n'
             '[connectors.in]\ntype="memory"\n',
@@ -311,7 +314,7 @@ def test_options_are_read_like_the_files_values() -> None:
     [
         ("ERGON_STOR__URL", "x", "unknown section 'stor'; did you mean 'store'?"),
         ("ERGON__STORE__URL", "x", "unknown section '_store'; did you mean 'store'?"),
-        ("ERGON_PROVIDERS__TIMEOUT", "5", "the section 'providers' is not available"),
+        ("ERGON_PROVIDERS__STOR", "x", "unknown key 'stor' in ProvidersSettings; did you mean 's"),
         ("ERGON_SERVER__PORT", "http", "server.port: port must be a whole number, not 'http'"),
         ("ERGON_SERVER__PROT", "80", "unknown key 'prot' in ServerSettings; did you mean 'port'?"),
         ("ERGON_SERVER__", "80", "has an empty name in it"),

@@ -22,7 +22,10 @@ from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import SettingsError, describe
 
 EXTRAS = {
+    "api": ("fastapi",),
+    "celery": ("celery", "redis"),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    "postgres": ("psycopg",),
     "prometheus": ("opentelemetry.exporter.prometheus", "opentelemetry.sdk", "prometheus_client"),
 }
 """What each extra of the distribution brings."""

@@ -54,11 +54,10 @@ Policy = TypeVar("Policy", bound=BaseModel)
 
 PREFIX = "ERGON_"
 FILE = "ergon.toml"
-LATER = ("providers",)
-"""Sections that later versions bring; refused by name."""
 _PARTS = {
     **dict.fromkeys(("executors", "jobs", "schedules"), "ergon_framework.app.jobs"),
     **dict.fromkeys(("boundary", "zones"), "ergon_framework.app.boundary"),
+    "providers": "ergon_framework.app.providers",
 }
 """Sections of other parts, and the module whose ``SECTIONS`` say what each may hold."""
 
@@ -190,12 +189,8 @@ def _override(source: Source, environ: Mapping[str, str], sections: Mapping[str,
 def _is_known(source: Source, name: str, sections: Mapping[str, _Section]) -> bool:
     if name in sections:
         return True
-    if name in LATER:
-        problem = f"the section {name!r} is not available in this version"
-        source.refuse((name,), problem, "remove it, or install the part that brings it")
-    else:
-        hint = did_you_mean(name, sorted({*sections, *_PARTS, *LATER}))
-        source.refuse((name,), f"unknown section {name!r}; {hint}")
+    hint = did_you_mean(name, sorted({*sections, *_PARTS}))
+    source.refuse((name,), f"unknown section {name!r}; {hint}")
     return False
 
 

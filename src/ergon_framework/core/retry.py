@@ -73,6 +73,8 @@ class RetryRule:
     max_retry_after: float | None = None
     asked_replaces: bool = False
     """Whether a ``retry_after`` takes the place of the backoff instead of only lengthening it."""
+    asked_spread: float = 0.0
+    """The part of a ``retry_after`` that is added at most, by chance, and never taken away."""
 
 
 class Why(StrEnum):
@@ -118,6 +120,7 @@ def judge(
         asked = min(max(0.0, failure.retry_after), LONGEST_DELAY)
         if rule.max_retry_after is not None:
             asked = min(asked, rule.max_retry_after)
+        asked += asked * rule.asked_spread * dice
         delay = asked if rule.asked_replaces else max(delay, asked)
     if rule.budget is not None and now - began_at + delay >= rule.budget:
         return Stop(Why.BUDGET_SPENT)

@@ -97,6 +97,24 @@ def _wake(sleeper: asyncio.Future[None]) -> bool:
     return True
 
 
+def sleep_until(clock: Clock, until: float) -> None:
+    """Let this thread wait for an instant of ``clock``; Ctrl-C is heard meanwhile."""
+    lock = threading.Lock()
+    signal = clock.signal(lock)
+    clock.join_time()
+    try:
+        with lock:
+            while clock.now() < until:
+                signal.wait(until)
+    finally:
+        clock.leave_time()
+
+
+async def asleep_until(clock: Clock, until: float) -> None:
+    """Let this task wait for an instant of ``clock``."""
+    await asyncio.sleep(max(0.0, until - clock.now()))
+
+
 async def pause() -> None:
     """Let the other tasks of the event loop run once."""
     await asyncio.sleep(0)

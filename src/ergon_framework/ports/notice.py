@@ -66,6 +66,26 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "An executor does not start; its jobs wait and lose no attempt.",
         ("executor", "delay", "reason"),
     ),
+    "circuit.opened": (
+        "A circuit opened: the provider is not called for a while.",
+        ("tenant_id", "provider_name", "capability", "failures"),
+    ),
+    "circuit.half_opened": (
+        "A circuit lets probes in.",
+        ("tenant_id", "provider_name", "capability", "failures"),
+    ),
+    "circuit.closed": (
+        "A circuit closed: the provider answers again.",
+        ("tenant_id", "provider_name", "capability", "failures"),
+    ),
+    "cooldown.began": (
+        "A provider asked for a pause; nobody calls it meanwhile.",
+        ("tenant_id", "provider_name", "capability", "seconds"),
+    ),
+    "records.dropped": ("Rows of retries and refusals were left out: no room.", ("rows",)),
+    "records.spilled": ("Rows went to the disk: the store did not take them.", ("rows",)),
+    "records.replayed": ("Rows from the disk reached the store.", ("rows",)),
+    "records.lost": ("Rows were taken by neither the store nor the disk.", ("rows",)),
     "store.lost": ("The store does not answer; it is asked again and again.", ("error",)),
     "store.back": ("The store answers again.", ()),
     "fact.appended": ("A fact is on disk, now or since before.", ("message_id", "offset")),
@@ -90,6 +110,10 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     "gate.opened": ("An operator opened a link.", ("peer", "reason")),
     "gate.changed": ("A link got another mode.", ("peer", "mode", "why")),
     "link.pulled": ("Facts of a peer are in the inbound log.", ("peer", "facts", "source_offset")),
+    "link.gap": (
+        "A peer gave facts up; consumers of the inbound log are told.",
+        ("peer", "first", "last", "why"),
+    ),
     "link.failed": ("A pull failed; it is tried again.", ("peer", "error", "delay")),
     "link.refused": ("A peer's store is another one than before.", ("peer", "epoch", "known")),
     "artifact.fetched": ("A peer's artifact is here.", ("peer", "bucket", "size")),

@@ -1,0 +1,214 @@
+"""One guarded call to somebody else's service: gates, attempts, waits, and one end.
+
+The machine answers every event with the next thing to do; both drivers, sync and async, do exactly
+that and report back. The order is fixed: look at the circuit, sit out a cooldown, reserve quota,
+pass the circuit, attempt. A refusal by a gate costs no attempt. Only the end says what becomes of
+the reserved quota.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ergon_framework.core.breaker import Vote
+from ergon_framework.core.failure import Failure
+from ergon_framework.core.retry import RetryRule, Stop, Why, judge
+
+
+class Do(StrEnum):
+    """What the driver does next."""
+
+    RESERVE = "reserve"  # take quota
+    ADMIT = "admit"  # pass the circuit
+    ATTEMPT = "attempt"  # call the provider once
+    WAIT = "wait"  # until Guard.until
+    END = "end"  # nothing more: Guard.stop and Guard.failure say how it went
+
+
+class Scope(StrEnum):
+    """What the circuit lets in and what a unit of quota pays for: an attempt, or all of them."""
+
+    ATTEMPT = "attempt"
+    EXECUTION = "execution"
+
+
+class Stopped(StrEnum):
+    """Why a call ended."""
+
+    SUCCEEDED = "succeeded"
+    NOT_RETRYABLE = "not_retryable"
+    ATTEMPTS_SPENT = "attempts_spent"
+    BUDGET_SPENT = "budget_spent"
+    RETRY_BUDGET = "retry_budget_spent"
+    CIRCUIT_OPEN = "circuit_open"
+    COOLDOWN = "cooldown"
+    QUOTA = "quota_exhausted"
+    STORE = "store_unavailable"  # nobody can say whether there is quota left
+
+
+_WHY = {
+    Why.NOT_RETRYABLE: Stopped.NOT_RETRYABLE,
+    Why.ATTEMPTS_SPENT: Stopped.ATTEMPTS_SPENT,
+    Why.BUDGET_SPENT: Stopped.BUDGET_SPENT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRule:
+    """How the calls of one provider are guarded."""
+
+    retry: RetryRule
+    has_quota: bool = True
+    quota_unit: Scope = Scope.EXECUTION
+    breaker_scope: Scope = Scope.ATTEMPT
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBudget:
+    """How many calls may be between their first and their last attempt at once.
+
+    When everything fails, everybody retries, and the retries keep the other side down: at most
+    ``ratio`` of the calls under way, and always ``minimum``.
+    """
+
+    ratio: float = 0.2
+    minimum: int = 3
+
+    def allows(self, retrying: int, under_way: int) -> bool:
+        """Whether one more may begin to retry."""
+        return retrying < max(self.minimum, self.ratio * under_way)
+
+
+class Guard:
+    """One call; it belongs to one driver."""
+
+    __slots__ = (
+        "_began_at",
+        "_deadline",
+        "_is_admitted",
+        "_is_reserved",
+        "_offset",
+        "_rule",
+        "attempts",
+        "delay",
+        "failure",
+        "stop",
+        "until",
+    )
+
+    def __init__(
+        self, rule: GuardRule, began_at: float, deadline: float | None = None, offset: int = 0
+    ) -> None:
+        self._rule = rule
+        self._began_at = began_at
+        self._deadline = deadline
+        self._offset = offset
+        self._is_reserved = not rule.has_quota
+        self._is_admitted = False
+        self.attempts = 0
+        """Attempts made by this call."""
+        self.failure: Failure | None = None
+        """The last failure of an attempt: a gate that refuses later does not hide it."""
+        self.stop: Stopped | None = None
+        self.until = 0.0
+        """The end of a wait, or from when it is worth calling again."""
+        self.delay: float | None = None
+        """The wait before the attempt that follows."""
+
+    # -- events --------------------------------------------------------------------------------
+
+    def begun(self, now: float, refused_until: float | None, cooldown_until: float) -> Do:
+        """The driver looked at the circuit and at the cooldown, and changed neither."""
+        if self._offset >= self._rule.retry.attempts:
+            return self._end(Stopped.ATTEMPTS_SPENT)
+        if self._deadline is not None and now >= self._deadline:
+            return self._end(Stopped.BUDGET_SPENT)
+        if refused_until is not None:
+            return self._end(Stopped.CIRCUIT_OPEN, refused_until)
+        return self._after_cooldown(now, cooldown_until)
+
+    def reserved(self, refused_until: float | None) -> Do:
+        """Quota was reserved, or refused until the window ends."""
+        if refused_until is not None:
+            return self._end(Stopped.QUOTA, refused_until)
+        self._is_reserved = True
+        return self._enter()
+
+    def unreserved(self) -> Do:
+        """The store could not be asked for quota."""
+        return self._end(Stopped.STORE)
+
+    def admitted(self, refused_until: float | None) -> Do:
+        """The circuit let the call in, or refused it."""
+        if refused_until is not None:
+            return self._end(Stopped.CIRCUIT_OPEN, refused_until)
+        self._is_admitted = True
+        return Do.ATTEMPT
+
+    def succeeded(self) -> Do:
+        """An attempt succeeded, late or not."""
+        self.attempts += 1
+        self.failure = None
+        return self._end(Stopped.SUCCEEDED)
+
+    def failed(self, failure: Failure, now: float, dice: float, *, may_retry: bool = True) -> Do:
+        """An attempt failed; ``may_retry`` is the answer of the retry budget."""
+        self.attempts += 1
+        self.failure = failure
+        attempt = self._offset + self.attempts - 1
+        verdict = judge(self._rule.retry, attempt, self._began_at, failure, now, dice)
+        if isinstance(verdict, Stop):
+            return self._end(_WHY[verdict.why])
+        if self._deadline is not None and now + verdict.delay >= self._deadline:
+            return self._end(Stopped.BUDGET_SPENT)
+        if not may_retry:
+            return self._end(Stopped.RETRY_BUDGET)
+        self.delay = verdict.delay
+        self.until = now + verdict.delay
+        if self._rule.breaker_scope is Scope.ATTEMPT:
+            self._is_admitted = False
+        if self._rule.has_quota and self._rule.quota_unit is Scope.ATTEMPT:
+            self._is_reserved = False
+        return Do.WAIT
+
+    def waited(self, now: float, refused_until: float | None, cooldown_until: float) -> Do:
+        """The wait is over; the circuit and the cooldown may have changed meanwhile."""
+        if self._deadline is not None and now >= self._deadline:
+            return self._end(Stopped.BUDGET_SPENT)
+        if refused_until is not None and not self._is_admitted:
+            return self._end(Stopped.CIRCUIT_OPEN, refused_until)
+        return self._after_cooldown(now, cooldown_until)
+
+    # -- what follows --------------------------------------------------------------------------
+
+    def _after_cooldown(self, now: float, cooldown_until: float) -> Do:
+        if now >= cooldown_until:
+            return self._enter()
+        if not self._may_sit_out(cooldown_until):
+            return self._end(Stopped.COOLDOWN, cooldown_until)
+        self.until = cooldown_until
+        return Do.WAIT
+
+    def _may_sit_out(self, cooldown_until: float) -> bool:
+        if self._deadline is not None:
+            return cooldown_until < self._deadline
+        # Without a deadline a call waits for no pause that others were asked for; but one that was
+        # told to come back does, since its own wait may end a moment before the pause.
+        return self.attempts > 0
+
+    def _enter(self) -> Do:
+        if not self._is_reserved:
+            return Do.RESERVE
+        return Do.ATTEMPT if self._is_admitted else Do.ADMIT
+
+    def _end(self, stop: Stopped, until: float = 0.0) -> Do:
+        self.stop = stop
+        self.until = until
+        self.delay = None
+        return Do.END
+
+
+def vote_of(wanted: Vote, scope: Scope, *, is_last: bool) -> Vote | None:
+    """What to report to the circuit after an attempt; None: the permit is kept for the next one."""
+    return wanted if is_last or scope is Scope.ATTEMPT else None

@@ -1,0 +1,70 @@
+"""A budget of calls per window of time: who may still call, and what comes back.
+
+A window is half-open: its first instant belongs to it, its last to the next one. Nothing here
+reads a clock; calendars, which need time zones, are resolved outside into plain windows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time a budget is for: ``start`` included, ``end`` not."""
+
+    start: float
+    end: float
+
+
+def window_at(now: float, seconds: float, anchor: float = 0.0) -> Window:
+    """The window of so many seconds that ``now`` lies in, counted from ``anchor``."""
+    start = anchor + math.floor((now - anchor) / seconds) * seconds
+    if now - start >= seconds:  # rounding put the first instant of a window into the one before
+        start += seconds
+    return Window(start, start + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What is left of one window's budget."""
+
+    window: Window
+    limit: int
+    used: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Units that may still be taken; none when the limit was lowered below what is used."""
+        return max(0, self.limit - self.used)
+
+    def reserve(self, units: int) -> Account | None:
+        """The account after ``units`` were taken, or None when there are not so many left."""
+        if units > self.limit - self.used:
+            return None
+        return Account(self.window, self.limit, self.used + units)
+
+    def refund(self, window: Window, units: int) -> Account:
+        """The account after ``units`` of ``window`` came back; another window's do not count."""
+        if window.start != self.window.start:
+            return self
+        return replace(self, used=max(0, self.used - units))
+
+    def at(self, window: Window, limit: int) -> Account:
+        """The account as of a later window, or of another limit.
+
+        A window older than this one is never opened again: a clock that was set back would give
+        the budget away twice.
+        """
+        if window.start > self.window.start:
+            return Account(window, limit)
+        return self if limit == self.limit else replace(self, limit=limit)
+
+
+def block_of(remaining: int, units: int, largest: int) -> int:
+    """How many units to take at once for a hot key: fewer and fewer, and one call's at the end.
+
+    An eighth of what is left, so that several takers cannot hold back much of the rest.
+    """
+    return max(units, min(largest, remaining // 8))

@@ -1,0 +1,261 @@
+"""What a minute of calls came to, in a form that adds up: over minutes, and over processes.
+
+Up to ``FEW`` durations are kept as they are, so that a quiet lane's percentiles are exact. More are
+counted in buckets: one per millisecond below 64, then 32 per doubling, of which the middle is
+wrong by at most one part in 64. Whether durations are kept or counted depends on how many there are
+and on nothing else; so the order in which roll-ups are merged does not matter.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+FEW = 100
+"""How many durations are kept as they are."""
+
+_EXACT = 64  # below this, every millisecond has a bucket of its own
+_STEPS = 32  # buckets per doubling above it
+_LARGEST = (1 << 31) - 1
+_KEPT, _COUNTED = b"\0", b"\1"
+
+
+def _bucket_of(milliseconds: int) -> int:
+    if milliseconds < _EXACT:
+        return milliseconds
+    shift = milliseconds.bit_length() - 6
+    return shift * _STEPS + (milliseconds >> shift)
+
+
+def _middle_of(bucket: int) -> int:
+    if bucket < _EXACT:
+        return bucket
+    shift = bucket // _STEPS - 1
+    return (bucket - shift * _STEPS << shift) + (1 << shift >> 1)
+
+
+def _rank_of(count: int, hundredths: int) -> int:
+    return max(1, -(-count * hundredths // 100))
+
+
+def _ranked(buckets: Mapping[int, int], count: int, rank: int) -> int:
+    left = count - rank  # from above: the ranks that are asked for are high ones
+    bucket = 0
+    for bucket in sorted(buckets, reverse=True):
+        left -= buckets[bucket]
+        if left < 0:
+            break
+    return _middle_of(bucket)
+
+
+class Durations:
+    """How long things took, in whole milliseconds."""
+
+    __slots__ = ("_buckets", "_few", "count")
+
+    def __init__(self) -> None:
+        self._few: list[int] = []
+        self._buckets: dict[int, int] = {}
+        self.count = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Durations) and self.encode() == other.encode()
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"<{self.count} durations>"
+
+    def add(self, milliseconds: int) -> None:
+        """One more."""
+        value = 0 if milliseconds < 0 else min(milliseconds, _LARGEST)
+        self.count += 1
+        if self.count <= FEW:
+            self._few.append(value)
+            return
+        self._spread()
+        bucket = _bucket_of(value)
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+
+    def merge(self, other: Durations) -> None:
+        """Take in another's, which stays as it is."""
+        self.count += other.count
+        if self.count <= FEW:
+            self._few += other._few
+            return
+        self._spread()
+        buckets = self._buckets
+        if other._buckets:
+            for bucket, count in other._buckets.items():
+                buckets[bucket] = buckets.get(bucket, 0) + count
+        else:
+            for value in other._few:
+                bucket = _bucket_of(value)
+                buckets[bucket] = buckets.get(bucket, 0) + 1
+
+    def percentile(self, hundredths: int) -> int | None:
+        """The smallest duration that so many in a hundred do not exceed; None when there is none.
+
+        Nearest rank; exact for up to ``FEW``, within 2 % beyond.
+        """
+        if not self.count:
+            return None
+        rank = _rank_of(self.count, hundredths)
+        return (
+            _ranked(self._buckets, self.count, rank)
+            if self._buckets
+            else sorted(self._few)[rank - 1]
+        )
+
+    def tally(self) -> Mapping[int, int]:
+        """How many are in which bucket."""
+        return self._buckets or Counter(map(_bucket_of, self._few))
+
+    def encode(self) -> bytes:
+        """As bytes; equal durations are equal bytes. A bucket holds less than 2**32 of them."""
+        if not self._buckets:
+            return _KEPT + struct.pack(f"<{self.count}I", *sorted(self._few))
+        found = sorted(self._buckets)
+        counts = [self._buckets[bucket] for bucket in found]
+        return _COUNTED + struct.pack(f"<{len(found)}H{len(found)}I", *found, *counts)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """What :meth:`encode` wrote; ValueError when it did not."""
+        durations = cls()
+        kind, rest = data[:1], data[1:]
+        if kind == _KEPT and len(rest) % 4 == 0 and len(rest) <= 4 * FEW:
+            durations._few = list(struct.unpack(f"<{len(rest) // 4}I", rest))
+            durations.count = len(durations._few)
+        elif kind == _COUNTED and rest and len(rest) % 6 == 0:
+            size = len(rest) // 6
+            found = struct.unpack(f"<{size}H{size}I", rest)
+            durations._buckets = dict(zip(found[:size], found[size:], strict=True))
+            durations.count = sum(found[size:])
+        else:
+            raise ValueError(f"these {len(data)} bytes are not durations")
+        return durations
+
+    def _spread(self) -> None:
+        """Count what was kept so far."""
+        buckets = self._buckets
+        for value in self._few:
+            bucket = _bucket_of(value)
+            buckets[bucket] = buckets.get(bucket, 0) + 1
+        self._few.clear()
+
+
+@dataclass(slots=True)
+class Rollup:
+    """Counts of how executions ended, and how long their attempts took."""
+
+    succeeded: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+    durations: Durations = field(default_factory=Durations)
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that were made, refused calls left out."""
+        return self.durations.count
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share of executions that succeeded; None when none has ended."""
+        ended = self.succeeded + self.failed + self.dead_lettered
+        return self.succeeded / ended if ended else None
+
+    @property
+    def p95(self) -> int | None:
+        """Milliseconds that 95 of 100 attempts did not exceed; None when none was made."""
+        return self.durations.percentile(95)
+
+    def merge(self, other: Rollup) -> None:
+        """Take in another's, which stays as it is."""
+        self.succeeded += other.succeeded
+        self.failed += other.failed
+        self.dead_lettered += other.dead_lettered
+        self.durations.merge(other.durations)
+
+
+def merged(rollups: Iterable[Rollup]) -> Rollup:
+    """All of them in one."""
+    whole = Rollup()
+    for rollup in rollups:
+        whole.merge(rollup)
+    return whole
+
+
+class Hour:
+    """The latest minutes of a lane, whose sum is kept as they come and go."""
+
+    __slots__ = ("_buckets", "_ended", "_minutes", "_p95", "_succeeded", "attempts")
+
+    def __init__(self) -> None:
+        self._minutes: dict[int, Rollup] = {}
+        self._buckets: dict[int, int] = {}
+        self._succeeded = 0
+        self._ended = 0
+        self._p95: int | None = None
+        self.attempts = 0
+        """Attempts that were made, refused calls left out."""
+
+    def __len__(self) -> int:
+        return len(self._minutes)
+
+    def put(self, minute: int, rollup: Rollup) -> None:
+        """A minute as it is now, instead of what it was."""
+        before = self._minutes.get(minute)
+        if before is not None:
+            self._count(before, -1)
+        self._minutes[minute] = rollup
+        self._count(rollup, 1)
+
+    def add(self, minute: int, rollup: Rollup) -> None:
+        """Something more of a minute."""
+        self._minutes.setdefault(minute, Rollup()).merge(rollup)
+        self._count(rollup, 1)
+
+    def forget(self, before: float, limit: int | None = None) -> int:
+        """Leave out minutes that began before an instant, so many at most; how many."""
+        old = sorted(minute for minute in self._minutes if minute < before)[:limit]
+        for minute in old:
+            self._count(self._minutes.pop(minute), -1)
+        return len(old)
+
+    def since(self, minute: int) -> tuple[int, int]:
+        """How many minutes there are from one on, and the attempts in them."""
+        found = [rollup.attempts for at, rollup in self._minutes.items() if at >= minute]
+        return len(found), sum(found)
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share of executions that succeeded; None when none has ended."""
+        return self._succeeded / self._ended if self._ended else None
+
+    @property
+    def p95(self) -> int | None:
+        """Milliseconds that 95 of 100 attempts did not exceed; None when none was made."""
+        if self._p95 is None and self.attempts:
+            if self.attempts <= FEW:
+                self._p95 = merged(self._minutes.values()).p95
+            else:
+                rank = _rank_of(self.attempts, 95)
+                self._p95 = _ranked(self._buckets, self.attempts, rank)
+        return self._p95
+
+    def _count(self, rollup: Rollup, sign: int) -> None:
+        self._p95 = None
+        self._succeeded += sign * rollup.succeeded
+        self._ended += sign * (rollup.succeeded + rollup.failed + rollup.dead_lettered)
+        self.attempts += sign * rollup.attempts
+        buckets = self._buckets
+        for bucket, count in rollup.durations.tally().items():
+            left = buckets.get(bucket, 0) + sign * count
+            if left:
+                buckets[bucket] = left
+            else:
+                del buckets[bucket]

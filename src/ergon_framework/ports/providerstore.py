@@ -1,0 +1,271 @@
+"""What provider calls ask of a store, and the records that go in and out.
+
+Instants are seconds since 1970 by the store's own clock. A *lane* is what the calls of one tenant
+to one capability of one provider share: a circuit, a cooldown, a quota, a health record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+from ergon_framework.core.breaker import Breaker
+from ergon_framework.core.quota import Account, Window
+
+
+class LaneKey(NamedTuple):
+    """Whose calls to what."""
+
+    tenant_id: str
+    provider_name: str
+    capability: str
+
+
+CLOSED = Breaker()
+
+EVERYBODY = "*"
+"""The tenant of a lane that all tenants share: a provider's own circuit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What all processes know of a lane's gates."""
+
+    breaker: Breaker = CLOSED
+    cooldown_until: float = 0.0
+    version: int = 0
+    """Grows with every swap; 0 when nobody has written it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The answer to a reservation: the account as it is now, and whether the units were taken."""
+
+    account: Account
+    is_granted: bool
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, as its row says."""
+
+    SUCCESS = "success"
+    RETRY = "retry"
+    FAILED = "failed"
+    DEAD_LETTER = "dead_letter"
+
+
+class AttemptRow(NamedTuple):
+    """One attempt, as it is kept for good. ``attempt_number`` 0 is a call that a gate refused."""
+
+    id: str
+    tenant_id: str
+    task_execution_id: str | None
+    provider_name: str
+    capability: str
+    operation: str
+    idempotency_key: str | None
+    correlation_id: str
+    attempt_number: int
+    max_attempts: int
+    duration_ms: int
+    timeout_budget_ms: int | None
+    outcome: str
+    reason_code: str | None
+    retryable: bool
+    http_status: int | None
+    created_at: float
+    campaign_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A call that was given up, with everything needed to explain it and to try again."""
+
+    dead_letter_id: str
+    tenant_id: str
+    campaign_id: str | None
+    task_name: str
+    provider_name: str
+    capability: str
+    operation: str
+    idempotency_key: str
+    correlation_id: str
+    reason_code: str
+    error_type: str
+    error_message: str
+    attempts: int
+    occurred_at: float
+    http_status: int | None = None
+    retryable: bool = False
+    traceparent: str | None = None
+    redrive_count: int = 0
+    payload: dict[str, Any] | None = None
+    """What to call again with; None when it was too large."""
+    has_secrets: bool = False
+    """Whether values were left out of the payload, so that it cannot be sent again as it is."""
+
+
+class LetterStatus(StrEnum):
+    """Where a dead letter stands."""
+
+    PENDING = "pending"  # recorded; not yet published to the dead-letter queue
+    PUBLISHED = "published"
+    REDRIVE = "redrive"  # an operator wants the call made again; not yet sent
+    REDRIVEN = "redriven"
+    DISCARDED = "discarded"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLetter:
+    """A dead letter and what has become of it."""
+
+    letter: DeadLetter
+    status: LetterStatus
+    published_at: float | None = None
+    redriven_at: float | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is written in one transaction."""
+
+    attempts: list[AttemptRow] = field(default_factory=list)
+    letters: list[DeadLetter] = field(default_factory=list)
+
+
+class ClaimState(StrEnum):
+    """What the holder of an idempotency key finds."""
+
+    MINE = "mine"  # nobody else has it: call, then finish
+    RUNNING = "running"  # somebody's lease is live
+    REPLAY = "replay"  # it has succeeded: here is the result
+    FAILED = "failed"  # it failed for good: here is the reason
+    CONFLICT = "conflict"  # the key was used for another request
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The answer to a claim."""
+
+    state: ClaimState
+    owner: str = ""
+    """Of this claim when it is ours; every later write names it."""
+    lease_expires_at: float = 0.0
+    result: dict[str, Any] | None = None
+    reason_code: str | None = None
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneHealth:
+    """A lane as the summary shows it; rates are computed when it is read."""
+
+    key: LaneKey
+    breaker_state: str
+    consecutive_failures: int
+    open_until: float | None
+    cooldown_until: float | None
+    success_rate_1h: float | None
+    p95_latency_ms_1h: int | None
+    last_error_code: str | None
+    last_error_at: float | None
+    last_success_at: float | None
+    updated_at: float
+    account: Account | None
+    """The quota window that is running; None when there is none."""
+
+
+class ProviderStore(Protocol):
+    """Any thread and any process may call any method. ``StoreError`` when it cannot answer."""
+
+    def now(self) -> float:
+        """The store's clock, which all its users share."""
+
+    # -- gates ---------------------------------------------------------------------------------
+
+    def standing(self, key: LaneKey) -> Standing:
+        """How a lane stands; a fresh one when nobody has written it."""
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        """Write the circuit if the lane's version is still ``version``; whether it was."""
+
+    def cool(self, key: LaneKey, until: float) -> float:
+        """Nobody calls before ``until``; never shortened. The instant that holds now."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        """Take ``units`` of a window's budget, atomically, or none.
+
+        A window that starts before the newest known one is not opened: that one is asked instead.
+        A changed limit holds from now on. A refusal is marked on the row.
+        """
+
+    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+        """Give ``units`` back to the window they were taken from; never below nothing used."""
+
+    # -- records -------------------------------------------------------------------------------
+
+    def record(self, batch: Batch) -> None:
+        """Write attempts, their roll-ups, health and dead letters in one transaction.
+
+        A row or letter whose id is there already is left out, roll-ups included, so that a batch
+        may be written again when nobody knows whether it was.
+        """
+
+    def health(self, tenant_id: str) -> list[LaneHealth]:
+        """Every lane of a tenant, in order; rates over the last hour as of now."""
+
+    def attempts_of(self, correlation_id: str) -> list[AttemptRow]:
+        """The attempts under one correlation id, oldest first."""
+
+    def prune(self, before: float, limit: int = 10_000) -> int:
+        """Delete attempts, roll-ups, keys and settled letters older than ``before``; how many."""
+
+    # -- idempotency ---------------------------------------------------------------------------
+
+    def claim(
+        self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
+    ) -> Claim:
+        """Take a key for ``lease`` seconds; remember it for ``keep``."""
+
+    def finish(
+        self,
+        tenant_id: str,
+        key: str,
+        owner: str,
+        result: dict[str, Any] | None,
+        reason_code: str | None,
+        error_message: str | None = None,
+        *,
+        may_run_again: bool = False,
+    ) -> bool:
+        """Record the end under a key that is still ours; whether it was. ``may_run_again`` frees
+        the key for another try.
+        """
+
+    # -- dead letters --------------------------------------------------------------------------
+
+    def letters(
+        self,
+        *,
+        statuses: Sequence[LetterStatus] = (),
+        tenant_id: str | None = None,
+        ids: Sequence[str] = (),
+        limit: int = 100,
+    ) -> list[StoredLetter]:
+        """Dead letters, the newest first."""
+
+    def due_letters(self, status: LetterStatus, limit: int = 100) -> list[StoredLetter]:
+        """The oldest letters that wait for the relay."""
+
+    def move_letter(
+        self, dead_letter_id: str, status: LetterStatus, *, when: Sequence[LetterStatus]
+    ) -> bool:
+        """Change a letter's status if it is one of ``when``; whether it was."""
+
+    def delete_letters(self, ids: Sequence[str]) -> int:
+        """Delete letters for good; how many there were."""
+
+    def close(self) -> None:
+        """Let go of everything. Closing twice is fine."""

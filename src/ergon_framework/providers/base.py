@@ -1,0 +1,243 @@
+"""``ProviderBase``: the one way to call somebody else's service.
+
+Subclass it, name the provider and the capability, write ``_execute_impl``; call :meth:`execute` or
+:meth:`aexecute`. Everything around the call is here: quota, circuit breaker, cooldown, retries, a
+deadline, a row per attempt, health.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from ergon_framework.core.guard import RetryBudget
+from ergon_framework.errors import WiringError
+from ergon_framework.ports.clock import Clock
+from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
+from ergon_framework.providers import driving
+from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.decisions import DecisionOptions
+from ergon_framework.providers.edge import check_call
+from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.express import board
+from ergon_framework.providers.fitting import Ending, Fitted, Options, fit
+from ergon_framework.providers.mapping import Rule
+from ergon_framework.providers.quota import QuotaPolicy
+from ergon_framework.providers.retry import RetryPolicy
+
+
+class ProviderBase(ABC):
+    """A provider: what it is called, what it can, and how one call is made."""
+
+    provider_name: str
+    capability: str
+    error_rules: Sequence[Rule] = ()
+    """How this provider's own exceptions map to canonical ones; asked before the built-in rules."""
+
+    def __init__(
+        self,
+        *,
+        retry_policy: RetryPolicy | None = None,
+        circuit_breaker: CircuitBreaker | Literal[False] | None = None,
+        quota: QuotaPolicy | None = None,
+        store: str | ProviderStore | None = None,
+        timeout_seconds: float | None = 60.0,
+        attempt_timeout_seconds: float | None = None,
+        isolate: bool = False,
+        durable: bool = False,
+        parent_breaker: CircuitBreaker | None = None,
+        retry_budget: RetryBudget | None = None,
+        breaker_scope: Literal["attempt", "execution"] = "attempt",
+        quota_unit: Literal["execution", "attempt"] = "execution",
+        quota_fails_open: bool = False,
+        decisions: DecisionOptions | None = None,
+        default_cooldown_seconds: float = 1.0,
+        max_cooldown_seconds: float = 3600.0,
+        max_lanes: int = 10_000,
+        spill: str | Path | None = None,
+        clock: Clock | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Everything is optional; without a store all state is in memory and of this process.
+
+        ``timeout_seconds`` bounds a whole call, waits included; ``attempt_timeout_seconds`` one
+        attempt. Both are handed to ``_execute_impl``, which keeps to them; ``isolate`` does not
+        trust it and leaves a call behind that does not return. ``durable`` writes the rows of a
+        call before it returns. ``circuit_breaker=False`` does without one.
+        """
+        options = Options(
+            retry_policy=retry_policy or RetryPolicy(),
+            circuit_breaker=CircuitBreaker() if circuit_breaker is None else circuit_breaker,
+            quota=quota,
+            store=store,
+            timeout_seconds=timeout_seconds,
+            attempt_timeout_seconds=attempt_timeout_seconds,
+            isolate=isolate,
+            durable=durable,
+            parent_breaker=parent_breaker,
+            retry_budget=retry_budget,
+            breaker_scope=breaker_scope,
+            quota_unit=quota_unit,
+            quota_fails_open=quota_fails_open,
+            decisions=decisions or DecisionOptions(),
+            default_cooldown_seconds=default_cooldown_seconds,
+            max_cooldown_seconds=max_cooldown_seconds,
+            max_lanes=max_lanes,
+            spill=spill,
+            clock=clock,
+            wall=wall,
+        )
+        is_async = inspect.iscoroutinefunction(self._execute_impl)
+        name, capability = _named(self, "provider_name"), _named(self, "capability")
+        self._fitted = fit(name, capability, options, self.error_rules, is_async=is_async)
+
+    @abstractmethod
+    def _execute_impl(
+        self,
+        *,
+        tenant_id: str,
+        campaign_id: str | None,
+        operation: str,
+        payload: dict[str, Any],
+        context: ProviderExecutionContext,
+    ) -> dict[str, Any] | Coroutine[Any, Any, dict[str, Any]]:
+        """Make one attempt and return its data; raise when it failed. May be ``async def``.
+
+        ``context.attempt_timeout_seconds`` is what the attempt may take: give it to the client.
+        Switch off the client's own retries: they would multiply with ours.
+        """
+
+    def execute(
+        self,
+        *,
+        tenant_id: str,
+        campaign_id: str | None,
+        operation: str,
+        payload: dict[str, Any],
+        context: ProviderExecutionContext,
+    ) -> ProviderExecutionResult:
+        """Make one guarded call. Failures are in the result; a wrong argument raises at once."""
+        return self.execute_until(None, tenant_id, campaign_id, operation, payload, context)
+
+    async def aexecute(
+        self,
+        *,
+        tenant_id: str,
+        campaign_id: str | None,
+        operation: str,
+        payload: dict[str, Any],
+        context: ProviderExecutionContext,
+    ) -> ProviderExecutionResult:
+        """The same for asyncio. An ``_execute_impl`` that is not async runs on a thread."""
+        return await self.aexecute_until(None, tenant_id, campaign_id, operation, payload, context)
+
+    def execute_until(
+        self,
+        ending: Ending | None,
+        tenant_id: str,
+        campaign_id: str | None,
+        operation: str,
+        payload: dict[str, Any],
+        context: ProviderExecutionContext,
+    ) -> ProviderExecutionResult:
+        """As :meth:`execute`, for a task that may bury what fails: ``ending`` says how."""
+        check_call(tenant_id, campaign_id, operation, payload, context)
+        fitted = self._ready()
+        if fitted.is_async:
+            driving.refuse_inside_loop()
+        lane, who = fitted.lane(tenant_id), (campaign_id, operation)
+        body = driving.body(self._execute_impl, tenant_id, campaign_id, operation, payload)
+        if fitted.has_express and fitted.is_plain:
+            ticket = board(fitted, lane, who, context, may_wait=True)
+            if ticket is not None:
+                return driving.ride(fitted, ticket, body, ending)
+        result, rows = driving.drive(fitted, fitted.calling(lane, who, context), body)
+        fitted.conclude(result, rows, ending)
+        return result
+
+    async def aexecute_until(
+        self,
+        ending: Ending | None,
+        tenant_id: str,
+        campaign_id: str | None,
+        operation: str,
+        payload: dict[str, Any],
+        context: ProviderExecutionContext,
+    ) -> ProviderExecutionResult:
+        """As :meth:`aexecute`, for a task that may bury what fails."""
+        check_call(tenant_id, campaign_id, operation, payload, context)
+        fitted = self._ready()
+        lane, who = fitted.lane(tenant_id), (campaign_id, operation)
+        body = driving.body(self._execute_impl, tenant_id, campaign_id, operation, payload)
+        if fitted.has_express and fitted.is_async:
+            ticket = board(fitted, lane, who, context, may_wait=fitted.is_local)
+            if ticket is not None:
+                return await driving.aride(fitted, ticket, body, ending)
+        call = fitted.calling(lane, who, context)
+        result, rows = await driving.adrive(fitted, call, body)
+        await fitted.aconclude(result, rows, ending)
+        return result
+
+    # -- beside the calls ----------------------------------------------------------------------
+
+    @property
+    def circuit_breaker(self) -> CircuitBreaker | None:
+        """The breaker; its state is the worst of all tenants'."""
+        breaker = self._ready().options.circuit_breaker
+        return None if breaker is False else breaker
+
+    @property
+    def store(self) -> ProviderStore:
+        """Where its state is kept."""
+        return self._ready().store
+
+    def health(self, tenant_id: str) -> list[LaneHealth]:
+        """How this provider stands for a tenant, rows that are on their way included."""
+        fitted = self._ready()
+        fitted.recorder.flush(5.0)
+        mine = LaneKey(tenant_id, fitted.provider_name, fitted.capability)
+        return [each for each in fitted.store.health(tenant_id) if each.key == mine]
+
+    def flush(self, timeout: float = 30.0) -> bool:
+        """Wait until every row so far is written; whether that was so in time."""
+        return self._ready().recorder.flush(timeout)
+
+    def close(self) -> None:
+        """Write what is on its way and give back what was taken ahead. Closing twice is fine."""
+        self._ready().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ready(self) -> Fitted:
+        try:
+            return self._fitted
+        except AttributeError:
+            raise WiringError(
+                f"{type(self).__name__} has an __init__ that does not call super().__init__()",
+                remedy="call it, with retry_policy, circuit_breaker, quota or store if need be",
+            ) from None
+
+
+def _named(provider: ProviderBase, attribute: str) -> str:
+    value = getattr(provider, attribute, None)
+    if isinstance(value, str) and 0 < len(value) <= 80 and "\x00" not in value:
+        return value
+    raise WiringError(
+        f"{type(provider).__name__}.{attribute} must be a text of 1 to 80 characters,"
+        f" not {value!r}",
+        remedy=f"set it on the class, or before super().__init__(): {attribute} = '...'",
+    )

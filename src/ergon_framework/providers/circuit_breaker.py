@@ -1,0 +1,172 @@
+"""The circuit breaker of a provider: its settings, and a way to use it alone."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+from ergon_framework.core.breaker import Breaker, BreakerRule, Permit, State, Vote
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.ports.providerstore import LaneKey, ProviderStore
+from ergon_framework.providers.circuits import Circuit, Tell
+from ergon_framework.providers.decisions import DECISIONS
+from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
+from ergon_framework.providers.instants import steady
+
+_ALONE = LaneKey("-", "-", "-")
+_WORST = {State.OPEN: 2, State.HALF_OPEN: 1, State.CLOSED: 0}
+
+
+class CircuitBreaker:
+    """Stops calling what does not answer, and tries again with a few probes.
+
+    Given to a provider it holds one circuit per tenant; :attr:`state` is then the worst of them.
+    Used alone it is one circuit: :meth:`before_call`, the call, :meth:`after_call`.
+    """
+
+    def __init__(
+        self,
+        failure_threshold: int = 5,
+        open_cooldown_seconds: float = 30,
+        half_open_max_calls: int = 1,
+        half_open_success_threshold: int | None = None,
+        probe_lease_seconds: float | None = None,
+    ) -> None:
+        """``half_open_success_threshold`` is as many as there may be probes, unless given;
+        ``probe_lease_seconds`` is the cooldown, or the time a call may take if that is longer.
+        """
+        _check_count("failure_threshold", failure_threshold)
+        _check_seconds("open_cooldown_seconds", open_cooldown_seconds, least=0.0)
+        _check_count("half_open_max_calls", half_open_max_calls)
+        if half_open_success_threshold is None:
+            half_open_success_threshold = half_open_max_calls
+        _check_count("half_open_success_threshold", half_open_success_threshold)
+        if probe_lease_seconds is not None:
+            _check_seconds("probe_lease_seconds", probe_lease_seconds, least=0.001)
+        self.failure_threshold = failure_threshold
+        self.open_cooldown_seconds = open_cooldown_seconds
+        self.half_open_max_calls = half_open_max_calls
+        self.half_open_success_threshold = half_open_success_threshold
+        self.probe_lease_seconds = probe_lease_seconds
+        self._circuits: dict[LaneKey, Circuit] = {}
+        self._lock = threading.Lock()
+
+    def rule(self, budget: float | None = None) -> BreakerRule:
+        """The same as the core's document; a probe may take as long as a call."""
+        lease = self.probe_lease_seconds
+        if lease is None:
+            lease = max(budget or 0.0, self.open_cooldown_seconds, 1.0)
+        return BreakerRule(
+            self.failure_threshold,
+            float(self.open_cooldown_seconds),
+            self.half_open_max_calls,
+            self.half_open_success_threshold,
+            lease,
+        )
+
+    # -- what it looks like --------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """``closed``, ``open`` or ``half_open``."""
+        return self._worst().state
+
+    @property
+    def consecutive_failures(self) -> int:
+        """Failures in a row."""
+        return self._worst().failures
+
+    @property
+    def open_until(self) -> float | None:
+        """Seconds since 1970, while it is open."""
+        return self._worst().open_until
+
+    def _worst(self) -> Breaker:
+        found = [circuit.breaker for circuit in list(self._circuits.values())]
+        return max(found, key=lambda each: (_WORST[each.state], each.failures), default=Breaker())
+
+    # -- used by a provider --------------------------------------------------------------------
+
+    def circuit(
+        self,
+        store: ProviderStore,
+        key: LaneKey,
+        budget: float | None = None,
+        tell: Tell | None = None,
+    ) -> Circuit:
+        """A circuit of its own for ``key``."""
+        circuit = Circuit(store, key, self.rule(budget), tell)
+        with self._lock:
+            self._circuits[key] = circuit
+        return circuit
+
+    def forget(self, key: LaneKey) -> None:
+        """A lane was dropped; the store still knows its circuit."""
+        with self._lock:
+            self._circuits.pop(key, None)
+
+    # -- used alone ----------------------------------------------------------------------------
+
+    def before_call(self) -> Permit:
+        """Let a call in, or raise :class:`ProviderCircuitOpenError`."""
+        circuit = self._own()
+        answer = circuit.admit()
+        if isinstance(answer, Permit):
+            return answer
+        raise circuit_open(answer)
+
+    def after_call(self, permit: Permit, error: BaseException | None = None) -> None:
+        """Report a call that was let in: ``None`` for a success.
+
+        A canonical error votes as the decision table says; of any other, an ``Exception`` is a
+        failure, and what is not (a cancellation, an exit) says nothing.
+        """
+        self._own().report(permit, _vote(error))
+
+    def _own(self) -> Circuit:
+        circuit = self._circuits.get(_ALONE)
+        if circuit is None:
+            from ergon_framework.providers.stores.memory import MemoryProviderStore
+
+            with self._lock:
+                circuit = self._circuits.get(_ALONE)
+                if circuit is None:
+                    circuit = Circuit(MemoryProviderStore(clock=steady()), _ALONE, self.rule())
+                    self._circuits[_ALONE] = circuit
+        return circuit
+
+    def __repr__(self) -> str:
+        return (
+            f"CircuitBreaker(failure_threshold={self.failure_threshold},"
+            f" open_cooldown_seconds={self.open_cooldown_seconds},"
+            f" half_open_max_calls={self.half_open_max_calls}, state={self.state.value!r})"
+        )
+
+
+def circuit_open(seconds: float) -> ProviderCircuitOpenError:
+    """The error of a refusal, which says when to come back."""
+    return ProviderCircuitOpenError(
+        f"the circuit is open for another {seconds:.3g} seconds; the provider was not called",
+        retry_after_seconds=seconds,
+        never_sent=True,
+    )
+
+
+def _vote(error: BaseException | None) -> Vote:
+    if error is None:
+        return Vote.SUCCESS
+    if isinstance(error, ProviderError):
+        return DECISIONS[Reason(error.reason_code)].vote or Vote.NEUTRAL
+    return Vote.FAILURE if isinstance(error, Exception) else Vote.NEUTRAL
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{name} must be an integer of 1 or more, not {value!r}")
+
+
+def _check_seconds(name: str, value: Any, *, least: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < least:
+        raise ConfigurationError(f"{name} must be a number of {least:g} or more, not {value!r}")

@@ -1,0 +1,266 @@
+"""The circuits of lanes, kept in a store: what one process learns, the others learn.
+
+Theory of operation. Each process has a view of a lane that is at most ``FRESH_FOR`` seconds old. A
+call through a closed circuit needs nothing but the view. Whatever changes the circuit is swapped
+against the version it was computed from, and computed anew when somebody else was faster; so there
+are never more probes than allowed, wherever they run. No lock is held while a provider is called.
+When the store does not answer, the view is all there is, and it is brought back later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from ergon_framework.core.breaker import Breaker, BreakerRule, Permit, Refusal, State, Vote
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
+
+FRESH_FOR = 1.0
+"""Seconds after which the view is read anew."""
+
+_TURNS = 100
+"""Swaps lost in a row before the view alone decides: somebody writes without end."""
+
+Change = Callable[[Breaker, float], tuple[Breaker, Permit | Refusal | None]]
+
+
+class Tell(Protocol):
+    """Takes a notice."""
+
+    def __call__(self, name: str, /, **fields: object) -> None:
+        """``name`` is one of the catalogue."""
+
+
+class _Tokens:
+    """Names for probes, different in every process."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self._prefix = os.urandom(6).hex()
+        self._numbers = itertools.count(1)
+
+    def __call__(self) -> str:
+        return f"{self._prefix}-{next(self._numbers):x}"
+
+
+new_token = _Tokens()
+
+
+class Circuit:
+    """One lane's circuit and cooldown, as this process sees them. Any thread may ask."""
+
+    def __init__(
+        self,
+        store: ProviderStore,
+        key: LaneKey,
+        rule: BreakerRule,
+        tell: Tell | None = None,
+        *,
+        fresh_for: float = FRESH_FOR,
+    ) -> None:
+        self.key = key
+        self.rule = rule
+        self._store = store
+        self._tell = tell
+        self._fresh_for = fresh_for
+        self._lock = threading.Lock()
+        self._view = Standing()
+        self._stale_at = float("-inf")
+        self._is_cut_off = False
+        self._permit = Permit(0)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @property
+    def breaker(self) -> Breaker:
+        """The circuit as last seen."""
+        return self._view.breaker
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether :meth:`refresh` would not read the store."""
+        now = self._store.now()
+        # A clock that was set back would otherwise keep the view for that long.
+        return now < self._stale_at <= now + self._fresh_for
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether calls go right through: a fresh view, a closed circuit, nothing to sit out."""
+        breaker = self._view.breaker
+        if breaker.state is not State.CLOSED or breaker.failures:
+            return False
+        now = self._store.now()
+        is_fresh = now < self._stale_at <= now + self._fresh_for
+        return is_fresh and self._view.cooldown_until <= now
+
+    def refresh(self) -> None:
+        """Read the store, if the view is old; when it does not answer, the view stays."""
+        if self.is_fresh:
+            return
+        mine = self._view
+        try:
+            found = self._store.standing(self.key)
+        except StoreError:
+            self._cut_off()
+            return
+        with self._lock:
+            self._stale_at = self._store.now() + self._fresh_for
+            if self._view is not mine:
+                return  # somebody of this process knows more than what was just read
+            was_cut_off, self._is_cut_off = self._is_cut_off, False
+            self._view = found
+        if was_cut_off:
+            self._bring_back(mine, found)
+        if found.breaker.state is not State.CLOSED:
+            self._swap(lambda breaker, now: (breaker.shortened(self.rule, now), None))
+
+    def _bring_back(self, mine: Standing, found: Standing) -> None:
+        """Let the others know what was learned while the store was away."""
+        if mine.cooldown_until > max(found.cooldown_until, self._store.now()):
+            self.cool(mine.cooldown_until - self._store.now())
+        if mine.breaker.state is State.OPEN and found.breaker.state is State.CLOSED:
+            self._swap(lambda theirs, now: (self._as_mine(mine.breaker, theirs, now), None))
+
+    def _as_mine(self, mine: Breaker, theirs: Breaker, now: float) -> Breaker:
+        if theirs.state is not State.CLOSED:
+            return theirs
+        # A generation of its own, or a report from before would count again.
+        return replace(mine.restored(self.rule, now), generation=theirs.generation + 1)
+
+    def refused_for(self) -> float | None:
+        """Seconds for which a call would be refused now; None when it would be let in."""
+        breaker = self._view.breaker
+        if breaker.state is State.CLOSED:
+            return None
+        now = self._store.now()
+        refusal = breaker.peek(self.rule, now)
+        return None if refusal is None else max(0.0, refusal.retry_at - now)
+
+    def cooldown(self) -> float:
+        """Seconds for which nobody should call, because the provider asked for a pause."""
+        until = self._view.cooldown_until
+        return max(0.0, until - self._store.now()) if until else 0.0
+
+    # -- passing -------------------------------------------------------------------------------
+
+    def pass_quickly(self) -> Permit | None:
+        """A permit, if that takes no write: the circuit is closed."""
+        breaker = self._view.breaker
+        if breaker.state is not State.CLOSED:
+            return None
+        if self._permit.generation != breaker.generation:
+            self._permit = Permit(breaker.generation)
+        return self._permit
+
+    def admit(self) -> Permit | float:
+        """A permit, or the seconds for which the call is refused."""
+        quick = self.pass_quickly()
+        if quick is not None:
+            return quick
+        token = new_token()
+        answer = self._swap(lambda breaker, now: breaker.admit(self.rule, token, now))
+        if isinstance(answer, Refusal):
+            return max(0.0, answer.retry_at - self._store.now())
+        return answer if answer is not None else 0.0
+
+    def needs_report(self, permit: Permit, vote: Vote) -> bool:
+        """Whether reporting would change anything, and so has to be written."""
+        breaker = self._view.breaker
+        if vote is Vote.SUCCESS and breaker.state is State.CLOSED:
+            return breaker.failures > 0
+        return bool(permit.token) or vote is Vote.FAILURE
+
+    def report(self, permit: Permit, vote: Vote) -> None:
+        """A call that was let in has ended."""
+        if self.needs_report(permit, vote):
+            self._swap(lambda breaker, now: (breaker.report(self.rule, permit, vote, now), None))
+
+    def force(self, state: State) -> None:
+        """As an operator wants it."""
+        self._swap(lambda breaker, now: (breaker.forced(self.rule, state, now), None))
+
+    def cool(self, seconds: float) -> None:
+        """Nobody calls for so long; a pause that is longer already stays."""
+        until = self._store.now() + seconds
+        try:
+            until = self._store.cool(self.key, until)
+        except StoreError:
+            self._cut_off()
+        with self._lock:
+            view = self._view
+            if until > view.cooldown_until:
+                self._view = Standing(view.breaker, until, view.version)
+        if self._tell is not None:
+            self._tell("cooldown.began", key=self.key, seconds=seconds)
+
+    # -- swapping ------------------------------------------------------------------------------
+
+    def _swap(self, change: Change) -> Permit | Refusal | None:
+        for _ in range(_TURNS):
+            answer, is_settled = self._try(self._view, change, is_last=False)
+            if is_settled:
+                return answer
+        return self._try(self._view, change, is_last=True)[0]
+
+    def _try(
+        self, view: Standing, change: Change, *, is_last: bool
+    ) -> tuple[Permit | Refusal | None, bool]:
+        after, answer = change(view.breaker, self._store.now())
+        if after is view.breaker:
+            return answer, True
+        try:
+            is_swapped = self._store.swap(self.key, view.version, after)
+        except StoreError:
+            self._cut_off()
+            return answer, self._keep(view, Standing(after, view.cooldown_until, view.version))
+        if not is_swapped and not is_last:
+            self._reread(view)
+            return answer, False
+        if not is_swapped and isinstance(answer, Permit):
+            return None, True  # a place that nobody knows of would be one too many
+        self._keep(view, Standing(after, view.cooldown_until, view.version + is_swapped))
+        if after.generation != view.breaker.generation:
+            self._tell_change(after)
+        return answer, True
+
+    def _keep(self, before: Standing, after: Standing) -> bool:
+        with self._lock:
+            if self._view.version != before.version or self._view.breaker is not before.breaker:
+                return False
+            cooldown = max(after.cooldown_until, self._view.cooldown_until)
+            self._view = Standing(after.breaker, cooldown, after.version)
+            return True
+
+    def _reread(self, before: Standing) -> None:
+        try:
+            found = self._store.standing(self.key)
+        except StoreError:
+            self._cut_off()
+            return
+        with self._lock:
+            if self._view is before:
+                self._view = found
+
+    def _cut_off(self) -> None:
+        with self._lock:
+            self._is_cut_off = True
+            self._stale_at = self._store.now() + self._fresh_for
+
+    def _tell_change(self, after: Breaker) -> None:
+        if self._tell is not None:
+            self._tell(_NOTICES[after.state], key=self.key, failures=after.failures)
+
+
+_NOTICES = {
+    State.OPEN: "circuit.opened",
+    State.HALF_OPEN: "circuit.half_opened",
+    State.CLOSED: "circuit.closed",
+}

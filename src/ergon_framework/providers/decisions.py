@@ -1,0 +1,132 @@
+"""What follows from each reason: the one table.
+
+Drivers, the task and the pages read it; nobody else decides by reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ergon_framework.core.breaker import Vote
+from ergon_framework.core.failure import Kind
+from ergon_framework.providers.errors import Reason
+
+
+class Requeue(StrEnum):
+    """Whether and when a task may put the call back into its queue."""
+
+    NEVER = "never"
+    BACKOFF = "backoff"
+    COOLDOWN_END = "cooldown_end"
+    WINDOW_END = "window_end"
+    OPEN_UNTIL = "open_until"
+    OPT_IN = "opt_in"
+
+
+class Spend(StrEnum):
+    """What becomes of the reserved quota."""
+
+    SPENT = "spent"
+    REFUND = "refund"
+    REFUND_IF_NEVER_SENT = "refund_if_never_sent"
+    NONE = "none"  # nothing was taken
+
+
+class Bury(StrEnum):
+    """Whether the end of such a call becomes a dead letter."""
+
+    ON_EXHAUSTION = "on_exhaustion"
+    OPT_IN = "opt_in"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One row of the table."""
+
+    kind: Kind
+    """What the retry rule sees."""
+    retries: bool
+    requeue: Requeue
+    vote: Vote | None
+    """What the circuit is told; None: it was not asked."""
+    quota: Spend
+    bury: Bury
+
+
+_LATER = (Requeue.BACKOFF, Vote.FAILURE)
+
+DECISIONS: dict[Reason, Decision] = {
+    Reason.TIMEOUT: Decision(Kind.TIMEOUT, True, *_LATER, Spend.SPENT, Bury.ON_EXHAUSTION),
+    Reason.CONNECTION_ERROR: Decision(
+        Kind.TRANSIENT, True, *_LATER, Spend.REFUND_IF_NEVER_SENT, Bury.ON_EXHAUSTION
+    ),
+    Reason.DEPENDENCY_UNAVAILABLE: Decision(
+        Kind.TRANSIENT, True, *_LATER, Spend.SPENT, Bury.ON_EXHAUSTION
+    ),
+    Reason.RATE_LIMITED: Decision(
+        Kind.THROTTLED,
+        True,
+        Requeue.COOLDOWN_END,
+        Vote.NEUTRAL,
+        Spend.SPENT,
+        Bury.ON_EXHAUSTION,
+    ),
+    Reason.RESPONSE_INVALID: Decision(
+        Kind.REJECTED, False, Requeue.NEVER, Vote.FAILURE, Spend.SPENT, Bury.OPT_IN
+    ),
+    Reason.INTERNAL_ERROR: Decision(
+        Kind.DEFECT, False, Requeue.OPT_IN, Vote.FAILURE, Spend.SPENT, Bury.OPT_IN
+    ),
+    Reason.AUTH_FAILED: Decision(
+        Kind.REJECTED, False, Requeue.NEVER, Vote.NEUTRAL, Spend.SPENT, Bury.OPT_IN
+    ),
+    Reason.BAD_REQUEST: Decision(
+        Kind.REJECTED,
+        False,
+        Requeue.NEVER,
+        Vote.NEUTRAL,
+        Spend.REFUND_IF_NEVER_SENT,
+        Bury.OPT_IN,
+    ),
+    Reason.QUOTA_EXHAUSTED: Decision(
+        Kind.HELD, False, Requeue.WINDOW_END, Vote.NEUTRAL, Spend.NONE, Bury.OPT_IN
+    ),
+    Reason.CIRCUIT_OPEN: Decision(
+        Kind.HELD, False, Requeue.OPEN_UNTIL, None, Spend.REFUND, Bury.OPT_IN
+    ),
+}
+
+RETRYABLE_KINDS = frozenset(each.kind for each in DECISIONS.values() if each.retries)
+"""What the one judge is told to retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionOptions:
+    """The cells a provider may choose differently."""
+
+    rate_limit_votes_failure: bool = False
+    rate_limit_refunds: bool = False
+    internal_error_is_neutral: bool = False
+
+
+def decisions(options: DecisionOptions) -> dict[str, Decision]:
+    """The table by reason code, with a provider's own choices."""
+    table = {reason.value: row for reason, row in DECISIONS.items()}
+    if options.rate_limit_votes_failure:
+        _change(table, Reason.RATE_LIMITED, vote=Vote.FAILURE)
+    if options.rate_limit_refunds:
+        _change(table, Reason.RATE_LIMITED, quota=Spend.REFUND)
+    if options.internal_error_is_neutral:
+        _change(table, Reason.INTERNAL_ERROR, vote=Vote.NEUTRAL)
+    return table
+
+
+def _change(
+    table: dict[str, Decision],
+    reason: Reason,
+    vote: Vote | None = None,
+    quota: Spend | None = None,
+) -> None:
+    row = table[reason.value]
+    table[reason.value] = replace(row, vote=vote or row.vote, quota=quota or row.quota)

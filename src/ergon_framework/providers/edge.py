@@ -1,0 +1,99 @@
+"""What a caller may pass: checked before anything is reserved or called."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from ergon_framework.providers.errors import ProviderBadRequestError
+from ergon_framework.providers.execution import ProviderExecutionContext
+
+MOST = 2**31 - 1
+"""What a column of whole numbers holds."""
+_LONGEST = {"tenant_id": 36, "campaign_id": 36, "operation": 120}
+"""Characters: what the columns hold."""
+
+
+def check_call(
+    tenant_id: Any, campaign_id: Any, operation: Any, payload: Any, context: Any
+) -> None:
+    """Refuse a call that is wrong, with the name of the argument and what to do."""
+    _check_text("tenant_id", tenant_id)
+    _check_text("operation", operation)
+    if campaign_id is not None:
+        _check_text("campaign_id", campaign_id)
+    if type(payload) is not dict and not isinstance(payload, dict):
+        raise _refused("payload", f"must be a dict, not {type(payload).__name__}")
+    try:
+        msgspec.json.encode(payload)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise _refused("payload", f"cannot be written as JSON: {error}") from error
+    if not isinstance(context, ProviderExecutionContext):
+        raise _refused(
+            "context", f"must be a ProviderExecutionContext, not {type(context).__name__}"
+        )
+    _check_context(context)
+
+
+def check_units(units: int, limit: int) -> None:
+    """Refuse a call that costs more than any window has: it could wait for ever."""
+    if units > limit:
+        raise _refused("context.units", f"is {units}, but a whole window has {limit}")
+
+
+def _check_context(context: ProviderExecutionContext) -> None:
+    if context.deadline is not None:
+        _check_seconds("deadline", context.deadline)
+    if context.timeout_seconds is not None:
+        _check_seconds("timeout_seconds", context.timeout_seconds)
+    if type(context.units) is not int or context.units < 1:
+        raise _refused("context.units", f"must be an integer of 1 or more, not {context.units!r}")
+    offset = context.attempt_offset
+    if type(offset) is not int or not 0 <= offset <= MOST:
+        raise _refused("context.attempt_offset", f"must be an integer of 0 or more, not {offset!r}")
+    if context.correlation_id is not None:
+        _check_name("correlation_id", context.correlation_id)
+    if context.idempotency_key is not None:
+        _check_name("idempotency_key", context.idempotency_key)
+    if context.task_execution_id is not None:
+        _check_name("task_execution_id", context.task_execution_id, 36)
+    if context.task_name is not None:
+        _check_name("task_name", context.task_name)
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise _refused(f"context.{name}", f"must be a number of seconds or None, not {value!r}")
+
+
+def _check_name(name: str, value: Any, longest: int = 255) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= longest or not _is_clean(value):
+        raise _refused(f"context.{name}", f"must be a text of 1 to {longest} characters")
+
+
+def _check_text(name: str, value: Any) -> None:
+    if type(value) is str and value and len(value) <= _LONGEST[name]:
+        if "\x00" not in value and value.isascii():
+            return  # nearly every one
+        if _is_clean(value):
+            return
+    if not isinstance(value, str) or not value:
+        raise _refused(name, f"must be a text that is not empty, not {value!r}")
+    if not _is_clean(value):
+        raise _refused(name, "must not have a NUL character or half a surrogate pair")
+    if len(value) > _LONGEST[name]:
+        raise _refused(name, f"must have at most {_LONGEST[name]} characters, not {len(value)}")
+
+
+def _is_clean(text: str) -> bool:
+    """Whether every database takes it."""
+    return "\x00" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _refused(where: str, what: str) -> ProviderBadRequestError:
+    return ProviderBadRequestError(
+        f"{where} {what}", never_sent=True, details={"path": where}, remedy="nothing was called"
+    )

@@ -1,0 +1,142 @@
+"""The canonical errors of provider calls: eleven classes, ten reason codes.
+
+Whatever a provider raises becomes one of these, once, where it is caught. A class stands for one
+reason code; what follows from a reason is decided in ``decisions.py`` and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from ergon_framework.errors import ErgonError
+
+
+class Reason(StrEnum):
+    """Why a call failed: a closed list."""
+
+    TIMEOUT = "timeout"
+    CONNECTION_ERROR = "connection_error"
+    RATE_LIMITED = "rate_limited"
+    AUTH_FAILED = "auth_failed"
+    QUOTA_EXHAUSTED = "quota_exhausted"
+    BAD_REQUEST = "bad_request"
+    RESPONSE_INVALID = "response_invalid"
+    DEPENDENCY_UNAVAILABLE = "dependency_unavailable"
+    CIRCUIT_OPEN = "circuit_open"
+    INTERNAL_ERROR = "internal_error"
+
+
+class ProviderError(ErgonError):
+    """A provider call failed. Raised as it is, it stands for ``internal_error``."""
+
+    reason_code: str = Reason.INTERNAL_ERROR.value
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        http_status: int | None = None,
+        retry_after_seconds: float | None = None,
+        never_sent: bool = False,
+        remedy: str = "",
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, remedy=remedy, details=details)
+        self.http_status = http_status
+        self.retry_after_seconds = retry_after_seconds
+        self.never_sent = never_sent
+        """Whether it is certain that the provider never saw the request."""
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        """The reason code, under the name that every Ergon error has."""
+        return self.reason_code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes of a pool; keyword arguments must not get lost."""
+        return type(self), (self.message,), self.__dict__
+
+
+class ProviderTimeoutError(ProviderError, TimeoutError):
+    """No answer in time; the request may have been served."""
+
+    reason_code = Reason.TIMEOUT.value
+    retryable = True
+
+
+class ProviderConnectionError(ProviderError, ConnectionError):
+    """The connection could not be made, or broke."""
+
+    reason_code = Reason.CONNECTION_ERROR.value
+    retryable = True
+
+
+class ProviderRateLimitError(ProviderError):
+    """The provider asks for a pause."""
+
+    reason_code = Reason.RATE_LIMITED.value
+    retryable = True
+
+
+class ProviderAuthError(ProviderError):
+    """The provider does not accept our credentials."""
+
+    reason_code = Reason.AUTH_FAILED.value
+
+
+class ProviderQuotaExceededError(ProviderError):
+    """The budget of this window is used up, ours or the provider's."""
+
+    reason_code = Reason.QUOTA_EXHAUSTED.value
+
+
+class ProviderBadRequestError(ProviderError, ValueError):
+    """The request is wrong; the same one will always be refused."""
+
+    reason_code = Reason.BAD_REQUEST.value
+
+
+class ProviderResponseFormatError(ProviderError):
+    """The answer is not what was agreed."""
+
+    reason_code = Reason.RESPONSE_INVALID.value
+
+
+class ProviderDependencyError(ProviderError):
+    """The provider, or something it depends on, is down for now."""
+
+    reason_code = Reason.DEPENDENCY_UNAVAILABLE.value
+    retryable = True
+
+
+class ProviderInternalError(ProviderError):
+    """An error nobody knows: a bug, theirs or ours."""
+
+    reason_code = Reason.INTERNAL_ERROR.value
+
+
+class ProviderCircuitOpenError(ProviderError):
+    """The circuit is open; the provider was not called."""
+
+    reason_code = Reason.CIRCUIT_OPEN.value
+
+
+ERROR_OF: dict[str, type[ProviderError]] = {
+    kind.reason_code: kind
+    for kind in (
+        ProviderTimeoutError,
+        ProviderConnectionError,
+        ProviderRateLimitError,
+        ProviderAuthError,
+        ProviderQuotaExceededError,
+        ProviderBadRequestError,
+        ProviderResponseFormatError,
+        ProviderDependencyError,
+        ProviderInternalError,
+        ProviderCircuitOpenError,
+    )
+}
+"""The class that stands for a reason code."""

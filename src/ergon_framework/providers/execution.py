@@ -1,0 +1,100 @@
+"""What goes into a provider call beside its payload, and what comes out.
+
+These records are not frozen: a frozen one takes five times as long to build, and one of each is
+built per call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ergon_framework.core.breaker import State
+from ergon_framework.ports.providerstore import DeadLetter
+from ergon_framework.providers.errors import ProviderError, ProviderInternalError
+
+
+@dataclass(slots=True)
+class ProviderExecutionContext:
+    """Who calls, under which names, and until when. Every field is optional.
+
+    ``deadline`` is an instant of ``time.monotonic`` in this process: the outermost owner sets it,
+    and nobody below lengthens it. ``timeout_seconds`` says the same from now on.
+    """
+
+    correlation_id: str | None = None
+    idempotency_key: str | None = None
+    task_execution_id: str | None = None
+    task_name: str | None = None
+    deadline: float | None = None
+    timeout_seconds: float | None = None
+    attempt_offset: int = 0
+    """Attempts that were made before, for the same call, by somebody who put it back."""
+    units: int = 1
+    """What the call costs of the quota."""
+    traceparent: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    attempt: int = 0
+    """The number of the attempt under way; set for ``_execute_impl``."""
+    attempt_timeout_seconds: float | None = None
+    """What this attempt may take, and no more; set for ``_execute_impl``."""
+
+
+@dataclass(slots=True)
+class ProviderAttempt:
+    """One attempt of a call. Instants are of ``time.monotonic``."""
+
+    number: int
+    started_at: float
+    duration_ms: float
+    reason_code: str | None = None
+    retryable: bool = False
+    delay_seconds: float | None = None
+    """The wait that followed; None after the last."""
+    http_status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSnapshot:
+    """The window's budget as the call saw it."""
+
+    limit_count: int
+    used_count: int
+    remaining_count: int
+    window_end: float
+    """Seconds since 1970."""
+
+
+@dataclass(slots=True)
+class ProviderExecutionResult:
+    """How a call ended. A failure is returned, not raised: :meth:`unwrap` raises it."""
+
+    success: bool
+    data: dict[str, Any] | None = field(repr=False)
+    error: ProviderError | None
+    reason_code: str | None
+    attempts: int
+    """Attempts made by this call; 0 when a gate refused it."""
+    duration_ms: float
+    correlation_id: str
+    idempotency_key: str | None = None
+    http_status: int | None = None
+    retry_after_seconds: float | None = None
+    stop_reason: str = "succeeded"
+    """Why it ended: see ``Stopped`` in the reference."""
+    is_late: bool = False
+    """It succeeded after its deadline: still a success."""
+    replayed: bool = False
+    """An earlier call under the same idempotency key had the result already."""
+    breaker_state: State = State.CLOSED
+    quota: QuotaSnapshot | None = None
+    attempt_log: tuple[ProviderAttempt, ...] = ()
+    dead_letter: DeadLetter | None = None
+    """The letter that was recorded for it, when its task asked for one."""
+
+    def unwrap(self) -> dict[str, Any]:
+        """The data, or the canonical error raised."""
+        if self.success and self.data is not None:
+            return self.data
+        raise self.error or ProviderInternalError("the call failed without an error")

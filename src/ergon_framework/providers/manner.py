@@ -1,0 +1,85 @@
+"""How one provider makes its calls, and what follows from what a caller gave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ergon_framework.core.guard import GuardRule
+from ergon_framework.core.quota import Account
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.clock import Clock
+from ergon_framework.providers.decisions import Decision
+from ergon_framework.providers.errors import ProviderError
+from ergon_framework.providers.execution import ProviderExecutionContext, QuotaSnapshot
+from ergon_framework.providers.lanes import Lane
+from ergon_framework.providers.quota import Reservation
+from ergon_framework.providers.retries import Retries
+from ergon_framework.providers.retry_after import parse_retry_after
+
+_LONGEST_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How one provider makes its calls: fixed when it is built."""
+
+    guard: GuardRule
+    table: dict[str, Decision]
+    canonical: Callable[[Exception], ProviderError]
+    clock: Callable[[], Clock]
+    wall: Callable[[], float]
+    max_attempts: int
+    attempt_timeout: float | None
+    default_cooldown: float
+    longest_cooldown: float
+    fails_open: bool
+    retries: Retries
+    new_id: Callable[[], str]
+
+
+def quota_snapshot(account: Account) -> QuotaSnapshot:
+    """A budget as a result shows it."""
+    return QuotaSnapshot(account.limit, account.used, account.remaining, account.window.end)
+
+
+def deadline_of(
+    context: ProviderExecutionContext, budget: float | None, now: float
+) -> float | None:
+    """The earliest of what the caller, the context and the provider say."""
+    deadline = context.deadline
+    for seconds in (context.timeout_seconds, budget):
+        if seconds is not None and (deadline is None or now + seconds < deadline):
+            deadline = now + seconds
+    return deadline
+
+
+def budget_ms(began_at: float, deadline: float | None) -> int | None:
+    """A budget as a row has it: neither below nothing nor longer than its column holds."""
+    if deadline is None:
+        return None
+    return round(min(max(0.0, deadline - began_at), _LONGEST_BUDGET) * 1000)
+
+
+def give_back(manner: Manner, lane: Lane, reservation: Reservation) -> None:
+    """Return units that were not used, and count those that the store does not take."""
+    try:
+        if lane.quota is not None and reservation.is_open:
+            lane.quota.refund(reservation)
+    except StoreError:
+        manner.retries.unreturned(reservation.units)
+
+
+def tidied(error: ProviderError, wall: Callable[[], float]) -> ProviderError:
+    """The same error with numbers that are numbers: a header passed on as it came is a text."""
+    wait: Any = getattr(error, "retry_after_seconds", None)
+    if isinstance(wait, str):
+        wait = parse_retry_after(wait, wall())
+    is_number = isinstance(wait, int | float) and not isinstance(wait, bool) and math.isfinite(wait)
+    error.retry_after_seconds = max(0.0, wait) if is_number else None
+    status: Any = getattr(error, "http_status", None)
+    error.http_status = status if type(status) is int and 0 <= status < 1000 else None
+    error.never_sent = bool(getattr(error, "never_sent", False))
+    return error

@@ -1,0 +1,13 @@
+"""Numbered changes of the tables of provider calls, run by Alembic.
+
+They have a version table of their own, so that a host's Alembic neither sees them nor is seen.
+``running`` runs them on a connection, ``database`` opens one; ``ergon db`` does both. Each revision
+only adds: a host's own tables are never touched.
+"""
+
+from __future__ import annotations
+
+VERSION_TABLE = "ergon_provider_alembic_version"
+REVISIONS = ("0001",)
+"""Every revision this program knows, the oldest first."""
+HEAD = REVISIONS[-1]

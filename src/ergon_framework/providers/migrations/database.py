@@ -1,0 +1,119 @@
+"""Opens the database that a store's URL names, for a migration or a look at its tables."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, NullPool, create_engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from ergon_framework.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    StoreError,
+    StoreSchemaError,
+    StoreUnavailableError,
+    describe,
+)
+from ergon_framework.storage import faults
+
+_FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or postgresql://user@host/name"
+_PATIENCE = 10  # seconds for a server to answer, and for another writer of a file to end
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database that can be migrated. Nothing here shows a password."""
+
+    url: URL
+
+    @property
+    def dialect(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return self.url.get_backend_name()
+
+    @property
+    def file(self) -> Path | None:
+        """The file of an SQLite database."""
+        return Path(self.url.database or "") if self.dialect == "sqlite" else None
+
+    @property
+    def name(self) -> str:
+        """What to call it in front of people."""
+        if self.file is not None:
+            return str(self.file)
+        shown = self.url.set(drivername="postgresql", query={})
+        return shown.render_as_string(hide_password=True)
+
+    @contextmanager
+    def connect(self, *, creates: bool = False) -> Iterator[Connection]:
+        """One connection in one transaction; a file that is not there is made only on request."""
+        if self.file is not None and not creates and not self.file.exists():
+            raise StoreUnavailableError(
+                f"there is no file {self.file}", remedy="ergon db upgrade makes it"
+            )
+        timeout = "timeout" if self.file is not None else "connect_timeout"
+        engine = create_engine(
+            self.url, poolclass=NullPool, connect_args={timeout: _PATIENCE}, hide_parameters=True
+        )
+        try:
+            with engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise self._told(error) from error
+        finally:
+            engine.dispose()
+
+    def _told(self, error: SQLAlchemyError) -> StoreError:
+        cause = error.orig if isinstance(error, DBAPIError) else None
+        if self.file is None:
+            from ergon_framework.providers.stores.postgres_faults import translate
+
+            return translate(cause or error, self.name)
+        found = faults.translate(cause, self.file) if isinstance(cause, sqlite3.Error) else None
+        return found or StoreSchemaError(
+            f"the tables of {self.name} cannot be used: {describe(cause or error)}",
+            remedy="see what another program did to them, or name another store",
+        )
+
+
+def database_of(url: str) -> Database:
+    """The database that a URL names; the URL is checked, nothing is opened."""
+    scheme, mark, rest = url.partition("://")
+    kind = scheme.lower().partition("+")[0]
+    if not mark:
+        raise ConfigurationError("the URL of a store must say of which kind it is", remedy=_FORMS)
+    if kind == "memory":
+        raise ConfigurationError(
+            "a store in memory has no tables: there is nothing to migrate", remedy=_FORMS
+        )
+    if kind == "sqlite":
+        return Database(URL.create("sqlite", database=_path(rest)))
+    if kind in {"postgres", "postgresql"}:
+        return Database(_postgres(f"postgresql+psycopg://{rest}"))
+    raise ConfigurationError(f"there is no store of the kind {scheme[:32]!r}", remedy=_FORMS)
+
+
+def _path(rest: str) -> str:
+    path = rest.removeprefix("/")
+    if path == rest or path in {"", ":memory:"} or {*path} & {"?", "#", "\0"}:
+        raise ConfigurationError("this URL names no SQLite file", remedy=_FORMS)
+    return path
+
+
+def _postgres(url: str) -> URL:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "a store on PostgreSQL needs psycopg",
+            remedy="pip install 'ergon-framework[postgres]'",
+        ) from error
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError):  # its text may hold the password
+        raise ConfigurationError("the URL of the store cannot be read", remedy=_FORMS) from None

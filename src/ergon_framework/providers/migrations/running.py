@@ -1,0 +1,136 @@
+"""Runs the migrations of provider calls on an open connection, or writes them as SQL."""
+
+from __future__ import annotations
+
+import io
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, inspect, text
+
+from ergon_framework.errors import ConfigurationError, StoreSchemaError
+from ergon_framework.providers.migrations import HEAD, REVISIONS, VERSION_TABLE
+from ergon_framework.providers.models import metadata
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+BASE = "base"
+"""What is there before the first revision: nothing."""
+_LOCK = 0x4572676F  # of one migration at a time, among all users of a PostgreSQL database
+
+
+def current(connection: Connection) -> str | None:
+    """The revision of the tables that are there; None when there are none."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    revision: str | None = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))  # noqa: S608 - our own name
+    return revision
+
+
+def upgrade(connection: Connection) -> str | None:
+    """Bring the tables up to date, whoever comes first; the revision that was there before.
+
+    In the transaction of the connection, or in one of its own when none is open.
+    """
+    with nullcontext() if connection.in_transaction() else connection.begin():
+        before = current(connection)
+        if before != HEAD:
+            _take_turn(connection)
+            before = current(connection)
+            _refuse_unknown(before)
+            if before is None:
+                _refuse_foreign(connection)
+            _run("upgrade", HEAD, connection=connection)
+        return before
+
+
+def downgrade(connection: Connection, revision: str = BASE) -> str | None:
+    """Go back to a revision; to ``base`` removes every table. The revision that was there before.
+
+    What is in the tables that go is lost.
+    """
+    with nullcontext() if connection.in_transaction() else connection.begin():
+        _take_turn(connection)
+        before = current(connection)
+        _refuse_unknown(before)
+        _check_target(before, revision)
+        if before is not None:
+            _run("downgrade", revision, connection=connection, is_last=revision == BASE)
+        return before
+
+
+def upgrade_script(dialect: str) -> str:
+    """The SQL that makes the tables in an empty database, or in a host's."""
+    return _run("upgrade", f"{BASE}:{HEAD}", dialect=dialect)
+
+
+def downgrade_script(dialect: str, revision: str = BASE) -> str:
+    """The SQL that goes back from the newest revision to another one."""
+    _check_target(HEAD, revision)
+    return _run("downgrade", f"{HEAD}:{revision}", dialect=dialect, is_last=revision == BASE)
+
+
+def _run(what: str, revision: str, **given: Any) -> str:
+    from alembic import command
+
+    told = io.StringIO()
+    config = _config(told)
+    config.attributes.update(given)
+    run = command.upgrade if what == "upgrade" else command.downgrade
+    run(config, revision, sql="dialect" in given)
+    return told.getvalue()
+
+
+def _config(told: io.StringIO) -> Config:
+    from alembic.config import Config
+
+    config = Config(output_buffer=told)
+    config.set_main_option("script_location", __package__.replace(".migrations", ":migrations"))
+    return config
+
+
+def _take_turn(connection: Connection) -> None:
+    """Let one process migrate at a time, and let it do all or nothing."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    elif connection.dialect.name == "sqlite":
+        driver: Any = connection.connection.dbapi_connection
+        if not driver.in_transaction:  # by itself the driver begins none for statements like these
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _refuse_unknown(revision: str | None) -> None:
+    if revision is not None and revision not in REVISIONS:
+        raise StoreSchemaError(
+            f"the tables of provider calls are of revision {revision!r}; this program works with"
+            f" {HEAD!r} and knows nothing newer",
+            remedy="upgrade ergon-framework here, or name another store",
+        )
+
+
+def _refuse_foreign(connection: Connection) -> None:
+    taken = sorted({*inspect(connection).get_table_names()} & {*metadata.tables})
+    if taken:
+        raise StoreSchemaError(
+            f"the database has tables of these names that no migration of ours made:"
+            f" {', '.join(taken)}",
+            remedy="rename or drop them, or name another database or schema",
+        )
+
+
+def _check_target(before: str | None, revision: str) -> None:
+    if revision != BASE and revision not in REVISIONS:
+        raise ConfigurationError(
+            f"there is no revision {revision!r}",
+            remedy=f"known are {', '.join((BASE, *REVISIONS))}",
+        )
+    if before is not None and REVISIONS.index(before) < _place(revision):
+        raise ConfigurationError(
+            f"revision {revision!r} is newer than {before!r}, the store's",
+            remedy="ergon db upgrade",
+        )
+
+
+def _place(revision: str) -> int:
+    return -1 if revision == BASE else REVISIONS.index(revision)

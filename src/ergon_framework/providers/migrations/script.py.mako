@@ -1,0 +1,21 @@
+"""${message}"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = ${repr(branch_labels)}
+depends_on = ${repr(depends_on)}
+
+
+def upgrade() -> None:
+    """Add what is new."""
+    ${upgrades if upgrades else "pass"}
+
+
+def downgrade() -> None:
+    """Remove exactly that."""
+    ${downgrades if downgrades else "pass"}

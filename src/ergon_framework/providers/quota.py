@@ -1,0 +1,210 @@
+"""Budgets of calls per window: the policy, and how a lane takes from a store."""
+
+from __future__ import annotations
+
+import math
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
+
+from ergon_framework.core.quota import Account, Window, block_of, window_at
+from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.ports.providerstore import LaneKey, ProviderStore
+
+ASK_AGAIN = 1.0
+"""Seconds for which a refusal is believed: somebody may give units back."""
+
+
+SHORTEST_WINDOW = 0.001
+"""Seconds: much less than this, and an instant of today has no window of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaPolicy:
+    """At most ``limit`` units per window.
+
+    A window is so many seconds, counted from ``anchor`` (seconds since 1970), or a calendar
+    ``period`` in the time zone ``tz``. ``block`` above 1 lets a process take several units at once
+    for a hot lane, fewer and fewer towards the limit; what it does not use it gives back.
+    """
+
+    limit: int
+    window_seconds: float = 3600
+    period: Literal["day", "month"] | None = None
+    tz: str = "UTC"
+    anchor: float = 0.0
+    block: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "block"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"{name} must be an integer of 1 or more, not {value!r}")
+        if not _is_number(self.window_seconds) or self.window_seconds < SHORTEST_WINDOW:
+            raise ConfigurationError(
+                f"window_seconds must be {SHORTEST_WINDOW} or more, not {self.window_seconds!r}"
+            )
+        if not _is_number(self.anchor):
+            raise ConfigurationError(f"anchor must be a finite number, not {self.anchor!r}")
+        if self.period not in (None, "day", "month"):
+            raise ConfigurationError(
+                f"period must be 'day' or 'month', not {self.period!r}",
+                remedy="leave it out and give window_seconds for any other length",
+            )
+        if self.period is not None:
+            self._zone()
+
+    def window(self, now: float) -> Window:
+        """The window that ``now`` lies in."""
+        if self.period is None:
+            return window_at(now, self.window_seconds, self.anchor)
+        zone = self._zone()
+        here = datetime.fromtimestamp(now, zone).date()
+        first = here.replace(day=1) if self.period == "month" else here
+        after = first + timedelta(days=32 if self.period == "month" else 1)
+        last = after.replace(day=1) if self.period == "month" else after
+        return Window(_midnight(first, zone), _midnight(last, zone))
+
+    def _zone(self) -> ZoneInfo:
+        try:
+            return ZoneInfo(self.tz)
+        except (KeyError, ValueError, OSError, TypeError) as error:
+            raise ConfigurationError(
+                f"there is no time zone {self.tz!r}", remedy="name one such as Europe/Athens"
+            ) from error
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+def _midnight(day: date, zone: ZoneInfo) -> float:
+    return datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Units that were taken, and the window they belong to. It is given back once or never."""
+
+    window: Window
+    units: int
+    account: Account
+    is_open: bool = True
+
+
+class QuotaDesk:
+    """Takes units of one lane from the store. Any thread may ask."""
+
+    def __init__(self, store: ProviderStore, key: LaneKey, policy: QuotaPolicy) -> None:
+        self.key = key
+        self.policy = policy
+        self._store = store
+        self._lock = threading.Lock()
+        self._refused: Account | None = None
+        self._believed_until = float("-inf")
+        self._window: Window | None = None
+        self._block: Account | None = None
+        """Units this process has taken and not yet used: its limit is the block's size."""
+        self._seen: Account | None = None
+
+    @property
+    def account(self) -> Account | None:
+        """The budget as last seen."""
+        return self._seen
+
+    def retry_after(self) -> float:
+        """Seconds until the window ends, ours or the store's if that is ahead."""
+        seen = self._seen
+        now = self._store.now()
+        end = self._window_at(now).end
+        return max(0.0, end - now, 0.0 if seen is None else seen.window.end - now)
+
+    def reserve(self, units: int = 1) -> Reservation | None:
+        """Take units, or None when the window has not so many left."""
+        now = self._store.now()
+        window = self._window_at(now)
+        if self.policy.block > 1:
+            taken = self._from_block(window, units)
+            if taken is not None:
+                return taken
+        if self._is_known_empty(window, units, now):
+            return None
+        if units > self.policy.limit:
+            return None
+        return self._from_store(window, units, now)
+
+    def refund(self, reservation: Reservation) -> None:
+        """Give the units back to the window they came from, once."""
+        with self._lock:
+            if not reservation.is_open:
+                return
+            reservation.is_open = False
+        self._store.refund(self.key, reservation.window, reservation.units)
+        self._believed_until = float("-inf")
+
+    def give_back_block(self) -> None:
+        """Return what this process took ahead and did not use; lost when the store is away."""
+        with self._lock:
+            block, self._block = self._block, None
+        if block is not None and block.remaining:
+            with suppress(StoreError):
+                self._store.refund(self.key, block.window, block.remaining)
+
+    def _window_at(self, now: float) -> Window:
+        window = self._window
+        if window is not None and window.start <= now < window.end:
+            return window
+        fresh = self.policy.window(now)
+        if window is None or fresh.start > window.start:
+            self._window = window = fresh
+        return window  # a clock that was set back does not open an old window again
+
+    def _from_block(self, window: Window, units: int) -> Reservation | None:
+        with self._lock:
+            block = self._block
+            if block is None or block.window != window:
+                self._block = None  # a new window: what was left belonged to the old one
+                return None
+            after = block.reserve(units)
+            if after is None:
+                return None
+            self._block = after
+            return Reservation(window, units, self._seen or after)
+
+    def _from_store(self, window: Window, units: int, now: float) -> Reservation | None:
+        ahead = units
+        seen = self._seen
+        if self.policy.block > 1 and seen is not None and seen.window == window:
+            ahead = block_of(seen.remaining, units, self.policy.block)
+        found = self._store.reserve(self.key, window, self.policy.limit, ahead)
+        if not found.is_granted and ahead > units:
+            ahead = units
+            found = self._store.reserve(self.key, window, self.policy.limit, units)
+        self._seen = account = found.account
+        if not found.is_granted:
+            self._refused, self._believed_until = account, now + ASK_AGAIN
+            return None
+        if ahead > units:
+            self._keep_block(Account(account.window, ahead, units))
+        return Reservation(account.window, units, account)
+
+    def _keep_block(self, block: Account) -> None:
+        with self._lock:
+            spare, self._block = self._block, block
+        if spare is not None and spare.remaining:
+            with suppress(StoreError):  # the units in hand are worth more than the spare ones
+                self._store.refund(self.key, spare.window, spare.remaining)
+
+    def _is_known_empty(self, window: Window, units: int, now: float) -> bool:
+        refused = self._refused
+        return (
+            refused is not None
+            and now < self._believed_until <= now + ASK_AGAIN
+            and refused.window.start >= window.start
+            and refused.limit == self.policy.limit
+            and units > refused.remaining
+        )

@@ -1,0 +1,323 @@
+"""Between a call and its store: rows are handed over in a moment and written behind the caller.
+
+A call never waits for the store, and never fails because of it. Rows that say how an execution
+ended are kept on disk while the store is away; retries and refusals are done without when room is
+short. Every row ends in one count: written, spilled and later replayed, dropped, or lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneKey, ProviderStore
+from ergon_framework.providers.recorder_ledger import Tell
+from ergon_framework.providers.recorder_refusals import RefusalGate
+from ergon_framework.providers.recorder_writing import LOOK, Marker, Writer
+from ergon_framework.providers.spill import MAX_BYTES, Spill, beside, default_spill
+from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.providers.telling import tell
+
+CLOSING = 5.0
+"""Seconds a process that ends gives its store to take the last rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderStats:
+    """What one process's recorder has done with its rows so far."""
+
+    queued_rows: int
+    written_rows: int
+    dropped_rows: int
+    """Retries and refusals that there was no room for."""
+    lost_rows: int
+    """Final rows that neither the store nor the disk took."""
+    spilled_rows: int
+    replayed_rows: int
+    refused_total: dict[str, int]
+    """Every refused call, by reason, whether it has a row or not."""
+    coalesced_rows: int
+    """Refused calls that have no row because there were too many at once."""
+    spill_full: int
+    """How often the spill had reached its limit."""
+    last_error: str | None
+
+
+class Recorder:
+    """One store's recorder in one process. Any thread may call any method."""
+
+    def __init__(
+        self,
+        store: ProviderStore,
+        *,
+        spill: Path | None,
+        capacity: int = 50_000,
+        batch: int = 500,
+        linger: float = 0.05,
+        refusal_rate: int = 10,
+        max_spill_bytes: int = MAX_BYTES,
+        is_threaded: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Tell = tell,
+    ) -> None:
+        folder = None if spill is None else Spill(spill, max_bytes=max_spill_bytes, clock=clock)
+        self._writer = Writer(
+            store, folder, capacity=capacity, batch=batch, linger=linger, clock=clock, tell=tell
+        )
+        self._queue = self._writer.queue
+        self._calm = self._writer.calm if is_threaded else capacity
+        self._refusals = RefusalGate(refusal_rate, clock)
+        self._is_threaded = is_threaded
+        self._starting = threading.Lock()
+        self._bell = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_asleep = is_threaded
+        self._is_closing = False
+        with _lock:
+            _live.add(self)
+
+    # -- rows in -------------------------------------------------------------------------------
+
+    def add(self, attempts: Sequence[AttemptRow]) -> None:
+        """Hand over the rows of one execution. Never waits for the store and never raises."""
+        if not attempts:
+            return
+        if not attempts[0].attempt_number and not self._refusals.admits(attempts[0]):
+            return
+        queue = self._queue
+        if len(queue) < self._calm:
+            queue.extend(attempts)
+        else:
+            self._crowd(attempts)
+        if self._is_asleep:
+            self._wake()
+
+    def skips_refusal(self, key: LaneKey, reason_code: str) -> bool:
+        """Whether a refused call needs no row, as there are many like it: it is counted then."""
+        return self._refusals.skips(key, reason_code)
+
+    def write_now(self, batch: Batch) -> bool:
+        """Write before returning, to the store or to disk; whether it is safe in either."""
+        first = batch.attempts[0] if batch.attempts else None
+        refused = None if first is None or first.attempt_number else first
+        if refused and not batch.letters and self._refusals.skips_row(refused):
+            return True  # counted, which is all that is kept of it
+        is_safe = self._writer.write_now(batch)
+        if refused and is_safe:
+            self._refusals.admits(refused)  # otherwise whoever adds it will count it
+        if self._writer.has_spilled:
+            self._wake()
+        return is_safe
+
+    # -- rows out ------------------------------------------------------------------------------
+
+    def flush(self, timeout: float = CLOSING) -> bool:
+        """Wait until every row added so far is in the store; whether that was so in time."""
+        if not self._is_threaded:
+            return self.drain()
+        marker = Marker()
+        self._queue.append(marker)
+        self._wake()
+        if not marker.wait(timeout):
+            self._give_up(marker)
+        return marker.is_set()
+
+    def drain(self) -> bool:
+        """Write from this thread what was added so far; whether all of it is in the store.
+
+        A store in memory is read through this: nothing else writes its rows. What dead processes
+        left on disk is written too.
+        """
+        marker = Marker()
+        self._queue.append(marker)
+        while not marker.is_set() or self._writer.has_left:
+            self._writer.step()
+            if self._writer.is_paused:
+                self._give_up(marker)
+                return marker.is_set()
+        return True
+
+    def stats(self) -> RecorderStats:
+        """The counts as they are now."""
+        writer, counts = self._writer, self._writer.ledger.counts()
+        return RecorderStats(
+            queued_rows=writer.queued,
+            written_rows=counts.written,
+            dropped_rows=counts.dropped,
+            lost_rows=counts.lost,
+            spilled_rows=counts.spilled,
+            replayed_rows=counts.replayed,
+            refused_total=dict(self._refusals.totals),
+            coalesced_rows=self._refusals.coalesced,
+            spill_full=0 if writer.spill is None else writer.spill.full_count,
+            last_error=writer.ledger.last_error,
+        )
+
+    def close(self, timeout: float = CLOSING) -> None:
+        """Write what is there, keep the rest on disk, and end the thread.
+
+        Closing twice is fine, and so is adding afterwards: it all begins again.
+        """
+        until = time.monotonic() + timeout
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            self._is_closing = True
+            self._bell.set()
+            thread.join(timeout)
+            self._is_closing = False
+        elif not self._writer.is_settled:
+            self.drain()
+        self._writer.put_down(until - time.monotonic())
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the parent writes what it was given; begin anew."""
+        self._starting = threading.Lock()
+        self._bell = threading.Event()
+        self._thread = None
+        self._is_asleep = self._is_threaded
+        self._is_closing = False
+        self._refusals.renew()
+        self._writer.renew()
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _give_up(self, marker: Marker) -> None:
+        marker.is_abandoned = True
+        with contextlib.suppress(ValueError, IndexError):  # the writer took it, or moves others
+            self._queue.remove(marker)
+
+    def _crowd(self, attempts: Sequence[AttemptRow]) -> None:
+        if self._is_threaded:
+            self._writer.crowd(attempts)
+            if self._writer.can_make_room:
+                self._bell.set()
+        else:
+            # Nobody has read for a long time. Whoever finds it full writes a batch, so that the
+            # numbers stay right and the memory bounded.
+            self._queue.extend(attempts)
+            self._writer.step()
+
+    def _wake(self) -> None:
+        self._is_asleep = False
+        self._bell.set()
+        if self._thread is None and self._is_threaded:
+            self._start()
+
+    def _start(self) -> None:
+        if _is_ending:  # nobody would wait for a thread
+            self._is_asleep = True
+            self.close()
+            return
+        with self._starting:
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._run, name="ergon-recorder", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # there are too many: the rows wait for the next who adds
+                self._thread = None
+                self._is_asleep = True
+                return
+        _hook_multiprocessing()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                wait = self._writer.step()
+                if self._is_closing and (self._writer.is_settled or self._writer.is_paused):
+                    return
+                if wait is None:
+                    self._sleep()
+                elif wait > 0.0 and not self._is_closing:
+                    self._bell.wait(wait)
+                self._bell.clear()
+        finally:
+            self._thread = None
+            self._is_asleep = True
+
+    def _sleep(self) -> None:
+        # Who adds puts the row first and looks at the flag then; this does it the other way round.
+        # So one of the two sees what the other did.
+        self._is_asleep = True
+        if not self._queue and not self._is_closing:
+            self._bell.wait(LOOK)
+        self._is_asleep = False
+
+
+_live: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_recorders: weakref.WeakValueDictionary[int, Recorder] = weakref.WeakValueDictionary()
+_lock = threading.RLock()
+_hooked: set[int] = set()
+_is_ending = False
+
+
+def recorder_of(store: ProviderStore, *, spill: str | Path | None = None) -> Recorder:
+    """The one recorder of a store in this process; who asks first says where it spills.
+
+    By default beside an SQLite file, or under the user's state folder.
+    """
+    with _lock:
+        known = _recorders.get(id(store))  # a recorder keeps its store, so the number stays its own
+        if known is None:
+            known = _recorders[id(store)] = _new_recorder(store, spill)
+        return known
+
+
+def close_recorders(timeout: float = CLOSING) -> None:
+    """Close every recorder of this process: for whoever ends one that runs no exit hooks."""
+    until = time.monotonic() + timeout
+    with _lock:
+        recorders = list(_live)
+    for recorder in recorders:
+        recorder.close(max(0.0, until - time.monotonic()))
+
+
+def _new_recorder(store: ProviderStore, spill: str | Path | None) -> Recorder:
+    if isinstance(store, MemoryProviderStore):
+        return Recorder(store, spill=None, is_threaded=False)
+    return Recorder(store, spill=Path(spill) if spill else _spill_of(store))
+
+
+def _spill_of(store: ProviderStore) -> Path | None:
+    """Beside its file or by its address; nowhere if it does not say for certain which it is.
+
+    Two databases that shared a folder would get each other's rows.
+    """
+    path = getattr(getattr(store, "ground", None), "path", None)
+    if isinstance(path, Path):
+        return beside(path)
+    url = getattr(store, "url", None) or getattr(store, "name", None)
+    return default_spill(url) if isinstance(url, str) else None
+
+
+def _hook_multiprocessing() -> None:
+    """A child of multiprocessing ends without exit hooks, but runs its own finalizers."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and os.getpid() not in _hooked:
+        _hooked.add(os.getpid())
+        util.Finalize(None, close_recorders, exitpriority=0)
+
+
+def _at_exit() -> None:
+    global _is_ending  # noqa: PLW0603 - it is true of the whole process
+    _is_ending = True
+    close_recorders()
+
+
+def _after_fork_in_child() -> None:
+    global _lock  # noqa: PLW0603 - a thread that only the parent has may hold it
+    _lock = threading.RLock()
+    for recorder in list(_live):
+        recorder.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)

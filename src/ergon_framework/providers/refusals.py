@@ -1,0 +1,57 @@
+"""The errors of calls that a gate refused: the provider was not called."""
+
+from __future__ import annotations
+
+from ergon_framework.core.guard import Stopped
+from ergon_framework.providers.circuit_breaker import circuit_open
+from ergon_framework.providers.errors import (
+    ProviderDependencyError,
+    ProviderError,
+    ProviderQuotaExceededError,
+    ProviderRateLimitError,
+    ProviderTimeoutError,
+)
+
+
+def refusal(stop: Stopped | None, wait: float) -> ProviderError:
+    """Why no attempt was made, and for how many seconds that holds."""
+    if stop is Stopped.CIRCUIT_OPEN:
+        return circuit_open(wait)
+    if stop is Stopped.QUOTA:
+        return _no_quota(wait)
+    if stop is Stopped.COOLDOWN:
+        return _cooling(wait)
+    if stop is Stopped.STORE:
+        return _no_store()
+    if stop is Stopped.ATTEMPTS_SPENT:
+        return ProviderDependencyError(
+            "all attempts had been made before this call; the provider was not called",
+            never_sent=True,
+        )
+    return ProviderTimeoutError(
+        "the deadline had passed before the provider could be called", never_sent=True
+    )
+
+
+def _no_quota(wait: float) -> ProviderQuotaExceededError:
+    return ProviderQuotaExceededError(
+        f"the quota of this window is used up; the next begins in {wait:.3g} seconds",
+        retry_after_seconds=wait,
+        never_sent=True,
+    )
+
+
+def _cooling(wait: float) -> ProviderRateLimitError:
+    return ProviderRateLimitError(
+        f"the provider asked for a pause of another {wait:.3g} seconds; it was not called",
+        retry_after_seconds=wait,
+        never_sent=True,
+    )
+
+
+def _no_store() -> ProviderDependencyError:
+    return ProviderDependencyError(
+        "the store that keeps the quota does not answer; the provider was not called",
+        never_sent=True,
+        remedy="quota_fails_open=True would call it without a reservation",
+    )

@@ -1,0 +1,76 @@
+"""Who may have an idempotency key: one decision for all stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.providerstore import Claim, ClaimState
+
+
+class KeyStatus(StrEnum):
+    """What has become of the call under a key. The values are what the tables hold."""
+
+    IN_PROGRESS = "in_progress"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class KeyRecord:
+    """A key as it is kept."""
+
+    fingerprint: str
+    status: str
+    owner: str
+    lease_expires_at: float
+    expires_at: float
+    result: bytes | str | None = None
+    reason_code: str | None = None
+    error_message: str | None = None
+
+
+def refused(found: KeyRecord | None, fingerprint: str, owner: str, now: float) -> Claim | None:
+    """Why a key cannot be had; None when it can, since it is new, forgotten, ours or left alone."""
+    if found is None or found.expires_at <= now:
+        return None
+    if found.fingerprint != fingerprint:
+        return Claim(ClaimState.CONFLICT)
+    if found.status == KeyStatus.SUCCEEDED:
+        return Claim(ClaimState.REPLAY, result=from_json(found.result))
+    if found.status == KeyStatus.FAILED:
+        return Claim(
+            ClaimState.FAILED, reason_code=found.reason_code, error_message=found.error_message
+        )
+    if found.lease_expires_at <= now or found.owner == owner:
+        return None
+    return Claim(ClaimState.RUNNING, lease_expires_at=found.lease_expires_at)
+
+
+def status_after(reason_code: str | None, *, may_run_again: bool) -> KeyStatus:
+    """What a key says after its call has ended."""
+    if may_run_again:
+        return KeyStatus.IN_PROGRESS  # under a lease that is over
+    return KeyStatus.SUCCEEDED if reason_code is None else KeyStatus.FAILED
+
+
+def to_json(value: dict[str, Any] | None, what: str) -> str | None:
+    """As it is kept; StoreError when it cannot be."""
+    if value is None:
+        return None
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StoreError(
+            f"the {what} cannot be kept as JSON: {error}",
+            remedy="use dicts, lists, texts, numbers, true, false and null alone",
+        ) from error
+
+
+def from_json(text: bytes | str | None) -> dict[str, Any] | None:
+    """What :func:`to_json` was given."""
+    return None if text is None else msgspec.json.decode(text, type=dict[str, Any])

@@ -1,0 +1,130 @@
+"""What the SQL store stands on: transactions, statements and instants, whatever the database.
+
+Statements are written once, in words that SQLite and PostgreSQL share, with ``:name`` where a value
+goes. A ground spells them for its database, keeps connections, and says in our words what failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+from ergon_framework.errors import StoreError
+from ergon_framework.storage.failpoints import declare
+
+T = TypeVar("T")
+Values = Mapping[str, Any]
+Row = tuple[Any, ...]
+
+PACKAGE = "ergon_framework.providers.stores.sql"
+"""Where the statements are."""
+
+_CALLS = ("reserve", "refund", "swap", "cool", "record", "claim", "finish", "letters", "prune")
+BEFORE = {call: f"providers.{call}.before" for call in _CALLS}
+AFTER = {call: f"providers.{call}.after" for call in _CALLS}
+declare(*BEFORE.values(), *AFTER.values())
+
+_FIRST, _LAST = -62_135_596_800.0, 253_402_300_799.0  # the years 1 and 9999
+
+
+class TaskMissingError(StoreError):
+    """An attempt names a task execution that the host's table does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Into:
+    """A table into which rows go whose first column says whether they are there already."""
+
+    table: str
+    columns: tuple[tuple[str, str], ...]
+    """Names, and types as PostgreSQL calls them."""
+
+
+class Hand(Protocol):
+    """What work may do in a transaction."""
+
+    def rows(self, sql: str, values: Values) -> list[Row]:
+        """Run a statement that answers with rows."""
+
+    def run(self, sql: str, values: Values) -> int:
+        """Run a statement that changes rows; how many."""
+
+    def each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
+        """Run a statement once for each, in this order; what each answered."""
+
+    def many(self, sql: str, values: Sequence[Values]) -> None:
+        """Run a statement that answers nothing once for each, in this order."""
+
+    def insert_new(self, into: Into, rows: Sequence[Row]) -> set[str]:
+        """Insert rows unless they are there; the first columns of those that were not."""
+
+
+class Ground(Protocol):
+    """One database. ``work`` may be run more than once, and by another thread."""
+
+    name: str
+    """What to call it in front of people; without a password."""
+    is_closed: bool
+
+    def now(self) -> float:
+        """The database's clock."""
+
+    def write(self, call: str, work: Callable[[Hand], T], *, is_synced: bool = True) -> T:
+        """Run ``work`` in a transaction, and return what it returns once that is committed.
+
+        Without ``is_synced`` the commit need not wait for the disk, where that makes a difference.
+        """
+
+    def read(self, work: Callable[[Hand], T]) -> T:
+        """Run ``work``, which changes nothing."""
+
+    def stamp(self, instant: float | None) -> Any:
+        """An instant as the database takes it."""
+
+    def close(self) -> None:
+        """Let go of everything. Closing twice is fine."""
+
+
+def moment(instant: float) -> datetime:
+    """An instant in the form of a calendar; one that no calendar has becomes the nearest."""
+    # Written so that a number that is none ends up as the first.
+    bounded = min(instant, _LAST) if instant > _FIRST else _FIRST
+    return datetime.fromtimestamp(bounded, UTC)
+
+
+def instant_of(value: Any) -> float | None:
+    """What a database gave for an instant."""
+    if value is None:
+        return None
+    found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    return found.timestamp()
+
+
+def sure_instant(value: Any) -> float:
+    """What a database gave for an instant that is always there."""
+    found = instant_of(value)
+    return 0.0 if found is None else found
+
+
+def same_instant(one: float | None, other: float | None) -> bool:
+    """Whether two instants differ by less than a database keeps."""
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) < 2e-6
+
+
+def fitted(text: str, most: int) -> str:
+    """A text as every database takes it: not too long, and nothing in it that is no character."""
+    if len(text) > most:
+        text = text[:most]
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
+def listed(prefix: str, items: Iterable[Any]) -> tuple[str, dict[str, Any]]:
+    """Placeholders for a list of values, and the values."""
+    values = {f"{prefix}{number}": item for number, item in enumerate(items)}
+    return ", ".join(f":{name}" for name in values), values

@@ -1,0 +1,145 @@
+"""Idempotency keys and dead letters of a memory store."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ergon_framework.ports.providerstore import (
+    Claim,
+    ClaimState,
+    DeadLetter,
+    LetterStatus,
+    StoredLetter,
+)
+from ergon_framework.providers.stores.claims import (
+    KeyRecord,
+    KeyStatus,
+    from_json,
+    refused,
+    to_json,
+)
+
+SETTLED = frozenset({LetterStatus.PUBLISHED, LetterStatus.REDRIVEN, LetterStatus.DISCARDED})
+"""Letters that wait for nothing."""
+
+
+class Keys:
+    """Who holds which key, and what came of the calls under them."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._records: OrderedDict[tuple[str, str], KeyRecord] = OrderedDict()
+
+    def claim(
+        self, name: tuple[str, str], fingerprint: str, owner: str, now: float, ends: Ends
+    ) -> Claim:
+        """Take a key, unless it is taken."""
+        no = refused(self._records.get(name), fingerprint, owner, now)
+        if no is not None:
+            return no
+        self._records[name] = KeyRecord(
+            fingerprint, KeyStatus.IN_PROGRESS, owner, ends.lease, ends.memory
+        )
+        self._records.move_to_end(name)
+        if len(self._records) > self._most:
+            self._records.popitem(last=False)
+        return Claim(ClaimState.MINE, owner, ends.lease)
+
+    def finish(self, name: tuple[str, str], owner: str, end: KeyRecord) -> bool:
+        """Record the end under a key that is still the owner's."""
+        found = self._records.get(name)
+        if found is None or found.owner != owner or found.status != KeyStatus.IN_PROGRESS:
+            return False
+        end.fingerprint, end.expires_at = found.fingerprint, found.expires_at
+        self._records[name] = end
+        return True
+
+    def prune(self, before: float, limit: int) -> int:
+        """Drop so many of those that were to be remembered until then."""
+        old = [name for name, record in self._records.items() if record.expires_at < before]
+        for name in old[:limit]:
+            del self._records[name]
+        return len(old[:limit])
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Until when a claim holds, and until when it is remembered."""
+
+    lease: float
+    memory: float
+
+
+class Letters:
+    """Dead letters in the order of their writing."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._letters: OrderedDict[str, StoredLetter] = OrderedDict()
+
+    def add(self, letters: Iterable[DeadLetter]) -> None:
+        """Keep those that are new."""
+        for letter in letters:
+            if letter.dead_letter_id not in self._letters:
+                # A copy, as from any other store: what the caller does with its own is its affair.
+                payload = from_json(to_json(letter.payload, "payload of a dead letter"))
+                copy = replace(letter, payload=payload)
+                self._letters[letter.dead_letter_id] = StoredLetter(copy, LetterStatus.PENDING)
+        while len(self._letters) > self._most:
+            self._letters.popitem(last=False)
+
+    def find(
+        self,
+        statuses: Sequence[LetterStatus],
+        tenant_id: str | None,
+        ids: Sequence[str],
+        limit: int,
+    ) -> list[StoredLetter]:
+        """The newest first."""
+        found = [
+            stored
+            for stored in self._letters.values()
+            if (not statuses or stored.status in statuses)
+            and (tenant_id is None or stored.letter.tenant_id == tenant_id)
+            and (not ids or stored.letter.dead_letter_id in ids)
+        ]
+        return sorted(found, key=_age, reverse=True)[:limit]
+
+    def due(self, status: LetterStatus, limit: int) -> list[StoredLetter]:
+        """The oldest first."""
+        found = [stored for stored in self._letters.values() if stored.status is status]
+        return sorted(found, key=_age)[:limit]
+
+    def move(
+        self, dead_letter_id: str, status: LetterStatus, when: Sequence[LetterStatus], now: float
+    ) -> bool:
+        """Change a letter's status if it is one of ``when``."""
+        found = self._letters.get(dead_letter_id)
+        if found is None or found.status not in when:
+            return False
+        moved = replace(found, status=status)
+        if status is LetterStatus.PUBLISHED:
+            moved = replace(moved, published_at=now)
+        elif status is LetterStatus.REDRIVEN:
+            moved = replace(moved, redriven_at=now)
+        self._letters[dead_letter_id] = moved
+        return True
+
+    def delete(self, ids: Iterable[str]) -> int:
+        """How many there were."""
+        return sum(self._letters.pop(each, None) is not None for each in set(ids))
+
+    def prune(self, before: float, limit: int) -> int:
+        """Drop so many of those that are older and wait for nothing."""
+        old = [
+            name
+            for name, stored in self._letters.items()
+            if stored.status in SETTLED and stored.letter.occurred_at < before
+        ]
+        return self.delete(old[:limit])
+
+
+def _age(stored: StoredLetter) -> tuple[float, str]:
+    return stored.letter.occurred_at, stored.letter.dead_letter_id

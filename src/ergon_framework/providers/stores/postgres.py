@@ -1,0 +1,311 @@
+"""Provider tables in a PostgreSQL database, beside whatever else is in it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, TypeVar
+
+import msgspec
+import psycopg
+from sqlalchemy import Engine, PoolProxiedConnection, create_engine, event, exc
+
+from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
+from ergon_framework.providers.migrations import HEAD
+from ergon_framework.providers.migrations.database import Database
+from ergon_framework.providers.migrations.running import current, upgrade
+from ergon_framework.providers.stores.ground import (
+    AFTER,
+    BEFORE,
+    Hand,
+    Into,
+    Row,
+    Values,
+    moment,
+)
+from ergon_framework.providers.stores.postgres_faults import translate, turns_for
+from ergon_framework.providers.stores.server_clock import ServerClock
+from ergon_framework.storage.failpoints import failpoint
+
+T = TypeVar("T")
+
+_SHARED, _MORE = 8, 8  # connections that stay, and that may be added for a while
+_PATIENCE = 5.0  # seconds for a free connection
+_CONNECT = 3  # seconds for the server to answer
+# A row that somebody holds for longer than this is not worth waiting for; a provider call waits.
+_GREETING = (
+    "SET lock_timeout = '1s'; SET statement_timeout = '10s';"
+    " SET idle_in_transaction_session_timeout = '30s'"
+)
+# … but whoever else makes the tables is waited for.
+_TAKE_YOUR_TIME = "SET LOCAL lock_timeout = '30s'; SET LOCAL statement_timeout = '60s'"
+_IDLE = 5.0  # seconds after which a connection is asked whether it still lives
+_NAME = re.compile(r"(?<!:):([a-z_]\w*)")
+
+
+class _PostgresHand:
+    """A cursor in a transaction."""
+
+    __slots__ = ("_cursor",)
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor: psycopg.Cursor[Row] = cursor
+
+    def rows(self, sql: str, values: Values) -> list[Row]:
+        """Run a statement that answers with rows."""
+        return self._cursor.execute(_spelt(sql), values).fetchall()
+
+    def run(self, sql: str, values: Values) -> int:
+        """Run a statement that changes rows; how many."""
+        return self._cursor.execute(_spelt(sql), values).rowcount
+
+    def each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
+        """Run a statement once for each, in this order; the driver sends them all at once."""
+        if not values:
+            return []
+        cursor = self._cursor
+        cursor.executemany(_spelt(sql), values, returning=True)
+        found = [cursor.fetchall()]
+        while cursor.nextset():
+            found.append(cursor.fetchall())
+        return found
+
+    def many(self, sql: str, values: Sequence[Values]) -> None:
+        """Run a statement that answers nothing once for each, in this order."""
+        self._cursor.executemany(_spelt(sql), values)
+
+    def insert_new(self, into: Into, rows: Sequence[Row]) -> set[str]:
+        """Insert rows unless they are there, all with one statement."""
+        # In one order for everybody: two who write the same rows must not wait for each other.
+        names = [name for name, _ in into.columns]
+        ordered = sorted(rows, key=lambda row: str(row[0]))
+        values = [dict(zip(names, row, strict=True)) for row in ordered]
+        sent = {"rows": msgspec.json.encode(values).decode()}
+        return {found for (found,) in self.rows(_inserting(into), sent)}
+
+
+_spellings: dict[str, bytes] = {}
+_insertions: dict[Into, str] = {}
+
+
+def _spelt(sql: str) -> bytes:
+    """A statement as psycopg takes it."""
+    spelt = _spellings.get(sql)
+    if spelt is None:
+        spelt = _NAME.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
+        if len(_spellings) < 1000:
+            _spellings[sql] = spelt
+    return spelt
+
+
+def _inserting(into: Into) -> str:
+    found = _insertions.get(into)
+    if found is None:
+        names = ", ".join(name for name, _ in into.columns)
+        kinds = ", ".join(f"{name} {kind}" for name, kind in into.columns)
+        first = into.columns[0][0]
+        found = _insertions[into] = (
+            f"INSERT INTO {into.table} ({names})"  # noqa: S608 - our own names
+            f" SELECT {names} FROM json_to_recordset(CAST(:rows AS json)) AS given ({kinds})"
+            f" ON CONFLICT ({first}) DO NOTHING RETURNING {first}"
+        )
+    return found
+
+
+class PostgresGround:
+    """One database, through a pool of connections."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Callable[[], float] | None = None,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = database.name
+        self.is_closed = False
+        self._ticks = ticks
+        self._doubted_at = float("-inf")
+        self._engine = self._connected(database)
+        self._inherited: list[Any] = []
+        _grounds.add(self)
+        try:
+            self._adopt()
+            self._clock = clock or ServerClock(self._ask_time, ticks)
+        except BaseException:
+            self.close()
+            raise
+
+    def now(self) -> float:
+        """The server's clock."""
+        return self._clock()
+
+    def write(self, call: str, work: Callable[[Hand], T], *, is_synced: bool = True) -> T:
+        """Run ``work`` in a transaction, and return what it returns once that is committed."""
+
+        def whole(hand: Hand) -> T:
+            result = work(hand)
+            failpoint(BEFORE[call])
+            return result
+
+        try:
+            result = self._transact(whole)
+            failpoint(AFTER[call])
+            return result
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreUnavailableError(
+                f"a write to {self.name} failed: {error}", remedy="try again"
+            ) from error
+
+    def read(self, work: Callable[[Hand], T]) -> T:
+        """Run ``work``, which changes nothing."""
+        try:
+            return self._transact(work)
+        except StoreUnavailableError as error:
+            if not error.details.get("is_lost"):
+                raise
+            return self._transact(work)  # the server may be back; nothing can have been done twice
+
+    def stamp(self, instant: float | None) -> Any:
+        """An instant as the driver takes it."""
+        return None if instant is None else moment(instant)
+
+    def close(self) -> None:
+        """Close what is idle, and what is in use when it comes back. Closing twice is fine."""
+        self.is_closed = True
+        self._engine.dispose()
+
+    # -- transactions ----------------------------------------------------------------------------
+
+    def _transact(self, work: Callable[[Hand], T]) -> T:
+        for turn in itertools.count(1):
+            connection = self._take()
+            try:
+                with closing(connection.cursor()) as cursor:
+                    result = work(_PostgresHand(cursor))
+                connection.commit()
+                return result
+            except psycopg.Error as error:
+                self._undo(connection, error)
+                if turn >= turns_for(error):
+                    raise translate(error, self.name) from error
+            except (OverflowError, UnicodeError) as error:
+                self._undo(connection, error)
+                raise StoreError(f"{self.name} cannot keep a value: {error}") from error
+            except BaseException as error:
+                self._undo(connection, error)
+                raise
+            finally:
+                connection.close()
+        raise AssertionError  # one turn or another ends it
+
+    def _take(self) -> PoolProxiedConnection:
+        if self.is_closed:
+            raise StoreUnavailableError(f"{self.name} is closed", remedy="open it again")
+        try:
+            return self._engine.raw_connection()
+        except exc.TimeoutError as error:
+            raise StoreUnavailableError(
+                f"all {_SHARED + _MORE} connections to {self.name} are in use",
+                remedy="make fewer calls at once in one process, or look why the server is slow",
+            ) from error
+        except (psycopg.Error, exc.DBAPIError) as error:
+            cause = error.orig if isinstance(error, exc.DBAPIError) else error
+            raise translate(cause or error, self.name) from error
+
+    def _undo(self, connection: PoolProxiedConnection, error: BaseException) -> None:
+        """Roll back, or throw away a connection of which nobody knows how it stands."""
+        try:
+            if isinstance(error, Exception) and not connection.closed:
+                connection.rollback()
+                return
+        except psycopg.Error:
+            pass
+        self._doubted_at = self._ticks()
+        connection.invalidate()
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def _connected(self, database: Database) -> Engine:
+        engine = create_engine(
+            database.url,
+            pool_size=_SHARED,
+            max_overflow=_MORE,
+            pool_timeout=_PATIENCE,
+            pool_use_lifo=True,
+            hide_parameters=True,
+            connect_args={"connect_timeout": _CONNECT},
+        )
+        event.listen(engine, "connect", self._greet)
+        event.listen(engine, "checkout", self._check)
+        event.listen(engine, "checkin", self._note)
+        return engine
+
+    def _greet(self, connection: Any, record: Any) -> None:
+        connection.autocommit = True
+        connection.execute(_GREETING)
+        connection.autocommit = False
+        record.info["at"] = self._ticks()
+
+    def _note(self, connection: Any, record: Any) -> None:
+        record.info["at"] = self._ticks()
+
+    def _check(self, connection: Any, record: Any, proxy: Any) -> None:
+        """A connection that rested long, or since the server went away, may be a dead one."""
+        used_at = record.info["at"]
+        if used_at > self._doubted_at and self._ticks() - used_at < _IDLE:
+            return
+        try:
+            connection.execute("SELECT 1")
+            connection.rollback()
+        except psycopg.Error as error:
+            raise exc.DisconnectionError from error
+
+    def renew(self) -> None:
+        """In a process that was just forked: leave the parent's connections alone."""
+        self._inherited.append(self._engine.pool)
+        self._engine.dispose(close=False)
+        if isinstance(self._clock, ServerClock):
+            self._clock.renew()
+
+    # -- opening ---------------------------------------------------------------------------------
+
+    def _adopt(self) -> None:
+        try:
+            with self._engine.begin() as connection:
+                found = current(connection)
+                if found is None:
+                    connection.exec_driver_sql(_TAKE_YOUR_TIME)
+                    upgrade(connection)
+                elif found != HEAD:
+                    raise StoreSchemaError(
+                        f"{self.name} has provider tables of revision {found}; this program works"
+                        f" with {HEAD}",
+                        remedy="run `ergon db upgrade`, or upgrade ergon-framework if it is older",
+                    )
+        except exc.SQLAlchemyError as error:
+            cause = error.orig if isinstance(error, exc.DBAPIError) else None
+            raise translate(cause or error, self.name) from error
+
+    def _ask_time(self) -> float:
+        [[found]] = self.read(
+            lambda hand: hand.rows("SELECT extract(epoch FROM clock_timestamp())", {})
+        )
+        return float(found)
+
+
+_grounds: weakref.WeakSet[PostgresGround] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for ground in list(_grounds):
+        ground.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)

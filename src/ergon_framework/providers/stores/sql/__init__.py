@@ -1,0 +1,1 @@
+"""Named SQL statements, in words that SQLite and PostgreSQL share."""

@@ -1,0 +1,46 @@
+-- standing: how a lane stands
+SELECT breaker_state, consecutive_failures, open_until, breaker_detail, cooldown_until,
+    state_version
+FROM provider_health_states
+WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability;
+
+-- first_swap: write a circuit that nobody has written yet, whether the lane has a row or not
+INSERT INTO provider_health_states (
+    id, tenant_id, provider_name, capability, breaker_state, consecutive_failures, open_until,
+    breaker_detail, state_version, updated_at
+) VALUES (
+    :id, :tenant_id, :provider_name, :capability, :breaker_state, :consecutive_failures,
+    :open_until, :breaker_detail, 1, :now
+)
+ON CONFLICT (tenant_id, provider_name, capability) DO UPDATE SET
+    breaker_state = excluded.breaker_state,
+    consecutive_failures = excluded.consecutive_failures,
+    open_until = excluded.open_until,
+    breaker_detail = excluded.breaker_detail,
+    state_version = 1,
+    updated_at = excluded.updated_at
+WHERE provider_health_states.state_version = 0;
+
+-- swap: write a circuit that is still as it was read
+UPDATE provider_health_states SET
+    breaker_state = :breaker_state,
+    consecutive_failures = :consecutive_failures,
+    open_until = :open_until,
+    breaker_detail = :breaker_detail,
+    state_version = state_version + 1,
+    updated_at = :now
+WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability
+    AND state_version = :version;
+
+-- cool: let nobody call before an instant; a later one stays
+INSERT INTO provider_health_states (
+    id, tenant_id, provider_name, capability, cooldown_until, updated_at
+) VALUES (:id, :tenant_id, :provider_name, :capability, :until, :now)
+ON CONFLICT (tenant_id, provider_name, capability) DO UPDATE SET
+    cooldown_until = CASE
+        WHEN provider_health_states.cooldown_until > excluded.cooldown_until
+        THEN provider_health_states.cooldown_until
+        ELSE excluded.cooldown_until
+    END,
+    updated_at = excluded.updated_at
+RETURNING cooldown_until;

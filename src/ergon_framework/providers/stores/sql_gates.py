@@ -1,0 +1,123 @@
+"""Circuits and cooldowns of lanes, in the health table."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.breaker import Breaker, Probe, State
+from ergon_framework.ports.providerstore import LaneKey, Standing
+from ergon_framework.providers.stores.ground import (
+    PACKAGE,
+    Ground,
+    Hand,
+    instant_of,
+    same_instant,
+    sure_instant,
+)
+from ergon_framework.storage.statements import load
+
+_SQL = load(PACKAGE, "gates.sql")
+_STANDING, _FIRST_SWAP = _SQL["standing"], _SQL["first_swap"]
+_SWAP, _COOL = _SQL["swap"], _SQL["cool"]
+_MOST = (1 << 31) - 1
+
+
+class _Detail(msgspec.Struct, omit_defaults=True):
+    """What of a circuit has no column of its own; and ``open_until`` as it was, to the last bit."""
+
+    generation: int = 0
+    successes: int = 0
+    probes: list[tuple[str, float]] = []
+    open_until: float | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Detail).decode
+
+
+class Grounded:
+    """One part of the store: what it does, it does on the ground."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+
+    def now(self) -> float:
+        """The store's clock."""
+        return self._ground.now()
+
+
+class Gates(Grounded):
+    """How lanes stand."""
+
+    def standing(self, key: LaneKey) -> Standing:
+        """How a lane stands; a fresh one when nobody has written it."""
+        values = key._asdict()
+        found = self._ground.read(lambda hand: hand.rows(_STANDING, values))
+        if not found:
+            return Standing()
+        *circuit, cooldown_until, version = found[0]
+        return Standing(breaker_of(*circuit), instant_of(cooldown_until) or 0.0, version)
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        """Write the circuit if the lane's version is still ``version``; whether it was."""
+        values = {
+            **key._asdict(),
+            **self._columns(breaker),
+            "now": self._ground.stamp(self._ground.now()),
+        }
+        if version:
+            sql, values["version"] = _SWAP, version
+        else:
+            sql, values["id"] = _FIRST_SWAP, new_id()
+        return bool(self._ground.write("swap", lambda hand: hand.run(sql, values), is_synced=False))
+
+    def cool(self, key: LaneKey, until: float) -> float:
+        """Nobody calls before ``until``; never shortened. The instant that holds now."""
+        values = {
+            **key._asdict(),
+            "id": new_id(),
+            "until": self._ground.stamp(until),
+            "now": self._ground.stamp(self._ground.now()),
+        }
+
+        def work(hand: Hand) -> Any:
+            return hand.rows(_COOL, values)[0][0]
+
+        held = sure_instant(self._ground.write("cool", work, is_synced=False))
+        return until if same_instant(held, until) else held
+
+    def _columns(self, breaker: Breaker) -> dict[str, Any]:
+        detail = _Detail(
+            breaker.generation,
+            breaker.successes,
+            [(probe.token, probe.expires_at) for probe in breaker.probes],
+            breaker.open_until,
+        )
+        return {
+            "breaker_state": breaker.state.value,
+            "consecutive_failures": min(breaker.failures, _MOST),
+            "open_until": self._ground.stamp(breaker.open_until),
+            "breaker_detail": _encode(detail).decode(),
+        }
+
+
+def breaker_of(state: str, failures: int, open_until: Any, detail: str | None) -> Breaker:
+    """The circuit that a row tells of. Where the columns and the rest differ, the columns hold."""
+    found = _Detail() if detail is None else _decode(detail)
+    until = instant_of(open_until)
+    return Breaker(
+        State(state),
+        failures,
+        found.open_until if same_instant(found.open_until, until) else until,
+        found.successes,
+        tuple(Probe(token, expires_at) for token, expires_at in found.probes),
+        found.generation,
+    )
+
+
+def new_id() -> str:
+    """The id of a new row."""
+    return str(uuid.uuid4())

@@ -1,0 +1,91 @@
+"""Idempotency keys: one holder at a time, and what came of its call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.providerstore import Claim, ClaimState
+from ergon_framework.providers.stores.claims import KeyRecord, refused, status_after, to_json
+from ergon_framework.providers.stores.ground import PACKAGE, Hand, fitted, sure_instant
+from ergon_framework.providers.stores.sql_gates import Grounded
+from ergon_framework.storage.statements import load
+
+_SQL = load(PACKAGE, "keys.sql")
+_MESSAGE = 2000
+_TURNS = 5
+
+
+class Keys(Grounded):
+    """Who holds which key."""
+
+    def claim(
+        self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
+    ) -> Claim:
+        """Take a key for ``lease`` seconds; remember it for ``keep``."""
+        stamp, now = self._ground.stamp, self._ground.now()
+        values = {
+            "tenant_id": tenant_id,
+            "key": key,
+            "fingerprint": fingerprint,
+            "owner": owner,
+            "lease_expires_at": stamp(now + lease),
+            "expires_at": stamp(now + max(lease, keep)),
+            "now": stamp(now),
+        }
+
+        def work(hand: Hand) -> Claim:
+            return _take(hand, values, now) or Claim(ClaimState.MINE, owner, now + lease)
+
+        return self._ground.write("claim", work)
+
+    def finish(
+        self,
+        tenant_id: str,
+        key: str,
+        owner: str,
+        result: dict[str, Any] | None,
+        reason_code: str | None,
+        error_message: str | None = None,
+        *,
+        may_run_again: bool = False,
+    ) -> bool:
+        """Record the end under a key that is still ours; whether it was."""
+        values = {
+            "tenant_id": tenant_id,
+            "key": key,
+            "owner": owner,
+            "holder": "" if may_run_again else owner,
+            "status": status_after(reason_code, may_run_again=may_run_again).value,
+            "result": to_json(result, "result"),
+            "reason_code": reason_code,
+            "error_message": None if error_message is None else fitted(error_message, _MESSAGE),
+            "now": self._ground.stamp(self._ground.now()),
+        }
+        return bool(self._ground.write("finish", lambda hand: hand.run(_SQL["finish"], values)))
+
+
+def _take(hand: Hand, values: dict[str, Any], now: float) -> Claim | None:
+    """Take the key, or say why not."""
+    for _ in range(_TURNS):
+        found = hand.rows(_SQL["find"], values)
+        if not found:
+            if hand.run(_SQL["add"], values):
+                return None
+            continue  # somebody else was faster, and has it now
+        record = _record_of(*found[0])
+        no = refused(record, values["fingerprint"], values["owner"], now)
+        if no is not None:
+            return no
+        held = {**values, "holder": record.owner, "status": record.status}
+        if hand.run(_SQL["take_over"], held):
+            return None
+    raise StoreUnavailableError("an idempotency key changes hands all the time", remedy="try again")
+
+
+def _record_of(
+    fingerprint: str, status: str, owner: str, lease_expires_at: Any, expires_at: Any, *end: Any
+) -> KeyRecord:
+    return KeyRecord(
+        fingerprint, status, owner, sure_instant(lease_expires_at), sure_instant(expires_at), *end
+    )

@@ -1,0 +1,156 @@
+"""Dead letters, on their way to the queue and in an operator's hands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, StoredLetter
+from ergon_framework.providers.stores.claims import from_json, to_json
+from ergon_framework.providers.stores.ground import (
+    PACKAGE,
+    Ground,
+    Hand,
+    Into,
+    Row,
+    fitted,
+    instant_of,
+    listed,
+    sure_instant,
+)
+from ergon_framework.providers.stores.sql_gates import Grounded
+from ergon_framework.storage.statements import load
+
+_SQL = load(PACKAGE, "letters.sql")
+_MESSAGE = 2000
+_LETTERS = Into(
+    "provider_dead_letters",
+    (
+        ("dead_letter_id", "text"),
+        ("tenant_id", "text"),
+        ("campaign_id", "text"),
+        ("task_name", "text"),
+        ("provider_name", "text"),
+        ("capability", "text"),
+        ("operation", "text"),
+        ("idempotency_key", "text"),
+        ("correlation_id", "text"),
+        ("reason_code", "text"),
+        ("error_type", "text"),
+        ("error_message", "text"),
+        ("attempts", "int"),
+        ("occurred_at", "timestamptz"),
+        ("http_status", "int"),
+        ("retryable", "boolean"),
+        ("traceparent", "text"),
+        ("redrive_count", "int"),
+        ("payload_json", "text"),
+        ("has_secrets", "boolean"),
+        ("status", "text"),
+    ),
+)
+
+_FIELDS = tuple(name for name, _ in _LETTERS.columns[:-1])
+
+
+class Letters(Grounded):
+    """What was given up."""
+
+    def letters(
+        self,
+        *,
+        statuses: Sequence[LetterStatus] = (),
+        tenant_id: str | None = None,
+        ids: Sequence[str] = (),
+        limit: int = 100,
+    ) -> list[StoredLetter]:
+        """Dead letters, the newest first."""
+        conditions, values = ["1 = 1"], {"limit": limit}
+        for column, name, items in (
+            ("status", "s", [status.value for status in statuses]),
+            ("tenant_id", "t", [] if tenant_id is None else [tenant_id]),
+            ("dead_letter_id", "i", list(ids)),
+        ):
+            if items:
+                marks, more = listed(name, items)
+                conditions.append(f"{column} IN ({marks})")
+                values.update(more)
+        return self._find(" AND ".join(conditions), "DESC", values)
+
+    def due_letters(self, status: LetterStatus, limit: int = 100) -> list[StoredLetter]:
+        """The oldest letters that wait for the relay."""
+        return self._find("status = :status", "ASC", {"status": status.value, "limit": limit})
+
+    def move_letter(
+        self, dead_letter_id: str, status: LetterStatus, *, when: Sequence[LetterStatus]
+    ) -> bool:
+        """Change a letter's status if it is one of ``when``; whether it was."""
+        now = self._ground.stamp(self._ground.now())
+        marks, values = listed("s", [each.value for each in when])
+        sql = _SQL["move"].format(statuses=marks or "NULL")
+        values |= {
+            "id": dead_letter_id,
+            "status": status.value,
+            "published_at": now if status is LetterStatus.PUBLISHED else None,
+            "redriven_at": now if status is LetterStatus.REDRIVEN else None,
+        }
+        return bool(self._ground.write("letters", lambda hand: hand.run(sql, values)))
+
+    def delete_letters(self, ids: Sequence[str]) -> int:
+        """Delete letters for good; how many there were."""
+        if not ids:
+            return 0
+        marks, values = listed("i", set(ids))
+        sql = _SQL["delete"].format(ids=marks)
+        return self._ground.write("letters", lambda hand: hand.run(sql, values))
+
+    def _find(self, condition: str, order: str, values: dict[str, Any]) -> list[StoredLetter]:
+        sql = _SQL["find"].format(condition=condition, order=order)
+        return [_letter_of(row) for row in self._ground.read(lambda hand: hand.rows(sql, values))]
+
+
+def add_letters(hand: Hand, ground: Ground, letters: Iterable[DeadLetter]) -> None:
+    """Write those that are not there yet."""
+    rows = {letter.dead_letter_id: _row_of(letter, ground) for letter in letters}
+    if rows:
+        hand.insert_new(_LETTERS, list(rows.values()))
+
+
+def _row_of(letter: DeadLetter, ground: Ground) -> Row:
+    return (
+        letter.dead_letter_id,
+        letter.tenant_id,
+        letter.campaign_id,
+        fitted(letter.task_name, 255),
+        letter.provider_name,
+        letter.capability,
+        fitted(letter.operation, 120),
+        fitted(letter.idempotency_key, 255),
+        fitted(letter.correlation_id, 255),
+        letter.reason_code,
+        fitted(letter.error_type, 255),
+        fitted(letter.error_message, _MESSAGE),
+        letter.attempts,
+        ground.stamp(letter.occurred_at),
+        letter.http_status,
+        letter.retryable,
+        None if letter.traceparent is None else fitted(letter.traceparent, 255),
+        letter.redrive_count,
+        to_json(letter.payload, "payload of a dead letter"),
+        letter.has_secrets,
+        LetterStatus.PENDING.value,
+    )
+
+
+def _letter_of(row: Row) -> StoredLetter:
+    found = dict(zip(_FIELDS, row, strict=False))
+    found["payload"] = from_json(found.pop("payload_json"))
+    found["occurred_at"] = sure_instant(found["occurred_at"])
+    found["retryable"], found["has_secrets"] = bool(found["retryable"]), bool(found["has_secrets"])
+    status, published_at, redriven_at = row[len(_FIELDS) :]
+    return StoredLetter(
+        DeadLetter(**found),
+        LetterStatus(status),
+        instant_of(published_at),
+        instant_of(redriven_at),
+    )

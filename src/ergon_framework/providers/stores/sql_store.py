@@ -1,0 +1,35 @@
+"""The store in a database, on SQLite and on PostgreSQL alike."""
+
+from __future__ import annotations
+
+from ergon_framework.providers.stores.ground import Ground
+from ergon_framework.providers.stores.sql_gates import Gates
+from ergon_framework.providers.stores.sql_health import Health
+from ergon_framework.providers.stores.sql_keys import Keys
+from ergon_framework.providers.stores.sql_letters import Letters
+from ergon_framework.providers.stores.sql_quota import Quotas
+
+
+class SqlProviderStore(Gates, Quotas, Health, Keys, Letters):
+    """What the processes that use one database share."""
+
+    durability = "What was recorded, claimed or finished is on the database's disk."
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        self.name = ground.name
+        """What to call it in front of people; without a password."""
+
+    @property
+    def ground(self) -> Ground:
+        """What it stands on."""
+        return self._ground
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more calls."""
+        return self._ground.is_closed
+
+    def close(self) -> None:
+        """Let go of everything. Closing twice is fine."""
+        self._ground.close()

@@ -1,0 +1,230 @@
+"""Provider tables in an SQLite file, beside whatever else is in it.
+
+Gates are written without waiting for the disk: that survives the death of any process. A power cut
+can undo the last of them, but nothing that was recorded, claimed or finished, and the next of those
+brings the ones before it to the disk too.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
+from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
+from ergon_framework.providers.stores.ground import (
+    AFTER,
+    BEFORE,
+    Hand,
+    Into,
+    Row,
+    TaskMissingError,
+    Values,
+    moment,
+)
+from ergon_framework.storage.connections import connect, open_reader
+from ergon_framework.storage.failpoints import failpoint
+from ergon_framework.storage.faults import translate
+from ergon_framework.storage.schema import Schema
+from ergon_framework.storage.writer import Database
+
+T = TypeVar("T")
+
+_REVISION = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - our own name
+
+
+class _Tables(Schema):
+    """The provider tables as a part of the file: Alembic makes them, here they are looked at."""
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """None: nothing is made here."""
+        return ()
+
+    def apply(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Refuse tables that are not of this version."""
+        super().apply(connection, path)
+        self.check(connection, path)
+
+    def check(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Refuse tables that are not of this version."""
+        found = _revision(connection)
+        if found != HEAD:
+            raise StoreSchemaError(
+                f"{path} has provider tables of revision {found or 'none'}; this program works"
+                f" with {HEAD}",
+                remedy="run `ergon db upgrade`, or upgrade ergon-framework if it is the older one",
+            )
+
+
+_TABLES = _Tables("providers", __name__)
+
+
+def _revision(connection: sqlite3.Connection) -> str | None:
+    try:
+        found = connection.execute(_REVISION).fetchone()
+    except sqlite3.OperationalError as error:
+        if "no such table" not in str(error):
+            raise
+        return None
+    return None if found is None else str(found[0])
+
+
+class _SqliteHand:
+    """A cursor in a transaction."""
+
+    __slots__ = ("_cursor",)
+
+    def __init__(self, cursor: sqlite3.Cursor) -> None:
+        self._cursor = cursor
+
+    def rows(self, sql: str, values: Values) -> list[Row]:
+        """Run a statement that answers with rows."""
+        return self._cursor.execute(_spelt(sql), values).fetchall()
+
+    def run(self, sql: str, values: Values) -> int:
+        """Run a statement that changes rows; how many."""
+        return self._cursor.execute(_spelt(sql), values).rowcount
+
+    def each(self, sql: str, values: Sequence[Values]) -> list[list[Row]]:
+        """Run a statement once for each, in this order; what each answered."""
+        execute, spelt = self._cursor.execute, _spelt(sql)
+        return [execute(spelt, each).fetchall() for each in values]
+
+    def many(self, sql: str, values: Sequence[Values]) -> None:
+        """Run a statement that answers nothing once for each, in this order."""
+        self._cursor.executemany(_spelt(sql), values)
+
+    def insert_new(self, into: Into, rows: Sequence[Row]) -> set[str]:
+        """Insert rows unless they are there; nobody else writes between looking and inserting."""
+        sql = _inserting(into)
+        ids = msgspec.json.encode([row[0] for row in rows]).decode()
+        known = {found for (found,) in self._cursor.execute(sql.looking, (ids,))}
+        fresh = {row[0]: row for row in rows if row[0] not in known}
+        self._cursor.executemany(sql.adding, fresh.values())
+        return set(fresh)
+
+
+class _Insertion(msgspec.Struct):
+    looking: str
+    adding: str
+
+
+_insertions: dict[Into, _Insertion] = {}
+_spellings: dict[str, str] = {}
+
+
+def _spelt(sql: str) -> str:
+    """A statement as SQLite takes it, which locks the whole file and not single rows."""
+    spelt = _spellings.get(sql)
+    if spelt is None:
+        spelt = sql.replace("FOR UPDATE", "")
+        if len(_spellings) < 1000:
+            _spellings[sql] = spelt
+    return spelt
+
+
+def _inserting(into: Into) -> _Insertion:
+    found = _insertions.get(into)
+    if found is None:
+        names = ", ".join(name for name, _ in into.columns)
+        marks = ", ".join("?" for _ in into.columns)
+        first = into.columns[0][0]
+        table = into.table
+        found = _insertions[into] = _Insertion(
+            f"SELECT {first} FROM {table} WHERE {first} IN (SELECT value FROM json_each(?))",  # noqa: S608 - our own names
+            f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608 - our own names
+        )
+    return found
+
+
+class SqliteGround:
+    """One file. Callers that come while a commit is under way share the next one."""
+
+    def __init__(
+        self, path: str | Path, clock: Callable[[], float] = time.time, busy_timeout: float = 5.0
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.name = str(self.path)
+        self.is_closed = False
+        self.now = clock
+        if not self._has_tables(busy_timeout):
+            _make_tables(self.path)
+        self._database = Database(self.path, schema=_TABLES, busy_timeout=busy_timeout)
+
+    def write(self, call: str, work: Callable[[Hand], T], *, is_synced: bool = True) -> T:
+        """Run ``work`` in a transaction, and return what it returns once that is committed."""
+
+        def whole(connection: sqlite3.Connection) -> T:
+            with closing(connection.cursor()) as cursor:
+                result = work(_SqliteHand(cursor))
+            failpoint(BEFORE[call])
+            return result
+
+        try:
+            result = self._database.write(whole, is_synced=is_synced)
+            failpoint(AFTER[call])
+            return result
+        except (sqlite3.Error, OSError, OverflowError, UnicodeError) as error:
+            raise self._told(error) from error
+
+    def read(self, work: Callable[[Hand], T]) -> T:
+        """Run ``work``, which changes nothing."""
+
+        def whole(connection: sqlite3.Connection) -> T:
+            with closing(connection.cursor()) as cursor:
+                return work(_SqliteHand(cursor))
+
+        try:
+            return self._database.read(whole)
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
+            raise self._told(error) from error
+
+    def stamp(self, instant: float | None) -> Any:
+        """An instant as text that sorts by time."""
+        return None if instant is None else moment(instant).isoformat(timespec="microseconds")
+
+    def close(self) -> None:
+        """Let go of the file. Closing twice is fine."""
+        self.is_closed = True
+        self._database.close()
+
+    def _has_tables(self, patience: float) -> bool:
+        """Whether any of our migrations has run; a file that is not one is refused further on."""
+        if not self.path.exists():
+            return False
+        try:
+            with closing(open_reader(self.path, connect, patience)) as connection:
+                return _revision(connection) is not None
+        except sqlite3.Error as error:
+            raise self._told(error) from error
+
+    def _told(self, error: Exception) -> StoreError:
+        if isinstance(error, OSError):
+            return StoreUnavailableError(
+                f"a write to {self.path} failed: {error}", remedy="try again"
+            )
+        if isinstance(error, sqlite3.Error):
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY:
+                return TaskMissingError(f"{self.path} refers to a row that is not there")
+            found = translate(error, self.path)
+            if found is not None:
+                return found
+        return StoreError(
+            f"{self.path} refused a statement: {error}", remedy="nothing of it was written"
+        )
+
+
+def _make_tables(path: Path) -> None:
+    """As ``ergon db upgrade`` makes them. Imported late: most files have them."""
+    from ergon_framework.providers.migrations.database import database_of
+    from ergon_framework.providers.migrations.running import upgrade
+
+    with database_of(f"sqlite:///{path}").connect(creates=True) as connection:
+        upgrade(connection)

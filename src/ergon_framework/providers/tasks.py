@@ -1,0 +1,201 @@
+"""A provider call as a task: what a queue hands over, and what it is to do with it afterwards.
+
+Nothing here knows which queue that is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.ports.providerstore import DeadLetter
+from ergon_framework.providers.errors import ProviderBadRequestError, Reason
+from ergon_framework.providers.execution import ProviderExecutionResult
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Gate(StrEnum):
+    """What a call may be put off for."""
+
+    CIRCUIT = "circuit"  # until it lets calls in again
+    COOLDOWN = "cooldown"  # until the provider wants to be asked again
+    WINDOW = "window"  # until there is quota again
+    STORE = "store"  # until the store answers
+    DUPLICATE = "duplicate"  # until the other call under the same key has ended
+
+
+class GivenUp(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The end of a call whose dead letter could not be written anywhere yet."""
+
+    reason_code: str
+    error_type: str
+    message: str
+    attempts: Count
+    occurred_at: float
+    retryable: bool = False
+    http_status: int | None = None
+
+
+class Carried(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one message of a call tells the next one, so that nothing is counted twice."""
+
+    attempts: Count = 0
+    deferrals: Count = 0
+    requeues: Count = 0
+    redrive_count: Count = 0
+    waits_until: float = 0.0
+    """The end of the wait under way, in seconds since 1970: a long one takes several messages."""
+    correlation_id: str | None = None
+    given_up: GivenUp | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it goes into a message."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    @classmethod
+    def from_dict(cls, value: Any) -> Carried:
+        """As it came in a message; a bad request when it is none of ours."""
+        try:
+            return msgspec.convert(value, cls)
+        except msgspec.ValidationError as error:
+            raise ProviderBadRequestError(
+                f"what the message carries for Ergon is wrong: {error}", never_sent=True
+            ) from error
+
+
+NOTHING = Carried()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """One delivery of a call by a queue."""
+
+    tenant_id: str
+    campaign_id: str | None
+    operation: str
+    payload: dict[str, Any] = field(repr=False)
+    idempotency_key: str | None = None
+    correlation_id: str | None = None
+    call_id: str = ""
+    """The same for every delivery of one message: whoever comes again takes over from itself."""
+    is_redelivered: bool = False
+    """Whether the queue has delivered this message before."""
+    may_wait: bool = True
+    """Whether the queue can hold a call back for a while."""
+    traceparent: str | None = None
+    carried: Carried = NOTHING
+
+
+class TaskEnd(StrEnum):
+    """What becomes of the message."""
+
+    DONE = "done"
+    REPLAYED = "replayed"
+    DEFER = "defer"
+    REQUEUE = "requeue"
+    FAILED = "failed"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnding:
+    """How one delivery ended."""
+
+    end: TaskEnd
+    result: ProviderExecutionResult
+    idempotency_key: str | None = None
+    seconds: float = 0.0
+    """After which to send the call again."""
+    gate: Gate | None = None
+    """What it is put off for."""
+    carried: Carried = NOTHING
+    """What to send along."""
+    letter: DeadLetter | None = None
+    undelivered: bool = False
+    """The dead letter is recorded nowhere: do not acknowledge the message, but send the call again
+    with what it carries, which only has the letter written."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing is to be sent again."""
+        return self.end not in {TaskEnd.DEFER, TaskEnd.REQUEUE} and not self.undelivered
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """How the calls of one task are run."""
+
+    timeout_budget_seconds: float | None = 60.0
+    """For one delivery, waits between attempts included; None: the provider's own."""
+    idempotent: bool = True
+    """Whether a key is made when none is given, and calls under one key are made once."""
+    keep_key_seconds: float = 86_400.0
+    """How long a given key is remembered."""
+    keep_computed_key_seconds: float = 3_600.0
+    """How long one that was made of the request is: after that, the same request is a new one."""
+    lease_grace_seconds: float = 30.0
+    """Beyond the budget, until another one may take the call over."""
+    max_deferrals: int = 25
+    """How often a call may be put off; 0: it fails where it would be."""
+    defer_on: Collection[str] = frozenset(Gate)
+    """What it may be put off for."""
+    longest_deferral_seconds: float = 900.0
+    """In one message; longer waits take several, and count as one."""
+    max_requeues: int = 0
+    """How often a call that ran out of time, with attempts left, goes back to the queue."""
+    requeue_on: Collection[str] = frozenset()
+    """Reasons that go back as well, though they are not retried at once: ``internal_error``."""
+    bury_on: Collection[str] = frozenset()
+    """Reasons that become dead letters though nothing was exhausted."""
+    max_redeliveries: int = 5
+    """How often a call may lose its worker."""
+    max_result_bytes: int = 65_536
+    max_payload_bytes: int = 262_144
+    secret_names: Collection[str] = frozenset()
+    volatile_names: Collection[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.timeout_budget_seconds is not None:
+            _check_number("timeout_budget_seconds", self.timeout_budget_seconds, above=0.0)
+        for name in ("keep_key_seconds", "keep_computed_key_seconds", "longest_deferral_seconds"):
+            _check_number(name, getattr(self, name), above=0.0)
+        _check_number("lease_grace_seconds", self.lease_grace_seconds)
+        for name in ("max_deferrals", "max_requeues", "max_redeliveries"):
+            _check_count(name, getattr(self, name))
+        for name in ("max_result_bytes", "max_payload_bytes"):
+            _check_count(name, getattr(self, name))
+        _check_words("defer_on", self.defer_on, Gate)
+        _check_words("requeue_on", self.requeue_on, Reason)
+        _check_words("bury_on", self.bury_on, Reason)
+
+
+def _check_number(name: str, value: Any, above: float | None = None) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_right = is_number and math.isfinite(value) and value >= 0
+    if not is_right or (above is not None and value <= above):
+        least = "0 or more" if above is None else f"above {above:g}"
+        raise ConfigurationError(f"{name} must be a number {least}, not {value!r}")
+
+
+def _check_count(name: str, value: Any) -> None:
+    if type(value) is not int or value < 0:
+        raise ConfigurationError(f"{name} must be an integer of 0 or more, not {value!r}")
+
+
+def _check_words(name: str, value: Any, words: type[StrEnum]) -> None:
+    known = {each.value for each in words}
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise ConfigurationError(f"{name} must be a set of words, not {value!r}")
+    unknown = sorted(str(each) for each in value if each not in known)
+    if unknown:
+        raise ConfigurationError(
+            f"{name} has {', '.join(unknown)}", remedy=f"the words are {', '.join(sorted(known))}"
+        )

@@ -1,0 +1,238 @@
+"""Several processes on one store, processes that die at every failpoint, and forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.core.breaker import State
+from ergon_framework.core.quota import Account, Window
+from ergon_framework.ports.providerstore import (
+    Batch,
+    ClaimState,
+    LetterStatus,
+    ProviderStore,
+)
+from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.stores.ground import AFTER, BEFORE
+from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
+
+pytestmark = pytest.mark.slow
+WAIT = 50
+HOUR = Window(START, START + 3600)
+ROOT = Path(__file__).parents[3]
+POINTS = sorted([*BEFORE.values(), *AFTER.values()])
+
+# Waits until all are there, then 32 threads take what they can get.
+TAKER = """
+import sys, threading
+from ergon_framework.core.quota import Window
+from ergon_framework.ports.providerstore import LaneKey
+from ergon_framework.providers.stores import open_store
+
+store = open_store(sys.argv[1])
+window = Window(1_800_000_000.0, 1_800_003_600.0)
+key = LaneKey("tenant", "rank", "snapshot")
+granted = []
+
+def take():
+    for _ in range(10):
+        if store.reserve(key, window, 1000, 1).is_granted:
+            granted.append(1)
+
+threads = [threading.Thread(target=take) for _ in range(32)]
+print("ready", flush=True)
+sys.stdin.readline()
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(granted), flush=True)
+store.close()
+"""
+
+# Does one thing of each kind; where it dies, the failpoint says.
+ACTOR = """
+import sys
+from ergon_framework.core.breaker import Breaker, State
+from ergon_framework.core.quota import Window
+from ergon_framework.ports.providerstore import Batch, LetterStatus
+from ergon_framework.providers.stores import open_store
+from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
+
+store = open_store(sys.argv[1], clock=HandClock())
+window = Window(START, START + 3600)
+action = sys.argv[2]
+if action == "reserve":
+    store.reserve(LANE, window, 10, 1)
+elif action == "refund":
+    store.refund(LANE, window, 2)
+elif action == "swap":
+    store.swap(LANE, 0, Breaker(State.OPEN, 5, START + 30))
+elif action == "cool":
+    store.cool(LANE, START + 50)
+elif action == "record":
+    store.record(Batch([attempt(id="row", correlation_id="call")], [letter(9)]))
+elif action == "claim":
+    store.claim("tenant", "new", "print", "child", 10, 100)
+elif action == "finish":
+    store.finish("tenant", "held", "me", {"a": 1}, None)
+elif action == "letters":
+    store.move_letter("letter-1", LetterStatus.PUBLISHED, when=[LetterStatus.PENDING])
+elif action == "prune":
+    store.prune(START - 100)
+print("survived")
+"""
+
+# A parent and its children use what the parent opened, all at once.
+FORKER = """
+import os, sys
+from ergon_framework.core.quota import Window
+from ergon_framework.ports.providerstore import Batch, LaneKey
+from ergon_framework.providers.stores import open_store
+from tests.providers.stores.workshop import LANE, START, attempt
+
+store = open_store(sys.argv[1])
+window = Window(START, START + 3600)
+store.reserve(LANE, window, 1000, 1)
+store.health("tenant")
+children = []
+for number in range(3):
+    pid = os.fork()
+    if pid == 0:
+        for n in range(20):
+            assert store.reserve(LANE, window, 1000, 1).is_granted
+            store.record(Batch([attempt(id=f"{number}-{n}", created_at=store.now())]))
+        assert store.health("tenant")
+        assert open_store(sys.argv[1]) is store
+        sys.stdout.flush()
+        os._exit(0)
+    children.append(pid)
+for n in range(20):
+    assert store.reserve(LANE, window, 1000, 1).is_granted
+codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+assert codes == [0, 0, 0], codes
+found = store.reserve(LANE, window, 1000, 1)
+[lane] = store.health("tenant")
+print(found.account.used, lane.success_rate_1h)
+store.close()
+"""
+
+
+def run(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a child to its end."""
+    return subprocess.run(  # noqa: S603 - this interpreter
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.req("PEF:Q-3", "PEF:trap-check-then-act", "PROVIDERS:quota")
+def test_a_thousand_units_are_a_thousand_calls(empty_url: str) -> None:
+    """32 threads in each of 4 processes, all opening an empty database: exactly 1,000 get one."""
+    children = [
+        subprocess.Popen(  # noqa: S603 - this interpreter
+            [sys.executable, "-c", TAKER, empty_url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=dict(os.environ),
+        )
+        for _ in range(4)
+    ]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        answers = [child.communicate(timeout=WAIT)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    assert sum(map(int, answers)) == 1000
+    store = open_store(empty_url, clock=HandClock())
+    [lane] = store.health(LANE.tenant_id)
+    assert lane.account == Account(HOUR, 1000, 1000)
+    store.close()
+
+
+def prepared(url: str) -> ProviderStore:
+    """A store with something of each kind."""
+    store = open_store(url, clock=HandClock())
+    store.reserve(LANE, HOUR, 10, 3)
+    old = attempt(created_at=START - 1000, correlation_id="old")
+    store.record(Batch([old], [letter(1)]))
+    store.claim("tenant", "held", "print", "me", 10, 100)
+    return store
+
+
+def used(store: ProviderStore) -> int:
+    """Units of the window that are used."""
+    [lane] = store.health(LANE.tenant_id)
+    assert lane.account is not None
+    return lane.account.used
+
+
+EFFECTS: dict[str, Callable[[ProviderStore], bool]] = {
+    "reserve": lambda store: used(store) == 4,
+    "refund": lambda store: used(store) == 1,
+    "swap": lambda store: store.standing(LANE).breaker.state is State.OPEN,
+    "cool": lambda store: store.standing(LANE).cooldown_until == START + 50,
+    "record": lambda store: [row.id for row in store.attempts_of("call")] == ["row"],
+    "claim": lambda store: (
+        store.claim("tenant", "new", "print", "other", 10, 100).state is ClaimState.RUNNING
+    ),
+    "finish": lambda store: (
+        store.claim("tenant", "held", "print", "other", 10, 100).state is ClaimState.REPLAY
+    ),
+    "letters": lambda store: bool(store.letters(statuses=[LetterStatus.PUBLISHED])),
+    "prune": lambda store: not store.attempts_of("old"),
+}
+
+
+@pytest.mark.req("PROVIDERS:storage")
+@pytest.mark.parametrize("point", POINTS)
+def test_what_a_killed_process_leaves(url: str, point: str) -> None:
+    """Killed before a commit, it did nothing; killed after, everything; others go on at once."""
+    _, action, moment = point.split(".")
+    store = prepared(url)
+    died = run(ACTOR, url, action, ERGON_FAILPOINTS=f"{point}=kill")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert EFFECTS[action](store) is (moment == "after")
+    if action == "record":
+        assert len(store.letters(ids=["letter-9"])) == (moment == "after")
+        store.record(Batch([attempt(id="row", correlation_id="call")], [letter(9)]))
+        [lane] = store.health(LANE.tenant_id)
+        assert len(store.attempts_of("call")) == 1
+        assert len(store.letters()) == 2
+        assert lane.success_rate_1h == 1.0
+    store.close()
+
+
+@pytest.mark.req("PROVIDERS:storage")
+def test_every_failpoint_has_an_effect_to_look_at() -> None:
+    """The list above is complete."""
+    assert {point.split(".")[1] for point in POINTS} == set(EFFECTS)
+
+
+@pytest.mark.req("PEF:trap-prefork", "PROVIDERS:storage")
+def test_a_store_survives_forks(url: str) -> None:
+    """Parent and children go on with the same object, each with connections of its own."""
+    done = run(FORKER, url)
+    assert (done.returncode, done.stdout.strip()) == (0, "82 1.0"), done.stderr
+    assert done.stderr == ""

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergon_framework.providers.mapping import canonical
+from ergon_framework.providers.mapping_text import LONGEST_MESSAGE, message_of, veiled
+
+
+@pytest.mark.req("PEF:T-8")
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("cannot reach https://ann:pw@host/path", "cannot reach https://***@host/path"),
+        ("cannot reach redis://:p@ss:w@host:1/0", "cannot reach redis://***@host:1/0"),
+        ("GET https://host/a/b?key=S3CRET&b=1 failed", "GET https://host/a/b?*** failed"),
+        ("Max retries exceeded with url: /a?t=S3CRET (why)", None),
+        ("https://host/cb#access_token=S3CRET", "https://host/cb#***"),
+        ("sent Authorization: Bearer S3CRET.abc", None),
+        ("sent authorization: Basic UzNDUkVU", None),
+        ("api_key=S3CRET is not known", "api_key=*** is not known"),
+        ("{'password': 'S3CRET'}", None),
+        ("x-api-key: S3CRET", "x-api-key: ***"),
+        ("client_secret = S3CRET", "client_secret = ***"),
+        ("refresh-token=S3CRET", "refresh-token=***"),
+        ("is it? yes: no secret here", "is it? yes: no secret here"),
+        ("password authentication failed", "password authentication failed"),
+        ("Basic checks failed", None),
+    ],
+)
+def test_what_looks_like_a_secret_is_left_out(text: str, shown: str | None) -> None:
+    """Credentials and query strings of URLs, headers, and values with telling names."""
+    veil = veiled(text)
+    assert "S3CRET" not in veil
+    assert "UzNDUkVU" not in veil
+    if shown is not None:
+        assert veil == shown
+
+
+def test_only_the_first_line_is_told() -> None:
+    """The rest is detail, such as the parameters of a statement."""
+    assert message_of(ValueError("\nfirst\nsecond")) == "ValueError: first"
+    assert message_of(ValueError("   ")) == "ValueError"
+    assert message_of(ValueError()) == "ValueError"
+
+
+def test_a_message_is_bounded() -> None:
+    """However much an exception has to say."""
+    error = canonical(RuntimeError("x" * 1_000_000))
+    assert len(error.message) == LONGEST_MESSAGE
+    assert error.message.endswith("…")
+
+
+def test_a_message_can_be_stored_and_shown() -> None:
+    """No database refuses it and no terminal obeys it."""
+    message = message_of(RuntimeError("a\x00b\x1b[31mc\ud800"))
+    assert message.isprintable()
+    assert message.encode().decode() == message
+
+
+@given(st.text(max_size=5000))
+def test_any_text_can_be_veiled(text: str) -> None:
+    """Bounded, printable, and the same when it is veiled again."""
+    veil = veiled(text)
+    assert len(veil) <= LONGEST_MESSAGE
+    assert veil.isprintable()
+
+
+SECRETS = st.text("abcdefXYZ0123456789-_.~%!:@", min_size=4, max_size=30)
+
+
+@pytest.mark.req("PEF:T-8")
+@given(SECRETS, st.sampled_from(["https://u:{}@host/p", "/p?a=1&t={}", "https://host/?t={} (x)"]))
+def test_no_url_gives_its_secret_away(secret: str, form: str) -> None:
+    """Whatever characters it is made of."""
+    marked = f"q{secret}q"
+    assert marked not in veiled(f"failed for {form.format(marked)} today")
+
+
+@pytest.mark.parametrize("unit", ["a-", "#", "?", "https://", "token", "bearer ", "@", "a:", "'"])
+def test_a_long_text_takes_no_time(unit: str) -> None:
+    """No pattern goes back and forth over it: the test would not end."""
+    for _ in range(20):
+        veiled(unit * 1_000_000)
