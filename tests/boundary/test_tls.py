@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import shutil
 import socket
@@ -50,19 +49,19 @@ def _client(folder: Path, name: str = "Plant A", ca: Path | None = None) -> ssl.
     return client_context(folder / f"{name}.pem", folder / f"{name}.key", trusted)
 
 
-async def _refused(bench: Bench, context: ssl.SSLContext) -> str:
-    """Why the server let a client not in; the client notices at its first read at the latest."""
-    bench.was_denied.clear()
-    try:
+async def _refused(bench: Bench, context: ssl.SSLContext) -> tuple[str, str]:
+    """Why the server let a client not in, and what the client heard, at its first read at last."""
+
+    async def call() -> None:
         wire = await bench.wire(context)
-    except (ssl.SSLError, ConnectionError):
-        pass
-    else:
         wire.ask("GET", "/who")
-        with contextlib.suppress(ssl.SSLError):
-            assert await wire.rest() == b""
+        await wire.rest()
+
+    bench.was_denied.clear()
+    with pytest.raises(ssl.SSLError) as caught:
+        await call()
     await bench.was_denied.wait()
-    return bench.denied[-1]
+    return bench.denied[-1], caught.value.reason
 
 
 async def _who(wire: Wire) -> bytes:
@@ -101,23 +100,28 @@ def test_many_callers_at_once(folder: Path) -> None:
 
 @pytest.mark.req("BOUNDARY:badinput")
 @pytest.mark.parametrize(
-    ("case", "why"),
+    ("case", "why", "alert"),
     [
-        ("wrong authority", "self-signed certificate in certificate chain|unable to get"),
-        ("expired", "certificate has expired"),
-        ("not yet valid", "certificate is not yet valid"),
-        ("self-signed", "self-signed certificate"),
-        ("none", "peer did not return a certificate"),
-        ("old protocol", "unsupported protocol"),
+        (
+            "wrong authority",
+            "self-signed certificate in certificate chain|unable to get",
+            "TLSV1_ALERT_UNKNOWN_CA",
+        ),
+        ("expired", "certificate has expired", "SSLV3_ALERT_CERTIFICATE_EXPIRED"),
+        ("not yet valid", "certificate is not yet valid", "SSLV3_ALERT_BAD_CERTIFICATE"),
+        ("self-signed", "self-signed certificate", "TLSV1_ALERT_UNKNOWN_CA"),
+        ("none", "peer did not return a certificate", "TLSV13_ALERT_CERTIFICATE_REQUIRED"),
+        ("old protocol", "unsupported protocol", "TLSV1_ALERT_PROTOCOL_VERSION"),
     ],
 )
-def test_a_bad_certificate_is_not_let_in(folder: Path, case: str, why: str) -> None:
-    """The handshake fails, the node is told why, and others are served."""
+def test_a_bad_certificate_is_not_let_in(folder: Path, case: str, why: str, alert: str) -> None:
+    """The handshake fails, the node and the client are told why, and others are served."""
     context = _bad_client(folder, case)
 
     async def main() -> None:
         async with serving(_server(folder)) as bench:
-            told = await _refused(bench, context)
+            told, heard = await _refused(bench, context)
+            assert heard == alert
             assert any(part in told for part in why.split("|")), told
             assert len(bench.denied) == 1
             assert b"Plant A" in await _who(await bench.wire(_client(folder)))
@@ -269,7 +273,7 @@ def test_certificates_are_renewed_without_a_restart(folder: Path) -> None:
             bench.later(1)
             assert await before.rest() == b""
             old = client_context(folder / "Plant A.pem", folder / "Plant A.key", other / "ca.pem")
-            assert "certificate" in await _refused(bench, old)
+            assert "certificate" in (await _refused(bench, old))[0]
 
     run(main())
 
@@ -412,7 +416,9 @@ def test_a_withdrawn_certificate_is_not_let_in(folder: Path) -> None:
 
     async def main() -> None:
         async with serving(certificates) as bench:
-            assert "certificate revoked" in await _refused(bench, _client(folder))
+            told, heard = await _refused(bench, _client(folder))
+            assert "certificate revoked" in told
+            assert heard == "SSLV3_ALERT_CERTIFICATE_REVOKED"
             assert b"Plant B" in await _who(await bench.wire(_client(folder, "Plant B")))
 
     run(main())

@@ -103,7 +103,7 @@ class RawServer:
         with peer.sock:
             try:
                 if self._tls is not None:
-                    peer.sock = self._tls.wrap_socket(peer.sock, server_side=True)
+                    peer.sock = _greeted(self._tls, peer.sock)
                 with peer.sock:
                     talk(peer)
             except OSError:
@@ -121,6 +121,20 @@ class RawServer:
                 continue
         for thread in self._threads:
             thread.join(10)
+
+
+def _greeted(tls: ssl.SSLContext, sock: socket.socket) -> ssl.SSLSocket:
+    """The socket after the handshake; a client that is refused may read why, as at a node."""
+    secure = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+    try:
+        secure.do_handshake()
+    except ssl.SSLError:
+        with secure:
+            secure.shutdown(socket.SHUT_WR)
+            while secure.recv(65536):
+                pass
+        raise
+    return secure
 
 
 @contextmanager

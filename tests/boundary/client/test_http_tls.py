@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from ergon_framework.boundary.certs import issue, make_ca
 from ergon_framework.boundary.http.client import HttpTransport
+from ergon_framework.boundary.http.client_endpoint import Endpoint
 from ergon_framework.boundary.http.tls import Certificates, server_context
 from ergon_framework.boundary.producer import Producer
 from ergon_framework.errors import BoundaryError, ConfigurationError, NotPermittedError
@@ -106,10 +108,33 @@ def test_client_that_is_not_trusted(colour: Colour, pki: Pki, tmp_path: Path) ->
     def client() -> Any:
         return Certificates(cert, key, pki.ca).client()
 
-    with serving(echo, tls=pki.server()) as server, pytest.raises(BoundaryError) as caught:
-        reach(colour, server, call, tls=client)
-    # Under TLS 1.3 the node's refusal may be overtaken by the end of the connection.
-    assert caught.value.reason in {"tls", "connection_lost"}
+    with serving(echo, tls=pki.server()) as server:
+        error = refused(colour, server, tls=client)
+    assert error.reason == "tls"
+    assert "does not know the authority of this client's certificate" in error.message
+    assert "certificate" in error.remedy
+
+
+def alert(name: str) -> ssl.SSLError:
+    """What reading from a socket raises after an alert of the node."""
+    error = ssl.SSLError(1, f"[SSL: {name}]")
+    error.reason = name
+    return error
+
+
+def test_what_an_alert_in_use_means() -> None:
+    """A refusal is final, also when it was read after the request broke off; damage is not."""
+    endpoint = Endpoint("https://127.0.0.1:1", None, None)
+    broken = BrokenPipeError("it broke off")
+    broken.__context__ = alert("SSLV3_ALERT_CERTIFICATE_EXPIRED")
+    for error in (broken, broken.__context__):
+        told = endpoint.lost(error)
+        assert (told.code, told.reason, told.is_retryable) == ("unauthenticated", "tls", False)
+        assert "has expired" in told.message
+    damage = alert("SSLV3_ALERT_BAD_RECORD_MAC"), alert("WRONG_VERSION_NUMBER"), OSError()
+    for trouble in damage:
+        told = endpoint.lost(trouble)
+        assert (told.reason, told.is_retryable) == ("connection_lost", True)
 
 
 @BOTH

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from ergon_framework.boundary.http.codec import call_prefix, object_target, request_head
+from ergon_framework.boundary.http.distrust import distrust_of_handshake, distrust_of_use
 from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,
@@ -129,9 +130,7 @@ class Endpoint:
         """What it means that no connection came about: nothing was sent."""
         if isinstance(error, BoundaryError):
             return error
-        if _is_distrust(error):
-            return self._distrust(error)
-        return NodeUnavailableError(
+        return distrust_of_handshake(self.url, error) or NodeUnavailableError(
             f"cannot connect to {self.url}: {describe(error)}",
             reason="connect_failed",
             remedy="check the address, and that the node is running",
@@ -141,8 +140,6 @@ class Endpoint:
         """What it means that a connection failed while it was used."""
         if isinstance(error, BoundaryError):
             return error
-        if _is_distrust(error):
-            return self._distrust(error)
         if isinstance(error, TimeoutError):
             return NodeUnavailableError(
                 f"{self.url} did not answer in time",
@@ -150,18 +147,10 @@ class Endpoint:
                 reason="timeout",
                 remedy=UNKNOWN_OUTCOME,
             )
-        return NodeUnavailableError(
+        return distrust_of_use(self.url, error) or NodeUnavailableError(
             f"the connection to {self.url} was lost: {describe(error)}",
             reason="connection_lost",
             remedy=UNKNOWN_OUTCOME,
-        )
-
-    def _distrust(self, error: BaseException) -> NotPermittedError:
-        return NotPermittedError(
-            f"{self.url} and this client do not trust each other: {describe(error)}",
-            code="unauthenticated",
-            reason="tls",
-            remedy="check the certificates of both sides, their dates and the CA",
         )
 
 
@@ -171,9 +160,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
-
-
-def _is_distrust(error: BaseException) -> bool:
-    # A peer that vanishes in the middle is no matter of trust.
-    gone = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-    return isinstance(error, ssl.SSLError) and not isinstance(error, gone)

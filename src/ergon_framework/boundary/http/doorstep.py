@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ergon_framework.boundary.http import refusals, replies
-from ergon_framework.boundary.http.connection import Connection
+from ergon_framework.boundary.http.connection import LINGER, Connection
 from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.http.guest import Guest
+from ergon_framework.boundary.http.handshake import secured
 from ergon_framework.boundary.http.identity import peer_identity
 from ergon_framework.boundary.http.service import Service
 from ergon_framework.errors import NotPermittedError, describe
-
-SHUTDOWN = 2.0
-"""Seconds for a client to say goodbye in TLS."""
 
 
 class Doorstep(asyncio.Protocol):
@@ -30,24 +29,28 @@ class Doorstep(asyncio.Protocol):
         self._service = service
         self._context = context
         self._raw: asyncio.Transport | None = None
+        self._address = "unknown"
+        self._lingers_until: float | None = None  # it was refused, and may read why
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let a client in, if there is room."""
         self._raw = raw = cast("asyncio.Transport", transport)
-        address = _address(transport)
+        self._address = _address(transport)
         if len(self._service.connections) >= self._service.limits.connections:
-            self._turn_away(raw, address)
+            self._turn_away(raw)
         elif self._context is None:
             connection = Connection(self._service)
             raw.set_protocol(connection)
-            connection.open(raw, Guest(Caller(address=address)))
+            connection.open(raw, Guest(Caller(address=self._address)))
         else:
             raw.pause_reading()  # the first bytes belong to the handshake
             self._service.connections.add(self)
-            self._service.spawn(self._secure(raw, self._context, address))
+            self._service.spawn(self._secure(raw, self._context))
 
     def sweep(self, now: float) -> None:
-        """The handshake has a limit of its own."""
+        """Send away a client that was refused and stays; the handshake has a limit of its own."""
+        if self._lingers_until is not None and now > self._lingers_until:
+            self.abort()
 
     def close(self) -> None:
         """A handshake need not be finished."""
@@ -58,9 +61,9 @@ class Doorstep(asyncio.Protocol):
         if self._raw is not None:
             self._raw.abort()
 
-    def _turn_away(self, raw: asyncio.Transport, address: str) -> None:
+    def _turn_away(self, raw: asyncio.Transport) -> None:
         limit = self._service.limits.connections
-        self._service.denied(address, f"{limit} connections are open already")
+        self._service.denied(self._address, f"{limit} connections are open already")
         if self._context is None:
             refusal = refusals.too_many_connections(limit)
             raw.write(replies.whole_error(refusal, self._service.date))
@@ -68,36 +71,38 @@ class Doorstep(asyncio.Protocol):
         else:
             raw.abort()  # a handshake would cost more than it gives
 
-    async def _secure(
-        self, raw: asyncio.Transport, context: Callable[[], ssl.SSLContext], address: str
-    ) -> None:
+    async def _secure(self, raw: asyncio.Transport, context: Callable[[], ssl.SSLContext]) -> None:
         connection = Connection(self._service)
         try:
             current = self._service.context = context()
-            transport = await asyncio.get_running_loop().start_tls(
-                raw,
-                connection,
-                current,
-                server_side=True,
-                ssl_handshake_timeout=self._service.limits.body_seconds,
-                ssl_shutdown_timeout=SHUTDOWN,
-            )
-            if transport is None:
-                raise ConnectionResetError("it hung up")
+            limit = self._service.limits.body_seconds
+            transport = await secured(raw, connection, current, self._refused, limit)
         except OSError as error:
-            self._service.denied(address, _why(error))
+            if self._lingers_until is None:
+                self._service.denied(self._address, _why(error))
             raw.abort()
         else:
-            self._admit(connection, transport, current, address)
+            self._admit(connection, transport, current)
         finally:
             self._service.forget(self)
+
+    def _refused(self, error: ssl.SSLError) -> None:
+        self._lingers_until = self._service.clock() + LINGER
+        self._service.denied(self._address, _why(error))
+        # Not yet: the alert is sent right after this.
+        asyncio.get_running_loop().call_soon(self._end_speaking)
+
+    def _end_speaking(self) -> None:
+        """Closing with unread bytes could take the alert from the client again."""
+        if self._raw is not None and not self._raw.is_closing():
+            with contextlib.suppress(OSError):  # the client may be gone already
+                self._raw.write_eof()
 
     def _admit(
         self,
         connection: Connection,
         transport: asyncio.Transport,
         context: ssl.SSLContext,
-        address: str,
     ) -> None:
         certificate = _certificate(transport)
         expires_at = ssl.cert_time_to_seconds(certificate["notAfter"]) if certificate else None
@@ -106,8 +111,8 @@ class Doorstep(asyncio.Protocol):
             identity = peer_identity(certificate)
         except NotPermittedError as error:
             denial = error
-            self._service.denied(address, error.message)
-        caller = Caller(identity=identity, address=address, is_secure=True)
+            self._service.denied(self._address, error.message)
+        caller = Caller(identity=identity, address=self._address, is_secure=True)
         connection.open(transport, Guest(caller, context, expires_at, denial))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from ergon_framework.boundary.http.handshake import ServerContext
 from ergon_framework.boundary.http.identity import peer_identity
 from ergon_framework.boundary.watched import Told, Watched
 from ergon_framework.errors import (
@@ -26,7 +27,7 @@ File = str | os.PathLike[str]
 
 def server_context(cert: File, key: File, ca: File, crl: File | None = None) -> ssl.SSLContext:
     """A context that asks every client for a certificate signed by ``ca``."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     context.num_tickets = 0  # a resumed session would not look at the certificate again
     return _filled(context, cert, key, ca, crl)
