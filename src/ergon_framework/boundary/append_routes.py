@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ergon_framework.boundary.edge import Admission, parse_append, parse_batch
 from ergon_framework.boundary.http.exchange import Caller, Exchange
+from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.offloop import InThread
 from ergon_framework.boundary.operations import demand
 from ergon_framework.boundary.policy import Permit
@@ -113,12 +114,7 @@ class AppendRoutes:
         if isinstance(answer, BoundaryError):
             exchange.fail(answer)
             return
-        duplicate = b"true" if answer.duplicate else b"false"
-        exchange.reply(
-            200,
-            b'{"offset":%d,"duplicate":%b,"digest":"%b"}'
-            % (answer.offset, duplicate, answer.digest.encode()),
-        )
+        exchange.reply(200, _shown(answer))
 
     def _check_zones(self, permit: Permit, caller: Caller, admission: Admission) -> None:
         fact = admission.new_fact
@@ -145,13 +141,14 @@ class AppendRoutes:
         """Facts in order in one commit, each with an outcome of its own."""
         began = perf_counter()
         permit = self._permitted(exchange.caller, "AppendFacts")
-        results = await self._in_thread(
+        count, answer = await self._in_thread(
             lambda: self._append_batch(permit, exchange.caller, exchange.body)
         )
-        exchange.reply(200, json.dumps({"results": results}).encode())
-        self._zone.telling.append_seconds.add(perf_counter() - began, len(results))
+        exchange.reply(200, answer)
+        self._zone.telling.append_seconds.add(perf_counter() - began, count)
 
-    def _append_batch(self, permit: Permit, caller: Caller, body: bytes) -> list[dict[str, Any]]:
+    def _append_batch(self, permit: Permit, caller: Caller, body: bytes) -> tuple[int, bytes]:
+        """How many were asked for, and the answer."""
         zone = self._zone
         items = parse_batch(body, zone.settings.limits)
         zone.telling.count("appends", times=len(items))
@@ -167,12 +164,20 @@ class AppendRoutes:
             except BoundaryError as error:
                 zone.refused(error)
                 admissions.append(error)
-        return [
-            {"error": told.to_dict()}
-            if isinstance(told, BoundaryError)
-            else {"offset": told.offset, "duplicate": told.duplicate, "digest": told.digest}
-            for told in zone.append_all(admissions)
-        ]
+        told = zone.append_all(admissions)
+        return len(told), b'{"results":[%b]}' % b",".join(map(_shown, told))
+
+
+def _shown(told: Receipt | BoundaryError) -> bytes:
+    """One answer as JSON."""
+    if isinstance(told, BoundaryError):
+        return json.dumps({"error": told.to_dict()}).encode()
+    duplicate = b"true" if told.duplicate else b"false"
+    return b'{"offset":%d,"duplicate":%b,"digest":"%b"}' % (
+        told.offset,
+        duplicate,
+        told.digest.encode(),
+    )
 
 
 def _crossed(loop: asyncio.AbstractEventLoop, to: asyncio.Future[T], value: T) -> None:

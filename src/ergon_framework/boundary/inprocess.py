@@ -6,8 +6,9 @@ For tests, and for several zones in one program. Everything but HTTP itself is a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -35,7 +36,8 @@ class _Exchange:
     query: str = ""
     is_gone: bool = False
     sent: dict[str, str] = field(default_factory=dict)
-    pieces: Iterable[bytes] = ()
+    pieces: Iterator[bytes] = field(default_factory=lambda: iter(()))
+    arrived: list[bytes] = field(default_factory=list)
     answer: asyncio.Future[tuple[int, dict[str, str], bytes]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -62,9 +64,13 @@ class _Exchange:
             error = BoundaryError("the node failed to answer")
         self.reply(STATUS.get(error.code, 500), msgspec.json.encode(error.to_dict()))
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        for piece in self.pieces:
-            yield piece
+    async def has_more(self, least: int = 1) -> bool:
+        self.arrived = list(islice(self.pieces, 1))
+        return bool(self.arrived)
+
+    def take(self) -> list[bytes]:
+        arrived, self.arrived = self.arrived, []
+        return arrived
 
     async def stream(
         self,
@@ -109,7 +115,9 @@ class InProcessTransport:
     ) -> bytes:
         """Send a blob."""
         sent = {"content-length": str(size)} | ({"digest-sha256": digest} if digest else {})
-        exchange = _Exchange("PUT", _path(bucket, key), self._caller, sent=sent, pieces=chunks)
+        exchange = _Exchange(
+            "PUT", _path(bucket, key), self._caller, sent=sent, pieces=iter(chunks)
+        )
         return (await self._ask(exchange))[2]
 
     async def get_object(

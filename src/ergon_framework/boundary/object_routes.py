@@ -17,14 +17,17 @@ from ergon_framework.boundary.object_operations import damaged
 from ergon_framework.boundary.offloop import InThread
 from ergon_framework.boundary.operations import demand
 from ergon_framework.boundary.policy import Permit
+from ergon_framework.boundary.putting import Putting, too_large
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, FactInvalidError
-from ergon_framework.ports.objectstore import Download, Upload
+from ergon_framework.ports.objectstore import Download
 
 MOST_SPOILT = 10_000
 """Damaged objects that are remembered."""
+LEAST = 1 << 18
+"""Bytes that are worth a thread's while."""
 PIECE = 1 << 20
-"""Bytes handed to the disk, or taken from it, in one go."""
+"""Bytes taken from the disk in one go."""
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
@@ -64,15 +67,19 @@ class ObjectRoutes:
     async def _put(self, exchange: Exchange) -> None:
         bucket, key = self._named(exchange, "PutObject")
         expected = _digest(exchange.header("digest-sha256"))
-        self._check_length(exchange.header("content-length"), exchange.header("transfer-encoding"))
-        upload = await self._in_thread(self._zone.objects.upload)
+        announced = self._length(
+            exchange.header("content-length"), exchange.header("transfer-encoding")
+        )
+        putting = Putting(self._zone, (bucket, key), exchange.take, announced, expected)
         try:
-            await self._take(exchange, upload)
-            receipt = await self._in_thread(
-                lambda: self._zone.finished(bucket, key, upload, expected)
-            )
-        finally:
-            await self._in_thread(upload.abort)
+            receipt = await self._in_thread(putting.go_on)
+            while receipt is None and await exchange.has_more(LEAST):
+                receipt = await self._in_thread(putting.go_on)
+            if receipt is None:
+                receipt = await self._in_thread(putting.finish)
+        except BaseException:
+            await self._in_thread(putting.abort)
+            raise
         self._spoilt.discard(parsed(receipt.digest, "digest"))
         shape = {
             "bucket": receipt.bucket,
@@ -82,29 +89,17 @@ class ObjectRoutes:
         }
         exchange.reply(200, json.dumps(shape).encode())
 
-    async def _take(self, exchange: Exchange, upload: Upload) -> None:
-        most = self._zone.settings.limits.object_bytes
-        pieces: list[bytes] = []
-        held = 0
-        async for piece in exchange.chunks():
-            pieces.append(piece)
-            held += len(piece)
-            if upload.size + held > most:
-                raise _too_large(most)
-            if held >= PIECE:
-                data, pieces, held = b"".join(pieces), [], 0
-                await self._in_thread(lambda data=data: upload.write(data))  # type: ignore[misc]
-        if pieces:
-            data = b"".join(pieces)
-            await self._in_thread(lambda: upload.write(data))
-
-    def _check_length(self, length: str | None, encoding: str | None) -> None:
+    def _length(self, length: str | None, encoding: str | None) -> int | None:
+        """How many bytes were announced; None when they come in chunks."""
         if length is None and encoding is None:
             told = "the request says nothing about the length of the object"
             raise Refusal(411, "invalid_argument", "length_required", told)
         most = self._zone.settings.limits.object_bytes
-        if length is not None and length.isdigit() and int(length) > most:
-            raise _too_large(most)
+        if length is None or not length.isdigit():
+            return None
+        if int(length) > most:
+            raise too_large(most)
+        return int(length)
 
     async def _get(self, exchange: Exchange) -> None:
         is_head = exchange.method == "HEAD"
@@ -193,14 +188,6 @@ def _digest(text: str | None) -> bytes | None:
         return None
     bare = text.strip()
     return parsed(bare if bare.startswith("sha256:") else f"sha256:{bare}", "Digest-SHA256")
-
-
-def _too_large(most: int) -> FactInvalidError:
-    return FactInvalidError(
-        f"an object may have {most} bytes",
-        reason="object_too_large",
-        remedy="split it, or raise limits.object_bytes",
-    )
 
 
 def _range(header: str | None, size: int) -> tuple[int, int] | None:

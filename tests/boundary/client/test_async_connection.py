@@ -39,7 +39,7 @@ class FakeTransport(asyncio.Transport):
 
 def connected(reader: AnswerReader | None = None) -> tuple[AsyncConnection, FakeTransport]:
     """A connection over nothing."""
-    connection = AsyncConnection()
+    connection = AsyncConnection(memoryview(bytearray(1 << 16)))
     transport = FakeTransport(connection)
     connection.connection_made(transport)
     connection.begin(reader or AnswerReader(limit=None))
@@ -107,3 +107,77 @@ def test_two_answers_to_one_request() -> None:
     assert reader.is_done
     assert reader.body() == b"1"
     assert not reader.keeps_alive
+
+
+def test_who_waits_at_the_deadline_is_told() -> None:
+    """The timer of an earlier call may go off first: it looks again, and no call ends early."""
+
+    async def main() -> None:
+        connection, _ = connected()
+        loop = asyncio.get_running_loop()
+        connection.begin(AnswerReader(), loop.time() + 3600)
+        patient = connection._timer
+        connection.end()
+        connection.begin(AnswerReader(), loop.time())  # a shorter one moves the timer
+        assert connection._timer is not patient
+        with pytest.raises(TimeoutError):
+            await connection.wait_done()
+
+    asyncio.run(main())
+
+
+def test_one_timer_serves_many_calls() -> None:
+    """It is set once, looks again while somebody waits, and rests when nobody does."""
+
+    async def main() -> None:
+        connection, _ = connected()
+        loop = asyncio.get_running_loop()
+        connection.begin(AnswerReader(), loop.time() + 3600)
+        first = connection._timer
+        assert first is not None
+        for _call in range(3):
+            connection.end()
+            connection.begin(AnswerReader(), loop.time() + 7200)
+            assert connection._timer is first
+        connection._look()  # as if its time had come
+        again = connection._timer
+        assert again is not None
+        assert again.when() > first.when()
+        connection.end()
+        connection._look()
+        assert connection._timer is None
+        first.cancel()
+        again.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_lost_connection_has_no_timer() -> None:
+    """Nothing of it stays behind in the event loop."""
+
+    async def main() -> None:
+        connection, _ = connected()
+        connection.begin(AnswerReader(), asyncio.get_running_loop().time() + 3600)
+        timer = connection._timer
+        assert timer is not None
+        connection.connection_lost(None)
+        assert timer.cancelled()
+
+    asyncio.run(main())
+
+
+def test_what_comes_in_is_copied_out_of_the_shared_room() -> None:
+    """Another connection may receive in the same place before anybody reads the answer."""
+
+    async def main() -> None:
+        room = memoryview(bytearray(1 << 16))
+        first, second = AsyncConnection(room), AsyncConnection(room)
+        for connection, body in ((first, b"one"), (second, b"two")):
+            connection.connection_made(FakeTransport(connection))
+            connection.begin(AnswerReader())
+            answer = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n" + body
+            connection.get_buffer(-1)[: len(answer)] = answer
+            connection.buffer_updated(len(answer))
+        assert (first.reader.body(), second.reader.body()) == (b"one", b"two")
+
+    asyncio.run(main())

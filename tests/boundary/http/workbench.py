@@ -88,8 +88,8 @@ class Sample:
 
     async def upload(self, exchange: Exchange) -> None:
         try:
-            async for piece in exchange.chunks():
-                self.pieces.append(piece)
+            while await exchange.has_more():
+                self.pieces += exchange.take()
         except Exception as error:
             self.errors.append(error)
             raise

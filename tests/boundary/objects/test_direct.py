@@ -40,7 +40,7 @@ def content(fd: int) -> bytes:
 def test_whole_pages_are_written(fd: int) -> None:
     """What is left over is for an ordinary write; so is everything where this cannot be done."""
     writer = DirectWriter()
-    done = writer.write(fd, memoryview(DATA))
+    done = writer.write(fd, [memoryview(DATA)])
     assert done in {0, 3 * MIB}
     assert content(fd) == DATA[:done]
     assert fcntl.fcntl(fd, fcntl.F_GETFL) & (direct._DIRECT or 0) == 0
@@ -49,13 +49,13 @@ def test_whole_pages_are_written(fd: int) -> None:
 
 def test_little_is_left_to_the_cache(fd: int) -> None:
     """A small piece is not worth it."""
-    assert DirectWriter().write(fd, memoryview(DATA[: 10 * PAGE])) == 0
+    assert DirectWriter().write(fd, [memoryview(DATA[: 10 * PAGE])]) == 0
 
 
 def test_a_system_without_it_is_fine(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written, and nothing is said."""
     monkeypatch.setattr(direct, "_DIRECT", None)
-    assert DirectWriter().write(fd, memoryview(DATA)) == 0
+    assert DirectWriter().write(fd, [memoryview(DATA)]) == 0
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -73,7 +73,7 @@ def test_a_file_system_without_it_is_fine(
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", refuse)
-    done = DirectWriter().write(fd, memoryview(DATA))
+    done = DirectWriter().write(fd, [memoryview(DATA)])
     assert done in {0, (nth - 1) * MIB}
     assert content(fd) == DATA[:done]
 
@@ -88,7 +88,7 @@ def test_other_trouble_is_told(fd: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "write", refuse)
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     with pytest.raises(OSError, match="No space"):
-        DirectWriter().write(fd, memoryview(DATA))
+        DirectWriter().write(fd, [memoryview(DATA)])
     assert fcntl.fcntl(fd, fcntl.F_GETFL) == flags
 
 

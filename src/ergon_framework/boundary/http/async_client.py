@@ -15,6 +15,7 @@ from ergon_framework.boundary.http.client_answers import (
     object_begun,
     object_of_headers,
 )
+from ergon_framework.boundary.http.client_connection import RECEIVE
 from ergon_framework.boundary.http.client_endpoint import Endpoint, Tls
 from ergon_framework.boundary.http.codec import AnswerReader
 from ergon_framework.boundary.model import ObjectReceipt
@@ -47,6 +48,7 @@ class AsyncHttpTransport:
         self.url = url
         self._endpoint = Endpoint(url, tls, expected_zone)
         self._timeout = timeout
+        self._room = memoryview(bytearray(RECEIVE))
         self._idle: list[AsyncConnection] = []
         self._places = asyncio.Semaphore(connections)
         self._is_closed = False
@@ -162,34 +164,40 @@ class AsyncHttpTransport:
         """Talk over a kept connection, or a new one; twice at most. Give the connection back."""
         if self._is_closed:
             raise NodeUnavailableError("this client is closed", reason="closed")
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         try:
-            async with asyncio.timeout(seconds):
-                await self._places.acquire()
-                try:
-                    return await self._attempts(talk, make_reader)
-                except BaseException:
-                    self._places.release()
-                    raise
+            if self._places.locked():
+                async with asyncio.timeout_at(deadline):
+                    await self._places.acquire()
+            else:
+                await self._places.acquire()  # at once
+            try:
+                return await self._attempts(talk, make_reader, deadline)
+            except BaseException:
+                self._places.release()
+                raise
         except TimeoutError as error:
             raise self._endpoint.lost(error) from error
 
     async def _attempts(
-        self, talk: Talk, make_reader: Callable[[], AnswerReader]
+        self, talk: Talk, make_reader: Callable[[], AnswerReader], deadline: float | None
     ) -> tuple[AnswerReader, AsyncConnection]:
         while self._idle:
             kept = self._idle.pop()
             if kept.is_closing():
                 continue
             try:
-                return await self._attempt(talk, make_reader(), kept)
+                return await self._attempt(talk, make_reader(), kept, deadline)
             except _Stale:
                 break
-        return await self._attempt(talk, make_reader(), await self._connect())
+        async with asyncio.timeout_at(deadline):
+            fresh = await self._connect()
+        return await self._attempt(talk, make_reader(), fresh, deadline)
 
     async def _attempt(
-        self, talk: Talk, reader: AnswerReader, connection: AsyncConnection
+        self, talk: Talk, reader: AnswerReader, connection: AsyncConnection, deadline: float | None
     ) -> tuple[AnswerReader, AsyncConnection]:
-        connection.begin(reader)
+        connection.begin(reader, deadline)
         try:
             await talk(connection)
         except BaseException as error:
@@ -203,6 +211,7 @@ class AsyncHttpTransport:
             if isinstance(error, NodeUnavailableError):
                 raise
             raise self._endpoint.lost(error) from error
+        connection.end()
         return reader, connection
 
     async def _connect(self) -> AsyncConnection:
@@ -214,7 +223,7 @@ class AsyncHttpTransport:
         try:
             async with asyncio.timeout(self._timeout):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    AsyncConnection, endpoint.host, endpoint.port, **options
+                    lambda: AsyncConnection(self._room), endpoint.host, endpoint.port, **options
                 )
         except (OSError, ConnectionError) as error:
             raise endpoint.unreachable(error) from error

@@ -13,10 +13,14 @@ HELD = 1 << 20
 """Bytes of a streamed answer that may wait here for their reader."""
 
 
-class AsyncConnection(asyncio.Protocol):
-    """One request at a time. Whoever waits is woken by everything that happens."""
+class AsyncConnection(asyncio.BufferedProtocol):
+    """One request at a time. Whoever waits is woken by everything that happens.
 
-    def __init__(self) -> None:
+    Connections of one event loop may share the ``room`` in which they receive.
+    """
+
+    def __init__(self, room: memoryview) -> None:
+        self._room = room
         self.reader = AnswerReader()
         self.is_used = False  # it has carried an answer before
         self._transport: asyncio.Transport
@@ -24,14 +28,23 @@ class AsyncConnection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._is_reading = True
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
 
     # ---- what the client does ----
 
-    def begin(self, reader: AnswerReader) -> None:
-        """Expect an answer."""
+    def begin(self, reader: AnswerReader, deadline: float | None = None) -> None:
+        """Expect an answer; whoever still waits at the deadline gets a ``TimeoutError``."""
         self.reader = reader
+        self._deadline = deadline
+        if deadline is not None and (self._timer is None or deadline < self._timer.when()):
+            self._look_at(deadline)
+
+    def end(self) -> None:
+        """The answer is there, or as much of it as has a deadline."""
+        self._deadline = None
 
     def write(self, data: bytes) -> None:
         """Send, or keep to be sent."""
@@ -94,11 +107,35 @@ class AsyncConnection(asyncio.Protocol):
         finally:
             self._waiter = None
 
+    # One timer that looks again serves many calls; one for each would be set in vain each time.
+
+    def _look_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._look_at(self._deadline)
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(TimeoutError())
+
     # ---- what the loop tells ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is there."""
         self._transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to put what comes in: ``buffer_updated`` follows before anybody else asks."""
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes are there."""
+        self.data_received(bytes(self._room[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Something came in."""
@@ -124,6 +161,8 @@ class AsyncConnection(asyncio.Protocol):
         """It is gone."""
         self._ended(exc)
         self.resume_writing()
+        if self._timer is not None:
+            self._timer.cancel()
         if not self._gone.done():
             self._gone.set_result(None)
 

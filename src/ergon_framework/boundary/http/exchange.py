@@ -53,8 +53,14 @@ class Exchange(Protocol):
     def fail(self, error: BaseException) -> None:
         """Answer with an error, as if ``handle`` had raised it."""
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The body of a streamed request, as it arrives; reading it paces the client."""
+    async def has_more(self, least: int = 1) -> bool:
+        """Wait for ``least`` bytes of a streamed body, or for its end; whether there are any."""
+
+    def take(self) -> list[bytes]:
+        """All of them that have arrived, piece by piece; taking them paces the client.
+
+        Any thread may call it, even while none have: what came meanwhile need not wait.
+        """
 
     async def stream(
         self,
@@ -75,7 +81,7 @@ class Application(Protocol):
     """What the server serves."""
 
     def is_streamed(self, method: str, path: str) -> bool:
-        """Whether the body of such a request is read with ``chunks``; asked before the body."""
+        """Whether the body of such a request is read with ``take``; asked before the body."""
 
     def handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Answer the exchange, now, later, or in the coroutine returned.

@@ -118,9 +118,20 @@ class Request:
         """Answer with an error, as if ``handle`` had raised it."""
         self._line.fail(self, error)
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, or the whole of it when it was not streamed."""
-        return self._whole() if self.upload is None else self._arriving(self.upload)
+    async def has_more(self, least: int = 1) -> bool:
+        """Wait for so many bytes of the body, or for its end; whether there are any to take."""
+        if self.upload is None:
+            return bool(self.body)
+        if self.expects_continue:
+            self._line.send_continue(self)
+        return await self.upload.has_more(least)
+
+    def take(self) -> list[bytes]:
+        """What has arrived of the body, or the whole of it when it was not streamed."""
+        if self.upload is not None:
+            return self.upload.take()
+        body, self.body = self.body, b""
+        return [body] if body else []
 
     async def stream(
         self,
@@ -138,13 +149,3 @@ class Request:
     def _check_open(self) -> None:
         if self.is_answered:
             raise RuntimeError(f"{self.method} {self.path} has been answered already")
-
-    async def _whole(self) -> AsyncIterator[bytes]:
-        if self.body:
-            yield self.body
-
-    async def _arriving(self, upload: Upload) -> AsyncIterator[bytes]:
-        if self.expects_continue:
-            self._line.send_continue(self)
-        async for chunk in upload.chunks():
-            yield chunk

@@ -10,6 +10,7 @@ from email.utils import formatdate
 from typing import Any, Protocol
 
 from ergon_framework.boundary.http.exchange import Application, Exchange
+from ergon_framework.boundary.http.heads import Heads
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import describe
 
@@ -59,6 +60,7 @@ class Service:
         self.context: ssl.SSLContext | None = None
         """What new connections are secured with."""
         self.connections: set[Member] = set()
+        self.heads = Heads()
         self.is_stopping = False
         self.date = formatdate(wall(), usegmt=True)
         self.changed = asyncio.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ergon_framework.errors import FactInvalidError
@@ -41,18 +42,22 @@ class Digester:
         self._hash = hashlib.sha256()
         self._piece: Future[None] | None = None
 
-    def add(self, data: bytes | memoryview) -> None:
+    def add(self, views: Sequence[bytes | memoryview]) -> None:
         """Take the next bytes, which must not change, and let another thread see to them."""
         self._settle()
-        if len(data) < _SMALL:
-            self._hash.update(data)
+        if sum(map(len, views)) < _SMALL:
+            self._update(views)
         else:
-            self._piece = self._crew.pool().submit(self._hash.update, data)
+            self._piece = self._crew.pool().submit(self._update, views)
 
     def digest(self) -> bytes:
         """Of everything so far."""
         self._settle()
         return self._hash.digest()
+
+    def _update(self, views: Sequence[bytes | memoryview]) -> None:
+        for view in views:
+            self._hash.update(view)
 
     def _settle(self) -> None:
         piece, self._piece = self._piece, None

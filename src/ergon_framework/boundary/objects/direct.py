@@ -10,6 +10,9 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Sequence
+
+from ergon_framework.boundary.objects.pieces import fill
 
 PAGE = 4096
 _ROOM = 1 << 20
@@ -23,12 +26,12 @@ class DirectWriter:
     def __init__(self) -> None:
         self._spare: list[mmap.mmap] = []
 
-    def write(self, fd: int, data: memoryview) -> int:
-        """Write the whole pages ``data`` begins with; how many bytes, 0 where that cannot be done.
+    def write(self, fd: int, views: Sequence[memoryview]) -> int:
+        """Write the whole pages these begin with; how many bytes, 0 where that cannot be done.
 
         The position of the file must be at a page. Whatever is left is for an ordinary write.
         """
-        whole = len(data) // PAGE * PAGE
+        whole = sum(map(len, views)) // PAGE * PAGE
         if _DIRECT is None or whole < _LEAST:
             return 0
         buffer = self._take()
@@ -38,8 +41,8 @@ class DirectWriter:
             fcntl.fcntl(fd, fcntl.F_SETFL, flags | _DIRECT)
             while done < whole and done % PAGE == 0:
                 size = min(_ROOM, whole - done)
-                buffer[:size] = data[done : done + size]
                 with memoryview(buffer)[:size] as piece:
+                    fill(piece, views, done)
                     done += os.write(fd, piece)
         except OSError as error:
             if error.errno != errno.EINVAL:  # it means that this file system has no such way

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ergon_framework.errors import (
@@ -28,11 +28,12 @@ _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 _UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EINVAL, errno.ENOTTY})
 
 
-def write_all(fd: int, data: memoryview) -> None:
+def write_all(fd: int, views: Iterable[memoryview]) -> None:
     """Write every byte: one call may take fewer."""
-    done = 0
-    while done < len(data):
-        done += os.write(fd, data[done:])
+    for view in views:
+        done = 0
+        while done < len(view):
+            done += os.write(fd, view[done:])
 
 
 def sync_file(fd: int) -> None:

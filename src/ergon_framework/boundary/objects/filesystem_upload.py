@@ -11,6 +11,7 @@ from typing import Protocol
 from ergon_framework.boundary.objects import digest as digests
 from ergon_framework.boundary.objects import disk
 from ergon_framework.boundary.objects.direct import PAGE, DirectWriter
+from ergon_framework.boundary.objects.pieces import Pieces, after
 from ergon_framework.errors import FactInvalidError, StoreError
 from ergon_framework.ports.objectstore import Blob
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -66,25 +67,22 @@ class FileUpload:
         self._known = digest
         self._is_kept = is_kept
         self._digester = digests.Digester(shelf.crew)
-        self._pending: bytes | bytearray = bytearray()
+        self._pending = Pieces()
         self._written = 0
 
     def resume(self) -> None:
         """Hash what an earlier upload left in the file, and go on behind it."""
         while piece := os.read(self._fd, BLOCK):
-            self._digester.add(piece)
+            self._digester.add([piece])
             self._written += len(piece)
         self.size = self._written
 
     def write(self, data: bytes | memoryview) -> None:
         """Take the next bytes."""
         self._check()
-        if isinstance(data, bytes) and len(data) >= BLOCK and not self._pending:
-            self._pending = data  # it cannot change; anything else is copied, its owner may go on
-        else:
-            self._pending += data
-        self.size = self._written + len(self._pending)
-        if len(self._pending) >= BLOCK:
+        self._pending.add(data)
+        self.size = self._written + self._pending.size
+        if self._pending.size >= BLOCK:
             with self._ended_by_errors():
                 self._flush(is_last=False)
 
@@ -122,16 +120,17 @@ class FileUpload:
 
     def _flush(self, *, is_last: bool) -> None:
         """Hash and write what was gathered: before the end whole pages only, which go faster."""
-        if not self._pending:
+        size = self._pending.size
+        if not size:
             return  # so that the last block is still hashed while it is synced
-        gathered = memoryview(self._pending)
-        size = len(gathered) if is_last else len(gathered) // PAGE * PAGE
-        block, self._pending = gathered[:size], bytearray(gathered[size:])
+        if not is_last:
+            size = size // PAGE * PAGE
+        block = self._pending.take(size)
         self._digester.add(block)
         failpoint("boundary.object.write.before")
         is_at_page = self._written % PAGE == 0
         done = self._shelf.direct.write(self._fd, block) if is_at_page else 0
-        disk.write_all(self._fd, block[done:])
+        disk.write_all(self._fd, after(block, done))
         failpoint("boundary.object.write.after")
         self._written += size
 
@@ -161,7 +160,7 @@ class FileUpload:
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
-        self._pending = b""
+        self._pending = Pieces()
         try:
             if remove:  # while it is locked, so that it is still this upload's
                 with contextlib.suppress(OSError):  # a sweep tries again
