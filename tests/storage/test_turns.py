@@ -102,3 +102,18 @@ def test_leaving_early_tells_those_who_were_not_served() -> None:
     assert served.outcome() is None
     with pytest.raises(StoreUnavailableError, match="given up"):
         waiting.outcome()
+
+
+def test_those_who_were_served_are_woken_again_after_an_interrupt() -> None:
+    """Whoever was woken before it is not woken twice, and nobody is forgotten."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+    leader, woken, waiting = (Caller(work, 0.0) for _ in range(3))
+    turns._waiting.extend([leader, woken, waiting])
+    turns.leave()
+    turns._gather(10)
+    woken.is_served = waiting.is_served = True
+    woken.wake.release()  # as far as the first attempt to leave had come
+    turns.leave()
+    assert (woken.wake.acquire(timeout=0), waiting.wake.acquire(timeout=0)) == (True, True)
+    assert (turns.group, turns.leader) == ([], None)

@@ -22,11 +22,13 @@ FULL_RETRY = 1.0
 
 def answer(fact: NewFact, outcome: Outcome, *, strict_envelope: bool) -> Receipt | BoundaryError:
     """The answer to one append."""
-    match outcome:
-        case Appended(envelope=first) if strict_envelope and first not in (None, fact.envelope):
+    if isinstance(outcome, Appended):
+        if strict_envelope and differs(fact, outcome):
             return _other_envelope(fact, outcome.offset)
-        case Appended(offset=offset, is_duplicate=is_duplicate):
-            return Receipt(offset=offset, duplicate=is_duplicate, digest=spelled(fact.digest))
+        return Receipt(
+            offset=outcome.offset, duplicate=outcome.is_duplicate, digest=spelled(fact.digest)
+        )
+    match outcome:
         case Conflict():
             return _conflict(fact, outcome)
         case Unfounded():

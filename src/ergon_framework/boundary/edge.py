@@ -150,7 +150,7 @@ def admitted(
         identity_digest(envelope, fact, form),
         _encode(envelope),
         _encode(_Fact(subject=fact.subject, predicate=fact.predicate, object_json=Raw(form))),
-        references(decode(form)) if MARK in form else (),
+        references(decode(form)) if form.find(MARK) >= 0 else (),
         source_offset,
     )
     return Admission(new_fact, _warnings(envelope, spellings, strict_ids, clock))

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.storage.turns import Caller, Turns, nested
@@ -36,7 +36,7 @@ class Asking(Caller, Generic[Request, Answer]):
     def __init__(self, requests: Sequence[Request]) -> None:
         super().__init__(_in_a_group, 0.0)
         self.requests = requests
-        self.answers: list[Answer] = []
+        self.answers: Sequence[Answer] = ()
 
 
 class Waiting(Generic[Request, Answer]):
@@ -111,7 +111,8 @@ class Grouping(Generic[Request, Answer]):
         if turns.leader == me:
             raise nested()
         try:
-            if turns.try_enter(me):
+            # Asked without the lock first: most who come find somebody at work.
+            if turns.leader is None and turns.try_enter(me):
                 return self._serve(requests)
             caller: Asking[Request, Answer] = Asking(requests)
             if turns.wait(caller, MOST):
@@ -119,17 +120,21 @@ class Grouping(Generic[Request, Answer]):
         finally:
             if turns.leader == me:  # asked and not remembered: an interrupt may come anywhere
                 turns.leave()
-        caller.outcome()
+        if caller.error is not None:
+            raise caller.error
         return caller.answers
 
     def _serve_group(self, callers: Sequence[Caller]) -> None:
         """Serve everyone at once; only an interrupt of this very thread is raised here."""
-        group = [caller for caller in callers if isinstance(caller, Asking)]
+        group = cast("Sequence[Asking[Request, Answer]]", callers)  # nobody else stands in line
         try:
-            answers = iter(self._serve([each for caller in group for each in caller.requests]))
+            answers = self._serve([each for caller in group for each in caller.requests])
+            first = 0
             for caller in group:
-                caller.answers = [next(answers) for _ in caller.requests]
+                last = first + len(caller.requests)
+                caller.answers = answers[first:last]
                 caller.is_served = True
+                first = last
         except BaseException as error:
             for caller in group:
                 caller.error = _retold(error)

@@ -74,9 +74,10 @@ def hash_of_object(message_id: str, *spellings: bytes) -> str | None:
 
     Such an id changes with every field of the object, and two equal events would have the same one.
     """
-    digits = message_id.rpartition(":")[2].lower()  # what precedes it may name the hash
+    digits = message_id.rpartition(":")[2]  # what precedes it may name the hash
     hashed = _HASHES.get(len(digits))
     if hashed is not None:
+        digits = digits.lower()
         for spelling in spellings:
             if hashed(spelling, usedforsecurity=False).hexdigest() == digits:
                 return "the hash of object_json"

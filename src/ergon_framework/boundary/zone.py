@@ -125,7 +125,8 @@ class Zone:
     ) -> Admission | BoundaryError:
         try:
             admission = self.admit(envelope, fact)
-            self.check_bytes(self.prepared(admission))
+            if admission.new_fact.references:
+                self.check_bytes(self.prepared(admission))
         except StoreError as error:
             return self.failed(error)
         except BoundaryError as error:
@@ -143,8 +144,11 @@ class Zone:
             outcomes = self.store.append(OUTBOUND, facts, capacity=self.capacity) if facts else []
         except StoreError as error:
             raise self.failed(error) from error
-        told = iter([self.answered(*pair) for pair in zip(good, outcomes, strict=True)])
-        return [next(told) if isinstance(each, Admission) else each for each in admissions]
+        told = [self.answered(each, outcome) for each, outcome in zip(good, outcomes, strict=True)]
+        if len(told) == len(admissions):
+            return told
+        answers = iter(told)
+        return [next(answers) if isinstance(each, Admission) else each for each in admissions]
 
     def prepared(self, admission: Admission) -> NewFact:
         """The fact as the store takes it."""
@@ -178,9 +182,9 @@ class Zone:
             return told
         if told.duplicate:
             telling.count("duplicates")
-        if told.duplicate and differs(new, outcome):
-            telling.count("envelope_differences")
-            telling.tell("fact.differed", message_id=new.message_id, offset=told.offset)
+            if differs(new, outcome):
+                telling.count("envelope_differences")
+                telling.tell("fact.differed", message_id=new.message_id, offset=told.offset)
         for warning in admission.warnings:
             telling.count("warnings")
             telling.tell("fact.doubted", message_id=new.message_id, why=warning)

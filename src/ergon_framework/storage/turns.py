@@ -7,12 +7,11 @@ two short locks.
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
-import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
+from threading import Lock, get_ident
 from typing import Any
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
@@ -39,13 +38,13 @@ class Caller:
         self.has_work = work is not None
         self.work: Work = work or _nothing
         self.patience = patience
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         self.is_leading = False
         self.is_served = False
         self.result: Any = None
         self.error: BaseException | None = None
-        self.wake = threading.Lock()
-        self.wake.acquire()
+        self.wake = wake = Lock()
+        wake.acquire()
 
     def outcome(self) -> Any:
         """What its work returned; raises what it raised."""
@@ -81,7 +80,7 @@ class Turns:
         """The thread that leads."""
         self.group: list[Caller] = []
         """Those it serves; the first is the leader itself."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._waiting: deque[Caller] = deque()
 
     def try_enter(self, thread: int) -> bool:
@@ -112,14 +111,16 @@ class Turns:
 
     def dismiss(self) -> None:
         """Wake those who were served, or who will not be any more."""
-        while self.group:
-            caller = self.group[-1]
+        group = self.group
+        for caller in group:
             if not caller.is_served:
                 caller.error = given_up()
             if not caller.is_leading:
-                with contextlib.suppress(RuntimeError):  # woken just before an interrupt
+                try:  # noqa: SIM105 - suppress() would take longer than all the rest
                     caller.wake.release()
-            self.group.pop()
+                except RuntimeError:  # woken before, just ahead of an interrupt
+                    pass
+        group.clear()
 
     def leave(self) -> None:
         """Stop leading; the first in line is next."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 
 from ergon_framework.boundary.logs.sqlite.ground import SQL
 from ergon_framework.boundary.logs.sqlite.ledger import Ledger
@@ -24,6 +26,9 @@ from ergon_framework.storage.statements import load
 
 _SQL = load(SQL, "logs.sql")
 _OBJECTS = load(SQL, "objects.sql")
+
+MOST_ROWS = 64
+"""Rows of one statement: a power of two, with fewer values than any SQLite takes."""
 
 
 @dataclass(slots=True)
@@ -54,14 +59,12 @@ class Entry:
         found = self._log(log)
         outcomes: list[Outcome] = []
         for fact in facts:
-            outcome = (
-                self._seen(found, fact)
-                or self._refused(found, fact, capacity)
-                or self._add(found, fact)
-            )
-            if isinstance(outcome, Full):
-                capacity = 0  # a smaller one behind it would change the order
-            outcomes.append(outcome)
+            outcome = self._seen(found, fact)
+            if outcome is None and (capacity is not None or fact.new.references):
+                outcome = self._refused(found, fact, capacity)
+                if isinstance(outcome, Full):
+                    capacity = 0  # a smaller one behind it would change the order
+            outcomes.append(outcome or self._add(found, fact))
         return outcomes
 
     def receive(self, log: str, facts: Sequence[Prepared]) -> list[Outcome]:
@@ -74,7 +77,7 @@ class Entry:
         if not self._rows:
             return 0
         cursor = self._cursor
-        cursor.executemany(_SQL["insert_fact"], self._rows)
+        _insert(cursor, self._rows)
         for view in self._runs.values():
             if view.is_new and view.run is not None:
                 self._new_runs.append(_run_row(view.id, view.run))
@@ -179,6 +182,22 @@ class Entry:
         if view is None:
             view = self._runs[number] = _View(number, last_run(self._cursor, number))
         return view
+
+
+def _insert(cursor: sqlite3.Cursor, rows: Sequence[Row]) -> None:
+    """Write rows with few statements: after each, threads that wait would be let in between."""
+    at = 0
+    while left := len(rows) - at:
+        count = min(1 << left.bit_length() - 1, MOST_ROWS)
+        cursor.execute(_insert_of(count), [*chain.from_iterable(rows[at : at + count])])
+        at += count
+
+
+@cache
+def _insert_of(count: int) -> str:
+    """The statement for so many rows."""
+    one = _SQL["insert_fact"]
+    return one + f", {one[one.rindex('(') :]}" * (count - 1)
 
 
 def _run_row(view: int, run: Run) -> Row:
