@@ -74,11 +74,11 @@ class ConsumerOptions(TlsOptions, total=False):
 
 def warn_of_gap(loss: Loss) -> None:
     """Log a loss."""
+    first, last, where = loss.first_offset, loss.last_offset, ""
+    if loss.source_first_offset is not None and loss.source_last_offset is not None:
+        first, last, where = loss.source_first_offset, loss.source_last_offset, " of the peer"
     logger.warning(
-        "facts %d to %d were given up before they were read: %s",
-        loss.first_offset,
-        loss.last_offset,
-        loss.reason,
+        "facts %d to %d%s were given up before they were read: %s", first, last, where, loss.reason
     )
 
 

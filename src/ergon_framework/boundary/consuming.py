@@ -148,8 +148,9 @@ class Run:
             yield from self._gap(loss)
 
     def _gap(self, loss: Loss) -> Script[None]:
-        self.report.lost += loss.last_offset - loss.first_offset + 1
+        self.report.lost += loss.count
         yield Handle(self.on_gap, loss)
+        self.done = max(self.done, loss.last_offset)  # all before it is handled: it is told once
 
     def _item(self, delivery: Delivery, *, is_alone: bool) -> Script[bool]:
         """Handle one fact, or set it aside; False when it has to wait for another run."""

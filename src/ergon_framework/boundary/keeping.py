@@ -85,7 +85,8 @@ def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
 
 
 def _lost(zone: Zone, log: str) -> int:
-    return sum(gap.last - gap.first + 1 for gap in zone.store.gaps(log))
+    """Facts that this zone gave up; what its peers did may come to light at any moment."""
+    return sum(gap.count for gap in zone.store.gaps(log) if gap.source_first is None)
 
 
 def _sweep_nameless(zone: Zone, is_stopping: Callable[[], bool]) -> int:

@@ -134,7 +134,7 @@ def _link_levels(zone: Zone) -> Iterator[str]:
 
 def _zone_levels(zone: Zone) -> Iterator[str]:
     store = zone.store
-    lost = sum(gap.last - gap.first + 1 for gap in store.gaps())
+    lost = sum(gap.count for gap in store.gaps())
     yield from _family("bsfg_lost_facts_total", "counter", "Given up on purpose.", [("", lost)])
     yield from _family(
         "bsfg_quarantine_items", "gauge", "Facts set aside.", [("", len(store.quarantine()))]

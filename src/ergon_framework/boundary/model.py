@@ -66,13 +66,23 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts that were given up on purpose, as a consumer is told about them."""
+    """Facts that were given up, as a consumer is told about them."""
 
     first_offset: int
     last_offset: int
     reason: str
     recorded_at_unix_ms: int | None = None
     log: str = ""
+    source_first_offset: int | None = None
+    """In an inbound log: what was lost are these offsets of the peer's log."""
+    source_last_offset: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many offsets were given up, where it happened."""
+        if self.source_first_offset is None or self.source_last_offset is None:
+            return self.last_offset - self.first_offset + 1
+        return self.source_last_offset - self.source_first_offset + 1
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

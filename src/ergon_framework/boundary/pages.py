@@ -64,13 +64,16 @@ def _fact_json(fact: StoredFact, is_released: bool) -> bytes:
 
 def gap_shape(gap: Gap) -> dict[str, Any]:
     """A recorded loss."""
-    return {
+    shape = {
         "log": gap.log,
         "first_offset": gap.first,
         "last_offset": gap.last,
         "reason": gap.reason,
         "recorded_at_unix_ms": milliseconds(gap.at),
     }
+    if gap.source_first is not None:
+        shape |= {"source_first_offset": gap.source_first, "source_last_offset": gap.source_last}
+    return shape
 
 
 def consumer_shape(info: ConsumerInfo, now: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ from ergon_framework.errors import (
     NotPermittedError,
     StoreError,
 )
-from ergon_framework.ports.factstore import OUTBOUND, Link, Quarantined
+from ergon_framework.ports.factstore import OUTBOUND, Gap, Link, Quarantined
 from ergon_framework.storage.failpoints import declare, failpoint
 
 declare("boundary.pull.fetched", "boundary.pull.received", "boundary.pull.confirmed")
@@ -187,9 +187,11 @@ class Puller:
 
     async def _pass(self, link: Link, error: BoundaryError) -> None:
         """The peer dropped facts before this zone had them: it is written down, and on we go."""
-        after, item = pulling.dropped(link, error.details, self.zone.clock())
-        await self._in_thread(lambda: self.zone.store.receive(self.peer, [], after, [item]))
-        self._told_aside(item)
+        after, gaps = pulling.dropped(link, error.details, self.zone.clock())
+        if not gaps:
+            raise error  # it does not say what it dropped
+        await self._in_thread(lambda: self.zone.store.receive(self.peer, [], after, gaps=gaps))
+        self._told_lost(gaps)
 
     async def _call(self, method: str, asked: dict[str, Any], wait: float = 0.0) -> bytes:
         return await self._transport.call(
@@ -214,18 +216,32 @@ class Puller:
             after = pulling.moved(link, made, batch)
             if after != link:
                 await self._in_thread(
-                    lambda: zone.store.receive(self.peer, made.facts, after, made.refused)
+                    lambda: zone.store.receive(
+                        self.peer, made.facts, after, made.refused, made.gaps
+                    )
                 )
                 zone.telling.count("pulled", self.peer, len(made.facts))
         if made.facts:
             zone.telling.tell(
                 "link.pulled", peer=self.peer, facts=len(made.facts), source_offset=after.offset
             )
+        self._told_lost(made.gaps)
         for item in made.refused:
             self._told_aside(item)
         if self._artifacts.trouble is not None:
             raise self._artifacts.trouble
         return after
+
+    def _told_lost(self, gaps: Sequence[Gap]) -> None:
+        for gap in gaps:
+            self.zone.telling.warn(
+                "link.gap",
+                f"{self.peer} gave up its facts {gap.first} to {gap.last}: {gap.reason}",
+                peer=self.peer,
+                first=gap.first,
+                last=gap.last,
+                why=gap.reason,
+            )
 
     def _told_aside(self, item: Quarantined) -> None:
         self.zone.telling.warn(

@@ -12,7 +12,14 @@ from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.boundary.transport import encode
 from ergon_framework.core.frontier import Frontier, contiguous
 from ergon_framework.errors import BoundaryError, FactInvalidError
-from ergon_framework.ports.factstore import INBOUND, Link, NewFact, Quarantined
+from ergon_framework.ports.factstore import (
+    INBOUND,
+    OUTBOUND,
+    Gap,
+    Link,
+    NewFact,
+    Quarantined,
+)
 
 PULL = "pull:"
 """What precedes the peer's name in the consumer of facts set aside on their way in."""
@@ -39,6 +46,8 @@ class Plan:
 
     facts: list[NewFact] = field(default_factory=list)
     refused: list[Quarantined] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    """What the peer lost, in offsets of its log."""
     frontier: Frontier = field(default_factory=Frontier)
     is_cut: bool = False
     """Something did not join on: the rest is asked for again."""
@@ -57,12 +66,11 @@ def plan(
     steps = ((each.previous_offset or 0, each.offset) for each in new)
     frontier, taken = contiguous(start, steps)
     made = Plan(frontier=frontier, is_cut=taken < len(new))
-    new_gaps = [gap for gap in batch.gaps if gap.last_offset > link.offset]
-    made.refused += [_lost(link.peer, gap, now) for gap in new_gaps]
     for delivery in new[:taken]:
         _sort(made, link.peer, delivery, limits, now, may_assert)
     if not made.is_cut:
         made.frontier = frontier.passed(batch.through_offset)
+    made.gaps = _lost(batch, link.offset, made.frontier.offset, now)
     return made
 
 
@@ -70,8 +78,10 @@ def cut_before(made: Plan, link: Link, offset: int) -> Plan:
     """The part of a plan below an offset: what lies there cannot be taken yet."""
     facts = [fact for fact in made.facts if (fact.source_offset or 0) < offset]
     refused = [item for item in made.refused if item.offset < offset]
+    gaps = [gap for gap in made.gaps if gap.last < offset]
     taken = [*(fact.source_offset or 0 for fact in facts), *(item.offset for item in refused)]
-    return Plan(facts, refused, Frontier(max([link.offset, *taken])), is_cut=True)
+    reached = max([link.offset, *taken, *(gap.last for gap in gaps)])
+    return Plan(facts, refused, gaps, Frontier(reached), is_cut=True)
 
 
 def moved(link: Link, made: Plan, batch: Batch) -> Link:
@@ -109,12 +119,13 @@ def set_aside(
     )
 
 
-def dropped(link: Link, details: Mapping[str, object], now: float) -> tuple[Link, Quarantined]:
-    """Where a link goes on behind facts that the peer no longer has, and the note about them."""
+def dropped(link: Link, details: Mapping[str, object], now: float) -> tuple[Link, list[Gap]]:
+    """Where a link goes on behind facts that the peer no longer has, and the loss of them."""
     last = details.get("last_lost")
-    through = last if isinstance(last, int) and last > link.offset else link.offset
-    loss = Loss(first_offset=link.offset + 1, last_offset=through, reason="dropped before we came")
-    return replace(link, offset=through, chain=b""), _lost(link.peer, loss, now)
+    if not isinstance(last, int) or last <= link.offset:
+        return link, []
+    gap = Gap(OUTBOUND, link.offset + 1, last, "dropped before we came", now)
+    return replace(link, offset=last, chain=b""), [gap]
 
 
 def _sort(
@@ -158,14 +169,17 @@ def _across(link: Link, batch: Batch) -> Frontier:
     return frontier
 
 
-def _lost(peer: str, gap: Loss, now: float) -> Quarantined:
-    return Quarantined(
-        0,
-        f"{PULL}{peer}",
-        f"{INBOUND}{peer}",
-        gap.first_offset,
-        "gap",
-        f"{peer} gave up its offsets {gap.first_offset} to {gap.last_offset}: {gap.reason}",
-        1,
-        now,
-    )
+def _lost(batch: Batch, after: int, through: int, now: float) -> list[Gap]:
+    """The peer's losses within a stretch of its log, no offset twice."""
+    gaps: list[Gap] = []
+    for loss in sorted(batch.gaps, key=lambda each: each.first_offset):
+        first, last = max(loss.first_offset, after + 1), min(loss.last_offset, through)
+        if first <= last:
+            gaps.append(Gap(OUTBOUND, first, last, loss.reason, _instant(loss, now)))
+            after = last
+    return gaps
+
+
+def _instant(loss: Loss, now: float) -> float:
+    at = loss.recorded_at_unix_ms
+    return now if at is None else at / 1000

@@ -45,7 +45,7 @@ def status(zone: Zone) -> dict[str, Any]:
         "links": links,
         "quarantined": len(quarantined),
         "gaps": len(store.gaps()),
-        "lost_facts": sum(gap.last - gap.first + 1 for gap in store.gaps()),
+        "lost_facts": sum(gap.count for gap in store.gaps()),
         "acknowledgement": store.acknowledgement,
         "sqlite_version": sqlite3.sqlite_version,
         "certificate_expires_unix_ms": milliseconds(zone.certificate_expiry),

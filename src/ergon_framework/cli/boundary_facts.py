@@ -220,7 +220,15 @@ def _show_page(page: dict[str, Any], *, as_json: bool) -> None:
     columns = ["offset", "from_zone", "message_id", "subject", "predicate", "object"]
     show_list((_row(each) for each in page["facts"]), columns, as_json=False)
     for gap in page.get("gaps", ()):
-        print(f"lost: {gap['first_offset']} to {gap['last_offset']} ({gap['reason']})")
+        print(f"lost: {_lost(gap)} ({gap['reason']})")
+
+
+def _lost(gap: dict[str, Any]) -> str:
+    """Which offsets; a loss of a peer has one here, and others there."""
+    if "source_first_offset" in gap:
+        there = f"{gap['source_first_offset']} to {gap['source_last_offset']}"
+        return f"{gap['first_offset']}, at the peer {there}"
+    return f"{gap['first_offset']} to {gap['last_offset']}"
 
 
 def _row(delivery: dict[str, Any]) -> dict[str, Any]:

@@ -93,13 +93,24 @@ class StoredFact:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Facts that were given up before everybody had them, on purpose, and recorded."""
+    """Facts that were given up before everybody had them, and the record of it."""
 
     log: str
     first: int
     last: int
     reason: str
     at: float
+    source_first: int | None = None
+    """In an inbound log: the loss is the peer's, and from here on in the peer's outbound log. The
+    gap then takes one offset of the inbound log, in order with the facts around it."""
+    source_last: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many offsets were given up, where it happened."""
+        if self.source_first is None or self.source_last is None:
+            return self.last - self.first + 1
+        return self.source_last - self.source_first + 1
 
 
 @dataclass(slots=True)
@@ -229,8 +240,6 @@ class Link:
     """Of the peer's store when last pulled; None before the first page."""
     offset: int = 0
     """The frontier: everything of the peer's view at or below it lies in the inbound log."""
-    last: int = 0
-    """The last fact's source offset at or below the frontier."""
     chain: bytes = b""
     """The peer's hash chain at the frontier, to notice a peer that went back in time."""
     is_sealed: bool = False

@@ -2,7 +2,8 @@
 
 A zone has one log ``outbound`` and one log ``inbound:<peer>`` for each zone it pulls from; a log
 comes into being with its first fact or its first consumer. Offsets of a log start at 1 and are
-dense; a reader that has seen n never later finds a fact below n. Every method may be called by any
+dense; a reader that has seen n never later finds a fact below n. In an inbound log a loss of the
+peer takes an offset too, between the facts before and after it. Every method may be called by any
 thread, answers when what it did is on disk unless it says otherwise, and raises ``StoreError`` when
 the store itself is in trouble. Refusals that the caller can act upon are ``BoundaryError``.
 """
@@ -116,7 +117,7 @@ class FactLogs(Protocol):
         """The highest offset such that it and all below it were recorded before an instant."""
 
     def gaps(self, log: str | None = None) -> list[Gap]:
-        """Every recorded loss."""
+        """Every recorded loss, of each log in order of offsets."""
 
     def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
         """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
@@ -127,12 +128,17 @@ class FactLogs(Protocol):
         facts: Sequence[NewFact],
         link: Link,
         refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
         """Insert what a peer sent where it is absent, and move the link to ``link``: one commit.
 
         A conflicting fact is put into quarantine under ``pull:<peer>``, and the link passes it; so
-        is what the caller ``refused``. References are marked but not checked: the artifacts were
-        fetched before. ``is_sealed`` and ``reason`` of the link are left as they are in the store.
+        is what the caller ``refused``. ``gaps`` are losses of the peer, in offsets of its log and
+        in order: each takes the next offset of the inbound log, before the facts that come after
+        it at the peer, and becomes a gap there; the same one again, of the same instant, is known.
+        The outcomes are those of the facts. References are marked but not checked: the artifacts
+        were fetched before. ``is_sealed`` and ``reason`` of the link are left as they are in the
+        store.
         """
 
 
@@ -179,9 +185,9 @@ class ConsumerDesk(Protocol):
         name gets ``ConsumerHeldError``. Released facts come first, in a page of their own. Facts
         below the kept ones that no gap explains raise ``BoundaryError`` code ``out_of_range``,
         reason ``truncated``, with ``first_lost`` and ``last_lost`` in its details. A corrupted row
-        ends the page before it;
-        when it is the first, it is put into quarantine with the reason ``corrupted`` and passed,
-        and the page tells of it as a gap. What this method notes survives the process, not a power
+        ends the page before it; when it is the first, it is put into quarantine with the reason
+        ``corrupted`` and passed, and the page tells of it as a gap; other gaps before it come
+        first, in a page of their own. What this method notes survives the process, not a power
         cut.
         """
 
@@ -302,7 +308,10 @@ class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
     """One sentence: what an acknowledged append survives."""
 
     def subscribe(self, wake: Callable[[], None]) -> None:
-        """Call ``wake()``, from any thread, after each commit of this object that added facts."""
+        """Call ``wake()``, from any thread, after each commit of this object that added facts.
+
+        A loss of a peer counts as one.
+        """
 
     def unsubscribe(self, wake: Callable[[], None]) -> None:
         """No longer; one who never subscribed is fine."""

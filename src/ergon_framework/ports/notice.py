@@ -82,6 +82,18 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "A provider asked for a pause; nobody calls it meanwhile.",
         ("tenant_id", "provider_name", "capability", "seconds"),
     ),
+    "key.left_open": (
+        "A call ended, but its idempotency key could not be told; its lease will run out.",
+        ("tenant_id", "provider_name", "capability", "error"),
+    ),
+    "key.lost": (
+        "A call ended after somebody else had taken over its idempotency key.",
+        ("tenant_id", "provider_name", "capability"),
+    ),
+    "relay.failed": (
+        "Dead letters could not be carried to their queue; it is tried again.",
+        ("error", "failures"),
+    ),
     "records.dropped": ("Rows of retries and refusals were left out: no room.", ("rows",)),
     "records.spilled": ("Rows went to the disk: the store did not take them.", ("rows",)),
     "records.replayed": ("Rows from the disk reached the store.", ("rows",)),

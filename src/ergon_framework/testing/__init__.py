@@ -21,25 +21,30 @@ if TYPE_CHECKING:
         CONNECTOR_CHECKS,
         EXECUTOR_CHECKS,
         JOB_STORE_CHECKS,
+        PROVIDER_STORE_CHECKS,
         ConnectorSuiteError,
         ExecutorSuiteError,
         JobStoreSuiteError,
+        ProviderStoreSuiteError,
         SuiteReport,
         exercise_connector,
         exercise_executor,
         exercise_job_store,
+        exercise_provider_store,
     )
 
 __all__ = [
     "CONNECTOR_CHECKS",
     "EXECUTOR_CHECKS",
     "JOB_STORE_CHECKS",
+    "PROVIDER_STORE_CHECKS",
     "AsyncScriptedConsumer",
     "AsyncScriptedProducer",
     "ConnectorSuiteError",
     "ExecutorSuiteError",
     "Happened",
     "JobStoreSuiteError",
+    "ProviderStoreSuiteError",
     "ScriptedConnector",
     "ScriptedConsumer",
     "ScriptedProducer",
@@ -49,6 +54,7 @@ __all__ = [
     "exercise_connector",
     "exercise_executor",
     "exercise_job_store",
+    "exercise_provider_store",
     "transactions",
 ]
 

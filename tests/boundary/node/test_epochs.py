@@ -63,8 +63,10 @@ class Pair:
         """Ids and the peer's offsets of everything plant-b has, in order."""
         self.b.ask(f"{ADMIN}SeekConsumer", {"consumer_name": "all", "offset": 0})
         asked = {"consumer_name": "all", "limit": 1000}
-        facts = self.b.ask(f"{CORE}FetchFacts", asked)["facts"]
-        assert [each["offset"] for each in facts] == list(range(1, len(facts) + 1))
+        page = self.b.ask(f"{CORE}FetchFacts", asked)
+        facts = page["facts"]
+        taken = [each["offset"] for each in facts] + [gap["first_offset"] for gap in page["gaps"]]
+        assert sorted(taken) == list(range(1, page["head_offset"] + 1))
         return [(each["envelope"]["message_id"], each["source_offset"]) for each in facts]
 
     def ids(self) -> list[str]:
@@ -274,9 +276,10 @@ def test_a_receiver_that_asks_back_for_what_is_gone(pair: Pair) -> None:
 
     wait_for(is_gone, "everything pulled and dropped")
     pair.exchange(pair.b, copy)
-    wait_for(lambda: "quarantine" in pair.alerts(), "an alert")
-    (item,) = pair.b.ask(f"{ADMIN}ListQuarantine", {})["items"]
-    assert (item["consumer_name"], item["offset"]) == ("pull:plant-a", 4)
+    wait_for(lambda: "loss" in pair.alerts(), "an alert")
+    (gap,) = pair.b.ask(f"{ADMIN}ListGaps", {})["gaps"]
+    assert (gap["log"], gap["first_offset"], gap["last_offset"]) == ("inbound:plant-a", 4, 4)
+    assert (gap["source_first_offset"], gap["source_last_offset"]) == (4, 6)
     assert pair.ids() == ids(0, 1, 2)
     pair.tell(6)
     assert pair.arrived(4) == ids(0, 1, 2, 6)

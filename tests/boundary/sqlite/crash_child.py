@@ -12,7 +12,7 @@ import os
 import sys
 
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore, sealing
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Link, NewFact, Reference
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Gap, Link, NewFact, Reference
 
 ROUNDS = 12
 PEER = "plant-b"
@@ -50,11 +50,12 @@ def append(store: SqliteFactStore, number: int, reference: Reference) -> None:
 
 
 def receive(store: SqliteFactStore, number: int) -> None:
-    """Take what a peer sends."""
-    offsets = [number * 2 + 1, number * 2 + 2]
+    """Take what a peer sends, and hear what it lost in between."""
+    offsets = [number * 5 + 1, number * 5 + 5]
     new = [fact(f"in-{offset}", offset) for offset in offsets]
-    link = Link(PEER, "e", offsets[-1], offsets[-1])
-    for each, answer in zip(new, store.receive(PEER, new, link), strict=True):
+    lost = [Gap(OUTBOUND, offsets[0] + 1, offsets[1] - 1, "retention", 1.0)]
+    link = Link(PEER, "e", offsets[-1])
+    for each, answer in zip(new, store.receive(PEER, new, link, (), lost), strict=True):
         assert isinstance(answer, Appended)
         say("received", each.message_id, answer.offset)
     say("pulled", offsets[-1])

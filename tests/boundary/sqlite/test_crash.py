@@ -72,8 +72,11 @@ def check_log(store: SqliteFactStore, log: str, acknowledged: list[list[str]]) -
     page = store.page(log, 0, 1000, 1 << 20)
     ids = Counter(each.message_id for each in page.facts)
     assert not ids or max(ids.values()) == 1
-    offsets = [each.offset for each in page.facts]
+    offsets = sorted([each.offset for each in page.facts] + [gap.first for gap in page.gaps])
     assert offsets == list(range(page.head - len(offsets) + 1, page.head + 1))
+    sources = [each.source_offset for each in page.facts if log == INBOX]
+    lost = [(gap.first, gap.source_first) for gap in page.gaps]
+    assert lost == [(n * 3 + 2, n * 5 + 2) for n in range(len(sources) // 2)]
     assert not [each for each in store.verify(log) if not isinstance(each, int)]
 
 

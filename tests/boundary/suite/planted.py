@@ -16,6 +16,7 @@ from ergon_framework.ports.factstore import (
     Flaw,
     Found,
     Full,
+    Gap,
     Link,
     LogInfo,
     NewFact,
@@ -128,11 +129,15 @@ class ForgetsTheSource(Honest):
     """Has no column for the source offset."""
 
     def receive(
-        self, peer: str, facts: Sequence[NewFact], link: Link, refused: Sequence[Quarantined] = ()
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        return super().receive(
-            peer, [replace(fact, source_offset=None) for fact in facts], link, refused
-        )
+        blind = [replace(fact, source_offset=None) for fact in facts]
+        return super().receive(peer, blind, link, refused, gaps)
 
 
 class AppendsWithoutALock(Honest):

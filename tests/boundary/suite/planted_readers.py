@@ -414,19 +414,29 @@ class ReceivesTwice(Honest):
     """Appends what a peer sends, known or not."""
 
     def receive(
-        self, peer: str, facts: Sequence[NewFact], link: Link, refused: Sequence[Quarantined] = ()
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
         self.shelf(INBOUND + peer).ledger.clear()
-        return super().receive(peer, facts, link, refused)
+        return super().receive(peer, facts, link, refused, gaps)
 
 
 class LosesConflicts(Honest):
     """Passes conflicting facts of a peer and keeps nothing of them."""
 
     def receive(
-        self, peer: str, facts: Sequence[NewFact], link: Link, refused: Sequence[Quarantined] = ()
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        found = super().receive(peer, facts, link, refused)
+        found = super().receive(peer, facts, link, refused, gaps)
         items = self._state.items
         self._state.items = {
             n: item for n, item in items.items() if item.reason != "conflicting_duplicate"
@@ -438,18 +448,28 @@ class LosesTheRefused(Honest):
     """Has no room for what the puller refused."""
 
     def receive(
-        self, peer: str, facts: Sequence[NewFact], link: Link, refused: Sequence[Quarantined] = ()
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        return super().receive(peer, facts, link)
+        return super().receive(peer, facts, link, (), gaps)
 
 
 class PullBreaksTheSeal(Honest):
     """Writes the whole link as the puller knew it."""
 
     def receive(
-        self, peer: str, facts: Sequence[NewFact], link: Link, refused: Sequence[Quarantined] = ()
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        found = super().receive(peer, facts, link, refused)
+        found = super().receive(peer, facts, link, refused, gaps)
         self._state.links[peer] = link
         return found
 
@@ -458,9 +478,14 @@ class LateObjectsAreOrphans(Honest):
     """Marks only objects that are there."""
 
     def receive(
-        self, peer: str, facts: Sequence[NewFact], link: Link, refused: Sequence[Quarantined] = ()
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        found = super().receive(peer, facts, link, refused)
+        found = super().receive(peer, facts, link, refused, gaps)
         self._state.referenced &= set(self._state.objects)
         return found
 

@@ -10,6 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from ergon_framework.ports.factstore import FactStore
 from tests.boundary.suite import planted
+from tests.boundary.suite import planted_losses as losses
 from tests.boundary.suite import planted_readers as readers
 from tests.boundary.suite.stores import Clock, Memory, Sqlite
 from tests.boundary.suite.twins import Twins
@@ -50,6 +51,8 @@ TestSqlite.pytestmark = [  # type: ignore[attr-defined]
         readers.DropsTheQuarantined,
         readers.PullBreaksTheSeal,
         readers.DeliveriesForEver,
+        losses.WidensWhatAPeerLost,
+        losses.LossIsNext,
     ],
     ids=lambda bug: bug.__name__,
 )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from ergon_framework.ports.factstore import FactStore
 from ergon_framework.testing.suites.factstore import (
     FACT_STORE_CHECKS,
     FactStoreSuiteError,
     exercise_fact_store,
 )
+from ergon_framework.testing.suites.factstore.subject import INBOX
 from tests.boundary.suite import planted
+from tests.boundary.suite import planted_losses as losses
 from tests.boundary.suite import planted_readers as readers
 from tests.boundary.suite.stores import damage_memory
 
@@ -113,6 +116,24 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (readers.GivesOutDamage, "page_ends_before_damage"),
     (readers.StopsAtDamage, "damaged_fact_is_passed"),
     (readers.TakesFactsWhenClosed, "closed_store_refuses"),
+    (losses.NoPlaceForLosses, "loss_of_a_peer_lies_in_order"),
+    (losses.LossesBehindTheFacts, "several_losses_of_a_peer"),
+    (losses.OutcomesOfLosses, "outcomes_are_those_of_the_facts"),
+    (losses.LossesDoNotMoveTheLink, "link_moves_with_a_loss"),
+    (losses.LossesAreForOperators, "consumer_is_told_of_a_peer_loss"),
+    (losses.TellsAheadOfTime, "peer_loss_comes_in_its_page"),
+    (losses.TellsWithTheNextFact, "peer_loss_without_facts"),
+    (losses.LossesAreInNoView, "views_are_told_of_a_peer_loss"),
+    (losses.CountsLossesAsFacts, "peer_loss_is_no_fact"),
+    (losses.LossIsNext, "fact_behind_a_peer_loss_is_next"),
+    (losses.TellsTwice, "known_peer_loss_adds_nothing"),
+    (losses.OneLossForAll, "peers_lose_on_their_own"),
+    (losses.WidensWhatAPeerLost, "loss_here_is_not_that_of_a_peer"),
+    (losses.LossesGoWithThePayload, "peer_loss_outlives_the_payload"),
+    (losses.KeepsLossesForEver, "peer_loss_does_not_hold_retention_up"),
+    (losses.LossesWakeNobody, "peer_loss_wakes"),
+    (losses.LossesAreFlaws, "log_with_a_peer_loss_is_sound"),
+    (losses.DamageHidesLosses, "damage_does_not_hide_a_loss"),
 ]
 REQUIRED = {check.name for check in FACT_STORE_CHECKS if check.required}
 
@@ -131,6 +152,22 @@ def test_a_planted_bug_is_rejected(bug: type[planted.Honest], check: str) -> Non
     with pytest.raises(FactStoreSuiteError) as caught:
         exercise_fact_store(bug, corrupt=damage_memory, only={check}, patience=0.5)
     assert caught.value.report.failed == (check,)
+
+
+def test_a_store_that_forgets_losses_at_its_end_is_rejected() -> None:
+    """What a peer lost must be told also by the next process."""
+
+    def reopen(store: FactStore) -> FactStore:
+        assert isinstance(store, planted.Honest)
+        shelf = store.shelf(INBOX)
+        shelf.gaps = [gap for gap in shelf.gaps if gap.source_first is None]
+        return store
+
+    for way, failed in ((lambda store: store, ()), (reopen, ("peer_losses_survive",))):
+        report = exercise_fact_store(
+            planted.Honest, reopen=way, only={"peer_losses_survive"}, raises=False
+        )
+        assert report.failed == failed
 
 
 def test_a_bug_is_rejected_among_all_checks() -> None:

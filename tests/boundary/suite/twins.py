@@ -25,7 +25,9 @@ from ergon_framework.ports.factstore import (
     Conflict,
     ConsumerInfo,
     FactStore,
+    Flaw,
     Found,
+    Gap,
     Link,
     NewFact,
     Page,
@@ -55,6 +57,14 @@ FACTS = st.fixed_dictionaries(
         "fact": st.sampled_from([b"x" * 10, b"x" * 10, b"x" * 10, b"y" * 30]),
         "references": st.just(()) | st.just(()) | st.tuples(REFERENCES),
     }
+)
+LOSSES = st.builds(
+    Gap,
+    log=st.just(OUTBOUND),
+    first=st.integers(-3, 4),
+    last=st.integers(4, 5),
+    reason=st.sampled_from(["disk", "age"]),
+    at=st.sampled_from([1.5, 1.5, 2.5]),
 )
 
 
@@ -109,15 +119,25 @@ class Twins(RuleBasedStateMachine):
         capacity = None if room is None else size + room
         self.both(lambda store: store.append(log, facts, capacity=capacity))
 
-    @rule(batch=st.lists(FACTS, max_size=4), offset=OFFSETS, is_refused=st.booleans())
-    def receive(self, batch: list[dict[str, Any]], offset: int, is_refused: bool) -> None:
+    @rule(
+        batch=st.lists(FACTS, max_size=4),
+        offset=OFFSETS,
+        is_refused=st.booleans(),
+        lost=st.lists(LOSSES, max_size=2),
+    )
+    def receive(
+        self, batch: list[dict[str, Any]], offset: int, is_refused: bool, lost: list[Gap]
+    ) -> None:
+        begin = self.made  # some losses lie before, some among, and some behind the facts
+        gaps = [replace(gap, first=begin + gap.first, last=begin + gap.last) for gap in lost]
+        gaps.sort(key=lambda gap: gap.first)
         facts = [self.fact(fields) for fields in batch]
-        link = Link(PEER, "e1", offset, offset, b"\x03" * 32)
+        link = Link(PEER, "e1", offset, b"\x03" * 32)
         item = Quarantined(0, "", INBOX, offset, "artifact_missing", "", 1, self.clock())
         self.made += 1  # no two refused facts are alike
         item = replace(item, envelope=b"%d" % self.made, fact=b"{}")
         refused = [item] if is_refused else []
-        self.both(lambda store: store.receive(PEER, facts, link, refused))
+        self.both(lambda store: store.receive(PEER, facts, link, refused, gaps))
 
     @rule(age=st.integers(0, 9), zone=ZONES, log=st.none() | LOGS)
     def find(self, age: int, zone: str, log: str | None) -> None:
@@ -210,13 +230,15 @@ class Twins(RuleBasedStateMachine):
             self.stores[1] = reopen(self.stores[1])
 
     @precondition(lambda self: not self.damaged and self.made > 15)
-    @rule(offset=OFFSETS)
-    def damage(self, offset: int) -> None:
-        log = self.stores[0].logs()[0]
-        if log.first <= offset <= log.head and (log.name, offset) not in self.damaged:
-            self.damaged.add((log.name, offset))
+    @rule(log=LOGS, offset=OFFSETS)
+    def damage(self, log: str, offset: int) -> None:
+        model = self.stores[0]
+        assert isinstance(model, MemoryFactStore)
+        row = model._state.shelf(log).row(offset)
+        if row is not None and not row.is_marker:
+            self.damaged.add((log, offset))
             for kind, store in zip(self.kinds, self.stores, strict=True):
-                kind.ways()["corrupt"](store, log.name, offset)
+                kind.ways()["corrupt"](store, log, offset)
 
     # ---- what must hold -------------------------------------------------------------------------
 
@@ -230,6 +252,9 @@ class Twins(RuleBasedStateMachine):
         self.both(lambda store: store.gaps())
         self.both(lambda store: [action for _, action, _ in store.journal()])
         self.both(lambda store: store.aged(OUTBOUND, self.clock() - 10.0))
+        if not self.damaged:
+            found = [each for store in self.stores for each in store.verify(INBOX)]
+            assert not [each for each in found if isinstance(each, Flaw)]
 
     def place(self, name: str, is_right: bool) -> tuple[int, int, str | None]:
         """Where a consumer stands, which fact it is given next, and who may say so."""

@@ -331,9 +331,10 @@ async def test_a_loss_at_the_source_is_told(bench: Bench) -> None:
     for _ in range(3):
         await bench.puller.turn()
     assert bench.inbound() == ["order:2", "order:3"]
-    (item,) = bench.b.store.quarantine("pull:a")
-    assert item.reason == "gap"
-    assert "1 to 2" in item.message
+    (gap,) = bench.b.store.gaps("inbound:a")
+    assert (gap.first, gap.source_first, gap.source_last, gap.reason) == (1, 1, 2, "retention")
+    assert bench.b.store.quarantine("pull:a") == []
+    assert "loss" in bench.alerts()
 
 
 @on_bench
@@ -348,6 +349,7 @@ async def test_a_damaged_fact_at_the_source_does_not_stop_the_link(bench: Bench)
     for _ in range(5):
         await bench.puller.turn()
     assert bench.inbound() == ["order:2", "order:3", "order:4", "order:5"]
-    assert [item.reason for item in bench.b.store.quarantine("pull:a")] == ["gap"]
+    (gap,) = bench.b.store.gaps("inbound:a")
+    assert (gap.first, gap.source_first, gap.source_last, gap.reason) == (1, 2, 2, "corrupted")
     assert [item.reason for item in bench.a.store.quarantine("zone:b")] == ["corrupted"]
     assert not any(action == "seek" for _at, action, _text in store.journal())

@@ -143,10 +143,10 @@ async def test_a_peer_that_comes_after_retention(bench: Bench) -> None:
     for _ in range(5):
         await bench.puller.turn()
     assert bench.inbound() == ["order:2", "order:3"]
-    (item,) = bench.b.store.quarantine("pull:a")
-    assert (item.reason, item.offset) == ("gap", 1)
-    assert "1 to 2" in item.message
-    assert "quarantine" in bench.alerts()
+    (gap,) = bench.b.store.gaps("inbound:a")
+    assert (gap.first, gap.source_first, gap.source_last) == (1, 1, 2)
+    assert gap.reason == "dropped before we came"
+    assert "loss" in bench.alerts()
     assert bench.a.store.consumer("zone:b").cursor == 4
 
 
@@ -168,7 +168,7 @@ def test_a_gap_is_recorded_once(is_heard: bool, tmp_path: Path) -> None:
                 with pytest.raises(NodeUnavailableError):
                     await puller.turn()
             assert not speaker.pages
-            assert [item.offset for item in zone.store.quarantine("pull:a", None)] == [1]
+            assert [(gap.source_first, gap.source_last) for gap in zone.store.gaps()] == [(1, 5)]
 
     VirtualClock().run(whole())
 

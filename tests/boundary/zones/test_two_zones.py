@@ -26,6 +26,7 @@ from ergon_framework.boundary.puller import Puller
 from ergon_framework.boundary.settings import PullSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConflictingDuplicateError, NodeUnavailableError
+from ergon_framework.ports.factstore import Page
 from tests.boundary.zones.links import FAULTS, FaultyLink
 
 SETTINGS = ZoneSettings(pull=PullSettings(page=3, wait=0.001))
@@ -43,6 +44,9 @@ class TwoZones(RuleBasedStateMachine):
         self.objects = {name: MemoryObjectStore() for name in "ab"}
         self.told: dict[str, tuple[str, int]] = {}  # id: to_zone, content
         self.order: list[str] = []  # ids of a's log
+        self.given_up: set[int] = set()  # offsets of a's log that went before b had them
+        self.read: list[int | tuple[int, int]] = []  # what b's consumer has confirmed
+        self.stores["b"].create_consumer("erp", "inbound:a")
         self.start()
 
     def clock(self) -> float:
@@ -76,9 +80,14 @@ class TwoZones(RuleBasedStateMachine):
         self.link.script.clear()
         for _ in range(3 * len(self.order) + 10):
             self.turn()
-        wanted = [each for each in self.order if self.told[each][0] == "b"]
-        assert self.inbound() == wanted, "set and order of the forward log are those of the store"
+        self.nothing_is_doubled_or_skipped()
+        assert self.stores["b"].link("a").offset == len(self.order), "all of it is here or lost"
+        told = {n for each in self.entries() if isinstance(each, tuple) for n in _range(each)}
+        assert told == self.given_up, "what was given up is told, and nothing else"
         assert self.stores["a"].consumer("zone:b").lag == 0
+        for _ in range(len(self.order) + 1):
+            self.consume(2, True)
+        assert self.read == self.entries(), "the consumer has it all, once and in order"
         self.runner.close()
 
     # ---- what happens ----
@@ -140,21 +149,46 @@ class TwoZones(RuleBasedStateMachine):
         """Retention drops what every required consumer has."""
         self.stores["a"].truncate("outbound", len(self.order))
 
+    @rule(through=st.integers(1, 40))
+    def lose(self, through: int) -> None:
+        """An operator lets a give up facts, whoever has not got them."""
+        through = min(through, len(self.order))
+        first = self.stores["a"].logs()[0].first
+        here = self.stores["b"].link("a").offset
+        self.stores["a"].truncate("outbound", through, loss_reason="retention")
+        self.given_up.update(range(max(first, here + 1), through + 1))
+
+    @rule(limit=st.integers(1, 4), is_confirmed=st.booleans())
+    def consume(self, limit: int, is_confirmed: bool) -> None:
+        """A consumer in b reads a page, and may die before it confirms it."""
+        page = self.stores["b"].serve("erp", limit, 1 << 30).page
+        if is_confirmed:
+            self.read += _in_order(page)
+            self.stores["b"].confirm("erp", page.through)
+
     # ---- what holds ----
 
     @invariant()
     def nothing_is_doubled_or_skipped(self) -> None:
-        """The forward log is always the beginning of the store log, as this peer sees it."""
-        wanted = [each for each in self.order if self.told[each][0] == "b"]
-        found = self.inbound()
-        assert found == wanted[: len(found)]
+        """Up to the frontier, the forward log is the store log but for what was given up."""
+        entries, frontier = self.entries(), self.stores["b"].link("a").offset
+        told = [n for each in entries if isinstance(each, tuple) for n in _range(each)]
+        assert len(told) == len(set(told)), "a loss is recorded once"
+        assert set(told) <= self.given_up, "what is told as lost was lost"
+        here = enumerate(self.order[:frontier], 1)
+        wanted = [n for n, each in here if n not in told and self.told[each][0] == "b"]
+        assert [each for each in entries if not isinstance(each, tuple)] == wanted
+        places = [each[0] if isinstance(each, tuple) else each for each in entries]
+        assert places == sorted(places), "losses lie between the facts around them"
 
     @invariant()
     def nothing_is_confirmed_before_it_is_here(self) -> None:
-        """The peer's cursor never lies above what this zone holds."""
+        """The peer's cursor never lies above what this zone holds, but for what was given up."""
         names = [info.name for info in self.stores["a"].consumers()]
         if "zone:b" in names:
-            assert self.stores["a"].consumer("zone:b").cursor <= self.stores["b"].link("a").offset
+            cursor = self.stores["a"].consumer("zone:b").cursor
+            ahead = range(self.stores["b"].link("a").offset + 1, cursor + 1)
+            assert self.given_up.issuperset(ahead)
 
     @invariant()
     def artifacts_come_first(self) -> None:
@@ -175,15 +209,18 @@ class TwoZones(RuleBasedStateMachine):
         except NodeUnavailableError:
             return
 
-    def page(self) -> Any:
+    def page(self) -> Page:
         """Everything in b's inbound log."""
         return self.stores["b"].page("inbound:a", 0, 1000, 1 << 30)
 
-    def inbound(self) -> list[str]:
-        """The ids in b's inbound log, in its order; its offsets are dense."""
-        facts = self.page().facts
-        assert [fact.offset for fact in facts] == list(range(1, len(facts) + 1))
-        return [fact.message_id for fact in facts]
+    def entries(self) -> list[int | tuple[int, int]]:
+        """b's inbound log: offsets that facts had in a, and ranges lost there; it is dense."""
+        page = self.page()
+        places = [*(fact.offset for fact in page.facts), *(gap.first for gap in page.gaps)]
+        assert sorted(places) == list(range(1, page.head + 1))
+        for fact in page.facts:
+            assert fact.message_id == self.order[(fact.source_offset or 0) - 1]
+        return _in_order(page)
 
     @staticmethod
     def fact(to_zone: str, content: int, file: bool) -> dict[str, Any]:
@@ -200,9 +237,20 @@ class TwoZones(RuleBasedStateMachine):
         return {"subject": f"order:{to_zone}", "predicate": "created", "object_json": value}
 
 
+def _in_order(page: Page) -> list[int | tuple[int, int]]:
+    """What a page has, in order: offsets that facts had at the peer, and ranges lost there."""
+    found: dict[int, Any] = {fact.offset: fact.source_offset for fact in page.facts}
+    found |= {gap.first: (gap.source_first, gap.source_last) for gap in page.gaps}
+    return [found[offset] for offset in sorted(found)]
+
+
+def _range(lost: tuple[int, int]) -> range:
+    return range(lost[0], lost[1] + 1)
+
+
 @pytest.mark.slow
-@pytest.mark.req("BOUNDARY:zones", "P6", "P12", "P16")
+@pytest.mark.req("BOUNDARY:zones", "BOUNDARY:consumer", "P6", "P12", "P16")
 def test_two_zones_and_a_bad_link() -> None:
-    """Whatever the link does, the forward log equals the store log in the end."""
+    """Whatever the link does, the forward log equals the store log, but for recorded losses."""
     rules = settings(max_examples=60, stateful_step_count=30, deadline=None)
     run_state_machine_as_test(TwoZones, settings=rules)

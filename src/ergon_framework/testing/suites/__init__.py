@@ -30,6 +30,11 @@ from ergon_framework.testing.suites.objectstore import (
     ObjectStoreSuiteError,
     exercise_object_store,
 )
+from ergon_framework.testing.suites.providerstore import (
+    PROVIDER_STORE_CHECKS,
+    ProviderStoreSuiteError,
+    exercise_provider_store,
+)
 from ergon_framework.testing.suites.report import (
     CheckResult,
     ConnectorSuiteError,
@@ -44,6 +49,7 @@ __all__ = [
     "FACT_STORE_CHECKS",
     "JOB_STORE_CHECKS",
     "OBJECT_STORE_CHECKS",
+    "PROVIDER_STORE_CHECKS",
     "CheckResult",
     "ConnectorSuiteError",
     "ExecutorSuiteError",
@@ -51,6 +57,7 @@ __all__ = [
     "JobStoreSuiteError",
     "ObjectStoreSuiteError",
     "Outcome",
+    "ProviderStoreSuiteError",
     "SuiteFailure",
     "SuiteReport",
     "exercise_connector",
@@ -58,4 +65,5 @@ __all__ = [
     "exercise_fact_store",
     "exercise_job_store",
     "exercise_object_store",
+    "exercise_provider_store",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from ergon_framework.boundary.logs.losses import in_order
 from ergon_framework.boundary.logs.memory.shelf import Shelf
 from ergon_framework.boundary.logs.memory.state import State, Steps
 from ergon_framework.errors import DataLossError
@@ -123,7 +124,7 @@ class MemoryLogs(Steps):
         """Walk the hash chain as it was when the walk began."""
         with self._step() as state:
             shelf = state.logs.get(log) or Shelf(log)
-            rows = list(shelf.after(after))
+            rows = shelf.rows[max(0, after + 1 - shelf.first) :]
             flaws = {row.fact.offset for row in rows if not shelf.is_sound(row)}
         for row in rows:
             if row.fact.offset in flaws:
@@ -136,12 +137,18 @@ class MemoryLogs(Steps):
         facts: Sequence[NewFact],
         link: Link,
         refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        """Insert what a peer sent where it is absent, and move the link: one step."""
+        """Insert what a peer sent and lost where it is absent, and move the link: one step."""
         with self._step() as state:
             now = self._clock()
             log = INBOUND + peer
-            outcomes = [_receive(state, log, fact, now) for fact in facts]
+            outcomes: list[Outcome] = []
+            for entry in in_order(facts, gaps):
+                if isinstance(entry, NewFact):
+                    outcomes.append(_receive(state, log, entry, now))
+                elif state.shelf(log).lose_at_peer(entry, now):
+                    state.is_longer = True
             conflicts = [
                 _conflicting(log, fact, now)
                 for fact, outcome in zip(facts, outcomes, strict=True)

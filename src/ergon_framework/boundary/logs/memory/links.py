@@ -49,9 +49,7 @@ class MemoryLinks(Steps):
         with self._step() as state:
             self._note(state, "accept_epoch", f"{peer}: {epoch}")
             link = state.links.get(peer, Link(peer))
-            state.links[peer] = replace(
-                link, epoch=epoch, offset=0, last=0, chain=b"", at=self._clock()
-            )
+            state.links[peer] = replace(link, epoch=epoch, offset=0, chain=b"", at=self._clock())
             return state.links[peer]
 
     def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+from ergon_framework.boundary.logs.losses import NOBODY, marker, recorded
 from ergon_framework.ports.factstore import Found, Gap, LogInfo, NewFact, Page, StoredFact
 
 NO_CHAIN = bytes(32)
@@ -20,6 +22,11 @@ class Row:
     fact: StoredFact
     chain: bytes
     previous_alike: int
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether it only takes the offset of a loss."""
+        return self.fact.to_zone == NOBODY
 
     @property
     def size(self) -> int:
@@ -48,6 +55,7 @@ class Shelf:
     latest: dict[str, int] = field(default_factory=dict)
     """The last offset of a fact to each zone."""
     gaps: list[Gap] = field(default_factory=list)
+    """In order of their beginning."""
 
     @property
     def head(self) -> int:
@@ -71,9 +79,9 @@ class Shelf:
         return self.rows[offset - self.first] if self.first <= offset <= self.head else None
 
     def after(self, offset: int, to_zone: str | None = None) -> Iterator[Row]:
-        """The rows above an offset that lie in a view."""
+        """The facts above an offset that lie in a view."""
         for row in self.rows[max(0, offset + 1 - self.first) :]:
-            if to_zone is None or row.fact.to_zone == to_zone:
+            if not row.is_marker and to_zone in {None, row.fact.to_zone}:
                 yield row
 
     def add(self, new: NewFact, now: float) -> int:
@@ -111,11 +119,28 @@ class Shelf:
 
     def lose(self, first: int, reason: str, now: float) -> None:
         """Record that what was dropped from an offset on is lost; a loss that goes on is one."""
-        last = self.gaps[-1] if self.gaps else None
-        if last is not None and (last.last + 1, last.reason) == (first, reason):
-            self.gaps.pop()
-            first = last.first
-        self.gaps.append(Gap(self.name, first, self.first - 1, reason, now))
+        for gap in self.gaps:
+            is_ours = gap.source_first is None
+            if is_ours and (gap.last + 1, gap.reason) == (first, reason):
+                self.gaps.remove(gap)
+                first = gap.first
+                break
+        self._record(Gap(self.name, first, self.first - 1, reason, now))
+
+    def lose_at_peer(self, gap: Gap, now: float) -> bool:
+        """Put a loss of the peer at the end; False when it is known."""
+        new = marker(gap)
+        if self.find(new.from_zone, new.message_id) is not None:
+            return False
+        self._record(recorded(gap, self.name, self.add(new, now)))
+        return True
+
+    def _record(self, gap: Gap) -> None:
+        insort(self.gaps, gap, key=lambda each: each.first)
+
+    def gaps_within(self, after: int, through: int) -> list[Gap]:
+        """Recorded losses that reach into a stretch."""
+        return [gap for gap in self.gaps if gap.last > after and gap.first <= through]
 
     def chain_at(self, offset: int) -> bytes:
         """The chain after an offset; empty when it is no longer known."""
@@ -135,10 +160,9 @@ class Shelf:
         through = self.head
         if len(given) < len(rows):
             through = given[-1].fact.offset if given else rows[0].fact.offset - 1
-        gaps = [gap for gap in self.gaps if gap.last > after and gap.first <= through]
         facts = [row.seen(to_zone) for row in given]
         chains = self.chain_at(after), self.chain_at(through)
-        return Page(facts, through, self.head, *chains, gaps)
+        return Page(facts, through, self.head, *chains, self.gaps_within(after, through))
 
     def aged(self, before: float) -> int:
         """The offset up to which everything was recorded before an instant."""

@@ -56,7 +56,7 @@ class SqliteLinks(Ground):
 
         def work(cursor: sqlite3.Cursor) -> Link:
             now = self._clock()
-            cursor.execute(_SQL["move"], (peer, epoch, 0, 0, b"", now))
+            cursor.execute(_SQL["move"], (peer, epoch, 0, b"", now))
             note(cursor, now, "accept_epoch", f"{peer}: {epoch}")
             return _to(cursor, peer)
 
@@ -73,5 +73,5 @@ def _to(cursor: sqlite3.Cursor, peer: str) -> Link:
 
 
 def _link(row: Row) -> Link:
-    peer, epoch, offset, last, chain, is_sealed, reason, at = row
-    return Link(peer, epoch, offset, last, chain, bool(is_sealed), reason, at)
+    peer, epoch, offset, chain, is_sealed, reason, at = row
+    return Link(peer, epoch, offset, chain, bool(is_sealed), reason, at)

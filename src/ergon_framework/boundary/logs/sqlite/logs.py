@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TypeVar
 
 from ergon_framework.boundary.grouping import Grouping
-from ergon_framework.boundary.logs.sqlite import pages, quarantine, retention, walking
+from ergon_framework.boundary.logs.sqlite import pages, receiving, retention, walking
 from ergon_framework.boundary.logs.sqlite.entering import Entry
 from ergon_framework.boundary.logs.sqlite.ground import SQL, Ground
 from ergon_framework.boundary.logs.sqlite.ledger import Ledger
@@ -23,8 +23,6 @@ from ergon_framework.boundary.logs.sqlite.rows import LogRow, all_logs, gaps_of,
 from ergon_framework.boundary.logs.sqlite.sealing import Upkeep
 from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.ports.factstore import (
-    INBOUND,
-    Conflict,
     Flaw,
     Found,
     Gap,
@@ -40,7 +38,6 @@ from ergon_framework.storage.statements import load
 T = TypeVar("T")
 
 _SQL = load(SQL, "logs.sql")
-_STORE = load(SQL, "store.sql")
 
 
 @dataclass(slots=True)
@@ -201,22 +198,15 @@ class SqliteLogs(Ground):
         facts: Sequence[NewFact],
         link: Link,
         refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        """Insert what a peer sent where it is absent, and move the link: one commit."""
-        log = INBOUND + peer
-        prepared = [prepare(log, each) for each in facts]
+        """Insert what a peer sent and lost where it is absent, and move the link: one commit."""
+        arrived = receiving.arrival(peer, facts, link, refused, gaps)
 
         def work(cursor: sqlite3.Cursor) -> tuple[list[Outcome], int]:
             now = self._clock()
             entry = Entry(cursor, now, self._ledger)
-            outcomes = entry.receive(log, prepared) if prepared else []
-            for fact, outcome in zip(facts, outcomes, strict=True):
-                if isinstance(outcome, Conflict):
-                    quarantine.keep(cursor, quarantine.conflicting(peer, log, fact, now))
-            for item in refused:
-                quarantine.keep(cursor, item, consumer=f"pull:{peer}")
-            values = (peer, link.epoch, link.offset, link.last, link.chain, link.at)
-            cursor.execute(_STORE["move"], values)
+            outcomes = receiving.take_in(cursor, entry, peer, arrived, now)
             added = entry.finish()
             self._upkeep.pay(cursor, added)
             return outcomes, added

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ergon_framework.boundary.logs.losses import NOBODY
 from ergon_framework.boundary.logs.sqlite.ground import SQL
 from ergon_framework.boundary.logs.sqlite.rows import (
     LAST,
@@ -18,6 +19,9 @@ from ergon_framework.boundary.logs.sqlite.rows import (
 from ergon_framework.boundary.logs.sqlite.runs import last_run, view_of
 from ergon_framework.ports.factstore import Gap, Page, StoredFact
 from ergon_framework.storage.statements import load
+
+ALL = -1
+"""As many rows as there are."""
 
 _SQL = load(SQL, "logs.sql")
 
@@ -49,7 +53,7 @@ def read(
     """The facts after an offset, up to a limit, the head or a corrupted one."""
     facts: list[StoredFact] = []
     through, size, corrupted = log.head, 0, None
-    for step in _steps(cursor, log, after, limit + 1, to_zone):
+    for step in _steps(cursor, log, after, to_zone):
         if step.fact is None:
             corrupted = step.offset
             through = facts[-1].offset if facts else corrupted - 1
@@ -59,7 +63,8 @@ def read(
             through = facts[-1].offset
             break
         facts.append(step.fact)
-    gaps = gaps_of(cursor, log, after, through) if after < log.first else []
+    is_whole = after >= log.first and not log.has_markers
+    gaps = [] if is_whole else gaps_of(cursor, log, after, through)
     page = Page(
         facts,
         through,
@@ -102,12 +107,13 @@ def _uncovered(first: int, last: int, gaps: list[Gap]) -> Iterator[tuple[int, in
     yield first, last
 
 
-def _steps(
-    cursor: sqlite3.Cursor, log: LogRow, after: int, most: int, to_zone: str | None
-) -> Iterator[_Step]:
-    """The facts of a view in order; the first that is missing or has changed is the last step."""
+def _steps(cursor: sqlite3.Cursor, log: LogRow, after: int, to_zone: str | None) -> Iterator[_Step]:
+    """The facts of a view in order; the first that is missing or has changed is the last step.
+
+    Rows are read as steps are taken: who has enough just stops.
+    """
     start = max(after, log.first - 1)
-    rows, end = _rows(cursor, log, start, most, to_zone)
+    rows, end = _rows(cursor, log, start, to_zone)
     zones, last, count = Zones(cursor), start, 0
     for row in rows:
         offset, count = row[0] & LAST, count + 1
@@ -116,25 +122,27 @@ def _steps(
         if previous > last or (count > 1 and previous != last):
             yield _Step(max(last + 1, first) if first < offset else previous, None)
             return
-        fact = fact_of(row, zones[row[1]], previous)
-        yield _Step(offset, fact)
-        if fact is None:
-            return
+        zone = zones[row[1]]
+        if zone != NOBODY:
+            fact = fact_of(row, zone, previous)
+            yield _Step(offset, fact)
+            if fact is None:
+                return
         last = offset
-    if count < most and last < end:
+    if last < end:
         yield _Step(last + 1 if to_zone is None else end, None)
 
 
 def _rows(
-    cursor: sqlite3.Cursor, log: LogRow, start: int, most: int, to_zone: str | None
+    cursor: sqlite3.Cursor, log: LogRow, start: int, to_zone: str | None
 ) -> tuple[Iterable[Row], int]:
     """Rows of a view after a place, and the offset that the last one there must have."""
     if to_zone is None:
-        bounds = (log.base + start, log.base + log.head, most)
+        bounds = (log.base + start, log.base + log.head, ALL)
         return cursor.execute(_SQL["facts"], bounds), log.head
     view = view_of(cursor, log, to_zone)
     newest = None if view is None else last_run(cursor, view)
     if newest is None:
         return (), 0
     end = log.head if newest.last is None else newest.last
-    return cursor.execute(_SQL["facts_of_view"], (view, log.base, start, log.head, most)), end
+    return cursor.execute(_SQL["facts_of_view"], (view, log.base, start, log.head, ALL)), end

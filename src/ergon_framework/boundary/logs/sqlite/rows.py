@@ -9,7 +9,7 @@ from typing import Any
 
 from ergon_framework.boundary.logs.sqlite.ground import SQL
 from ergon_framework.boundary.logs.sqlite.records import OFFSET_BITS, checked_seal, read_proof
-from ergon_framework.ports.factstore import Gap, LogInfo, StoredFact
+from ergon_framework.ports.factstore import INBOUND, Gap, LogInfo, StoredFact
 from ergon_framework.storage.statements import load
 
 Row = tuple[Any, ...]
@@ -45,6 +45,11 @@ class LogRow:
     def size(self) -> int:
         """Bytes of the facts that are kept."""
         return self.total - self.base_total
+
+    @property
+    def has_markers(self) -> bool:
+        """Whether losses of a peer may lie among its facts."""
+        return self.name.startswith(INBOUND)
 
     def info(self) -> LogInfo:
         """The log in figures."""

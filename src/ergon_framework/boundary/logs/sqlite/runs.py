@@ -58,7 +58,10 @@ def next_after(
 ) -> Ahead | None:
     """The next fact of a view, as the log has it written down."""
     after = max(after, log.first - 1)
-    found = _next_of_all(log, after) if to_zone is None else _next_of(cursor, log, after, to_zone)
+    if to_zone is None:
+        found = _next_of_all(cursor, log, after)
+    else:
+        found = _next_of(cursor, log, after, to_zone)
     if found is None:
         return None
     offset, lag = found
@@ -66,8 +69,15 @@ def next_after(
     return Ahead(offset, lag, None if row is None else row[0])
 
 
-def _next_of_all(log: LogRow, after: int) -> tuple[int, int] | None:
-    return (after + 1, log.head - after) if after < log.head else None
+def _next_of_all(cursor: sqlite3.Cursor, log: LogRow, after: int) -> tuple[int, int] | None:
+    markers: list[int] = []
+    if log.has_markers:
+        rows = cursor.execute(_SQL["markers"], (log.id, after)).fetchall()
+        markers = [offset for (offset,) in rows]
+    lag, offset = log.head - after - len(markers), after + 1
+    for each in markers:
+        offset += each == offset
+    return (offset, lag) if lag > 0 else None
 
 
 def _next_of(

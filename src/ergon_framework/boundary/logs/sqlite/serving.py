@@ -50,7 +50,8 @@ class _Offer:
     @property
     def is_stuck(self) -> bool:
         """Whether something must be set aside before the consumer can go on."""
-        return bool(self.spoilt) or (self.corrupted is not None and not self.page.facts)
+        has_more = self.page.facts or self.page.gaps  # which comes before what is corrupted
+        return bool(self.spoilt) or (self.corrupted is not None and not has_more)
 
 
 class SqliteServing(SqliteDesk):

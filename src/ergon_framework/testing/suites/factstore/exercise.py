@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 from collections.abc import Collection
 
-from ergon_framework.errors import WiringError, describe
-from ergon_framework.testing.suites.check import Check, CheckFailed
+from ergon_framework.testing.suites.check import Check
 from ergon_framework.testing.suites.factstore import (
     appending,
     capacity,
@@ -19,6 +16,7 @@ from ergon_framework.testing.suites.factstore import (
     losses,
     objects,
     pages,
+    peer_losses,
     quarantine,
     receiving,
     references,
@@ -38,9 +36,9 @@ from ergon_framework.testing.suites.factstore.subject import (
     Subject,
     Ways,
 )
-from ergon_framework.testing.suites.hands import ThreadHands, outcome
 from ergon_framework.testing.suites.jobstore.subject import HandClock
-from ergon_framework.testing.suites.report import CheckResult, Outcome, SuiteFailure, SuiteReport
+from ergon_framework.testing.suites.report import SuiteFailure, SuiteReport
+from ergon_framework.testing.suites.stores import StoreSuite
 
 FACT_STORE_CHECKS: tuple[Check[Subject], ...] = (
     *appending.CHECKS,
@@ -58,19 +56,22 @@ FACT_STORE_CHECKS: tuple[Check[Subject], ...] = (
     *released.CHECKS,
     *objects.CHECKS,
     *receiving.CHECKS,
+    *peer_losses.CHECKS,
     *links.CHECKS,
     *corruption.CHECKS,
     *threads.CHECKS,
     *upkeep.CHECKS,
     *surviving.CHECKS,
 )
-PATIENT = 4  # waits that one check may be made to wait in vain
 
 
 class FactStoreSuiteError(SuiteFailure):
     """A fact store failed at least one required check."""
 
     code = "fact_store_suite"
+
+
+_SUITE = StoreSuite("fact store", FACT_STORE_CHECKS, FactStoreSuiteError)
 
 
 def exercise_fact_store(
@@ -94,60 +95,9 @@ def exercise_fact_store(
     to run, ``skip`` those to leave out. ``patience`` is how many seconds one wait may take; a whole
     check gets a few times as much.
     """
-    _refuse_unknown({*(only or ()), *skip})
-    title = ""
-    results = []
-    ways = Ways(reopen, corrupt, restore)
-    for check in FACT_STORE_CHECKS:
-        if only is None or check.name in only:
-            name, result = _result(check, make, ways, patience, is_waived=check.name in skip)
-            title = title or name
-            results.append(result)
-    report = SuiteReport(title or "fact store", tuple(results), FactStoreSuiteError)
-    if raises:
-        report.raise_for_failures()
-    return report
 
-
-def _result(
-    check: Check[Subject], make: MakeStore, ways: Ways, patience: float, *, is_waived: bool
-) -> tuple[str, CheckResult]:
-    """Run one check on a store of its own; the store's name and how it went."""
-    name, how, reason = "", Outcome.WAIVED, ""
-    if not is_waived:
+    def begin() -> Subject:
         clock = HandClock()
-        subject = Subject(make(clock), clock, ways, patience)
-        name = type(subject.store).__name__
-        try:
-            how, reason = _run(check, subject)
-        finally:
-            with contextlib.suppress(Exception):  # closing has checks of its own
-                subject.hurry(lambda: subject.store.close(), "close")  # noqa: PLW0108 - reopened
-    return name, CheckResult(check.name, check.sentence, "sync", check.required, how, reason)
+        return Subject(make(clock), clock, Ways(reopen, corrupt, restore), patience)
 
-
-def _run(check: Check[Subject], subject: Subject) -> tuple[Outcome, str]:
-    missing = check.needs - subject.capabilities
-    if missing:
-        return Outcome.SKIPPED, f"needs {', '.join(sorted(missing))}"
-    hands = ThreadHands()
-    try:
-        outcome(hands.start(lambda: check.run(subject)), PATIENT * subject.patience, "the check")
-    except CheckFailed as error:
-        return Outcome.FAILED, str(error)
-    except Exception as error:
-        return Outcome.FAILED, describe(error)
-    finally:
-        hands.close()
-    return Outcome.PASSED, ""
-
-
-def _refuse_unknown(names: Collection[str]) -> None:
-    known = {check.name for check in FACT_STORE_CHECKS}
-    unknown = sorted(set(names) - known)
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], known, 1)
-        raise WiringError(
-            f"there is no check {unknown[0]!r}",
-            remedy=f"did you mean {near[0]!r}?" if near else "see FACT_STORE_CHECKS",
-        )
+    return _SUITE.exercise(begin, only=only, skip=skip, raises=raises)

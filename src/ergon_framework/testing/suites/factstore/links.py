@@ -24,8 +24,8 @@ def store_tells_which_it_is(s: Subject) -> None:
 def fresh_link(s: Subject) -> None:
     """A peer never pulled from has a link at the very start, and asking does not make it."""
     link = s.store.link(PEER)
-    told = link.peer, link.epoch, link.offset, link.last, link.chain, link.is_sealed
-    same(told, (PEER, None, 0, 0, b"", False), "the link")
+    told = link.peer, link.epoch, link.offset, link.chain, link.is_sealed
+    same(told, (PEER, None, 0, b"", False), "the link")
     same(s.store.links(), [], "links")
 
 
@@ -108,8 +108,8 @@ def epoch_is_accepted(s: Subject) -> None:
     s.receive(sent("a", 5), chain=b"\x01" * 32)
     s.store.seal(PEER, "it was restored")
     link = s.store.accept_epoch(PEER, "e2")
-    told = link.epoch, link.offset, link.last, link.chain, link.is_sealed
-    same(told, ("e2", 0, 0, b"", True), "epoch, offset, last, chain, is_sealed")
+    told = link.epoch, link.offset, link.chain, link.is_sealed
+    same(told, ("e2", 0, b"", True), "epoch, offset, chain, is_sealed")
     same((s.store.link(PEER), s.ids(INBOX)), (link, ["a"]), "the link later, and the log")
 
 

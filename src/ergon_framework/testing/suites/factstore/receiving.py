@@ -49,19 +49,19 @@ def received_facts_lie_in_their_log(s: Subject) -> None:
 @check()
 def link_moves_with_the_facts(s: Subject) -> None:
     """The link stands where the puller said, and is read back whole."""
-    link = Link(PEER, "e1", 9, 7, b"\x01" * 32)
+    link = Link(PEER, "e1", 9, b"\x01" * 32)
     s.store.receive(PEER, [sent("a", 7)], link)
     found = s.store.link(PEER)
-    told = found.peer, found.epoch, found.offset, found.last, found.chain
-    same(told, (PEER, "e1", 9, 7, b"\x01" * 32), "peer, epoch, offset, last, chain")
+    told = found.peer, found.epoch, found.offset, found.chain
+    same(told, (PEER, "e1", 9, b"\x01" * 32), "peer, epoch, offset, chain")
     same(s.store.links(), [found], "links")
 
 
 @check()
 def link_moves_without_facts(s: Subject) -> None:
     """A page that held nothing of this zone's view moves the link all the same."""
-    same(s.receive(offset=40, last=0), [], "outcomes")
-    same((s.store.link(PEER).offset, s.store.link(PEER).last), (40, 0), "offset and last")
+    same(s.receive(offset=40), [], "outcomes")
+    same(s.store.link(PEER).offset, 40, "offset")
 
 
 @check()
@@ -109,7 +109,7 @@ def conflict_within_a_page(s: Subject) -> None:
 @check()
 def refused_facts_are_set_aside(s: Subject) -> None:
     """What the puller could not take goes into quarantine in the same commit, payload and all."""
-    link = Link(PEER, "e1", 3, 3)
+    link = Link(PEER, "e1", 3)
     s.store.receive(PEER, [sent("a", 1)], link, [_refused(2), _refused(3, reason="corrupted")])
     items = s.store.quarantine(f"pull:{PEER}")
     told = [(e.offset, e.reason, e.message, e.attempts, e.state) for e in items]
@@ -185,7 +185,7 @@ def received_facts_are_served(s: Subject) -> None:
 def pull_does_not_hold_retention_up(s: Subject) -> None:
     """What the puller set aside lies in quarantine itself: the log need not be kept for it."""
     s.consumer("c", INBOX)
-    link = Link(PEER, "e1", 3, 3)
+    link = Link(PEER, "e1", 3)
     s.store.receive(PEER, [sent("a", 1), sent("b", 2)], link, [_refused(1)])
     s.done(2)
     same(s.store.truncate(INBOX, 2), 2, "dropped")

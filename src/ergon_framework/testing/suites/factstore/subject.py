@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from ergon_framework.ports.factstore import (
     Appended,
     ConsumerInfo,
     FactStore,
+    Gap,
     Link,
     NewFact,
     Outcome,
@@ -22,9 +23,9 @@ from ergon_framework.ports.factstore import (
     Serving,
     StoredFact,
 )
-from ergon_framework.testing.suites.check import CheckFailed, expect, fail
-from ergon_framework.testing.suites.hands import ThreadHands, outcome
+from ergon_framework.testing.suites.check import expect, fail
 from ergon_framework.testing.suites.jobstore.subject import HandClock
+from ergon_framework.testing.suites.stores import StoreSubject
 
 PLENTY = 1 << 20  # bytes of a page that is cut by its number of facts alone
 PEER = "plant-b"
@@ -47,13 +48,12 @@ class Ways:
     restore: Restore | None = None
 
 
-class Subject:
+class Subject(StoreSubject[FactStore]):
     """One fresh, empty store and its clock."""
 
     def __init__(self, store: FactStore, clock: HandClock, ways: Ways, patience: float) -> None:
-        self.store = store
+        super().__init__(store, patience)
         self.clock = clock
-        self.patience = patience
         self._ways = ways
 
     @property
@@ -107,11 +107,13 @@ class Subject:
         self.store.bind(bucket, key, digest, len(data))
         return Reference(bucket, key, digest, len(data))
 
-    def receive(self, *facts: NewFact, peer: str = PEER, **fields: Any) -> list[Outcome]:
+    def receive(
+        self, *facts: NewFact, peer: str = PEER, gaps: Sequence[Gap] = (), **fields: Any
+    ) -> list[Outcome]:
         """What a puller would hand over, with a link that has come so far."""
-        last = max((fact.source_offset or 0 for fact in facts), default=0)
-        link = Link(peer, "e1", last, last)
-        return self.store.receive(peer, facts, replace(link, **fields))
+        reached = [fact.source_offset or 0 for fact in facts] + [gap.last for gap in gaps]
+        link = replace(Link(peer, "e1", max(reached, default=0)), **fields)
+        return self.store.receive(peer, facts, link, gaps=gaps)
 
     # ---- taking out -----------------------------------------------------------------------------
 
@@ -159,22 +161,7 @@ class Subject:
         fields: dict[str, Any] = {"reason": "handler_failed", "message": "no", "attempts": 3}
         return self.store.set_aside(name, offset, **(fields | changes))
 
-    # ---- threads and errors ---------------------------------------------------------------------
-
-    def together(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
-        """Make calls from a thread each, all at once; what they returned."""
-        futures = ThreadHands().together(list(calls))
-        return [outcome(each, self.patience, "a call") for each in futures]
-
-    def refusal(self, call: Callable[[], Any]) -> Exception | None:
-        """The exception that ``call`` raises, or None when it returns."""
-        try:
-            call()
-        except CheckFailed:
-            raise
-        except Exception as error:
-            return error
-        return None
+    # ---- errors ---------------------------------------------------------------------------------
 
     def refused(
         self,
@@ -189,14 +176,6 @@ class Subject:
             return fail(f"expected a {kind.__name__} {code} {reason}, found {error!r:.200}")
         same((error.code, error.reason), (code, reason), "code and reason of the refusal")
         return error
-
-    def hurry(self, call: Callable[[], Any], what: str) -> Any:
-        """Make a call in a thread of its own and wait for it, but not for ever."""
-        hands = ThreadHands()
-        try:
-            return outcome(hands.start(call), self.patience, what)
-        finally:
-            hands.close()
 
 
 def new(message_id: str, **fields: Any) -> NewFact:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 from collections.abc import Collection
 
-from ergon_framework.errors import WiringError, describe
-from ergon_framework.testing.suites.check import Check, CheckFailed
-from ergon_framework.testing.suites.hands import ThreadHands, outcome
+from ergon_framework.testing.suites.check import Check
 from ergon_framework.testing.suites.jobstore import (
     adding,
     bells,
@@ -30,7 +26,8 @@ from ergon_framework.testing.suites.jobstore.subject import (
     Reopen,
     Subject,
 )
-from ergon_framework.testing.suites.report import CheckResult, Outcome, SuiteFailure, SuiteReport
+from ergon_framework.testing.suites.report import SuiteFailure, SuiteReport
+from ergon_framework.testing.suites.stores import StoreSuite
 
 JOB_STORE_CHECKS: tuple[Check[Subject], ...] = (
     *adding.CHECKS,
@@ -47,13 +44,15 @@ JOB_STORE_CHECKS: tuple[Check[Subject], ...] = (
     *bells.CHECKS,
     *upkeep.CHECKS,
 )
-PATIENT = 4  # waits that one check may be made to wait in vain
 
 
 class JobStoreSuiteError(SuiteFailure):
     """A job store failed at least one required check."""
 
     code = "job_store_suite"
+
+
+_SUITE = StoreSuite("job store", JOB_STORE_CHECKS, JobStoreSuiteError)
 
 
 def exercise_job_store(
@@ -73,64 +72,9 @@ def exercise_job_store(
     skipped. ``only`` names the checks to run, ``skip`` those to leave out. ``patience`` is how many
     seconds one wait may take; a whole check gets a few times as much.
     """
-    _refuse_unknown({*(only or ()), *skip})
-    title = ""
-    results = []
-    for check in JOB_STORE_CHECKS:
-        if only is None or check.name in only:
-            name, result = _result(check, make, reopen, patience, is_waived=check.name in skip)
-            title = title or name
-            results.append(result)
-    report = SuiteReport(title or "job store", tuple(results), JobStoreSuiteError)
-    if raises:
-        report.raise_for_failures()
-    return report
 
-
-def _result(
-    check: Check[Subject],
-    make: MakeStore,
-    reopen: Reopen | None,
-    patience: float,
-    *,
-    is_waived: bool,
-) -> tuple[str, CheckResult]:
-    """Run one check on a store of its own; the store's name and how it went."""
-    name, how, reason = "", Outcome.WAIVED, ""
-    if not is_waived:
+    def begin() -> Subject:
         clock = HandClock()
-        subject = Subject(make(clock), clock, reopen, patience)
-        name = type(subject.store).__name__
-        try:
-            how, reason = _run(check, subject)
-        finally:
-            with contextlib.suppress(Exception):  # closing has checks of its own
-                subject.hurry(lambda: subject.store.close(), "close")  # noqa: PLW0108 - reopened
-    return name, CheckResult(check.name, check.sentence, "sync", check.required, how, reason)
+        return Subject(make(clock), clock, reopen, patience)
 
-
-def _run(check: Check[Subject], subject: Subject) -> tuple[Outcome, str]:
-    missing = check.needs - subject.capabilities
-    if missing:
-        return Outcome.SKIPPED, f"needs {', '.join(sorted(missing))}"
-    hands = ThreadHands()
-    try:
-        outcome(hands.start(lambda: check.run(subject)), PATIENT * subject.patience, "the check")
-    except CheckFailed as error:
-        return Outcome.FAILED, str(error)
-    except Exception as error:
-        return Outcome.FAILED, describe(error)
-    finally:
-        hands.close()
-    return Outcome.PASSED, ""
-
-
-def _refuse_unknown(names: Collection[str]) -> None:
-    known = {check.name for check in JOB_STORE_CHECKS}
-    unknown = sorted(set(names) - known)
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], known, 1)
-        raise WiringError(
-            f"there is no check {unknown[0]!r}",
-            remedy=f"did you mean {near[0]!r}?" if near else "see JOB_STORE_CHECKS",
-        )
+    return _SUITE.exercise(begin, only=only, skip=skip, raises=raises)

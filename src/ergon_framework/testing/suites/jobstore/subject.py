@@ -34,8 +34,8 @@ from ergon_framework.ports.jobstore import (
     ScheduleStore,
     Settlement,
 )
-from ergon_framework.testing.suites.check import CheckFailed, expect, fail
-from ergon_framework.testing.suites.hands import ThreadHands, outcome
+from ergon_framework.testing.suites.check import expect, fail
+from ergon_framework.testing.suites.stores import StoreSubject
 
 START = 1_750_000_000.0
 LEASE = 15.0
@@ -83,15 +83,14 @@ class HandClock:
             self._now = at
 
 
-class Subject:
+class Subject(StoreSubject[Store]):
     """One fresh, empty store and its clock."""
 
     def __init__(
         self, store: Store, clock: HandClock, reopen: Reopen | None, patience: float
     ) -> None:
-        self.store = store
+        super().__init__(store, patience)
         self.clock = clock
-        self.patience = patience
         self._reopen = reopen
         self._settled = 0
 
@@ -170,31 +169,6 @@ class Subject:
     def ended(self, job_id: str, seen: Seen = SUCCEEDED, **changes: Any) -> Job:
         """Claim this job, which must be the next, and bring it to that end."""
         return self.must(self.take(job_id), seen, **changes)
-
-    # ---- threads and errors ---------------------------------------------------------------------
-
-    def together(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
-        """Make calls from a thread each, all at once; what they returned."""
-        futures = ThreadHands().together(list(calls))
-        return [outcome(each, self.patience, "a call") for each in futures]
-
-    def refusal(self, call: Callable[[], Any]) -> Exception | None:
-        """The exception that ``call`` raises, or None when it returns."""
-        try:
-            call()
-        except CheckFailed:
-            raise
-        except Exception as error:
-            return error
-        return None
-
-    def hurry(self, call: Callable[[], Any], what: str) -> Any:
-        """Make a call in a thread of its own and wait for it, but not for ever."""
-        hands = ThreadHands()
-        try:
-            return outcome(hands.start(call), self.patience, what)
-        finally:
-            hands.close()
 
 
 def new(job_id: str, **fields: Any) -> NewJob:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ergon_framework.errors import FactInvalidError
 from ergon_framework.ports.objectstore import Blob, ObjectStore
-from ergon_framework.testing.suites.check import CheckFailed, expect, fail
-from ergon_framework.testing.suites.hands import ThreadHands, outcome
+from ergon_framework.testing.suites.check import expect, fail
 from ergon_framework.testing.suites.jobstore.subject import HandClock
+from ergon_framework.testing.suites.stores import StoreSubject
 
 KIB, MIB = 1 << 10, 1 << 20
 HOUR = 3600.0
@@ -21,7 +21,7 @@ Reopen: TypeAlias = Callable[[ObjectStore], ObjectStore]
 Damage: TypeAlias = Callable[[ObjectStore, bytes, bytes], None]
 
 
-class Subject:
+class Subject(StoreSubject[ObjectStore]):
     """One fresh, empty store and its clock."""
 
     def __init__(
@@ -32,9 +32,8 @@ class Subject:
         damage: Damage | None,
         patience: float,
     ) -> None:
-        self.store = store
+        super().__init__(store, patience)
         self.clock = clock
-        self.patience = patience
         self._reopen = reopen
         self._damage = damage
 
@@ -113,22 +112,7 @@ class Subject:
             fail("what is not there can be opened")
         expect(digest not in set(self.store.digests()), "what is not there is listed")
 
-    # ---- threads and errors ---------------------------------------------------------------------
-
-    def together(self, calls: Iterable[Callable[[], Any]]) -> list[Any]:
-        """Make calls from a thread each, all at once; what they returned."""
-        futures = ThreadHands().together(list(calls))
-        return [outcome(each, self.patience, "a call") for each in futures]
-
-    def refusal(self, call: Callable[[], Any]) -> Exception | None:
-        """The exception that ``call`` raises, or None when it returns."""
-        try:
-            call()
-        except CheckFailed:
-            raise
-        except Exception as error:
-            return error
-        return None
+    # ---- errors ---------------------------------------------------------------------------------
 
     def must_mismatch(self, call: Callable[[], Any]) -> None:
         """The call is refused because of its digest."""
@@ -137,14 +121,6 @@ class Subject:
             isinstance(error, FactInvalidError) and error.reason == "digest_mismatch",
             f"it was to be refused with the reason digest_mismatch, and there was {error!r:.200}",
         )
-
-    def hurry(self, call: Callable[[], Any], what: str) -> Any:
-        """Make a call in a thread of its own and wait for it, but not for ever."""
-        hands = ThreadHands()
-        try:
-            return outcome(hands.start(call), self.patience, what)
-        finally:
-            hands.close()
 
 
 def noise(size: int, seed: int = 0) -> bytes:

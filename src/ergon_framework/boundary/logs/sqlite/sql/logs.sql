@@ -126,9 +126,18 @@ SELECT min(cursor) FROM ergon_boundary_consumers WHERE log = ?;
 -- add_gap: a recorded loss
 INSERT INTO ergon_boundary_gaps (log, first, last, reason, at) VALUES (?, ?, ?, ?, ?);
 
+-- add_peer_gap: a loss of a peer, where its marker lies
+INSERT INTO ergon_boundary_gaps (log, first, last, reason, at, source_first, source_last)
+VALUES (?, ?, ?, ?, ?, ?, ?);
+
 -- widen_gap: the loss goes on
-UPDATE ergon_boundary_gaps SET last = ?, at = ? WHERE log = ? AND last = ? AND reason = ?;
+UPDATE ergon_boundary_gaps SET last = ?, at = ?
+WHERE log = ? AND last = ? AND reason = ? AND source_first IS NULL;
 
 -- gaps: recorded losses of a log that reach into a stretch
-SELECT first, last, reason, at
+SELECT first, last, reason, at, source_first, source_last
 FROM ergon_boundary_gaps WHERE log = ? AND last > ? AND first <= ? ORDER BY first, id;
+
+-- markers: offsets after a place that no fact has, since a peer lost something there
+SELECT first FROM ergon_boundary_gaps
+WHERE log = ? AND last > ? AND source_first IS NOT NULL ORDER BY first;

@@ -18,18 +18,17 @@ INSERT INTO ergon_boundary_journal (at, action, details) VALUES (?, ?, ?);
 SELECT at, action, details FROM ergon_boundary_journal ORDER BY id DESC LIMIT ?;
 
 -- links: all of them
-SELECT peer, epoch, offset, last, chain, is_sealed, reason, at
+SELECT peer, epoch, offset, chain, is_sealed, reason, at
 FROM ergon_boundary_links ORDER BY peer;
 
 -- link: one of them
-SELECT peer, epoch, offset, last, chain, is_sealed, reason, at
+SELECT peer, epoch, offset, chain, is_sealed, reason, at
 FROM ergon_boundary_links WHERE peer = ?;
 
 -- move: how far a peer's facts are here
-INSERT INTO ergon_boundary_links (peer, epoch, offset, last, chain, at) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO ergon_boundary_links (peer, epoch, offset, chain, at) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (peer) DO UPDATE SET
-    epoch = excluded.epoch, offset = excluded.offset, last = excluded.last,
-    chain = excluded.chain, at = excluded.at;
+    epoch = excluded.epoch, offset = excluded.offset, chain = excluded.chain, at = excluded.at;
 
 -- seal: shut or open a link
 INSERT INTO ergon_boundary_links (peer, is_sealed, reason, at) VALUES (?, ?, ?, ?)

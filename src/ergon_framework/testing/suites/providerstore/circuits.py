@@ -1,0 +1,134 @@
+"""Checks of circuits: whoever has seen the latest may change it, and nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ergon_framework.core.breaker import Breaker, State
+from ergon_framework.ports.providerstore import EVERYBODY, Standing
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.providerstore.subject import (
+    FAILED,
+    LANE,
+    NEIGHBOURS,
+    Subject,
+    same,
+)
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+
+@check()
+def unknown_lane_is_fresh(s: Subject) -> None:
+    """A lane that nobody has written is closed, not cooling, and at version 0."""
+    same(s.store.standing(LANE), Standing(), "its standing")
+    same(s.store.health(LANE.tenant_id), [], "the summary, after it was only asked about")
+
+
+@check()
+def first_swap_is_kept(s: Subject) -> None:
+    """The first circuit of a lane is written at version 0, which it leaves behind."""
+    version = s.must_swap(0, s.opened())
+    found = s.store.standing(LANE)
+    same((found.breaker, found.cooldown_until), (s.opened(), 0.0), "circuit and cooldown")
+    expect(version > 0, f"its version is {version}, as if nobody had written it")
+
+
+@check()
+def circuit_comes_back_whole(s: Subject) -> None:
+    """Every field of a circuit comes back as it was written, probes and their leases included."""
+    version = 0
+    circuits = (
+        s.probing(),
+        replace(s.opened(), generation=12),
+        Breaker(failures=4, generation=13),
+        replace(s.probing(), probes=()),
+        Breaker(State.OPEN, 1, s.start - 0.125, generation=14),
+        Breaker(State.OPEN, 0, s.start + 3600.5, generation=15, held_for=3600.5),
+        Breaker(generation=16),
+    )
+    for circuit in circuits:
+        version = s.must_swap(version, circuit)
+        same(s.store.standing(LANE).breaker, circuit, "the circuit")
+
+
+@check()
+def every_swap_grows_the_version(s: Subject) -> None:
+    """Each swap has a version of its own, also one that writes what is there already."""
+    versions = [0]
+    for circuit in (s.opened(), s.opened(), s.probing(), Breaker(), Breaker()):
+        versions.append(s.must_swap(versions[-1], circuit))
+    expect(versions == sorted(set(versions)), f"the versions were {versions}")
+
+
+@check()
+def stale_swap_changes_nothing(s: Subject) -> None:
+    """Whoever has missed a swap is told so, and the circuit stays."""
+    first = s.must_swap(0, s.opened())
+    s.must_swap(first, s.probing())
+    before = s.store.standing(LANE)
+    same(s.store.swap(LANE, first, Breaker()), False, "the answer at the version before")
+    same(s.store.swap(LANE, 0, Breaker()), False, "the answer at version 0")
+    same(s.store.standing(LANE), before, "the standing")
+
+
+@check()
+def swap_ahead_changes_nothing(s: Subject) -> None:
+    """A version that the lane has not reached is as wrong as one it has left."""
+    same(s.store.swap(LANE, 1, s.opened()), False, "the answer of a lane that nobody has written")
+    same(s.store.standing(LANE), Standing(), "the standing of that lane")
+    version = s.must_swap(0, s.opened())
+    same(s.store.swap(LANE, version + 1, Breaker()), False, "the answer")
+    same(s.store.standing(LANE).breaker, s.opened(), "the circuit")
+
+
+@check()
+def swap_keeps_the_cooldown(s: Subject) -> None:
+    """A circuit that is written leaves the lane's cooldown as it is."""
+    s.store.cool(LANE, s.start + 50.0)
+    version = s.must_swap(s.store.standing(LANE).version, s.opened())
+    same(s.store.standing(LANE).cooldown_until, s.start + 50.0, "after the first swap")
+    s.must_swap(version, Breaker())
+    same(s.store.standing(LANE).cooldown_until, s.start + 50.0, "after the second swap")
+
+
+@check()
+def cooling_spoils_no_swap(s: Subject) -> None:
+    """A cooldown that comes between reading a circuit and writing it does not matter."""
+    s.store.cool(LANE, s.start + 10.0)
+    version = s.must_swap(0, s.opened())
+    s.store.cool(LANE, s.start + 20.0)
+    s.must_swap(version, s.probing())
+
+
+@check()
+def recording_spoils_no_swap(s: Subject) -> None:
+    """Attempts on record change neither a circuit nor its version."""
+    s.ran(FAILED)
+    same(s.store.standing(LANE), Standing(), "the standing of a lane that only has attempts")
+    s.must_swap(0, s.probing())
+    before = s.store.standing(LANE)
+    s.ran(FAILED)
+    same(s.store.standing(LANE), before, "the standing")
+
+
+@check()
+def circuits_are_apart(s: Subject) -> None:
+    """Tenants, providers and capabilities share no circuit, and nobody has the one of everybody."""
+    s.must_swap(0, s.opened())
+    for key in (*NEIGHBOURS, LANE._replace(tenant_id=EVERYBODY)):
+        same(s.store.standing(key), Standing(), f"the standing of {key}")
+        s.must_swap(0, s.probing(), key)
+    same(s.store.standing(LANE).breaker, s.opened(), "the circuit")
+
+
+@check()
+def summary_tells_the_circuit(s: Subject) -> None:
+    """The summary has a circuit as it was written last."""
+    version = 0
+    for circuit in (s.opened(7), s.probing(), Breaker(failures=2), Breaker()):
+        version = s.must_swap(version, circuit)
+        lane = s.lane()
+        found = lane.breaker_state, lane.consecutive_failures, lane.open_until
+        same(found, (circuit.state.value, circuit.failures, circuit.open_until), "the summary")

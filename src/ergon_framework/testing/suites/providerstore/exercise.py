@@ -1,0 +1,84 @@
+"""The behaviour every provider store must show, as checks that run without a test framework."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ergon_framework.testing.suites.check import Check
+from ergon_framework.testing.suites.jobstore.subject import HandClock
+from ergon_framework.testing.suites.providerstore import (
+    attempts,
+    budgets,
+    circuits,
+    claims,
+    cooldowns,
+    desk,
+    endings,
+    lanes,
+    letters,
+    pruning,
+    rates,
+    sharing,
+    threads,
+    upkeep,
+    windows,
+)
+from ergon_framework.testing.suites.providerstore.subject import OpenBeside, OpenStore, Subject
+from ergon_framework.testing.suites.report import SuiteFailure, SuiteReport
+from ergon_framework.testing.suites.stores import StoreSuite
+
+PROVIDER_STORE_CHECKS: tuple[Check[Subject], ...] = (
+    *circuits.CHECKS,
+    *cooldowns.CHECKS,
+    *budgets.CHECKS,
+    *windows.CHECKS,
+    *attempts.CHECKS,
+    *lanes.CHECKS,
+    *rates.CHECKS,
+    *claims.CHECKS,
+    *endings.CHECKS,
+    *letters.CHECKS,
+    *desk.CHECKS,
+    *pruning.CHECKS,
+    *threads.CHECKS,
+    *sharing.CHECKS,
+    *upkeep.CHECKS,
+)
+
+
+class ProviderStoreSuiteError(SuiteFailure):
+    """A provider store failed at least one required check."""
+
+    code = "provider_store_suite"
+
+
+_SUITE = StoreSuite("provider store", PROVIDER_STORE_CHECKS, ProviderStoreSuiteError)
+
+
+def exercise_provider_store(
+    open_store: OpenStore,
+    *,
+    has_own_clock: bool = False,
+    open_beside: OpenBeside | None = None,
+    only: Collection[str] | None = None,
+    skip: Collection[str] = (),
+    patience: float = 15.0,
+    raises: bool = True,
+) -> SuiteReport:
+    """Try out everything a provider store promises; raise when it breaks a required promise.
+
+    ``open_store(clock)`` gives a fresh, empty store that reads the time from ``clock`` alone: the
+    checks let hours pass in an instant. With ``has_own_clock`` it may leave ``clock`` alone, and
+    the checks that set it are skipped. Its ``close`` is called after each check.
+    ``open_beside(store, clock)`` opens what a store holds once more, as another process would;
+    without it the checks that need it are skipped. ``only`` names the checks to run, ``skip`` those
+    to leave out. ``patience`` is how many seconds one wait may take; a whole check gets a few times
+    as much.
+    """
+
+    def begin() -> Subject:
+        clock = HandClock()
+        store = open_store(clock)
+        return Subject(store, None if has_own_clock else clock, open_beside, patience)
+
+    return _SUITE.exercise(begin, only=only, skip=skip, raises=raises)

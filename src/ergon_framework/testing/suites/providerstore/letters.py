@@ -1,0 +1,165 @@
+"""Checks of dead letters: recorded once, whole, and found again."""
+
+from __future__ import annotations
+
+from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, StoredLetter
+from ergon_framework.testing.suites.check import Check, register
+from ergon_framework.testing.suites.providerstore.subject import (
+    OTHER_TENANT,
+    TENANT,
+    Subject,
+    numbers_of,
+    same,
+)
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+PENDING, PUBLISHED = LetterStatus.PENDING, LetterStatus.PUBLISHED
+REDRIVE, REDRIVEN = LetterStatus.REDRIVE, LetterStatus.REDRIVEN
+DISCARDED = LetterStatus.DISCARDED
+
+
+@check()
+def letter_comes_back_whole(s: Subject) -> None:
+    """Every field of a letter comes back as it was written, payload included."""
+    full = DeadLetter(
+        dead_letter_id="3c1d5e7f-3333-4a4a-8b8b-112233445566",
+        tenant_id=TENANT,
+        campaign_id="campaign-9",
+        task_name="rank.snapshot",
+        provider_name="rank",
+        capability="snapshot",
+        operation="fetch",
+        idempotency_key="key-1",
+        correlation_id="call-1",
+        reason_code="dependency_unavailable",
+        error_type="ConnectError",
+        error_message="“no” answer: naïve, 漢字, 🍵",
+        attempts=5,
+        occurred_at=s.start + 0.25,
+        http_status=503,
+        retryable=True,
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        redrive_count=2,
+        payload={"a": [1, 2.5, None, True, {"b": ["\0", "🍵", ""]}], "c": {}, "d": 1 << 53},
+        has_secrets=True,
+    )
+    s.record(letters=[full])
+    same(s.store.letters(), [StoredLetter(full, PENDING)], "the letter")
+    same(s.store.due_letters(PENDING), [StoredLetter(full, PENDING)], "the letter that is due")
+
+
+@check()
+def unset_fields_stay_unset(s: Subject) -> None:
+    """A letter without a payload has none, and one with an empty payload has an empty one."""
+    s.bury(1, payload=None)
+    s.bury(2, payload={})
+    same(s.stored(1), StoredLetter(s.letter(1, payload=None), PENDING), "without")
+    same(s.stored(2).letter.payload, {}, "with an empty one")
+
+
+@check()
+def newest_letter_comes_first(s: Subject) -> None:
+    """Letters are listed from the newest on, in whatever order they were written."""
+    s.bury(2, 5, 1)
+    s.bury(4, 3)
+    same(numbers_of(s.store.letters()), [5, 4, 3, 2, 1], "the letters")
+    same(numbers_of(s.store.letters(limit=2)), [5, 4], "the first two")
+
+
+@check()
+def letters_are_listed_in_pages(s: Subject) -> None:
+    """Without a limit of one's own, a hundred letters are listed, or are due."""
+    s.bury(*range(130))
+    same(numbers_of(s.store.letters()), list(range(129, 29, -1)), "the letters")
+    same(numbers_of(s.store.due_letters(PENDING)), list(range(100)), "the due ones")
+    same(len(s.store.letters(limit=1000)), 130, "how many there are")
+
+
+@check()
+def letters_by_status(s: Subject) -> None:
+    """Letters of one status, or of some, can be asked for."""
+    for number, status in enumerate(LetterStatus):
+        s.bury_as(number, status)
+    for number, status in enumerate(LetterStatus):
+        same(numbers_of(s.store.letters(statuses=[status])), [number], status.value)
+        same(s.stored(number).status, status, "as the letter says")
+    found = s.store.letters(statuses=(DISCARDED, PENDING, REDRIVE))
+    same(numbers_of(found), [4, 2, 0], "of three statuses")
+
+
+@check()
+def letters_by_tenant(s: Subject) -> None:
+    """A tenant's letters are its own."""
+    s.bury(1, 3)
+    s.bury(2, tenant_id=OTHER_TENANT)
+    same(numbers_of(s.store.letters(tenant_id=TENANT)), [3, 1], "of one tenant")
+    same(numbers_of(s.store.letters(tenant_id=OTHER_TENANT)), [2], "of the other")
+    same(s.store.letters(tenant_id="nobody"), [], "of a tenant without letters")
+
+
+@check()
+def letters_by_id(s: Subject) -> None:
+    """Letters can be asked for by their ids; one that is not there is left out."""
+    s.bury(*range(1, 7))
+    ids = ["letter-4", "letter-99", "letter-2", "letter-4"]
+    same(numbers_of(s.store.letters(ids=ids)), [4, 2], "the letters")
+    same(s.store.letters(ids=["letter-99"]), [], "of an unknown id")
+    many = [f"letter-{n}" for n in range(2000)]
+    same(len(s.store.letters(ids=many)), 6, "of many ids")
+
+
+@check()
+def filters_hold_together(s: Subject) -> None:
+    """A letter is listed when it meets everything that was asked for."""
+    s.bury(1, 2, 3)
+    s.bury(4, tenant_id=OTHER_TENANT)
+    s.bury_as(5, PUBLISHED)
+    ids = ["letter-2", "letter-3", "letter-4", "letter-5"]
+    found = s.store.letters(statuses=[PENDING], tenant_id=TENANT, ids=ids)
+    same(numbers_of(found), [3, 2], "the letters")
+    found = s.store.letters(statuses=[PENDING], tenant_id=TENANT, ids=ids, limit=1)
+    same(numbers_of(found), [3], "the first of them")
+
+
+@check()
+def oldest_letter_is_due_first(s: Subject) -> None:
+    """The relay gets the letters of a status from the oldest on, and no more than it asked for."""
+    s.bury_as(0, PUBLISHED)
+    s.bury(2, 5, 1)
+    s.bury_as(3, REDRIVE)
+    s.bury(4)
+    same(numbers_of(s.store.due_letters(PENDING)), [1, 2, 4, 5], "those to publish")
+    same(numbers_of(s.store.due_letters(PENDING, 2)), [1, 2], "the first two")
+    same(numbers_of(s.store.due_letters(REDRIVE)), [3], "those to send")
+
+
+@check()
+def letter_written_again_is_left_out(s: Subject) -> None:
+    """A letter that is there already is neither doubled nor changed, wherever it stands by now."""
+    s.bury(1, 2)
+    s.move(1, PUBLISHED, PENDING)
+    before = s.stored(1)
+    s.record(letters=[s.letter(1, error_message="another"), s.letter(2), s.letter(3), s.letter(3)])
+    same(s.stored(1), before, "the letter that was published")
+    same(numbers_of(s.store.letters()), [3, 2, 1], "the letters")
+
+
+@check()
+def payload_is_a_copy(s: Subject) -> None:
+    """What the caller and readers do with a payload does not reach the store."""
+    payload = {"items": [1]}
+    s.bury(1, payload=payload)
+    payload["items"].append(2)
+    read = s.stored(1).letter.payload or {}
+    read["items"].append(3)
+    same(s.stored(1).letter.payload, {"items": [1]}, "the payload")
+
+
+@check()
+def large_payload(s: Subject) -> None:
+    """A payload of a megabyte comes back whole."""
+    payload = {"text": "tea " * 250_000}
+    s.bury(1, payload=payload)
+    same(s.stored(1).letter.payload == payload, True, "whether it is the same")

@@ -1,0 +1,147 @@
+"""Checks of pruning: what is old and settled goes, bit by bit, and nothing else."""
+
+from __future__ import annotations
+
+from ergon_framework.core.quota import Account
+from ergon_framework.ports.providerstore import ClaimState, LetterStatus
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.providerstore.subject import (
+    CLOCK,
+    DAY,
+    FAILED,
+    KEEP,
+    LANE,
+    LEASE,
+    MINUTE,
+    SUCCESS,
+    Subject,
+    numbers_of,
+    same,
+)
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+
+@check()
+def nothing_to_prune(s: Subject) -> None:
+    """An empty store, and one with nothing old in it, have nothing to prune."""
+    same(s.store.prune(s.start), 0, "of an empty store")
+    s.record(s.attempt(correlation_id="c"), letters=[s.letter(1)])
+    s.take(1)
+    s.must_claim()
+    same(s.store.prune(s.start - DAY), 0, "of a young one")
+    same(len(s.store.attempts_of("c")), 1, "attempts")
+
+
+@check()
+def old_attempts_are_pruned(s: Subject) -> None:
+    """Attempts that are older go, those of that instant and younger ones stay."""
+    before = s.start - DAY
+    rows = [
+        s.attempt(correlation_id="c", created_at=before + seconds)
+        for seconds in (-DAY, -1.0, 0.0, 1.0, DAY)
+    ]
+    s.record(*rows)
+    expect(s.store.prune(before) >= 2, "it says that there were fewer than two")
+    same(s.store.attempts_of("c"), rows[2:], "the attempts")
+    same(s.store.prune(before), 0, "when it is asked again")
+
+
+@check()
+def attempts_of_all_lanes_are_pruned(s: Subject) -> None:
+    """Old attempts go in whatever lane they were made."""
+    for n in range(5):
+        lane = LANE._replace(tenant_id=f"tenant-{n}", capability=f"lane-{n}")
+        s.ran(SUCCESS, FAILED, key=lane, correlation_id="c", created_at=s.start - 2 * DAY)
+    same(len(s.store.attempts_of("c")), 10, "attempts before")
+    s.store.prune(s.start - DAY)
+    same(s.store.attempts_of("c"), [], "the attempts")
+
+
+@check()
+def pruning_is_bounded(s: Subject) -> None:
+    """No more goes at once than was asked, so that nobody waits long; in the end all has gone."""
+    s.record(*(s.attempt(correlation_id="c", created_at=s.start - 2 * DAY - n) for n in range(25)))
+    left = 25
+    for _ in range(50):
+        count = s.store.prune(s.start - DAY, 10)
+        expect(count <= 10, f"{count} were pruned at once")
+        now_left = len(s.store.attempts_of("c"))
+        expect(left - now_left <= count, f"{left - now_left} are gone, and {count} were told of")
+        left = now_left
+        if not count:
+            break
+    same(left, 0, "attempts that are left")
+
+
+@check()
+def settled_letters_are_pruned(s: Subject) -> None:
+    """Old letters that wait for nothing go; those that wait stay, however old they are."""
+    for number, status in enumerate(LetterStatus):
+        s.bury_as(number, status, occurred_at=s.start - 2 * DAY)
+        s.bury_as(10 + number, status)
+    same(s.store.prune(s.start - DAY), 3, "how many")
+    left = numbers_of(s.store.letters(limit=50))
+    same(sorted(left), [0, 2, 10, 11, 12, 13, 14], "the letters")
+
+
+@check()
+def pruning_letters_is_bounded(s: Subject) -> None:
+    """Letters are pruned no more at once than was asked."""
+    for number in range(5):
+        s.bury_as(number, LetterStatus.PUBLISHED, occurred_at=s.start - 2 * DAY)
+    same([s.store.prune(s.start - DAY, 2) for _ in range(4)], [2, 2, 1, 0], "how many each time")
+
+
+@check(CLOCK)
+def forgotten_keys_are_pruned(s: Subject) -> None:
+    """Keys that were to be remembered until then go, the others stay."""
+    s.must_claim("me", key="short", keep=100.0)
+    s.finish("me", {"n": 1}, key="short")
+    s.must_claim("me", key="long")
+    s.finish("me", {"n": 2}, key="long")
+    s.clock.forward(KEEP / 2)
+    s.must_claim("me", key="held", lease=LEASE, keep=LEASE)
+    same(s.store.prune(s.clock()), 1, "how many")
+    same(s.claim("you", key="long").result, {"n": 2}, "a result that is to be remembered")
+    same(s.claim("you", key="held").state, ClaimState.RUNNING, "a key that is held")
+    s.clock.forward(KEEP)
+    same(s.store.prune(s.clock()), 2, "how many a day later")
+
+
+@check()
+def pruning_leaves_the_gates_alone(s: Subject) -> None:
+    """Circuits, cooldowns, running budgets and what was last heard are not pruned."""
+    s.must_swap(0, s.probing())
+    s.store.cool(LANE, s.start + 60.0)
+    s.take(4)
+    s.ran(SUCCESS, FAILED, created_at=s.start - 2 * DAY)
+    standing = s.store.standing(LANE)
+    s.store.prune(s.start + MINUTE)
+    same(s.store.standing(LANE), standing, "the standing")
+    lane = s.lane()
+    same(lane.account, Account(s.window(), 10, 4), "the account")
+    same((lane.last_success_at, lane.last_error_code), (s.start - 2 * DAY, "timeout"), "last heard")
+    same(s.take(6), 10, "used")
+
+
+@check(CLOCK)
+def pruning_reopens_no_window(s: Subject) -> None:
+    """After a clean-up long after its end, a window that was used up still is."""
+    s.take(10, window=-1)
+    s.take(10)
+    s.clock.forward(30 * DAY)
+    s.store.prune(s.clock())
+    s.must_refuse()
+    same(s.must_refuse(window=-1).account, Account(s.window(), 10, 10), "the account")
+
+
+@check()
+def pruned_minutes_are_in_no_rate(s: Subject) -> None:
+    """Rates are of what is left."""
+    s.ran(FAILED, created_at=s.start - 50 * MINUTE, duration_ms=900)
+    s.ran(SUCCESS)
+    same(s.rates(), (0.5, 900), "before")
+    s.store.prune(s.start - 30 * MINUTE)
+    same(s.rates(), (1.0, 20), "afterwards")

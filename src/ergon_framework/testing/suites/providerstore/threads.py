@@ -1,0 +1,232 @@
+"""Checks of many threads at once: one wins where one may, and nothing is lost or given twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from ergon_framework.core.breaker import Breaker
+from ergon_framework.core.quota import Account
+from ergon_framework.ports.providerstore import ClaimState, LaneHealth
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.providerstore.subject import (
+    CLOCK,
+    DEAD,
+    FAILED,
+    LANE,
+    LEASE,
+    SUCCESS,
+    TENANT,
+    Subject,
+    near,
+    same,
+)
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+
+@check()
+def one_swap_wins(s: Subject) -> None:
+    """Of many threads that swap at one version, one succeeds, and its circuit is the one there."""
+    version = 0
+    for _ in range(5):
+        circuits = [Breaker(failures=n, generation=version) for n in range(12)]
+        answers = s.together([partial(s.store.swap, LANE, version, each) for each in circuits])
+        same(sum(answers), 1, f"swaps that succeeded at version {version}")
+        found = s.store.standing(LANE)
+        same(found.breaker, circuits[answers.index(True)], "the circuit")
+        version = found.version
+
+
+@check()
+def no_swap_is_lost(s: Subject) -> None:
+    """Failures that many threads count by reading and swapping are all counted."""
+
+    def count(times: int) -> None:
+        while times:
+            found = s.store.standing(LANE)
+            more = replace(found.breaker, failures=found.breaker.failures + 1)
+            times -= s.store.swap(LANE, found.version, more)
+
+    s.together([partial(count, 5)] * 6)
+    same(s.store.standing(LANE).breaker.failures, 30, "failures")
+
+
+@check()
+def latest_cooldown_wins(s: Subject) -> None:
+    """Of many cooldowns at once the latest holds, and nobody is answered with less than its own."""
+    for first in range(6):
+        key = LANE._replace(capability=f"lane-{first}")
+        wanted = [s.start + 7.0 * ((first + n * 5) % 12) for n in range(12)]
+        answers = s.together([partial(s.store.cool, key, until) for until in wanted])
+        expect(all(a >= w for a, w in zip(answers, wanted, strict=True)), f"answers {answers}")
+        same(s.store.standing(key).cooldown_until, max(wanted), "the cooldown")
+
+
+@check()
+def last_unit_is_granted_once(s: Subject) -> None:
+    """Of many threads that ask for the last unit at once, one gets it."""
+    for n in range(5):
+        key = LANE._replace(capability=f"lane-{n}")
+        s.take(9, key=key)
+        answers = s.together([partial(s.reserve, key=key)] * 12)
+        same(sum(each.is_granted for each in answers), 1, "granted")
+        same(s.lane(key).account, Account(s.window(), 10, 10), "the account")
+
+
+@check()
+def first_use_loses_no_unit(s: Subject) -> None:
+    """Threads that open a window at once share one account, and each unit is granted once."""
+    for n in range(5):
+        key = LANE._replace(capability=f"lane-{n}")
+        answers = s.together([partial(s.reserve, key=key, limit=8)] * 14)
+        used = sorted(each.account.used for each in answers if each.is_granted)
+        same(used, list(range(1, 9)), "units used after each grant")
+        same(s.lane(key).account, Account(s.window(), 8, 8), "the account")
+
+
+@check()
+def enough_for_all_is_granted_to_all(s: Subject) -> None:
+    """Threads that open a window at once are all served while there is enough."""
+    for n in range(10):
+        key = LANE._replace(capability=f"lane-{n}")
+        answers = s.together([partial(s.reserve, key=key, limit=12)] * 12)
+        refused = [each.account for each in answers if not each.is_granted]
+        same(refused, [], "accounts of those who were refused")
+        same(s.lane(key).account, Account(s.window(), 12, 12), "the account")
+
+
+@check()
+def units_are_granted_whole(s: Subject) -> None:
+    """Threads that ask for several units get all of theirs or none."""
+    answers = s.together([partial(s.reserve, 3, limit=20)] * 12)
+    used = sorted(each.account.used for each in answers if each.is_granted)
+    same(used, [3, 6, 9, 12, 15, 18], "units used after each grant")
+    same(s.take(2, limit=20), 20, "used with the rest")
+
+
+@check()
+def refunds_and_reservations(s: Subject) -> None:
+    """Threads that take and give back never use more than the limit, and leave nothing taken."""
+
+    def borrow() -> int:
+        most = 0
+        for _ in range(6):
+            answer = s.reserve(2, limit=6)
+            most = max(most, answer.account.used)
+            if answer.is_granted:
+                s.store.refund(LANE, s.window(), 2)
+        return most
+
+    expect(max(s.together([borrow] * 6)) <= 6, "more was used than the limit")
+    same(s.lane().account, Account(s.window(), 6, 0), "the account")
+
+
+@check()
+def roll_over_among_threads(s: Subject) -> None:
+    """While one window gives way to the next, neither gives more than its limit."""
+
+    def ask(window: int) -> list[float]:
+        answers = [s.reserve(window=window, limit=7) for _ in range(4)]
+        return [each.account.window.start for each in answers if each.is_granted]
+
+    granted = [
+        start for part in s.together([partial(ask, n % 2) for n in range(10)]) for start in part
+    ]
+    old, new = (granted.count(s.window(n).start) for n in (0, 1))
+    expect(old <= 7, f"the old window gave {old} of 7")
+    same((new, len(granted)), (7, old + new), "units of the new window, and of both")
+    same(s.must_refuse(limit=7).account, Account(s.window(1), 7, 7), "the account afterwards")
+
+
+@check()
+def no_attempt_is_lost(s: Subject) -> None:
+    """Attempts that many threads write at once, into one minute of one lane, are all counted."""
+    batches = [[s.attempt(correlation_id="c") for _ in range(3)] for _ in range(11)]
+    batches.append([s.attempt(FAILED, correlation_id="c", duration_ms=77)])
+    s.together([partial(s.record, *rows) for rows in batches])
+    same(len(s.store.attempts_of("c")), 34, "attempts")
+    near(s.rates()[0], 33 / 34, "the success rate")
+
+
+@check()
+def batch_is_written_once(s: Subject) -> None:
+    """A batch that many threads write at once is there once, and counts once."""
+    rows = [s.attempt(correlation_id="c"), s.attempt(DEAD, correlation_id="c")]
+    letters = [s.letter(1), s.letter(2)]
+    s.together([lambda: s.record(*rows, letters=letters)] * 8)
+    same(len(s.store.attempts_of("c")), 2, "attempts")
+    same(len(s.store.letters()), 2, "letters")
+    s.ran(SUCCESS)
+    near(s.rates()[0], 2 / 3, "the success rate after one more")
+
+
+@check()
+def batches_of_many_lanes_do_not_lock_each_other(s: Subject) -> None:
+    """Threads that write the same lanes and letters in any order all get through."""
+    lanes = [LANE._replace(capability=f"lane-{n}") for n in range(6)]
+
+    def work(number: int) -> None:
+        order = lanes[number:] + lanes[:number]
+        if number % 2:
+            order.reverse()
+        for _ in range(3):
+            s.record(*(s.attempt(key=key) for key in order))
+            for key in order[:2]:
+                s.store.cool(key, s.start + number)
+
+    s.together([partial(work, n) for n in range(6)])
+    s.record(*(s.attempt(FAILED, key=key) for key in lanes))
+    for key in lanes:
+        near(s.rates(key)[0], 18 / 19, f"the success rate of {key.capability}")
+
+
+@check()
+def summary_while_others_write(s: Subject) -> None:
+    """A summary that is read while others write is possible at every instant."""
+
+    def write() -> None:
+        for _ in range(8):
+            s.ran(SUCCESS, FAILED)
+            s.reserve(limit=100)
+
+    def read() -> list[LaneHealth]:
+        return [lane for _ in range(15) for lane in s.store.health(TENANT)]
+
+    *_, one, two = s.together([write, write, write, read, read])
+    expect({lane.success_rate_1h for lane in one + two} <= {0.5, None}, "a rate cannot be")
+    same((s.rates()[0], s.lane().account), (0.5, Account(s.window(), 100, 24)), "in the end")
+
+
+@check()
+def one_claim_wins(s: Subject) -> None:
+    """Of many threads that claim a new key at once, one gets it."""
+    for n in range(5):
+        key = f"key-{n}"
+        answers = s.together([partial(s.claim, f"owner-{m}", key=key) for m in range(12)])
+        states = sorted(each.state for each in answers)
+        same(states, [ClaimState.MINE] + [ClaimState.RUNNING] * 11, "the claims")
+        [mine] = [each for each in answers if each.state is ClaimState.MINE]
+        same(s.finish(mine.owner, {}, key=key), True, "whether its owner could finish")
+
+
+@check(CLOCK)
+def one_takes_over(s: Subject) -> None:
+    """Of many threads that find a lease over, one gets the key."""
+    for n in range(5):
+        key = f"key-{n}"
+        s.must_claim("gone", key=key)
+        s.clock.forward(LEASE + 1.0)
+        answers = s.together([partial(s.claim, f"owner-{m}", key=key) for m in range(12)])
+        states = sorted(each.state for each in answers)
+        same(states, [ClaimState.MINE] + [ClaimState.RUNNING] * 11, "the claims")
+
+
+@check()
+def one_end_is_told(s: Subject) -> None:
+    """Of many threads that end one call at once, one is believed, and its result is kept."""
+    s.must_claim("me")
+    answers = s.together([partial(s.finish, "me", {"n": n}) for n in range(8)])
+    same(sum(answers), 1, "ends that were recorded")
+    same(s.claim("you").result, {"n": answers.index(True)}, "the result")

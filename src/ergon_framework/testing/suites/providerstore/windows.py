@@ -1,0 +1,138 @@
+"""Checks of windows: one budget each, and none that comes back."""
+
+from __future__ import annotations
+
+from ergon_framework.core.quota import Account, Window
+from ergon_framework.ports.providerstore import Quota
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.providerstore.subject import (
+    CLOCK,
+    HOUR,
+    LANE,
+    SUCCESS,
+    Subject,
+    same,
+)
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+
+@check()
+def next_window_is_fresh(s: Subject) -> None:
+    """A window that begins where the last one ended has a budget of its own."""
+    s.take(10)
+    s.must_refuse()
+    same(s.reserve(4, window=1), Quota(Account(s.window(1), 10, 4), True), "the answer")
+    same(s.take(6, window=1), 10, "used")
+    s.must_refuse(window=1)
+
+
+@check()
+def windows_may_be_skipped(s: Subject) -> None:
+    """Windows in which nobody called leave no trace."""
+    s.take(10)
+    same(s.take(1, window=30), 1, "used thirty windows later")
+
+
+@check()
+def older_window_is_not_asked_again(s: Subject) -> None:
+    """Whoever comes with an older window is served from the newest."""
+    s.take(3)
+    s.take(6, window=1)
+    same(s.reserve(2), Quota(Account(s.window(1), 10, 8), True), "the answer")
+    same(s.must_refuse(3), Quota(Account(s.window(1), 10, 8), False), "the answer to too much")
+    same(s.take(2, window=1), 10, "used of the newest")
+
+
+@check()
+def older_window_is_not_opened(s: Subject) -> None:
+    """An older window is not opened though nobody has used it: its time is over."""
+    s.take(10, window=2)
+    for older in (1, 0, -5):
+        same(s.must_refuse(window=older).account, Account(s.window(2), 10, 10), "the account")
+
+
+@check()
+def refused_first_use_makes_a_window_known(s: Subject) -> None:
+    """A window whose first reservation asked for too much is the newest all the same."""
+    s.take(10)
+    s.must_refuse(11, window=1)
+    same(s.reserve(4), Quota(Account(s.window(1), 10, 4), True), "the answer to the older window")
+
+
+@check()
+def refund_goes_to_its_own_window(s: Subject) -> None:
+    """Units of a window that is over do not come back into the next."""
+    s.take(5)
+    s.take(5, window=1)
+    s.store.refund(LANE, s.window(), 5)
+    s.must_refuse(6, window=1)
+    same(s.take(5, window=1), 10, "used")
+
+
+@check()
+def refund_opens_no_window(s: Subject) -> None:
+    """A refund to a window that nobody knows is not an error, and changes nothing."""
+    s.take(6)
+    s.store.refund(LANE, s.window(1), 3)
+    s.store.refund(LANE, s.window(-1), 3)
+    same(s.take(4), 10, "used")
+    s.must_refuse()
+
+
+@check()
+def changed_limit_of_the_next_window(s: Subject) -> None:
+    """A window has the limit that its first caller names, whatever it was before."""
+    s.take(2, limit=2)
+    same(s.reserve(5, window=1, limit=7), Quota(Account(s.window(1), 7, 5), True), "the answer")
+
+
+@check()
+def summary_has_the_newest_window(s: Subject) -> None:
+    """Of several windows, the summary shows the newest."""
+    s.take(9)
+    s.take(2, window=1)
+    same(s.lane().account, Account(s.window(1), 10, 2), "the account")
+
+
+@check()
+def windows_of_any_length(s: Subject) -> None:
+    """A window may be a fraction of a second or a month."""
+    brief = Window(s.start, s.start + 0.25)
+    expect(s.store.reserve(LANE, brief, 1, 1).is_granted, "a unit was refused")
+    after = Window(brief.end, brief.end + 0.25)
+    same(s.store.reserve(LANE, after, 1, 1), Quota(Account(after, 1, 1), True), "the next")
+    same(s.store.reserve(LANE, brief, 1, 1), Quota(Account(after, 1, 1), False), "the one before")
+    month = Window(after.end, after.end + 31 * 24 * HOUR)
+    same(s.store.reserve(LANE, month, 9, 1), Quota(Account(month, 9, 1), True), "a month")
+
+
+@check(CLOCK)
+def window_ends_in_the_summary(s: Subject) -> None:
+    """The account is shown until its window ends, and at that instant no more."""
+    s.take(3)
+    end = s.window().end
+    s.clock.to(end - 0.5)
+    same(s.lane().account, Account(s.window(), 10, 3), "the account just before the end")
+    s.clock.to(end)
+    same(s.store.health(LANE.tenant_id), [], "the summary of a lane that has nothing else")
+
+
+@check(CLOCK)
+def lane_outlives_its_window(s: Subject) -> None:
+    """A lane of which more is known stays in the summary, without an account."""
+    s.take(3)
+    s.ran(SUCCESS)
+    s.clock.to(s.window().end + 1.0)
+    same(s.lane().account, None, "the account")
+    same(s.lane().last_success_at, s.start, "last_success_at")
+
+
+@check(CLOCK)
+def clock_that_is_set_back(s: Subject) -> None:
+    """A clock that steps back an hour gives no budget a second time."""
+    s.clock.to(s.window(1).start)
+    s.take(10, window=1)
+    s.clock.forward(-HOUR)
+    same(s.must_refuse().account, Account(s.window(1), 10, 10), "the account")
