@@ -5,8 +5,9 @@ block changes that. ``<!-- not run: reason -->`` leaves it out. ``<!-- prints --
 what was printed since the last such mark. ``<!-- file: name -->`` writes it to a file, whatever its
 language, and ``<!-- run -->`` runs its lines, which call ``ergon`` or ``python``.
 ``<!-- start -->`` starts each line, waits for the first line it prints, and ends it after the page.
-``<!-- ports: 9441 -->`` names ports for which free ones are taken. Functions named ``test_…`` are
-called after the last block.
+``<!-- ports: 9441 -->`` names ports for which free ones are taken, ``<!-- copy: path -->`` a file
+of the repository that lies beside the page. Functions named ``test_…`` are called after the last
+block.
 
 Run as a program, it runs one page: pages may configure what is global in a process.
 """
@@ -18,6 +19,7 @@ import inspect
 import io
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -38,6 +40,7 @@ _PRINTS = re.compile(r"^\s*<!-- prints -->\s*$")
 _RUN = re.compile(r"^\s*<!-- run -->\s*$")
 _START = re.compile(r"^\s*<!-- start -->\s*$")
 _PORTS = re.compile(r"^<!-- ports:(?P<ports>[\d ]+)-->$", re.MULTILINE)
+_COPY = re.compile(r"^<!-- copy: (?P<path>[\w.-]+(?:/[\w.-]+)*) -->$", re.MULTILINE)
 _PROGRAMS = {"ergon": [sys.executable, "-m", "ergon_framework.cli"], "python": [sys.executable]}
 
 
@@ -109,6 +112,8 @@ def _block(lines: list[str], start: int, end: int, opening: re.Match[str]) -> Bl
 
 def run_page(source: str, name: str) -> int:
     """Run a page; the number of Python blocks that were run."""
+    for found in _COPY.finditer(source):
+        shutil.copy(ROOT / found["path"], ".")
     with contextlib.ExitStack() as stack:
         return _run_blocks(list(blocks(_with_free_ports(source))), name, stack)
 

@@ -14,17 +14,25 @@ _MUST_HAVE_CODE = {
     "docs/quickstart.md",
     "docs/quickstart-boundary.md",
     "docs/quickstart-jobs.md",
+    "docs/quickstart-providers.md",
     "docs/how-to/connect-two-zones.md",
     "docs/how-to/consume-effectively-once.md",
     "docs/how-to/enqueue-in-your-transaction.md",
     "docs/how-to/limit-and-prioritise-jobs.md",
+    "docs/how-to/limit-provider-calls.md",
+    "docs/how-to/mount-the-health-api.md",
+    "docs/how-to/provider-celery.md",
     "docs/how-to/publish-facts.md",
     "docs/how-to/quarantine-and-release.md",
+    "docs/how-to/redrive-provider-calls.md",
     "docs/how-to/settle-with-your-broker.md",
+    "docs/how-to/share-circuits.md",
     "docs/how-to/stop-gracefully.md",
     "docs/how-to/survive-a-node-outage.md",
+    "docs/how-to/test-providers.md",
     "docs/how-to/test-your-task.md",
     "docs/how-to/time-out.md",
+    "docs/how-to/wrap-an-http-api.md",
     "docs/how-to/write-handlers.md",
     "docs/reference/engines.md",
     "docs/reference/jobs.md",
@@ -110,6 +118,15 @@ def test_a_page_can_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     assert run_page("<!-- file: a/b.py -->\n```python\n1 / 0\n```\n", "page") == 0
     assert Path("a/b.py").read_text(encoding="utf-8") == "1 / 0\n"
+
+
+def test_a_page_can_have_a_file_of_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies beside the page, under its own name."""
+    monkeypatch.chdir(tmp_path)
+    assert run_page("<!-- copy: tools/mkdocs.yml -->\n", "page") == 0
+    assert Path("mkdocs.yml").exists()
 
 
 @pytest.mark.slow

@@ -13,12 +13,14 @@ import typer
 from ergon_framework.cli import (
     boundary,
     conform,
+    db,
     dlq,
     enqueue,
     executor,
     jobs,
     machine,
     process,
+    providers,
     queues,
     run,
     schedules,
@@ -59,6 +61,8 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(queues.app, name="queues")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(boundary.app, name="boundary")
+app.add_typer(db.app, name="db")
+app.add_typer(providers.app, name="providers")
 app.command()(workers.workers)
 app.command()(why.why)
 

@@ -64,10 +64,17 @@ def progress(text: str, total: int | None = None) -> Iterator[Callable[[int], No
 
 def show_jobs(client: JobClient, search: Search, limit: int, *, as_json: bool) -> None:
     """Matching jobs, the newest first: all of each for programs, one line of each for people."""
+    show_list(job_rows(client, search, limit, as_json=as_json), COLUMNS, as_json=as_json)
+
+
+def job_rows(
+    client: JobClient, search: Search, limit: int, *, as_json: bool
+) -> Iterator[dict[str, Any]]:
+    """The rows of such a listing."""
     from ergon_framework.jobs.shape import job_shape
 
     shapes = (job_shape(job, client.settings) for job in client.store.search(search, limit))
-    show_list(shapes if as_json else map(_row, shapes), COLUMNS, as_json=as_json)
+    return shapes if as_json else map(_row, shapes)
 
 
 def _row(shape: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,26 @@
-"""``ergon dlq``: the jobs that failed for good, sent back or deleted."""
+"""``ergon dlq``: jobs and provider calls that failed for good, sent back or deleted."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli.desk import JobId, StoreUrl, opened, progress, show_jobs
+from ergon_framework.cli import dlq_providers as letters
+from ergon_framework.cli.desk import (
+    COLUMNS,
+    JobId,
+    StoreUrl,
+    job_rows,
+    opened,
+    progress,
+    show_jobs,
+)
+from ergon_framework.cli.dlq_providers import Kind, Tally, Wanted
 from ergon_framework.cli.jobs import show_job
-from ergon_framework.cli.output import show_one
+from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
 
@@ -16,11 +28,11 @@ if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.jobstore import Search
 
-app = typer.Typer(help="Look at dead-lettered jobs, send them back or delete them.")
+app = typer.Typer(help="Look at dead-lettered jobs and provider calls, send them back or delete.")
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of jobs.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of jobs or letters.")]
 MoreIds = Annotated[
-    list[str] | None, typer.Option("--id", metavar="ID", help="Only this job; may be repeated.")
+    list[str] | None, typer.Option("--id", metavar="ID", help="Only this one; may be repeated.")
 ]
 OfQueue = Annotated[str | None, typer.Option("--queue", metavar="Q", help="Only of this queue.")]
 OfHandler = Annotated[
@@ -38,28 +50,66 @@ Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the new
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
 
 
+OfKind = Annotated[
+    Kind | None, typer.Option("--kind", help="Only jobs, or only calls of providers.")
+]
+OfProvider = Annotated[
+    str | None, typer.Option("--provider", metavar="NAME", help="Only calls of this provider.")
+]
+OfReason = Annotated[
+    str | None, typer.Option("--reason", metavar="CODE", help="Only calls that failed for it.")
+]
+
+
 @app.command("list")
 def list_dead(
+    kind: OfKind = None,
     queue: OfQueue = None,
     handler: OfHandler = None,
     code: OfCode = None,
+    provider: OfProvider = None,
+    reason: OfReason = None,
     older_than: OlderThan = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     config: ConfigPath = None,
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List dead-lettered jobs, the newest first."""
-    with opened(config, url, reads=True) as client:
-        search = _search(client, queue, handler, code, older_than, ())
-        show_jobs(client, search, limit, as_json=as_json)
+    """List dead-lettered jobs and provider calls, the newest first."""
+    asked = _asked(kind, (queue, handler, code), (provider, reason))
+    where, kinds = _where(config, url, asked)
+    rows: list[dict[str, Any]] = []
+    if Kind.JOB in kinds:
+        with opened(config, url, reads=True) as client:
+            search = _search(client, queue, handler, code, older_than, ())
+            if kinds == {Kind.JOB}:
+                show_jobs(client, search, limit, as_json=as_json)
+                return
+            found = job_rows(client, search, limit, as_json=as_json)
+            rows += [{"kind": Kind.JOB.value, **row} for row in found]
+    with letters.opened_letters(where.letters) as store:
+        wanted = Wanted((), provider, reason, older_than)
+        rows += letters.letter_rows(store, wanted, limit, as_json=as_json)
+    rows.sort(key=lambda row: str(row.get("created_at") or row.get("occurred_at")), reverse=True)
+    show_list(rows[:limit], ["kind", *COLUMNS], as_json=as_json)
 
 
 @app.command()
 def show(
-    job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
+    job: JobId,
+    kind: OfKind = None,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Show one dead-lettered job."""
+    """Show one dead-lettered job or provider call."""
+    where, kinds = _where(config, url, kind)
+    if Kind.PROVIDER in kinds:
+        with letters.opened_letters(where.letters) as store:
+            if kinds == {Kind.PROVIDER} or store.letters(ids=(job,), limit=1):
+                found = letters.letter_shape(letters.find_letter(store, job), shows_payload=True)
+                show_one(found, as_json=as_json, title=job)
+                return
     with opened(config, url, reads=True) as client:
         shape = client.show(job)
         if shape["status"] != "failed":
@@ -75,9 +125,12 @@ def show(
 def requeue(
     ids: Ids = None,
     more_ids: MoreIds = None,
+    kind: OfKind = None,
     queue: OfQueue = None,
     handler: OfHandler = None,
     code: OfCode = None,
+    provider: OfProvider = None,
+    reason: OfReason = None,
     older_than: OlderThan = None,
     everything: All = False,
     limit: Limit = None,
@@ -86,29 +139,38 @@ def requeue(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Send dead-lettered jobs back to their queues with fresh counters.
+    """Send dead-lettered jobs back to their queues with fresh counters, and calls to their tasks.
 
-    Exit code 1 when none matched, or none could be sent back.
+    Calls are sent by the workers of their tasks, or by ergon dlq relay. Exit code 1 when none
+    matched, or none could be sent back.
     """
     named = (*(ids or ()), *(more_ids or ()))
-    _check_use("requeue", everything, (queue, handler, code, older_than, named))
-    with opened(config, url) as client:
-        search = _search(client, queue, handler, code, older_than, named)
-        total = _total(client, search, limit)
-        done = total
-        if not dry_run:
-            with progress("requeued", total) as move:
-                done = client.requeue_many(search, limit, move)
-    return _tell("requeued", total, done, named, is_dry=dry_run, as_json=as_json)
+    of_jobs, of_calls = (queue, handler, code), (provider, reason)
+    _check_use("requeue", everything, (*of_jobs, *of_calls, older_than, named))
+    asked = _asked(kind, of_jobs, of_calls)
+    calls = Wanted(named, provider, reason, older_than)
+    tally = Tally()
+    where, kinds = _where(config, url, asked)
+    if Kind.PROVIDER in kinds:
+        with letters.opened_letters(where.letters) as store:
+            tally = letters.redrive(store, calls, limit, is_dry=dry_run)
+    if Kind.JOB in kinds:
+        with opened(config, url) as client:
+            search = _search(client, *of_jobs, older_than, named)
+            _deal(client, search, limit, client.requeue_many, "requeued", tally, is_dry=dry_run)
+    return _tell("requeued", tally, named, is_dry=dry_run, as_json=as_json)
 
 
 @app.command()
 def purge(
     ids: Ids = None,
     more_ids: MoreIds = None,
+    kind: OfKind = None,
     queue: OfQueue = None,
     handler: OfHandler = None,
     code: OfCode = None,
+    provider: OfProvider = None,
+    reason: OfReason = None,
     older_than: OlderThan = None,
     everything: All = False,
     limit: Limit = None,
@@ -117,17 +179,85 @@ def purge(
     url: StoreUrl = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Delete dead-lettered jobs for good. Exit code 1 when none matched."""
+    """Delete dead-lettered jobs and provider calls for good. Exit code 1 when none matched."""
     named = (*(ids or ()), *(more_ids or ()))
-    _check_use("purge", everything, (queue, handler, code, older_than, named))
-    with opened(config, url) as client:
-        search = _search(client, queue, handler, code, older_than, named)
-        total = _total(client, search, limit)
-        done = total
-        if not dry_run:
-            with progress("purged", total) as move:
-                done = client.purge_many(search, limit, move)
-    return _tell("purged", total, done, named, is_dry=dry_run, as_json=as_json)
+    of_jobs, of_calls = (queue, handler, code), (provider, reason)
+    _check_use("purge", everything, (*of_jobs, *of_calls, older_than, named))
+    asked = _asked(kind, of_jobs, of_calls)
+    calls = Wanted(named, provider, reason, older_than)
+    tally = Tally()
+    where, kinds = _where(config, url, asked)
+    if Kind.PROVIDER in kinds:
+        with letters.opened_letters(where.letters) as store:
+            tally = letters.delete(store, calls, limit, is_dry=dry_run)
+    if Kind.JOB in kinds:
+        with opened(config, url) as client:
+            search = _search(client, *of_jobs, older_than, named)
+            _deal(client, search, limit, client.purge_many, "purged", tally, is_dry=dry_run)
+    return _tell("purged", tally, named, is_dry=dry_run, as_json=as_json)
+
+
+@app.command()
+def relay(
+    application: Annotated[
+        str, typer.Argument(metavar="APP", help="A Celery app, as module:name.")
+    ],
+    as_json: JsonFlag = False,
+) -> None:
+    """Carry the dead letters of a Celery app's tasks to its queue now, and send what is wanted.
+
+    The workers of these tasks do the same all the time; this is for when none runs.
+    """
+    from ergon_framework.app.references import load
+    from ergon_framework.providers.celery_task import relay_app
+
+    done = relay_app(load(application))
+    show_one({"published": done.published, "redriven": done.redriven}, as_json=as_json)
+
+
+def _asked(kind: Kind | None, of_jobs: tuple[Any, ...], of_calls: tuple[Any, ...]) -> Kind | None:
+    """The kind that the options are about; None: both."""
+    about = {
+        each
+        for each, filters in ((Kind.JOB, of_jobs), (Kind.PROVIDER, of_calls))
+        if any(value is not None for value in filters) or each is kind
+    }
+    if len(about) > 1:
+        raise ConfigurationError(
+            "these filters have nothing in common",
+            remedy="--queue, --handler and --code are about jobs, --provider and --reason about"
+            " calls of providers",
+        )
+    return about.pop() if about else None
+
+
+def _where(
+    config: Path | None, url: str | None, asked: Kind | None
+) -> tuple[letters.Places, frozenset[Kind]]:
+    where = letters.places(config, url)
+    return where, where.kinds() if asked is None else frozenset({asked})
+
+
+def _deal(
+    client: JobClient,
+    search: Search,
+    limit: int | None,
+    deal: Callable[..., int],
+    text: str,
+    tally: Tally,
+    *,
+    is_dry: bool,
+) -> None:
+    """Do with jobs what was asked for, and count it with the letters."""
+    left = None if limit is None else limit - tally.matched
+    if left is not None and left <= 0:
+        return
+    found = client.store.count(search)
+    total = found if left is None else min(found, left)
+    tally.matched += total
+    if not is_dry:
+        with progress(text, total) as move:
+            tally.done += deal(search, left, move)
 
 
 def _check_use(what: str, everything: bool, filters: tuple[Any, ...]) -> None:
@@ -161,18 +291,12 @@ def _search(
     )
 
 
-def _total(client: JobClient, search: Search, limit: int | None) -> int:
-    found = client.store.count(search)
-    return found if limit is None else min(found, limit)
-
-
-def _tell(
-    what: str, total: int, done: int, named: tuple[str, ...], *, is_dry: bool, as_json: bool
-) -> int:
-    if total == 0:
+def _tell(what: str, tally: Tally, named: tuple[str, ...], *, is_dry: bool, as_json: bool) -> int:
+    if tally.matched == 0:
         told = f"no dead-lettered job {named[0]!r}" if len(named) == 1 else "no such job"
         raise JobNotFoundError(
             f"nothing was {what}: there is {told}", remedy="ergon dlq list shows what is there"
         )
-    show_one({"matched": total, what: 0 if is_dry else done, "dry_run": is_dry}, as_json=as_json)
-    return 0 if done else 1
+    shape = {"matched": tally.matched, what: tally.done, "dry_run": is_dry}
+    show_one({**shape, "refused": tally.refused} if tally.refused else shape, as_json=as_json)
+    return 0 if tally.done or is_dry else 1

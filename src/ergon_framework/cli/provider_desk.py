@@ -1,0 +1,78 @@
+"""What the commands for provider calls have in common: which store they mean, how they open it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ergon_framework.errors import ConfigurationError, SettingsError, StoreSchemaError
+
+if TYPE_CHECKING:
+    from ergon_framework.ports.providerstore import ProviderStore
+    from ergon_framework.providers.migrations.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderDesk:
+    """An open store and the database it is in."""
+
+    store: ProviderStore
+    database: Database
+
+    def tenants(self, limit: int) -> list[str]:
+        """Whoever has called a provider or has a quota, in order."""
+        from sqlalchemy import select, union
+
+        from ergon_framework.providers.models import ProviderHealthState, ProviderQuotaState
+
+        known = union(select(ProviderHealthState.tenant_id), select(ProviderQuotaState.tenant_id))
+        names = known.order_by("tenant_id").limit(limit)
+        with self.database.connect() as connection:
+            return list(connection.scalars(names))
+
+
+@contextmanager
+def opened(config: Path | None, url: str | None) -> Iterator[ProviderDesk]:
+    """The store that the options or the settings name; neither a file nor tables are made."""
+    from ergon_framework.providers.migrations import running
+    from ergon_framework.providers.migrations.database import database_of
+    from ergon_framework.providers.stores import open_store
+
+    named = url or _named_in_settings(config)
+    if named.lower().startswith("memory:"):
+        raise ConfigurationError(
+            "what a store in memory holds, only its own process can see",
+            remedy="name a store in a database, such as sqlite:///work.db",
+        )
+    database = database_of(named)
+    with database.connect() as connection:
+        revision = running.current(connection)
+    if revision is None:
+        raise StoreSchemaError(
+            f"{database.name} has no tables of provider calls",
+            remedy="ergon db upgrade makes them; or name another store",
+        )
+    with closing(open_store(named)) as store:
+        yield ProviderDesk(store, database)
+
+
+def _named_in_settings(config: Path | None) -> str:
+    from ergon_framework.app.jobs import resolve_url
+    from ergon_framework.app.settings import load_settings, revealed
+
+    settings = load_settings(config)
+    providers = settings.extensions.get("providers")
+    named = revealed(getattr(providers, "store", None)) or revealed(settings.store.url)
+    if not named:
+        where = (
+            "there is no settings file" if settings.file is None else f"{settings.file} has none"
+        )
+        raise SettingsError(
+            f"no store: {where}",
+            remedy='write store = "sqlite:///work.db" under [providers] in ergon.toml,'
+            " or give --store",
+        )
+    return resolve_url(named, Path() if settings.file is None else settings.file.parent)

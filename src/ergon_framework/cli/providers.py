@@ -1,0 +1,148 @@
+"""``ergon providers``: how providers stand, and a hand on their circuits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli.db import StoreUrl
+from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.provider_desk import opened
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.errors import ConfigurationError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
+
+app = typer.Typer(help="Look at providers and their circuits; open or close one.")
+
+_COLUMNS = [
+    "tenant",
+    "provider",
+    "capability",
+    "circuit",
+    "success_1h",
+    "p95_ms_1h",
+    "quota",
+    "last_error",
+    "last_error_at",
+    "last_success_at",
+]
+
+
+class Wish(StrEnum):
+    """What an operator may do to a circuit."""
+
+    OPEN = "open"
+    CLOSE = "close"
+
+
+@app.command()
+def health(
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="ID", help="Only of this tenant.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many tenants.")] = 100,
+    config: ConfigPath = None,
+    store: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List providers by tenant: circuit, success rate, latency, quota, last error.
+
+    The tenant * holds the circuits that all tenants share.
+    """
+    from ergon_framework.providers.service import ProviderHealthService
+
+    with opened(config, store) as desk:
+        # Only what is in the store: this process has made no calls.
+        service = ProviderHealthService(desk.store, patience=0)
+        tenants = desk.tenants(limit) if tenant is None else [tenant]
+        told = [(each, service.summary(each, detail=True)) for each in tenants]
+    if as_json:
+        show_list((summary for _, summary in told), [], as_json=True)
+    else:
+        rows = (row for each, summary in told for row in _rows(each, summary))
+        show_list(rows, _COLUMNS, as_json=False)
+
+
+@app.command()
+def circuit(
+    tenant: Annotated[
+        str, typer.Argument(metavar="TENANT", help="A tenant; * for the circuit of all.")
+    ],
+    provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="A provider's name.")],
+    capability: Annotated[str, typer.Argument(metavar="CAPABILITY", help="What it is asked for.")],
+    wish: Annotated[Wish, typer.Argument(metavar="open|close", help="What to do to it.")],
+    seconds: Annotated[
+        float, typer.Option("--for", metavar="S", min=0.001, help="How long it stays open.")
+    ] = 30.0,
+    config: ConfigPath = None,
+    store: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Open a circuit, so that nobody calls for a while, or close it, so that all may call again.
+
+    Every process sees it within a second. An open one lets probes in once its time has passed.
+    """
+    from ergon_framework.core.breaker import BreakerRule, State
+    from ergon_framework.core.instants import format_instant
+    from ergon_framework.ports.providerstore import LaneKey
+    from ergon_framework.providers.circuits import Circuit
+
+    key = LaneKey(tenant, provider, capability)
+    with opened(config, store) as desk:
+        _check_known(desk.store, key)
+        before = desk.store.standing(key)
+        state = State.OPEN if wish is Wish.OPEN else State.CLOSED
+        Circuit(desk.store, key, BreakerRule()).force(state, seconds)
+        after = desk.store.standing(key)
+    _check_written(before, after)
+    until = after.breaker.open_until
+    shape = {
+        **key._asdict(),
+        "before": before.breaker.state.value,
+        "now": after.breaker.state.value,
+        "open_until": None if until is None else format_instant(until),
+    }
+    title = f"the circuit is {after.breaker.state.value} now; every process sees it in a second"
+    show_one(shape, as_json=as_json, title=title)
+
+
+def _rows(tenant: str, summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for item in summary["providers"]:
+        quota, until = item["quota"], item["open_until"]
+        yield {
+            "tenant": tenant,
+            "provider": item["provider_name"],
+            "capability": item["capability"],
+            "circuit": item["breaker_state"] + (f" until {until}" if until else ""),
+            "success_1h": item["success_rate_1h"],
+            "p95_ms_1h": item["p95_latency_ms_1h"],
+            "quota": quota and f"{quota['used_count']}/{quota['limit_count']}",
+            "last_error": item["last_error_code"],
+            "last_error_at": item["last_error_at"],
+            "last_success_at": item["last_success_at"],
+        }
+
+
+def _check_known(store: ProviderStore, key: LaneKey) -> None:
+    """A name with a typing error would get a circuit that nobody asks."""
+    known = [lane.key for lane in store.health(key.tenant_id)]
+    if key not in known:
+        names = ", ".join(f"{each.provider_name} {each.capability}" for each in known[:5])
+        raise ConfigurationError(
+            f"the tenant {key.tenant_id!r} has made no calls to {key.provider_name!r}"
+            f" {key.capability!r}",
+            remedy=f"it has to: {names}" if names else "see ergon providers health",
+        )
+
+
+def _check_written(before: Standing, after: Standing) -> None:
+    """A circuit goes on alone when its store fails; an operator must hear of it."""
+    if after.version == before.version:
+        raise StoreUnavailableError(
+            "the store did not take the change; the circuit is as it was", remedy="try again"
+        )

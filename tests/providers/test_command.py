@@ -1,0 +1,275 @@
+"""``ergon providers``: what it shows of providers, and what it does to their circuits."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.cli import invoke
+from ergon_framework.core.breaker import Breaker, State
+from ergon_framework.core.quota import Window
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.ports.providerstore import Batch, LaneKey, Standing
+from ergon_framework.providers.base import ProviderBase
+from ergon_framework.providers.execution import ProviderExecutionContext
+from ergon_framework.providers.schemas import ProviderHealthDetail
+from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from tests.providers.recorder_fakes import row
+
+pytestmark = pytest.mark.req("PROVIDERS:cli")
+URL = "sqlite:///work.db"
+TENANT = "3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"
+LANE = LaneKey(TENANT, "rank", "snapshot")
+
+
+class Desk:
+    """The command line in a working directory."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: str) -> int:
+        """Run ``ergon providers`` with these; what it said is in ``out`` and ``err``."""
+        self._capsys.readouterr()
+        code = invoke(("providers", *arguments))
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The words of each line it printed."""
+        return [line.split() for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Desk:
+    """A desk with a store in which two tenants have called."""
+    monkeypatch.chdir(tmp_path)
+    now = time.time()
+    with closing(open_store(URL)) as store:
+        rows = [
+            row("a", tenant=TENANT),
+            row("b", tenant="acme", outcome="failed", reason="timeout"),
+        ]
+        store.record(Batch([each._replace(created_at=now) for each in rows]))
+        store.reserve(LANE, Window(now - 60, now + 3600), 100, 7)
+        store.reserve(LaneKey("zebra", "maps", "route"), Window(now - 60, now + 3600), 5, 5)
+    return Desk(tmp_path, capsys)
+
+
+def standing(key: LaneKey = LANE) -> Standing:
+    """How a lane stands in the store."""
+    with closing(open_store(URL)) as store:
+        return store.standing(key)
+
+
+# -- health ----------------------------------------------------------------------------------------
+
+
+def test_all_tenants_are_listed(desk: Desk) -> None:
+    """A line for each lane, tenants in order, those with nothing but a quota too."""
+    assert desk("health", "--store", URL) == 0
+    title, *lines = desk.lines
+    assert title[:4] == ["tenant", "provider", "capability", "circuit"]
+    assert [line[:6] for line in lines] == [
+        [TENANT, "rank", "snapshot", "closed", "1.000", "12"],
+        ["acme", "rank", "snapshot", "closed", "0.000", "12"],
+        ["zebra", "maps", "route", "closed", "5/5"],
+    ]
+    assert lines[0][6] == "7/100"
+    assert lines[1][6] == "timeout"
+
+
+def test_one_tenant_as_json_is_the_documented_detail(desk: Desk) -> None:
+    """Programs get the API's own document, one for each tenant."""
+    assert desk("health", "--tenant", TENANT.upper(), "--store", URL, "--json") == 0
+    [told] = json.loads(desk.out)
+    checked = ProviderHealthDetail.model_validate_json(json.dumps(told))
+    assert (str(checked.tenant_id), checked.is_current) == (TENANT, True)
+    [item] = checked.providers
+    assert (item.provider_name, item.quota and item.quota.used_count) == ("rank", 7)
+
+
+def test_a_tenant_that_nobody_knows(desk: Desk) -> None:
+    """It has no providers, which is no error."""
+    assert desk("health", "--tenant", "nobody", "--store", URL, "--json") == 0
+    assert json.loads(desk.out)[0]["providers"] == []
+
+
+def test_so_many_tenants_and_no_more(desk: Desk) -> None:
+    """A store may know very many."""
+    assert desk("health", "--limit", "2", "--store", URL, "--json") == 0
+    assert [told["tenant_id"] for told in json.loads(desk.out)] == [TENANT, "acme"]
+
+
+@pytest.mark.parametrize(
+    "settings", [f'[providers]\nstore = "{URL}"\n', f'[store]\nurl = "{URL}"\n']
+)
+def test_the_store_of_the_settings(desk: Desk, settings: str) -> None:
+    """``[providers]`` names it, or ``[store]`` for everything."""
+    (desk.folder / "ergon.toml").write_text(settings)
+    assert desk("health", "--tenant", "acme") == 0
+    assert len(desk.lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("memory://", "its own process"),
+        ("sqlite:///other.db", "there is no file other.db"),
+        ("sqlite:///jobs.db", "no tables of provider calls"),
+        ("mysql://host/name", "no store of the kind"),
+    ],
+)
+def test_stores_that_cannot_be_looked_at(desk: Desk, url: str, told: str) -> None:
+    """They are refused, and a look makes neither a file nor tables."""
+    with JobClient("sqlite:///jobs.db"):
+        pass
+    before = sorted(each.name for each in desk.folder.glob("*.db"))
+    assert desk("health", "--store", url) != 0
+    assert told in desk.err
+    assert sorted(each.name for each in desk.folder.glob("*.db")) == before
+    assert desk("health", "--store", url) != 0
+    assert told in desk.err
+
+
+def test_no_store_at_all(desk: Desk) -> None:
+    """It says where one can be named."""
+    assert desk("health") == 2
+    assert "[providers]" in desk.err
+
+
+def test_names_cannot_steer_the_terminal(desk: Desk) -> None:
+    """Whatever a tenant called itself is shown as text."""
+    with closing(open_store(URL)) as store:
+        store.cool(LaneKey("\x1b[2Jevil", "rank", "snapshot"), time.time() + 9)
+    assert desk("health", "--store", URL) == 0
+    assert "\x1b" not in desk.out
+
+
+# -- circuit ---------------------------------------------------------------------------------------
+
+
+def test_a_circuit_is_opened_and_closed(desk: Desk) -> None:
+    """The store has it, and the command says so."""
+    began = time.time()
+    assert desk("circuit", *LANE, "open", "--for", "600", "--store", URL) == 0
+    assert desk.out.startswith("the circuit is open now")
+    breaker = standing().breaker
+    assert breaker.state is State.OPEN
+    assert breaker.open_until is not None
+    assert breaker.open_until >= began + 600
+    assert desk("circuit", *LANE, "close", "--store", URL, "--json") == 0
+    told = json.loads(desk.out)
+    assert (told["before"], told["now"], told["open_until"]) == ("open", "closed", None)
+    assert standing().breaker.state is State.CLOSED
+
+
+def test_closing_forgets_the_streak(desk: Desk) -> None:
+    """The next failure is the first again."""
+    with closing(open_store(URL)) as store:
+        assert store.swap(LANE, store.standing(LANE).version, Breaker(failures=4))
+    assert desk("circuit", *LANE, "close", "--store", URL) == 0
+    assert standing().breaker.failures == 0
+
+
+def test_a_provider_obeys(desk: Desk) -> None:
+    """A call after the command is not made, and is made again after the other."""
+
+    class Rank(ProviderBase):
+        provider_name, capability = "rank", "snapshot"
+
+        def _execute_impl(self, **call: Any) -> dict[str, Any]:
+            return {}
+
+    def reason() -> str | None:
+        with Rank(store=URL) as provider:
+            result = provider.execute(
+                tenant_id=TENANT,
+                campaign_id=None,
+                operation="fetch",
+                payload={},
+                context=ProviderExecutionContext(),
+            )
+            provider.flush()
+            provider.store.close()
+            return result.reason_code
+
+    began = time.time()
+    assert desk("circuit", *LANE, "open", "--for", "600", "--store", URL) == 0
+    assert reason() == "circuit_open"
+    # The provider's own cooldown is shorter, and does not make it that.
+    assert (standing().breaker.open_until or 0.0) >= began + 600
+    assert desk("circuit", *LANE, "close", "--store", URL) == 0
+    assert reason() is None
+
+
+def test_the_circuit_of_all_tenants(desk: Desk) -> None:
+    """It is under the tenant *, once a provider has one."""
+    shared = LaneKey("*", "rank", "snapshot")
+    with closing(open_store(URL)) as store:
+        store.swap(shared, 0, Breaker(failures=1))
+    assert desk("circuit", *shared, "open", "--store", URL) == 0
+    assert standing(shared).breaker.state is State.OPEN
+    assert standing().breaker.state is State.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("lane", "hint"),
+    [
+        ((TENANT, "rnk", "snapshot"), "rank snapshot"),
+        (("nobody", "rank", "snapshot"), "ergon providers health"),
+    ],
+)
+def test_a_lane_that_nobody_uses_gets_no_circuit(
+    desk: Desk, lane: tuple[str, str, str], hint: str
+) -> None:
+    """A typing error is told with what there is."""
+    assert desk("circuit", *lane, "open", "--store", URL) == 2
+    assert hint in desk.err
+    assert standing(LaneKey(*lane)).version == 0
+
+
+@pytest.mark.parametrize("words", [("half_open",), ("open", "--for", "0"), ("open", "--for", "x")])
+def test_wrong_use(desk: Desk, words: tuple[str, ...]) -> None:
+    """Only open and close, for some time."""
+    assert desk("circuit", *LANE, *words, "--store", URL) == 2
+    assert standing().breaker.state is State.CLOSED
+
+
+def test_a_change_that_was_not_written_is_an_error(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process whose store fails goes on by itself; an operator's command must not."""
+
+    def fails(*_: Any) -> bool:
+        raise StoreUnavailableError("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlProviderStore, "swap", fails)
+        assert desk("circuit", *LANE, "open", "--store", URL) == 1
+    assert "as it was" in desk.err
+    assert standing().breaker.state is State.CLOSED
+
+
+@pytest.mark.slow
+def test_postgresql_too(desk: Desk, postgres_url: str) -> None:
+    """The same on a server."""
+    with closing(open_store(postgres_url)) as store:
+        store.record(Batch([row("a", tenant=TENANT)]))
+    assert desk("health", "--store", postgres_url, "--json") == 0
+    assert [told["tenant_id"] for told in json.loads(desk.out)] == [TENANT]
+    assert desk("circuit", *LANE, "open", "--store", postgres_url) == 0
+    with closing(open_store(postgres_url)) as store:
+        assert store.standing(LANE).breaker.state is State.OPEN
