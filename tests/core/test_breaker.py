@@ -169,6 +169,30 @@ def test_an_operator_may_force_a_state() -> None:
     assert closed.report(RULE, permit, Vote.FAILURE, 6.0) is closed
 
 
+@pytest.mark.req("PROVIDERS:breaker")
+def test_an_operator_may_hold_it_open_for_longer_than_the_rule_would() -> None:
+    """Nobody who asks shortens it, and a probe that fails afterwards is under the rule again."""
+    held = Breaker().forced(RULE, State.OPEN, 0.0, 3600.0)
+    assert held.peek(RULE, 1.0) == Refusal(3600.0)
+    assert held.admit(RULE, "t", 1.0) == (held, Refusal(3600.0))
+    assert held.shortened(RULE, 1.0) is held
+    assert held.restored(RULE, 1.0) == held
+    assert held.restored(RULE, 3600.0).held_for == 0.0
+    half, permit = held.admit(RULE, "t", 3600.0)
+    assert isinstance(permit, Permit)
+    assert half.report(RULE, permit, Vote.FAILURE, 3600.0).open_until == 3610.0
+
+
+@pytest.mark.req("PROVIDERS:badinput")
+def test_a_clock_that_is_set_back_holds_it_for_what_was_asked_at_most() -> None:
+    """That is counted from the new time, and a short hold stays short."""
+    held = Breaker().forced(RULE, State.OPEN, 7200.0, 3600.0)
+    after, refusal = held.admit(RULE, "t", 0.0)
+    assert (refusal, after.open_until) == (Refusal(3600.0), 3600.0)
+    brief = Breaker().forced(RULE, State.OPEN, 7200.0, 2.0)
+    assert brief.peek(RULE, 0.0) == Refusal(2.0)
+
+
 @dataclass
 class Running:
     permit: Permit

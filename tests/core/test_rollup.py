@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from ergon_framework.core.rollup import FEW, Durations, Hour, Rollup, merged
 
 milliseconds = st.integers(0, 1 << 31) | st.integers(0, 300) | st.integers(50, 5000)
-lists = st.lists(milliseconds, max_size=150)
+many = st.builds(
+    lambda seed, size: random.Random(seed).choices(range(5000), k=size),  # noqa: S311
+    st.integers(0, 1 << 32),
+    st.integers(0, 3 * FEW),
+)
+lists = st.lists(milliseconds, max_size=20) | many
 counts = st.integers(0, 1000)
 rollups = st.builds(
     lambda ok, bad, dead, values: Rollup(ok, bad, dead, durations_of(values)),

@@ -151,3 +151,20 @@ def test_both_colours_agree(steps: list[str], pauses: list[float]) -> None:
     wanted = told(steps, pauses, takes_express=False)
     assert told(steps, pauses, takes_express=True, is_async=True) == wanted
     assert told(steps, pauses, takes_express=False, is_async=True) == wanted
+
+
+@pytest.mark.req("PEF:A-5", "PEF:A-29")
+@pytest.mark.parametrize("steps", [["down"] * 3, ["good"] * 5])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_both_ways_agree_on_a_flood_of_refusals(steps: list[str], is_async: bool) -> None:
+    """An open circuit, and a window that is used up: most of the calls leave no row."""
+    pauses = [0.0] * 40
+    wanted = told(steps, pauses, takes_express=False, is_async=is_async)
+    found = told(steps, pauses, takes_express=True, is_async=is_async)
+    assert without_refusals(found) == without_refusals(wanted)
+    assert len(found) < len(without_refusals(found)) + 30
+
+
+def without_refusals(seen: list[Any]) -> list[Any]:
+    """How many refused calls get a row depends on where a second begins, which is real time."""
+    return [each for each in seen if not isinstance(each, AttemptRow) or each.attempt_number]

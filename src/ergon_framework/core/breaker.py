@@ -80,6 +80,8 @@ class Breaker:
     probes: tuple[Probe, ...] = ()
     generation: int = 0
     """Grows with every change of state: a report from before it is void."""
+    held_for: float = 0.0
+    """Seconds that an operator wants it open for, which the rule does not shorten; 0: the rule's."""
 
     def peek(self, rule: BreakerRule, now: float) -> Refusal | None:
         """Whether a call would be refused now; changes nothing and promises nothing."""
@@ -131,12 +133,17 @@ class Breaker:
             return self
         if self.state is State.OPEN and now < self._open_until(rule, now):
             return replace(self, open_until=self._open_until(rule, now))
-        return replace(self, state=State.HALF_OPEN, open_until=None, probes=(), successes=0)
+        return replace(
+            self, state=State.HALF_OPEN, open_until=None, probes=(), successes=0, held_for=0.0
+        )
 
-    def forced(self, rule: BreakerRule, state: State, now: float) -> Breaker:
-        """As an operator wants it."""
+    def forced(self, rule: BreakerRule, state: State, now: float, seconds: float = 0.0) -> Breaker:
+        """As an operator wants it: open for so many seconds, or for the rule's if not said."""
         if state is State.OPEN:
-            return self._opened(rule, now, self.failures)
+            opened = self._opened(rule, now, self.failures)
+            return (
+                replace(opened, open_until=now + seconds, held_for=seconds) if seconds else opened
+            )
         return Breaker(state, generation=self.generation + 1)
 
     def _counted(self, rule: BreakerRule, vote: Vote, now: float) -> Breaker:
@@ -179,7 +186,7 @@ class Breaker:
         )
 
     def _open_until(self, rule: BreakerRule, now: float) -> float:
-        latest = now + rule.open_cooldown
+        latest = now + (self.held_for or rule.open_cooldown)
         return latest if self.open_until is None else min(self.open_until, latest)
 
 

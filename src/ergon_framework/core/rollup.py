@@ -9,8 +9,7 @@ and on nothing else; so the order in which roll-ups are merged does not matter.
 from __future__ import annotations
 
 import struct
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -37,18 +36,25 @@ def _middle_of(bucket: int) -> int:
     return (bucket - shift * _STEPS << shift) + (1 << shift >> 1)
 
 
+def _tallied(few: Iterable[int]) -> dict[int, int]:
+    buckets: dict[int, int] = {}
+    for value in few:
+        bucket = _bucket_of(value)
+        buckets[bucket] = buckets.get(bucket, 0) + 1
+    return buckets
+
+
 def _rank_of(count: int, hundredths: int) -> int:
     return max(1, -(-count * hundredths // 100))
 
 
-def _ranked(buckets: Mapping[int, int], count: int, rank: int) -> int:
-    left = count - rank  # from above: the ranks that are asked for are high ones
-    bucket = 0
-    for bucket in sorted(buckets, reverse=True):
-        left -= buckets[bucket]
-        if left < 0:
-            break
-    return _middle_of(bucket)
+def _ranked(buckets: Mapping[int, int], order: Sequence[int], above: int) -> int:
+    """The middle of the bucket, in a descending order of all, that so many lie above of."""
+    place, left = 0, above - buckets[order[0]]
+    while left >= 0:
+        place += 1
+        left -= buckets[order[place]]
+    return _middle_of(order[place])
 
 
 class Durations:
@@ -88,13 +94,8 @@ class Durations:
             return
         self._spread()
         buckets = self._buckets
-        if other._buckets:
-            for bucket, count in other._buckets.items():
-                buckets[bucket] = buckets.get(bucket, 0) + count
-        else:
-            for value in other._few:
-                bucket = _bucket_of(value)
-                buckets[bucket] = buckets.get(bucket, 0) + 1
+        for bucket, count in other.tally().items():
+            buckets[bucket] = buckets.get(bucket, 0) + count
 
     def percentile(self, hundredths: int) -> int | None:
         """The smallest duration that so many in a hundred do not exceed; None when there is none.
@@ -104,15 +105,13 @@ class Durations:
         if not self.count:
             return None
         rank = _rank_of(self.count, hundredths)
-        return (
-            _ranked(self._buckets, self.count, rank)
-            if self._buckets
-            else sorted(self._few)[rank - 1]
-        )
+        if not self._buckets:
+            return sorted(self._few)[rank - 1]
+        return _ranked(self._buckets, sorted(self._buckets, reverse=True), self.count - rank)
 
     def tally(self) -> Mapping[int, int]:
         """How many are in which bucket."""
-        return self._buckets or Counter(map(_bucket_of, self._few))
+        return self._buckets or _tallied(self._few)
 
     def encode(self) -> bytes:
         """As bytes; equal durations are equal bytes. A bucket holds less than 2**32 of them."""
@@ -141,11 +140,9 @@ class Durations:
 
     def _spread(self) -> None:
         """Count what was kept so far."""
-        buckets = self._buckets
-        for value in self._few:
-            bucket = _bucket_of(value)
-            buckets[bucket] = buckets.get(bucket, 0) + 1
-        self._few.clear()
+        if self._few:
+            self._buckets = _tallied(self._few)
+            self._few = []
 
 
 @dataclass(slots=True)
@@ -192,11 +189,12 @@ def merged(rollups: Iterable[Rollup]) -> Rollup:
 class Hour:
     """The latest minutes of a lane, whose sum is kept as they come and go."""
 
-    __slots__ = ("_buckets", "_ended", "_minutes", "_p95", "_succeeded", "attempts")
+    __slots__ = ("_buckets", "_ended", "_minutes", "_order", "_p95", "_succeeded", "attempts")
 
     def __init__(self) -> None:
         self._minutes: dict[int, Rollup] = {}
         self._buckets: dict[int, int] = {}
+        self._order: list[int] = []  # of the buckets, from above; empty when it is not known
         self._succeeded = 0
         self._ended = 0
         self._p95: int | None = None
@@ -243,8 +241,9 @@ class Hour:
             if self.attempts <= FEW:
                 self._p95 = merged(self._minutes.values()).p95
             else:
-                rank = _rank_of(self.attempts, 95)
-                self._p95 = _ranked(self._buckets, self.attempts, rank)
+                self._order = self._order or sorted(self._buckets, reverse=True)
+                above = self.attempts - _rank_of(self.attempts, 95)
+                self._p95 = _ranked(self._buckets, self._order, above)
         return self._p95
 
     def _count(self, rollup: Rollup, sign: int) -> None:
@@ -253,9 +252,9 @@ class Hour:
         self._ended += sign * (rollup.succeeded + rollup.failed + rollup.dead_lettered)
         self.attempts += sign * rollup.attempts
         buckets = self._buckets
+        size = len(buckets)
         for bucket, count in rollup.durations.tally().items():
-            left = buckets.get(bucket, 0) + sign * count
-            if left:
-                buckets[bucket] = left
-            else:
-                del buckets[bucket]
+            # One that is empty stays, since it is likely to be filled again.
+            buckets[bucket] = buckets.get(bucket, 0) + sign * count
+        if len(buckets) != size:
+            self._order = []

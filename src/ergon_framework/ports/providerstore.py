@@ -39,8 +39,7 @@ class Standing:
     """Grows with every swap; 0 when nobody has written it yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(NamedTuple):
     """The answer to a reservation: the account as it is now, and whether the units were taken."""
 
     account: Account
@@ -101,7 +100,7 @@ class DeadLetter:
     retryable: bool = False
     traceparent: str | None = None
     redrive_count: int = 0
-    payload: dict[str, Any] | None = None
+    payload: dict[str, Any] | None = field(default=None, repr=False)
     """What to call again with; None when it was too large."""
     has_secrets: bool = False
     """Whether values were left out of the payload, so that it cannot be sent again as it is."""

@@ -24,7 +24,7 @@ from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
 from ergon_framework.providers.edge import check_call
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
-from ergon_framework.providers.express import board
+from ergon_framework.providers.express import Ticket, board
 from ergon_framework.providers.fitting import Ending, Fitted, Options, fit
 from ergon_framework.providers.mapping import Rule
 from ergon_framework.providers.quota import QuotaPolicy
@@ -153,9 +153,12 @@ class ProviderBase(ABC):
         lane, who = fitted.lane(tenant_id), (campaign_id, operation)
         body = driving.body(self._execute_impl, tenant_id, campaign_id, operation, payload)
         if fitted.has_express and fitted.is_plain:
-            ticket = board(fitted, lane, who, context, may_wait=True)
-            if ticket is not None:
+            may_refuse = ending is None
+            ticket = board(fitted, lane, who, context, may_wait=True, may_refuse=may_refuse)
+            if isinstance(ticket, Ticket):
                 return driving.ride(fitted, ticket, body, ending)
+            if ticket is not None:
+                return ticket
         result, rows = driving.drive(fitted, fitted.calling(lane, who, context), body)
         fitted.conclude(result, rows, ending)
         return result
@@ -175,9 +178,12 @@ class ProviderBase(ABC):
         lane, who = fitted.lane(tenant_id), (campaign_id, operation)
         body = driving.body(self._execute_impl, tenant_id, campaign_id, operation, payload)
         if fitted.has_express and fitted.is_async:
-            ticket = board(fitted, lane, who, context, may_wait=fitted.is_local)
-            if ticket is not None:
+            may_wait, may_refuse = fitted.is_local, ending is None
+            ticket = board(fitted, lane, who, context, may_wait=may_wait, may_refuse=may_refuse)
+            if isinstance(ticket, Ticket):
                 return await driving.aride(fitted, ticket, body, ending)
+            if ticket is not None:
+                return ticket
         call = fitted.calling(lane, who, context)
         result, rows = await driving.adrive(fitted, call, body)
         await fitted.aconclude(result, rows, ending)

@@ -243,9 +243,10 @@ class Calling:
     def abandon(self) -> None:
         """The call will not be finished: what it holds is given back."""
         self._report(Vote.NEUTRAL)
-        # A unit that pays for one attempt is spent, or settled, once that attempt has ended.
+        # What paid for an attempt of its own, or for a success, is settled already.
         is_per_attempt = self._manner.guard.quota_unit is Scope.ATTEMPT
-        self._refund(self._reservations[self._guard.attempts if is_per_attempt else 0 :])
+        is_settled = is_per_attempt or self._guard.stop is Stopped.SUCCEEDED
+        self._refund(self._reservations[self._guard.attempts if is_settled else 0 :])
         self._end()
 
     def finish(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
@@ -319,9 +320,10 @@ class Calling:
             give_back(self._manner, self._lane, each)
 
     def _report(self, vote: Vote) -> None:
-        permits, self._permits = self._permits, None
+        permits = self._permits
         if permits is not None and self._lane.needs_report(permits, vote):
             self._lane.report(permits, vote)
+        self._permits = None  # not before: who is interrupted gives them back again
 
     # -- gates -----------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
 FRESH_FOR = 1.0
 """Seconds after which the view is read anew."""
 
+CLEAR, LOOK = 0.0, -1.0
+"""Of a glance: go right through, or take a closer look."""
+
 _TURNS = 100
 """Swaps lost in a row before the view alone decides: somebody writes without end."""
 
@@ -91,15 +94,22 @@ class Circuit:
         # A clock that was set back would otherwise keep the view for that long.
         return now < self._stale_at <= now + self._fresh_for
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether calls go right through: a fresh view, a closed circuit, nothing to sit out."""
-        breaker = self._view.breaker
-        if breaker.state is not State.CLOSED or breaker.failures:
-            return False
-        now = self._store.now()
-        is_fresh = now < self._stale_at <= now + self._fresh_for
-        return is_fresh and self._view.cooldown_until <= now
+    def glance(self) -> float:
+        """What a call would meet: ``CLEAR``, seconds of refusal, or ``LOOK`` when that takes more.
+
+        It is clear by a fresh view of a closed circuit with no failures and nothing to sit out.
+        """
+        view, now = self._view, self._store.now()
+        breaker = view.breaker
+        if not now < self._stale_at <= now + self._fresh_for:
+            return LOOK
+        if breaker.state is State.CLOSED:
+            return LOOK if breaker.failures or view.cooldown_until > now else CLEAR
+        until = breaker.open_until
+        longest = breaker.held_for or self.rule.open_cooldown
+        if until is None or not now < until <= now + longest:
+            return LOOK
+        return until - now
 
     def refresh(self) -> None:
         """Read the store, if the view is old; when it does not answer, the view stays."""
@@ -183,9 +193,9 @@ class Circuit:
         if self.needs_report(permit, vote):
             self._swap(lambda breaker, now: (breaker.report(self.rule, permit, vote, now), None))
 
-    def force(self, state: State) -> None:
-        """As an operator wants it."""
-        self._swap(lambda breaker, now: (breaker.forced(self.rule, state, now), None))
+    def force(self, state: State, seconds: float = 0.0) -> None:
+        """As an operator wants it: open for so many seconds, whatever the rule says."""
+        self._swap(lambda breaker, now: (breaker.forced(self.rule, state, now, seconds), None))
 
     def cool(self, seconds: float) -> None:
         """Nobody calls for so long; a pause that is longer already stays."""

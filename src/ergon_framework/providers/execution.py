@@ -1,14 +1,14 @@
 """What goes into a provider call beside its payload, and what comes out.
 
-These records are not frozen: a frozen one takes five times as long to build, and one of each is
-built per call.
+The larger records are not frozen: a frozen one takes five times as long to build, and one of each
+is built per call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ergon_framework.core.breaker import State
 from ergon_framework.ports.providerstore import DeadLetter
@@ -55,8 +55,7 @@ class ProviderAttempt:
     http_status: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaSnapshot:
+class QuotaSnapshot(NamedTuple):
     """The window's budget as the call saw it."""
 
     limit_count: int

@@ -36,8 +36,12 @@ class Isolation:
         self.check()
         watch = _Watch(clock, self)
         context = contextvars.copy_context()
-        clock.spawn("ergon-provider-call", lambda: watch.work(lambda: context.run(body)))
-        return watch.wait(until)
+        clock.join_time()  # before the call takes part in it, or it would pass without us
+        try:
+            clock.spawn("ergon-provider-call", lambda: watch.work(lambda: context.run(body)))
+            return watch.wait(until)
+        finally:
+            clock.leave_time()
 
     def left(self, change: int) -> None:
         """A call was abandoned, or one of them came back."""
@@ -71,7 +75,6 @@ class _Watch:
                 self._isolation.left(-1)
 
     def wait(self, until: float) -> Any:
-        self._clock.join_time()
         try:
             with self._lock:
                 while not self._is_done and self._clock.now() < until:
@@ -81,7 +84,6 @@ class _Watch:
                 if not self._is_done:  # too late, or Ctrl-C while waiting
                     self._is_abandoned = True
                     self._isolation.left(1)
-            self._clock.leave_time()
         if self._is_abandoned:
             raise ProviderTimeoutError("the call did not return in time and was abandoned")
         if self._error is not None:

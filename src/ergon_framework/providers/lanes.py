@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ergon_framework.core.breaker import Permit, State, Vote
 from ergon_framework.ports.providerstore import LaneKey
-from ergon_framework.providers.circuits import Circuit
+from ergon_framework.providers.circuits import LOOK, Circuit
 from ergon_framework.providers.quota import QuotaDesk
 
 Permits = tuple[Permit, ...]
@@ -33,11 +33,9 @@ class Lane:
             return self._only.is_fresh
         return all(circuit.is_fresh for circuit in self.circuits)
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether a call may go right through, by a view that is fresh."""
-        only = self._only
-        return only is not None and only.is_clear
+    def glance(self) -> float:
+        """What a call would meet at its one circuit; two of them take a closer look."""
+        return LOOK if self._only is None else self._only.glance()
 
     def refresh(self) -> None:
         """Bring the view of the circuits up to date."""
@@ -116,15 +114,13 @@ class Lanes:
         self._limit = limit
         self._lock = threading.Lock()
         self._lanes: dict[str, Lane] = {}
+        self.get = self._lanes.get
+        """The lane of a tenant, if it is there: the quick way."""
 
     def of(self, key: LaneKey) -> Lane:
         """The lane of ``key``."""
         lane = self._lanes.get(key.tenant_id)
         return lane if lane is not None else self._add(key)
-
-    def get(self, tenant_id: str) -> Lane | None:
-        """The lane of a tenant, if it is there: the quick way."""
-        return self._lanes.get(tenant_id)
 
     def all(self) -> list[Lane]:
         """Every lane that is held now."""

@@ -125,17 +125,18 @@ class QuotaDesk:
 
     def reserve(self, units: int = 1) -> Reservation | None:
         """Take units, or None when the window has not so many left."""
-        now = self._store.now()
-        window = self._window_at(now)
-        if self.policy.block > 1:
+        now, window, policy = self._store.now(), self._window, self.policy
+        if window is None or not window.start <= now < window.end:
+            window = self._window_at(now)
+        if policy.block > 1:
             taken = self._from_block(window, units)
             if taken is not None:
                 return taken
-        if self._is_known_empty(window, units, now):
+            is_hopeless = self._is_hopeless(window, units, now)
+            return None if is_hopeless else self._ahead(window, units, now)
+        if self._refused is not None and self._is_hopeless(window, units, now):
             return None
-        if units > self.policy.limit:
-            return None
-        return self._from_store(window, units, now)
+        return self._take(window, units, now)
 
     def refund(self, reservation: Reservation) -> None:
         """Give the units back to the window they came from, once."""
@@ -175,22 +176,28 @@ class QuotaDesk:
             self._block = after
             return Reservation(window, units, self._seen or after)
 
-    def _from_store(self, window: Window, units: int, now: float) -> Reservation | None:
-        ahead = units
-        seen = self._seen
-        if self.policy.block > 1 and seen is not None and seen.window == window:
+    def _ahead(self, window: Window, units: int, now: float) -> Reservation | None:
+        """Take a block, or no more than is needed when there is none that large."""
+        ahead, seen = units, self._seen
+        if seen is not None and seen.window == window:
             ahead = block_of(seen.remaining, units, self.policy.block)
-        found = self._store.reserve(self.key, window, self.policy.limit, ahead)
-        if not found.is_granted and ahead > units:
-            ahead = units
-            found = self._store.reserve(self.key, window, self.policy.limit, units)
-        self._seen = account = found.account
-        if not found.is_granted:
-            self._refused, self._believed_until = account, now + ASK_AGAIN
+        taken = self._take(window, ahead, now)
+        if taken is None and ahead > units:
+            taken = self._take(window, units, now)
+        if taken is None:
             return None
-        if ahead > units:
-            self._keep_block(Account(account.window, ahead, units))
-        return Reservation(account.window, units, account)
+        if taken.units > units:
+            self._keep_block(Account(taken.window, taken.units, units))
+            taken.units = units
+        return taken
+
+    def _take(self, window: Window, units: int, now: float) -> Reservation | None:
+        found = self._store.reserve(self.key, window, self.policy.limit, units)
+        self._seen = account = found.account
+        if found.is_granted:
+            return Reservation(account.window, units, account)
+        self._refused, self._believed_until = account, now + ASK_AGAIN
+        return None
 
     def _keep_block(self, block: Account) -> None:
         with self._lock:
@@ -199,9 +206,10 @@ class QuotaDesk:
             with suppress(StoreError):  # the units in hand are worth more than the spare ones
                 self._store.refund(self.key, spare.window, spare.remaining)
 
-    def _is_known_empty(self, window: Window, units: int, now: float) -> bool:
+    def _is_hopeless(self, window: Window, units: int, now: float) -> bool:
+        """Whether the store need not be asked."""
         refused = self._refused
-        return (
+        return units > self.policy.limit or (
             refused is not None
             and now < self._believed_until <= now + ASK_AGAIN
             and refused.window.start >= window.start

@@ -271,6 +271,12 @@ def recorder_of(store: ProviderStore, *, spill: str | Path | None = None) -> Rec
         return known
 
 
+def known_recorder(store: ProviderStore) -> Recorder | None:
+    """The recorder of a store, if this process has one: a reader does not make it."""
+    with _lock:
+        return _recorders.get(id(store))
+
+
 def close_recorders(timeout: float = CLOSING) -> None:
     """Close every recorder of this process: for whoever ends one that runs no exit hooks."""
     until = time.monotonic() + timeout

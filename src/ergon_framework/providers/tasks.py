@@ -85,7 +85,7 @@ class TaskCall:
     idempotency_key: str | None = None
     correlation_id: str | None = None
     call_id: str = ""
-    """The same for every delivery of one message: whoever comes again takes over from itself."""
+    """The same for every delivery of one message."""
     is_redelivered: bool = False
     """Whether the queue has delivered this message before."""
     may_wait: bool = True

@@ -10,6 +10,8 @@ from ergon_framework.telemetry.fan_out import FanOut, has_listeners
 
 logger = logging.getLogger("ergon_framework.providers")
 _SINK = FanOut(None, (), ())
+_GOOD = frozenset({"circuit.half_opened", "circuit.closed", "records.replayed", "store.back"})
+"""What nobody has to act upon."""
 
 
 def tell(name: str, /, **fields: object) -> None:
@@ -20,4 +22,7 @@ def tell(name: str, /, **fields: object) -> None:
         fields.update(tenant_id=tenant_id, provider_name=provider_name, capability=capability)
     if has_listeners():
         _SINK.emit(Notice(name, time.time(), fields))
-    logger.warning("%s", name, extra={"ergon": fields})
+    level = logging.INFO if name in _GOOD else logging.WARNING
+    if logger.isEnabledFor(level):
+        words = " ".join(f"{field}={value}" for field, value in fields.items())
+        logger.log(level, "%s %s", name, words, extra={"ergon": fields})

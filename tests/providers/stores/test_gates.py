@@ -8,13 +8,15 @@ from tests.providers.stores.conftest import Opener
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt, race
 
 OPEN = Breaker(State.OPEN, 5, START + 30.123456789, generation=3)
+HELD = Breaker(State.OPEN, 0, START + 3600.1, generation=5, held_for=3600.1)
 HALF_OPEN = Breaker(
     State.HALF_OPEN, 5, None, 1, (Probe("one", START + 7.7), Probe("two", START + 8.1)), 4
 )
+CIRCUITS = [Breaker(failures=2), OPEN, HELD, HALF_OPEN, Breaker(generation=9)]
 
 
 @pytest.mark.req("PEF:C-8", "PEF:A-13", "PEF:A-14")
-@pytest.mark.parametrize("breaker", [Breaker(failures=2), OPEN, HALF_OPEN, Breaker(generation=9)])
+@pytest.mark.parametrize("breaker", CIRCUITS)
 def test_a_circuit_comes_back_as_it_was_written(store: ProviderStore, breaker: Breaker) -> None:
     """Every field of a circuit survives, to the last bit of its instants."""
     assert store.standing(LANE) == Standing()

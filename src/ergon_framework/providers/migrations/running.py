@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from contextlib import nullcontext
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, text
@@ -72,14 +74,28 @@ def downgrade_script(dialect: str, revision: str = BASE) -> str:
 
 
 def _run(what: str, revision: str, **given: Any) -> str:
-    from alembic import command
+    with _quiet():
+        from alembic import command
 
-    told = io.StringIO()
-    config = _config(told)
-    config.attributes.update(given)
-    run = command.upgrade if what == "upgrade" else command.downgrade
-    run(config, revision, sql="dialect" in given)
+        told = io.StringIO()
+        config = _config(told)
+        config.attributes.update(given)
+        run = command.upgrade if what == "upgrade" else command.downgrade
+        run(config, revision, sql="dialect" in given)
     return told.getvalue()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nobody who merely opens a store wants to read how Alembic goes about it."""
+    log = logging.getLogger("alembic")
+    before = log.level
+    if before == logging.NOTSET:
+        log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _config(told: io.StringIO) -> Config:

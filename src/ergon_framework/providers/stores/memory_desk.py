@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from ergon_framework.ports.providerstore import (
@@ -80,13 +81,15 @@ class Letters:
         self._letters: OrderedDict[str, StoredLetter] = OrderedDict()
 
     def add(self, letters: Iterable[DeadLetter]) -> None:
-        """Keep those that are new."""
+        """Keep those that are new; none when one of them cannot be kept."""
+        fresh: dict[str, StoredLetter] = {}
         for letter in letters:
-            if letter.dead_letter_id not in self._letters:
+            name = letter.dead_letter_id
+            if name not in self._letters and name not in fresh:
                 # A copy, as from any other store: what the caller does with its own is its affair.
                 payload = from_json(to_json(letter.payload, "payload of a dead letter"))
-                copy = replace(letter, payload=payload)
-                self._letters[letter.dead_letter_id] = StoredLetter(copy, LetterStatus.PENDING)
+                fresh[name] = StoredLetter(replace(letter, payload=payload), LetterStatus.PENDING)
+        self._letters.update(fresh)
         while len(self._letters) > self._most:
             self._letters.popitem(last=False)
 
@@ -105,12 +108,12 @@ class Letters:
             and (tenant_id is None or stored.letter.tenant_id == tenant_id)
             and (not ids or stored.letter.dead_letter_id in ids)
         ]
-        return sorted(found, key=_age, reverse=True)[:limit]
+        return [_copied(each) for each in sorted(found, key=_age, reverse=True)[:limit]]
 
     def due(self, status: LetterStatus, limit: int) -> list[StoredLetter]:
         """The oldest first."""
         found = [stored for stored in self._letters.values() if stored.status is status]
-        return sorted(found, key=_age)[:limit]
+        return [_copied(each) for each in sorted(found, key=_age)[:limit]]
 
     def move(
         self, dead_letter_id: str, status: LetterStatus, when: Sequence[LetterStatus], now: float
@@ -139,6 +142,12 @@ class Letters:
             if stored.status in SETTLED and stored.letter.occurred_at < before
         ]
         return self.delete(old[:limit])
+
+
+def _copied(stored: StoredLetter) -> StoredLetter:
+    """What a reader may change without changing what is kept."""
+    letter = stored.letter
+    return replace(stored, letter=replace(letter, payload=deepcopy(letter.payload)))
 
 
 def _age(stored: StoredLetter) -> tuple[float, str]:

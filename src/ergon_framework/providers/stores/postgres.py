@@ -132,10 +132,12 @@ class PostgresGround:
         self._doubted_at = float("-inf")
         self._engine = self._connected(database)
         self._inherited: list[Any] = []
+        self._clock = clock or time.time
         _grounds.add(self)
         try:
             self._adopt()
-            self._clock = clock or ServerClock(self._ask_time, ticks)
+            if clock is None:
+                self._clock = ServerClock(self._ask_time, ticks)
         except BaseException:
             self.close()
             raise
@@ -179,7 +181,7 @@ class PostgresGround:
     def close(self) -> None:
         """Close what is idle, and what is in use when it comes back. Closing twice is fine."""
         self.is_closed = True
-        self._engine.dispose()
+        self._engine.pool.dispose()
 
     # -- transactions ----------------------------------------------------------------------------
 
@@ -203,6 +205,8 @@ class PostgresGround:
                 raise
             finally:
                 connection.close()
+                if self.is_closed:  # meanwhile: nobody else will close what just came back
+                    self._engine.pool.dispose()
         raise AssertionError  # one turn or another ends it
 
     def _take(self) -> PoolProxiedConnection:

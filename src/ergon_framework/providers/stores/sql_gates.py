@@ -32,6 +32,7 @@ class _Detail(msgspec.Struct, omit_defaults=True):
     successes: int = 0
     probes: list[tuple[str, float]] = []
     open_until: float | None = None
+    held_for: float = 0.0
 
 
 _encode = msgspec.json.Encoder().encode
@@ -95,6 +96,7 @@ class Gates(Grounded):
             breaker.successes,
             [(probe.token, probe.expires_at) for probe in breaker.probes],
             breaker.open_until,
+            breaker.held_for,
         )
         return {
             "breaker_state": breaker.state.value,
@@ -115,6 +117,7 @@ def breaker_of(state: str, failures: int, open_until: Any, detail: str | None) -
         found.successes,
         tuple(Probe(token, expires_at) for token, expires_at in found.probes),
         found.generation,
+        found.held_for,
     )
 
 

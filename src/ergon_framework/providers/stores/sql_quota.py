@@ -70,7 +70,10 @@ def _open_or_refuse(hand: Hand, values: dict[str, Any], window: Window) -> Quota
             taken = hand.rows(_SPEND, values)
         elif newest and newest[0][0] == values["start"]:
             used = newest[0][2]
-            break
+            if used + values["units"] > limit:
+                break
+            # Somebody else opened it just now, and there is enough for both.
+            taken = hand.rows(_SPEND, values)
         else:
             taken = hand.rows(_TAKE, values)
         if taken:

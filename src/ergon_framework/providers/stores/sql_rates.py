@@ -42,7 +42,7 @@ class _View:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.hours: dict[Lane, Hour] = {}
-        self.rows: dict[tuple[Lane, int], Row] = {}
+        self.rows: dict[Row, Row] = {}
         """The latest minutes as they were read, so that one that is the same costs nothing."""
         self.read_until = 0
         """The minute of the last look."""
@@ -118,11 +118,13 @@ class Rates:
     def _read(self, hand: Hand, view: _View, tenant_id: str, since: int) -> int:
         values = {"tenant_id": tenant_id, "since": self._ground.stamp(since)}
         found = hand.rows(_SQL["recent"], values)
-        for provider_name, capability, at, *rest in found:
-            lane, minute, row = (provider_name, capability), round(sure_instant(at)), tuple(rest)
-            if view.rows.get((lane, minute)) != row:
-                view.rows[lane, minute] = row
-                view.hours.setdefault(lane, Hour()).put(minute, _rollup_of(*row))
+        for row in found:
+            place = row[:3]
+            if view.rows.get(place) != row:
+                view.rows[place] = row
+                provider_name, capability, minute, *rest = row
+                hour = view.hours.setdefault((provider_name, capability), Hour())
+                hour.put(round(sure_instant(minute)), _rollup_of(*rest))
         return len(found)
 
     def _sums(self, hand: Hand, tenant_id: str, oldest: int, since: int) -> Row:
@@ -144,7 +146,7 @@ def _move_on(view: _View, oldest: int, since: int) -> None:
         later, made = hour.since(since)
         minutes += len(hour) - later
         attempts += hour.attempts - made
-    view.rows = {at: row for at, row in view.rows.items() if at[1] >= since}
+    view.rows = {place: row for place, row in view.rows.items() if sure_instant(place[2]) >= since}
     view.older, view.in_older = (oldest, since), (minutes, attempts)
 
 

@@ -1,0 +1,290 @@
+"""Provider calls as Celery tasks.
+
+Name the task, say how its provider is built, and register it; nothing else of your Celery changes::
+
+    class RankTask(CeleryProviderTask):
+        name = "rank.snapshot"
+        provider_factory = staticmethod(lambda: Rank(store="sqlite:///work.db"))
+
+
+    app.register_task(RankTask())
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import fields, replace
+from typing import Any, ClassVar, NoReturn
+
+import msgspec
+
+from ergon_framework.errors import MissingExtraError, WiringError
+from ergon_framework.providers.base import ProviderBase
+from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
+from ergon_framework.providers.idempotency import NOT_KEPT
+from ergon_framework.providers.redaction import message_of
+from ergon_framework.providers.runner import ProviderTaskRunner
+from ergon_framework.providers.tasks import (
+    Carried,
+    Gate,
+    TaskCall,
+    TaskEnding,
+    TaskOptions,
+)
+
+try:
+    from celery import Task
+    from celery.exceptions import Reject, Retry
+except ImportError as error:
+    raise MissingExtraError(
+        "provider tasks for Celery need the package celery",
+        remedy='pip install "ergon-framework[celery]"',
+    ) from error
+
+from ergon_framework.providers import celery_process
+from ergon_framework.providers.celery_process import relay_app
+
+__all__ = ["CeleryProviderTask", "relay_app"]
+
+SOFT_MARGIN = 10.0
+HARD_MARGIN = 20.0
+"""Seconds beyond the budget after which Celery ends a call that does not keep to it."""
+
+VISIBILITY = 3600.0
+"""Seconds after which brokers without acknowledgements of their own deliver a message again."""
+
+CARRIED = "_ergon"
+"""The keyword under which a message carries what was counted before."""
+
+_SLACK = 30.0
+
+
+class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
+    """A task whose work is one provider call. Set ``name`` and ``provider_factory``.
+
+    It returns the call's data. A failure is raised as its canonical error, after the dead letter
+    is in the store if there is one to write. The message is acknowledged when all that is done.
+    """
+
+    abstract = True
+    provider_factory: ClassVar[Callable[[], ProviderBase]]
+    """Builds the provider; called once in each worker process, when it is first needed."""
+
+    # What TaskOptions has, with the same meaning.
+    timeout_budget_seconds: float | None = 60.0
+    idempotent: bool = True
+    keep_key_seconds: float = 86_400.0
+    keep_computed_key_seconds: float = 3_600.0
+    lease_grace_seconds: float = 30.0
+    max_deferrals: int = 25
+    defer_on: Collection[str] = frozenset(Gate)
+    longest_deferral_seconds: float = 900.0
+    max_requeues: int = 0
+    requeue_on: Collection[str] = frozenset()
+    bury_on: Collection[str] = frozenset()
+    max_redeliveries: int = 5
+    max_result_bytes: int = 65_536
+    max_payload_bytes: int = 262_144
+    secret_names: Collection[str] = frozenset()
+    volatile_names: Collection[str] = frozenset()
+
+    dead_letter_queue: str = "queue.deadletter"
+    relays: bool = True
+    """Whether its worker processes carry dead letters from the store to the queue."""
+
+    # What Celery has. A message is gone only when its call has ended, whatever ends the worker.
+    acks_late = True
+    reject_on_worker_lost = True
+    acks_on_failure_or_timeout = False  # of older versions; the two below take its place
+    acks_on_failure = True
+    acks_on_timeout = False
+    soft_time_limit: float | None = None  # by default a little beyond the budget
+    time_limit: float | None = None
+    ignore_result = False
+    resultrepr_maxsize = 1  # Celery would write what the call returned into its log
+    max_retries = None  # deferrals and attempts are counted by us
+    throws = (ProviderError,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._runner: ProviderTaskRunner | None = None
+        self._pid = 0
+        self._options = self._read_options()
+        budget = self.timeout_budget_seconds
+        if budget is not None and self.soft_time_limit is None and self.time_limit is None:
+            self.soft_time_limit = budget + SOFT_MARGIN
+            self.time_limit = budget + HARD_MARGIN
+        celery_process.know(self)
+
+    def run(
+        self,
+        tenant_id: str,
+        campaign_id: str | None,
+        operation: str,
+        payload: dict[str, Any],
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
+        **carried: Any,
+    ) -> dict[str, Any]:
+        """Make the call of one message. ``carried`` is what an earlier message of it counted."""
+        call = TaskCall(
+            tenant_id=tenant_id,
+            campaign_id=campaign_id,
+            operation=operation,
+            payload=payload,
+            idempotency_key=idempotency_key,
+            correlation_id=correlation_id,
+            carried=_carried(carried),
+            **self._delivery(),
+        )
+        ending = self.runner().run(call)
+        if ending.letter is not None and self.relays:
+            celery_process.carry(self, is_now=not call.may_wait)
+        if not ending.is_final and call.may_wait:
+            self._send_again(call, ending)
+        if ending.result.success:
+            return _plain(ending.result.data or {})
+        raise _told(ending.result.error) from None
+
+    def runner(self) -> ProviderTaskRunner:
+        """The runner of this process, with its provider: built when it is first needed."""
+        if self._runner is None or self._pid != os.getpid():
+            with self._lock:
+                if self._runner is None or self._pid != os.getpid():
+                    self._runner = self._build()
+                    self._pid = os.getpid()
+        return self._runner
+
+    def begin_anew(self) -> None:
+        """In a forked child: a thread that only the parent has may hold the lock."""
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Write what is on its way and give back what was taken ahead, when the process ends."""
+        if self._runner is not None and self._pid == os.getpid():
+            self._runner.provider.close()
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """As any task, but what Celery writes about the message does not tell its payload."""
+        options.setdefault("argsrepr", "(...)")
+        options.setdefault("kwargsrepr", "{...}")
+        return super().apply_async(args, kwargs, **options)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _build(self) -> ProviderTaskRunner:
+        provider = _factory_of(type(self))()
+        if not isinstance(provider, ProviderBase):
+            raise WiringError(
+                f"{type(self).__name__}.provider_factory made {type(provider).__name__}",
+                remedy="it must return a ProviderBase",
+            )
+        return ProviderTaskRunner(
+            provider,
+            task_name=self.name,
+            options=self._options,
+            longest_wait=self._longest_wait,
+        )
+
+    def _read_options(self) -> TaskOptions:
+        _factory_of(type(self))
+        values = {each.name: getattr(self, each.name) for each in fields(TaskOptions)}
+        options = TaskOptions(**values)
+        if self.time_limit is None or options.timeout_budget_seconds is None:
+            return options
+        beyond = self.time_limit - options.timeout_budget_seconds + _SLACK
+        return replace(options, lease_grace_seconds=max(options.lease_grace_seconds, beyond))
+
+    def _delivery(self) -> dict[str, Any]:
+        request = self.request
+        info = request.delivery_info or {}
+        trace = (request.headers or {}).get("traceparent")
+        return {
+            "call_id": request.id or "",
+            "is_redelivered": bool(info.get("redelivered")),
+            "may_wait": not (request.called_directly or request.is_eager),
+            "traceparent": trace if isinstance(trace, str) else None,
+        }
+
+    def _longest_wait(self) -> float:
+        """A message that is held back longer than this would be delivered to another as well."""
+        options = self.app.conf.broker_transport_options or {}
+        visible = float(options.get("visibility_timeout") or VISIBILITY)
+        return max(visible - (self.time_limit or 0.0) - _SLACK, visible / 2)
+
+    def _send_again(self, call: TaskCall, ending: TaskEnding) -> NoReturn:
+        kwargs = {
+            "tenant_id": call.tenant_id,
+            "campaign_id": call.campaign_id,
+            "operation": call.operation,
+            "payload": call.payload,
+            "idempotency_key": call.idempotency_key,
+            "correlation_id": call.correlation_id,
+            CARRIED: ending.carried.to_dict(),
+        }
+        again = self.signature_from_request(
+            self.request,
+            (),
+            kwargs,
+            countdown=ending.seconds,
+            retries=(self.request.retries or 0) + 1,
+        )
+        try:
+            again.apply_async()
+        except Exception as error:
+            # Celery's own retry would drop the message here.
+            raise Reject(error, requeue=True) from error
+        told = _told(ending.result.error)
+        raise Retry(exc=told, when=ending.seconds, is_eager=False, sig=again) from None
+
+
+def _factory_of(kind: type[CeleryProviderTask]) -> Callable[[], Any]:
+    """The factory as it was written: a function on a class would otherwise be given the task."""
+    try:
+        found = inspect.getattr_static(kind, "provider_factory")
+    except AttributeError:
+        found = None
+    factory = found.__func__ if isinstance(found, staticmethod) else found
+    if callable(factory):
+        return factory
+    raise WiringError(
+        f"{kind.__name__} has no provider_factory",
+        remedy="provider_factory = staticmethod(lambda: YourProvider(...))",
+    )
+
+
+def _carried(given: dict[str, Any]) -> Carried:
+    unknown = sorted(given.keys() - {CARRIED})
+    if unknown:
+        raise ProviderBadRequestError(
+            f"a provider task does not take {', '.join(unknown)}",
+            never_sent=True,
+            remedy="what the provider needs belongs into the payload",
+        )
+    return Carried.from_dict(given[CARRIED]) if CARRIED in given else Carried()
+
+
+def _told(error: ProviderError | None) -> ProviderError:
+    """The error as it leaves the worker: picklable, short, and without what caused it."""
+    if error is None:
+        return ProviderError("the call failed without an error")
+    return type(error)(
+        message_of(error),
+        http_status=error.http_status,
+        retry_after_seconds=error.retry_after_seconds,
+        never_sent=error.never_sent,
+        remedy=error.remedy,
+    )
+
+
+def _plain(data: dict[str, Any]) -> dict[str, Any]:
+    """The data as any result backend can keep it; the call has succeeded, whatever it returned."""
+    try:
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(data, enc_hook=str))
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return {NOT_KEPT: "not_json"}
+    return plain

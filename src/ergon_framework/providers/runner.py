@@ -1,0 +1,341 @@
+"""Runs a provider call for a task queue, whichever it is.
+
+One delivery of a message is one :meth:`ProviderTaskRunner.run`: the key is claimed, the provider
+called once with all its guards, and the ending says what becomes of the message. A call that is
+given up has its dead letter in the store, in the transaction of its last row, before this returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable
+
+import msgspec
+
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.providerstore import Batch, Claim, ClaimState, DeadLetter, LaneKey
+from ergon_framework.providers.base import ProviderBase
+from ergon_framework.providers.decisions import decisions
+from ergon_framework.providers.edge import check_call
+from ergon_framework.providers.errors import (
+    ProviderBadRequestError,
+    ProviderDependencyError,
+    ProviderError,
+    ProviderInternalError,
+)
+from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.holding import dead_owner, take
+from ergon_framework.providers.idempotency import (
+    KeyGuard,
+    capped,
+    check_key,
+    conflict,
+    earlier_failure,
+    fingerprint,
+    may_run_again,
+)
+from ergon_framework.providers.redaction import message_of, squeezed_names
+from ergon_framework.providers.task_letters import LetterNames, kept_payload, new_letter
+from ergon_framework.providers.task_log import log_ending
+from ergon_framework.providers.task_runs import TaskRun, error_of, not_called
+from ergon_framework.providers.task_verdicts import Moment, Verdict, defer, verdict_on
+from ergon_framework.providers.tasks import (
+    Gate,
+    GivenUp,
+    TaskCall,
+    TaskEnd,
+    TaskEnding,
+    TaskOptions,
+)
+from ergon_framework.providers.telling import tell
+
+_LONG = 3600.0
+"""Seconds that a call without any budget is given before another one may take it over."""
+
+_UNWRITTEN = 60.0
+"""Seconds until a dead letter that nobody could keep is written again."""
+
+
+class ProviderTaskRunner:
+    """Runs the calls of one task in one process. Any thread may run any number at once."""
+
+    def __init__(
+        self,
+        provider: ProviderBase,
+        *,
+        task_name: str,
+        options: TaskOptions | None = None,
+        longest_wait: Callable[[], float] | None = None,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        """``longest_wait`` is what the queue can hold a message back for, beside the options."""
+        self.provider = provider
+        self.task_name = task_name
+        self.options = options or TaskOptions()
+        self._fitted = fitted = provider._ready()  # noqa: SLF001 - one package
+        self._table = decisions(fitted.options.decisions)
+        self._policy = fitted.options.retry_policy
+        self._wall = fitted.options.wall
+        self._dice = dice
+        self._longest_wait = longest_wait
+        self._secret_names = squeezed_names(self.options.secret_names)
+        self._volatile_names = squeezed_names(self.options.volatile_names)
+
+    def run(self, call: TaskCall) -> TaskEnding:
+        """Make one delivery's call. What goes wrong with it is in the ending."""
+        run = self._open(call)
+        if isinstance(run, TaskEnding):
+            return run
+        try:
+            result = self.provider.execute_until(
+                self._ending_of(run),
+                call.tenant_id,
+                call.campaign_id,
+                call.operation,
+                call.payload,
+                run.context,
+            )
+        except BaseException:
+            self._free(run)
+            raise
+        return self._close(run, result)
+
+    async def arun(self, call: TaskCall) -> TaskEnding:
+        """The same for asyncio."""
+        run = await asyncio.to_thread(self._open, call)
+        if isinstance(run, TaskEnding):
+            return run
+        try:
+            result = await self.provider.aexecute_until(
+                self._ending_of(run),
+                call.tenant_id,
+                call.campaign_id,
+                call.operation,
+                call.payload,
+                run.context,
+            )
+        except BaseException:
+            await asyncio.to_thread(self._free, run)
+            raise
+        return await asyncio.to_thread(self._close, run, result)
+
+    # -- before the call -----------------------------------------------------------------------
+
+    def _open(self, call: TaskCall) -> TaskRun | TaskEnding:
+        """Check the call and claim its key; an ending when there is nothing to call."""
+        call_id = call.call_id or str(uuid.uuid4())
+        correlation_id = call.correlation_id or call.carried.correlation_id or call_id
+        try:
+            run = self._checked(call, call_id, correlation_id)
+        except ProviderBadRequestError as error:
+            return self._refused(call, correlation_id, error)
+        given_up = call.carried.given_up
+        if given_up is not None:
+            return self._bury(run, error_of(given_up), given_up)
+        if call.carried.attempts >= self._policy.max_attempts:
+            spent = f"all {call.carried.attempts} attempts were made before"
+            return self._bury(run, ProviderDependencyError(spent, never_sent=True))
+        try:
+            return self._claimed(run)
+        except StoreError as error:
+            away = ProviderDependencyError(
+                "the store that keeps the idempotency keys does not answer", never_sent=True
+            )
+            away.__cause__ = error
+            return self._put_off(run, Gate.STORE, away)
+
+    def _checked(self, call: TaskCall, call_id: str, correlation_id: str) -> TaskRun:
+        given = None if call.idempotency_key is None else check_key(call.idempotency_key)
+        budget = self.options.timeout_budget_seconds
+        clock = self._fitted.options.clock or current_clock()
+        context = ProviderExecutionContext(
+            correlation_id=correlation_id,
+            task_name=self.task_name,
+            deadline=None if budget is None else clock.now() + budget,
+            attempt_offset=call.carried.attempts,
+            traceparent=call.traceparent,
+        )
+        check_call(call.tenant_id, call.campaign_id, call.operation, call.payload, context)
+        lane = LaneKey(call.tenant_id, self._fitted.provider_name, self._fitted.capability)
+        print_of_call = fingerprint(
+            lane,
+            call.campaign_id,
+            call.operation,
+            call.payload,
+            secret_names=self._secret_names,
+            volatile_names=self._volatile_names,
+        )
+        key = context.idempotency_key = given or print_of_call
+        store, owner = self.provider.store, str(uuid.uuid4())
+        guard = KeyGuard(store, call.tenant_id, key, print_of_call, owner, call_id)
+        names = LetterNames(self.task_name, call_id, key, correlation_id)
+        return TaskRun(call, lane, names, context, guard)
+
+    def _claimed(self, run: TaskRun) -> TaskRun | TaskEnding:
+        guard, options = run.guard, self.options
+        is_computed = run.call.idempotency_key is None
+        keep = options.keep_computed_key_seconds if is_computed else options.keep_key_seconds
+        if run.call.is_redelivered and not guard.count_redelivery(options.max_redeliveries, keep):
+            run.held = take(guard.name, guard.owner)  # so that no trace of the dead one is left
+            lost = f"its worker was lost {options.max_redeliveries + 1} times during this call"
+            return self._bury(run, ProviderInternalError(lost))
+        if not options.idempotent:
+            return run
+        dead = dead_owner(guard.name) if run.call.is_redelivered else None
+        run.held = take(guard.name, guard.owner)
+        claim = guard.claim(self._lease(), keep)
+        if claim.state is ClaimState.RUNNING and dead is not None:
+            claim = guard.claim_after(dead, self._lease(), keep)
+        run.is_ours = claim.state is ClaimState.MINE
+        return run if run.is_ours else self._not_ours(run, claim)
+
+    def _not_ours(self, run: TaskRun, claim: Claim) -> TaskEnding:
+        if claim.state is ClaimState.REPLAY:
+            return self._ended(run, Verdict(TaskEnd.REPLAYED), run.not_called(None, claim.result))
+        if claim.state is ClaimState.RUNNING:
+            busy = ProviderDependencyError(
+                "another call under this idempotency key is still under way", never_sent=True
+            )
+            return self._put_off(run, Gate.DUPLICATE, busy)
+        is_conflict = claim.state is ClaimState.CONFLICT
+        error = conflict() if is_conflict else earlier_failure(claim)
+        return self._failed_early(run, error, replayed=not is_conflict)
+
+    def _lease(self) -> float:
+        """Longer than any call: the queue ends one that goes on beyond its budget."""
+        budget = self.options.timeout_budget_seconds or self._fitted.options.timeout_seconds
+        return (budget or _LONG) + self.options.lease_grace_seconds
+
+    # -- ends without a call -------------------------------------------------------------------
+
+    def _refused(self, call: TaskCall, correlation_id: str, error: ProviderError) -> TaskEnding:
+        """The call is so wrong that nothing can be written about it: the log alone tells of it."""
+        lane = LaneKey(str(call.tenant_id), self._fitted.provider_name, self._fitted.capability)
+        ending = TaskEnding(TaskEnd.FAILED, not_called(error, correlation_id))
+        log_ending(self.task_name, call, lane, ending)
+        return ending
+
+    def _failed_early(self, run: TaskRun, error: ProviderError, *, replayed: bool) -> TaskEnding:
+        if error.reason_code in self.options.bury_on and not replayed:
+            return self._bury(run, error)
+        result = run.not_called(error)
+        result.replayed = replayed
+        return self._ended(run, Verdict(TaskEnd.FAILED), result)
+
+    def _put_off(self, run: TaskRun, gate: Gate, error: ProviderError) -> TaskEnding:
+        """Nobody knows when it will be over: look again soon, and then less and less often."""
+        may_wait = gate in self.options.defer_on and self.options.max_deferrals > 0
+        if may_wait:
+            attempts, moment = run.call.carried.attempts, self._moment(run.call)
+            verdict = defer(gate, 0.0, attempts, self.options, moment)
+            if verdict is not None:
+                return self._ended(run, verdict, run.not_called(error))
+        if gate is Gate.DUPLICATE and not (may_wait and run.call.may_wait):
+            # Nothing is lost: the other one makes the call.
+            return self._ended(run, Verdict(TaskEnd.FAILED), run.not_called(error))
+        return self._bury(run, error)
+
+    def _bury(self, run: TaskRun, error: ProviderError, end: GivenUp | None = None) -> TaskEnding:
+        """Give a call up that was not made by this delivery."""
+        result = run.not_called(error)
+        letter = self._letter(run, end or self._given_up(run, result))
+        if self._fitted.recorder.write_now(Batch([], [letter])):
+            result.dead_letter = letter
+        return self._ended(run, Verdict(TaskEnd.DEAD), result)
+
+    # -- after the call ------------------------------------------------------------------------
+
+    def _ending_of(self, run: TaskRun) -> Callable[[ProviderExecutionResult], DeadLetter | None]:
+        def ending(result: ProviderExecutionResult) -> DeadLetter | None:
+            run.verdict = verdict = verdict_on(
+                result,
+                self._table[result.reason_code or ""],
+                self._policy.backoff,
+                self._policy.max_attempts,
+                self.options,
+                self._moment(run.call),
+            )
+            if verdict.end is TaskEnd.DEAD:
+                return self._letter(run, self._given_up(run, result))
+            return None
+
+        return ending
+
+    def _close(self, run: TaskRun, result: ProviderExecutionResult) -> TaskEnding:
+        self._settle(run, run.verdict, result)
+        return self._ended(run, run.verdict, result)
+
+    def _settle(self, run: TaskRun, verdict: Verdict, result: ProviderExecutionResult) -> None:
+        """Write under the key what came of the call."""
+        guard, error = run.guard, result.error
+        if not run.is_ours:
+            return
+        try:
+            if verdict.end is TaskEnd.DONE:
+                kept = capped(result.data or {}, self.options.max_result_bytes, self._secret_names)
+                is_ours = guard.succeed(kept)
+            elif verdict.end is TaskEnd.FAILED and error is not None and self._is_kept(error):
+                is_ours = guard.fail(error.reason_code, message_of(error))
+            else:
+                is_ours = guard.free(result.reason_code)
+        except StoreError as fault:
+            tell("key.left_open", key=run.lane, error=type(fault).__name__)
+            return
+        if not is_ours:  # the lease was over, and somebody else has it
+            tell("key.lost", key=run.lane)
+
+    def _is_kept(self, error: ProviderError) -> bool:
+        return not may_run_again(self._table[error.reason_code], error.reason_code)
+
+    def _free(self, run: TaskRun) -> None:
+        """The call was broken off: whoever comes next need not wait for the lease to end."""
+        run.let_go()
+        try:
+            if run.is_ours:
+                run.guard.free()
+        except StoreError as fault:
+            tell("key.left_open", key=run.lane, error=type(fault).__name__)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def _ended(self, run: TaskRun, verdict: Verdict, result: ProviderExecutionResult) -> TaskEnding:
+        run.let_go()
+        is_undelivered = run.letter is not None and result.dead_letter is None
+        carried, seconds = verdict.carried, verdict.seconds
+        if is_undelivered:
+            carried = msgspec.structs.replace(run.call.carried, given_up=run.end)
+            seconds = min(_UNWRITTEN, self._longest())
+        carried = msgspec.structs.replace(carried, correlation_id=run.names.correlation_id)
+        ending = TaskEnding(
+            verdict.end,
+            result,
+            run.names.idempotency_key,
+            seconds,
+            verdict.gate,
+            carried,
+            run.letter,
+            is_undelivered,
+        )
+        log_ending(self.task_name, run.call, run.lane, ending)
+        return ending
+
+    def _moment(self, call: TaskCall) -> Moment:
+        return Moment(call.carried, self._wall(), self._dice(), call.may_wait, self._longest())
+
+    def _longest(self) -> float:
+        own = self.options.longest_deferral_seconds
+        return own if self._longest_wait is None else min(own, self._longest_wait())
+
+    def _given_up(self, run: TaskRun, result: ProviderExecutionResult) -> GivenUp:
+        retryable = self._table[result.reason_code or ""].retries
+        return run.given_up(result, self._wall(), retryable=retryable)
+
+    def _letter(self, run: TaskRun, end: GivenUp) -> DeadLetter:
+        largest, names = self.options.max_payload_bytes, self._secret_names
+        kept = kept_payload(run.call.payload, largest, names)
+        run.end = end
+        run.letter = letter = new_letter(run.call, run.lane, run.names, end, kept)
+        return letter

@@ -1,0 +1,131 @@
+"""A real worker on a real broker, for the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.providers.celery.programs.worker import make_app
+from tests.providers.redis_servers import RedisServer, redis_server
+
+__all__ = ["redis_server"]
+
+PROGRAM = Path(__file__).parent / "programs" / "worker.py"
+PATIENCE = 50
+"""Seconds for what takes a moment."""
+
+
+@dataclass
+class Stage:
+    """A broker, a store, and the workers that a test starts on them."""
+
+    server: RedisServer
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store = f"sqlite:///{self.folder / 'work.db'}"
+        self.redis = self.server.connect()
+        self.app = make_app(self.server.broker_url, self.store)
+        self.task = self.app.tasks["puppet.act"]
+
+    def start(self, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a worker with two children; what it says is in the folder."""
+        words = [sys.executable, str(PROGRAM), self.server.broker_url, self.store]
+        words += ["--pool=prefork", "--concurrency=2", "--loglevel=info"]
+        words += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        with (self.folder / "worker.log").open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                words, stdout=log, stderr=log, env={**os.environ, **environment}
+            )
+        self.processes.append(process)
+        return process
+
+    def send(
+        self,
+        name: str,
+        *script: str,
+        tenant: str | None = None,
+        task: str = "puppet.act",
+        **options: Any,
+    ) -> Any:
+        """Send a call; its result."""
+        payload = {"name": name, "script": list(script) or ["ok"]}
+        return self.app.tasks[task].delay(
+            tenant_id=tenant or name,
+            campaign_id=None,
+            operation="act",
+            payload=payload,
+            **options,
+        )
+
+    def event(self, name: str) -> dict[str, Any]:
+        """The next thing the provider did for a call."""
+        found = self.redis.blpop([f"events:{name}"], timeout=PATIENCE)
+        assert found is not None, f"no event for {name}; {self.log()}"
+        event: dict[str, Any] = json.loads(found[1])
+        return event
+
+    def calls(self, name: str) -> int:
+        """How often the provider was called."""
+        return int(self.redis.get(f"calls:{name}") or 0)
+
+    def dead_letter(self) -> dict[str, Any]:
+        """The next message of the dead-letter queue, as a consumer sees it."""
+        with self.app.connection_for_read() as connection:
+            queue = connection.SimpleQueue("queue.deadletter")
+            message = queue.get(timeout=PATIENCE)
+            message.ack()
+            queue.close()
+            body: dict[str, Any] = message.payload
+            return body
+
+    def log(self) -> str:
+        """What the workers said."""
+        return (self.folder / "worker.log").read_text(errors="replace")
+
+    def stop(self) -> None:
+        """End the workers, gently and then not; they write what is on its way."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.processes.clear()
+
+    def close(self) -> None:
+        """End everything, and empty the broker."""
+        self.stop()
+        self.app.close()
+        self.redis.flushall()
+        self.redis.close()
+
+
+@pytest.fixture
+def stage(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
+    """A stage of the test's own; no worker is started yet."""
+    stage = Stage(redis_server, tmp_path)
+    try:
+        yield stage
+    finally:
+        stage.close()
+
+
+@pytest.fixture
+def worker(stage: Stage) -> Stage:
+    """The same with a worker that has begun."""
+    stage.start()
+    return stage

@@ -1,0 +1,143 @@
+"""What is special about a server: connections that die, and that there are only so many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.providerstore import Batch, ClaimState
+from ergon_framework.providers.migrations.database import database_of
+from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from tests.providers.servers import PostgresServer
+from tests.providers.stores.workshop import LANE, START, HandClock, attempt
+
+pytestmark = [pytest.mark.slow, pytest.mark.req("PROVIDERS:storage")]
+
+
+@pytest.fixture
+def ticks() -> HandClock:
+    """What the store takes for the time that passes."""
+    return HandClock(100.0)
+
+
+@pytest.fixture
+def server_store(
+    postgres_server: PostgresServer, postgres_template: str, clock: HandClock, ticks: HandClock
+) -> Iterator[SqlProviderStore]:
+    """A store on a server."""
+    from ergon_framework.providers.stores.postgres import PostgresGround
+
+    url = postgres_server.new_database(postgres_template)
+    store = SqlProviderStore(PostgresGround(database_of(url), clock, ticks))
+    yield store
+    store.close()
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def cut(postgres_server: PostgresServer) -> Callable[[], None]:
+    """Ends every connection to the databases of tests."""
+    import psycopg
+
+    def act() -> None:
+        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname LIKE 'test_%'"
+            )
+
+    return act
+
+
+def test_a_connection_that_died_at_rest_is_replaced(
+    server_store: SqlProviderStore, ticks: HandClock, cut: Callable[[], None]
+) -> None:
+    """It is asked before it is used: the write that comes next does not notice."""
+    server_store.cool(LANE, START + 1)
+    cut()
+    ticks.at += 60
+    assert server_store.cool(LANE, START + 2) == START + 2
+
+
+def test_a_connection_that_dies_in_use_is_doubted(
+    server_store: SqlProviderStore, cut: Callable[[], None]
+) -> None:
+    """Whether the write was made nobody knows: it is not made again, and the next one works."""
+    server_store.cool(LANE, START + 1)
+    cut()
+    with pytest.raises(StoreUnavailableError):
+        server_store.cool(LANE, START + 2)
+    assert server_store.cool(LANE, START + 3) == START + 3
+
+
+def test_a_look_is_taken_again(server_store: SqlProviderStore, cut: Callable[[], None]) -> None:
+    """Reading twice does no harm, so that nobody hears of a connection that was lost."""
+    server_store.cool(LANE, START + 1)
+    cut()
+    assert server_store.standing(LANE).cooldown_until == START + 1
+
+
+def test_connections_are_bounded(
+    postgres_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds none free in time is told so."""
+    from ergon_framework.providers.stores import postgres
+
+    for name, value in (("_SHARED", 1), ("_MORE", 0), ("_PATIENCE", 0.05)):
+        monkeypatch.setattr(postgres, name, value)
+    store = SqlProviderStore(postgres.PostgresGround(database_of(postgres_url), clock))
+    with pytest.raises(StoreUnavailableError, match="all 1 connections"):
+        store.ground.read(lambda hand: store.standing(LANE))
+    assert store.cool(LANE, START) == START
+    store.close()
+
+
+def test_an_interrupted_transaction_leaves_nothing(server_store: SqlProviderStore) -> None:
+    """Whatever stops the work, its connection is not given to anybody else."""
+
+    def work(hand: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        server_store.ground.write("cool", work)
+    server_store.record(Batch([attempt()]))
+    assert len(server_store.health(LANE.tenant_id)) == 1
+
+
+def test_a_key_that_somebody_takes_at_the_same_time(server_store: SqlProviderStore) -> None:
+    """Found missing and then there: it is looked at again."""
+    from ergon_framework.providers.stores import sql_keys
+
+    class Late:
+        """A hand whose first look finds nothing."""
+
+        def __init__(self, hand: object) -> None:
+            self._hand = hand
+            self.looks = 0
+
+        def rows(self, sql: str, values: object) -> list[object]:
+            self.looks += 1
+            found: list[object] = self._hand.rows(sql, values)  # type: ignore[attr-defined]
+            return [] if self.looks == 1 else found
+
+        def run(self, sql: str, values: object) -> int:
+            count: int = self._hand.run(sql, values)  # type: ignore[attr-defined]
+            return count
+
+    server_store.claim("tenant", "key", "print", "one", 10, 100)
+    stamp = server_store.ground.stamp
+    values = {
+        "tenant_id": "tenant",
+        "key": "key",
+        "fingerprint": "print",
+        "owner": "two",
+        **{name: stamp(START) for name in ("lease_expires_at", "expires_at", "now")},
+    }
+    found = server_store.ground.write(
+        "claim",
+        lambda hand: sql_keys._take(Late(hand), values, START),  # type: ignore[arg-type]
+    )
+    assert found is not None
+    assert found.state is ClaimState.RUNNING

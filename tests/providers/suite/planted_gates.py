@@ -1,0 +1,361 @@
+"""Provider stores with one realistic bug each in their gates and budgets."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from ergon_framework.core.breaker import Breaker
+from ergon_framework.core.quota import Account, Window
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.providerstore import (
+    Batch,
+    LaneHealth,
+    LaneKey,
+    ProviderStore,
+    Quota,
+    Standing,
+)
+from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.testing.suites.providerstore.subject import Clock
+
+
+class Honest(MemoryProviderStore):
+    """The memory store, which can be opened a second time, as if by another process."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.meeting = threading.Barrier(2)
+
+    def meet(self) -> None:
+        """Let another thread come as far as this one, if there is another."""
+        try:
+            self.meeting.wait(0.5)
+        except threading.BrokenBarrierError:
+            self.meeting = threading.Barrier(2)
+
+    @classmethod
+    def beside(cls, store: ProviderStore, clock: Clock) -> Honest:
+        """What another process would have."""
+        assert isinstance(store, Honest)
+        other = cls(clock)
+        other._lock, other._lanes = store._lock, store._lanes
+        other._attempts, other._keys = store._attempts, store._keys
+        other._letters = store._letters
+        return other
+
+
+# ---- circuits -----------------------------------------------------------------------------------
+
+
+class ForgetsProbes(Honest):
+    """Has no column for the places that are taken."""
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        return super().swap(key, version, replace(breaker, probes=()))
+
+
+class WholeSeconds(Honest):
+    """Keeps the end of a cooldown in whole seconds."""
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        until = breaker.open_until
+        rounded = None if until is None else float(int(until))
+        return super().swap(key, version, replace(breaker, open_until=rounded))
+
+
+class LastWriterWins(Honest):
+    """Writes a circuit whatever it has become meanwhile."""
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        return super().swap(key, self.standing(key).version, breaker)
+
+
+class SwapsWithoutALock(Honest):
+    """Compares, and then sets."""
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        if self.standing(key).version != version:
+            return False
+        self.meet()
+        return super().swap(key, self.standing(key).version, breaker)
+
+
+class SavesAWriting(Honest):
+    """Leaves a circuit alone that is the same already."""
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        found = self.standing(key)
+        if (found.version, found.breaker) == (version, breaker):
+            return True
+        return super().swap(key, version, breaker)
+
+
+class InsertsAtAnyVersion(Honest):
+    """Does not ask for the version where there is no row."""
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        return super().swap(key, 0 if key not in self._lanes else version, breaker)
+
+
+class SwapEndsTheCooldown(Honest):
+    """Writes a whole row, without the part it was not told of."""
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        done = super().swap(key, version, breaker)
+        if done:
+            lane = self._lanes[key]
+            lane.standing = replace(lane.standing, cooldown_until=0.0)
+        return done
+
+
+class CountsEveryWriting(Honest):
+    """Gives a cooldown a version, too."""
+
+    def cool(self, key: LaneKey, until: float) -> float:
+        held = super().cool(key, until)
+        lane = self._lanes[key]
+        lane.standing = replace(lane.standing, version=lane.standing.version + 1)
+        return held
+
+
+class NewLaneIsVersionOne(Honest):
+    """Counts the row that an attempt made as a circuit that somebody wrote."""
+
+    def standing(self, key: LaneKey) -> Standing:
+        found = super().standing(key)
+        return replace(found, version=1) if key in self._lanes and not found.version else found
+
+
+class JoinsNames(Honest):
+    """Takes a lane's names together for one."""
+
+    def standing(self, key: LaneKey) -> Standing:
+        return super().standing(self._joined(key))
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        return super().swap(self._joined(key), version, breaker)
+
+    def _joined(self, key: LaneKey) -> LaneKey:
+        return LaneKey("".join(key), "", "")
+
+
+class CircuitForAllTenants(Honest):
+    """Lets one tenant's failures shut out the others."""
+
+    def standing(self, key: LaneKey) -> Standing:
+        return super().standing(key._replace(tenant_id=""))
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        return super().swap(key._replace(tenant_id=""), version, breaker)
+
+
+class KeepsItsOwnView(Honest):
+    """Each process believes what it read first."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._seen: dict[LaneKey, Standing] = {}
+
+    def standing(self, key: LaneKey) -> Standing:
+        return self._seen.setdefault(key, super().standing(key))
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+        self._seen.pop(key, None)
+        return super().swap(key, version, breaker)
+
+    def cool(self, key: LaneKey, until: float) -> float:
+        self._seen.pop(key, None)
+        return super().cool(key, until)
+
+
+# ---- cooldowns ----------------------------------------------------------------------------------
+
+
+class LastCooldownHolds(Honest):
+    """Lets a short cooldown take the place of a long one."""
+
+    def cool(self, key: LaneKey, until: float) -> float:
+        super().cool(key, until)
+        lane = self._lanes[key]
+        lane.standing = replace(lane.standing, cooldown_until=until)
+        return until
+
+
+class FirstCooldownHolds(Honest):
+    """Lets nobody prolong a cooldown."""
+
+    def cool(self, key: LaneKey, until: float) -> float:
+        return self.standing(key).cooldown_until or super().cool(key, until)
+
+
+class EchoesTheCooldown(Honest):
+    """Answers with what was asked, not with what holds."""
+
+    def cool(self, key: LaneKey, until: float) -> float:
+        super().cool(key, until)
+        return until
+
+
+class SuccessEndsTheCooldown(Honest):
+    """Takes a late success for the end of a rate limit."""
+
+    def record(self, batch: Batch) -> None:
+        super().record(batch)
+        for row in batch.attempts:
+            lane = self._lanes[LaneKey(row.tenant_id, row.provider_name, row.capability)]
+            lane.standing = replace(lane.standing, cooldown_until=0.0)
+
+
+# ---- budgets ------------------------------------------------------------------------------------
+
+
+class ChecksThenTakes(Honest):
+    """Looks whether there is something left, and takes it later."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        found = super().reserve(key, window, limit, 0)
+        if found.account.reserve(units) is None:
+            return found._replace(is_granted=False)
+        self.meet()
+        lane = self._lanes[key]
+        lane.account = found.account._replace(used=found.account.used + units)
+        return Quota(lane.account, is_granted=True)
+
+
+class FirstUseResets(Honest):
+    """Finds no account, and makes one, as all others do at that moment."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        lane = self._lane(key)
+        if lane.account is None or lane.account.window != window:
+            self.meet()
+            lane.account = None
+        return super().reserve(key, window, limit, units)
+
+
+class OneOpener(Honest):
+    """Takes a window that somebody else opened just now for one that is used up."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        if self._lane(key).account is None:
+            self.meet()
+            opened = self._lane(key).account
+            if opened is not None:
+                return Quota(opened, is_granted=False)
+        return super().reserve(key, window, limit, units)
+
+
+class OpensOlderWindows(Honest):
+    """Gives every window a budget, whenever it was."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        lane = self._lane(key)
+        if lane.account is not None and lane.account.window != window:
+            lane.account = None
+        return super().reserve(key, window, limit, units)
+
+
+class TakesWhatIsLeft(Honest):
+    """Grants a part of what was asked for."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        found = super().reserve(key, window, limit, units)
+        if not found.is_granted and found.account.remaining:
+            return super().reserve(key, window, limit, found.account.remaining)
+        return found
+
+
+class FirstCallerIsNotCounted(Honest):
+    """Opens an account with whatever the first caller asked for."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        lane = self._lane(key)
+        if lane.account is None:
+            lane.account = Account(window, limit, units)
+            return Quota(lane.account, is_granted=True)
+        return super().reserve(key, window, limit, units)
+
+
+class FirstLimitHolds(Honest):
+    """Keeps the limit a window began with."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        account = self._lane(key).account
+        held = limit if account is None or account.window != window else account.limit
+        return super().reserve(key, window, held, units)
+
+
+class ForgivesTheExcess(Honest):
+    """Lets a lowered limit wipe out what was used beyond it."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        lane = self._lane(key)
+        if lane.account is not None and lane.account.used > limit:
+            lane.account = lane.account._replace(used=limit)
+        return super().reserve(key, window, limit, units)
+
+
+class RefundsWithoutEnd(Honest):
+    """Lets a refund that is made twice count twice."""
+
+    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+        lane = self._lane(key)
+        if lane.account is not None and lane.account.window == window:
+            lane.account = lane.account._replace(used=lane.account.used - units)
+
+
+class RefundNeedsAnAccount(Honest):
+    """Takes a refund for which it finds no account amiss."""
+
+    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+        if key not in self._lanes:
+            raise StoreError("there is no such account")
+        super().refund(key, window, units)
+
+
+class RefundsTheNewest(Honest):
+    """Gives units back to whatever window is running by now."""
+
+    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+        lane = self._lanes.get(key)
+        newest = lane.account if lane else None
+        super().refund(key, newest.window if newest else window, units)
+
+
+class RefundsNothing(Honest):
+    """Forgets to give back."""
+
+    def refund(self, key: LaneKey, window: Window, units: int) -> None:
+        super().refund(key, window, 0)
+
+
+class BudgetForAllTenants(Honest):
+    """Lets tenants share a budget."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        return super().reserve(key._replace(tenant_id=""), window, limit, units)
+
+
+class LastInstantIsIncluded(Honest):
+    """Shows a window at the instant at which the next one begins."""
+
+    def health(self, tenant_id: str) -> list[LaneHealth]:
+        found = {lane.key: lane for lane in super().health(tenant_id)}
+        now, clock = self.now(), self._clock
+        self._clock = lambda: now - 1e-3
+        try:
+            return [found.get(lane.key, lane) for lane in super().health(tenant_id)]
+        finally:
+            self._clock = clock
+
+
+class BudgetPerProcess(Honest):
+    """Counts what this process took, and nobody else."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._own = MemoryProviderStore(clock)
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        return self._own.reserve(key, window, limit, units)

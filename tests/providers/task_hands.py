@@ -1,0 +1,73 @@
+"""What the tests of tasks share: a provider with a script, and calls to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.providerstore import Batch, Claim
+from ergon_framework.providers.runner import ProviderTaskRunner
+from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.providers.synthetic import SyntheticProvider
+from ergon_framework.providers.tasks import TaskCall, TaskOptions
+
+
+class FlakyStore(MemoryProviderStore):
+    """A store that can be told not to answer."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.refuses: set[str] = set()
+
+    def _check(self, what: str) -> None:
+        if what in self.refuses:
+            raise StoreUnavailableError(f"{what} was told to fail")
+
+    def claim(self, *arguments: Any) -> Claim:
+        self._check("claim")
+        return super().claim(*arguments)
+
+    def finish(self, *arguments: Any, **options: Any) -> bool:
+        self._check("finish")
+        return super().finish(*arguments, **options)
+
+    def record(self, batch: Batch) -> None:
+        self._check("record")
+        super().record(batch)
+
+
+def provider(script: str = "ok", **options: Any) -> SyntheticProvider:
+    """A provider that does what its script says."""
+    return SyntheticProvider(script, **options)
+
+
+def runner(
+    script: str | SyntheticProvider = "ok",
+    dice: Callable[[], float] = lambda: 0.0,
+    longest_wait: Callable[[], float] | None = None,
+    provider_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> ProviderTaskRunner:
+    """A runner with these options on a provider of its own."""
+    made = provider(script, **(provider_options or {})) if isinstance(script, str) else script
+    return ProviderTaskRunner(
+        made,
+        task_name="synthetic.fetch",
+        options=TaskOptions(**options),
+        longest_wait=longest_wait,
+        dice=dice,
+    )
+
+
+def call(payload: dict[str, Any] | None = None, **options: Any) -> TaskCall:
+    """A delivery."""
+    values: dict[str, Any] = {
+        "tenant_id": "t",
+        "campaign_id": None,
+        "operation": "fetch",
+        "payload": {"q": 1} if payload is None else payload,
+        "call_id": "message-1",
+        **options,
+    }
+    return TaskCall(**values)

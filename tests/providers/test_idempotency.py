@@ -1,0 +1,419 @@
+"""Keys: what they are made of, who gets them, and what is kept under them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergon_framework.ports.providerstore import ClaimState, LaneKey
+from ergon_framework.providers.errors import ProviderBadRequestError, Reason
+from ergon_framework.providers.holding import dead_owner, take
+from ergon_framework.providers.idempotency import (
+    NOT_KEPT,
+    KeyGuard,
+    capped,
+    check_key,
+    fingerprint,
+)
+from ergon_framework.providers.redaction import (
+    is_secret,
+    message_of,
+    plain_json,
+    squeezed_names,
+    strip_secrets,
+)
+from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.providers.tasks import Carried, Gate, TaskEnd
+from ergon_framework.testing import VirtualClock
+from tests.providers.task_hands import call, provider, runner
+
+pytestmark = pytest.mark.req("PEF:A-16", "PEF:T-3")
+
+LANE = LaneKey("t", "rank", "snapshot")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[VirtualClock]:
+    """Waits cost no time."""
+    with VirtualClock() as clock:
+        yield clock
+
+
+def key_of(payload: dict[str, Any], **other: Any) -> str:
+    """The key of a call."""
+    values: dict[str, Any] = {"lane": LANE, "campaign_id": None, "operation": "fetch", **other}
+    return fingerprint(payload=payload, **values)
+
+
+# -- keys -----------------------------------------------------------------------------------------
+
+
+def test_a_key_does_not_depend_on_how_the_payload_is_written() -> None:
+    """Neither on the order of names nor on how a number is spelled."""
+    assert key_of({"a": 1, "b": [1, 2]}) == key_of({"b": [1.0, 2], "a": 1})
+    assert len(key_of({})) == 64
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"lane": LANE._replace(tenant_id="u")},
+        {"lane": LANE._replace(provider_name="u")},
+        {"lane": LANE._replace(capability="u")},
+        {"campaign_id": "c"},
+        {"operation": "push"},
+        {"payload": {"q": 2}},
+        {"payload": {"q": "1"}},
+        {"payload": {"q": 1, "r": None}},
+        {"payload": {"q": [1]}},
+    ],
+)
+def test_everything_that_makes_another_request_makes_another_key(other: dict[str, Any]) -> None:
+    """Two calls that differ in one thing are two calls."""
+    payload = other.pop("payload", {"q": 1})
+    assert key_of({"q": 1}) != key_of(payload, **other)
+
+
+@pytest.mark.req("PEF:T-8")
+def test_secrets_and_what_changes_with_every_sending_are_left_out() -> None:
+    """At any depth; a name of one's own can be added to both."""
+    plain = key_of({"q": 1, "login": {"user": "u"}, "list": [{"x": 1}]})
+    assert plain == key_of(
+        {
+            "q": 1,
+            "api_key": "s1",
+            "request_id": "r",
+            "login": {"user": "u", "Password": "p"},
+            "list": [{"x": 1, "accessToken": "t", "traceparent": "00"}],
+        }
+    )
+    assert key_of({"q": 1, "nonce": 5}) != key_of({"q": 1})
+    assert key_of({"q": 1, "nonce": 5}, volatile_names=frozenset({"nonce"})) == key_of({"q": 1})
+    mine = squeezed_names({"My-Pin-Code"})
+    assert key_of({"q": 1, "my_pin_code": 5}, secret_names=mine) == key_of({"q": 1})
+
+
+def test_numbers_that_json_cannot_carry_exactly_still_make_keys() -> None:
+    """Two large numbers that are one float are two requests."""
+    assert key_of({"id": 2**60}) != key_of({"id": 2**60 + 1})
+    assert key_of({"id": 2**60}) != key_of({"id": str(2**60)})
+
+
+def test_values_that_json_knows_how_to_say_make_keys() -> None:
+    """As for the call itself: instants and bytes have a spelling."""
+    assert key_of({"at": datetime(2026, 1, 1, tzinfo=UTC), "raw": b"x"})
+
+
+@given(payload=st.dictionaries(st.text(max_size=5), JSON))
+def test_any_payload_has_one_key(payload: dict[str, Any]) -> None:
+    """Reading the payload back from JSON does not change it."""
+    assert key_of(payload) == key_of(plain_json(payload))
+
+
+@pytest.mark.parametrize("wrong", ["", "a\nb", "a\x00", "k" * 256, 7, b"k"])
+def test_keys_that_are_refused(wrong: Any) -> None:
+    """A key is a printable text of 1 to 255 characters."""
+    with pytest.raises(ProviderBadRequestError, match="idempotency_key"):
+        check_key(wrong)
+
+
+def test_keys_that_are_taken() -> None:
+    """Up to the length of the column."""
+    assert check_key("k" * 255) == "k" * 255
+    assert check_key("Bestellung Nr. 7 für ü") == "Bestellung Nr. 7 für ü"
+
+
+# -- secrets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("PEF:T-8")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("password", "PASSWORD", "user_password", "apiKey", "x-api-key", "API-Key", "secret"),
+        *("client_secret", "access_token", "token", "refreshToken", "Authorization", "cookie"),
+        *("aws_secret_access_key", "private_key", "passphrase", "credentials", "pin", "otp"),
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    """However the words are joined."""
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("max_tokens", "tokens", "page_token", "nextPageToken", "continuation_token", "keyword"),
+        *("key", "keys", "author", "spin", "shipping", "signal", "monkey", "secretary", "passage"),
+    ],
+)
+def test_names_that_only_look_like_it(name: str) -> None:
+    """Leaving these out would make two requests look like one."""
+    assert not is_secret(name)
+
+
+@pytest.mark.req("PEF:T-8")
+def test_secrets_are_stripped_wherever_they_are() -> None:
+    """By name, and by what the value looks like; the rest stays as it was."""
+    payload = {
+        "q": 1,
+        "password": {"old": "a", "new": "b"},
+        "nested": [{"token": "x", "y": 2}, ["https://u:pw@host/", "https://host/"]],
+        "header": "Bearer abcdefgh",
+        "none": None,
+    }
+    kept, has_secrets = strip_secrets(payload)
+    assert kept == {"q": 1, "nested": [{"y": 2}, ["https://host/"]], "none": None}
+    assert has_secrets
+    assert strip_secrets({"q": [1, {"r": 2}]}) == ({"q": [1, {"r": 2}]}, False)
+
+
+@given(payload=st.dictionaries(st.text(max_size=8), JSON))
+def test_what_has_no_secrets_is_not_changed(payload: dict[str, Any]) -> None:
+    """And stripping twice is stripping once."""
+    kept, has_secrets = strip_secrets(payload)
+    assert has_secrets or kept == payload
+    assert strip_secrets(kept) == (kept, False)
+
+
+@pytest.mark.req("PEF:T-8")
+def test_messages_are_veiled_and_bounded() -> None:
+    """Also those that a provider raised itself."""
+    error = ProviderBadRequestError(
+        "GET https://u:pw@h/x?sig=abc failed: token=s3cret " + "y" * 900
+    )
+    told = message_of(error)
+    assert not any(each in told for each in ("pw@", "abc", "s3cret"))
+    assert len(told) <= 500
+
+
+# -- results --------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_of_a_result() -> None:
+    """A result that is too large, has secrets or is no JSON leaves only the reason."""
+    assert capped({"a": 1}, 100) == {"a": 1}
+    assert capped({"a": "x" * 100}, 50) == {NOT_KEPT: "too_large"}
+    assert capped({"access_token": "x"}, 100) == {NOT_KEPT: "has_secrets"}
+    assert capped({"a": object()}, 100) == {NOT_KEPT: "not_json"}
+
+
+def test_a_replay_without_the_result_says_so() -> None:
+    """The provider is not called again only because its answer was large."""
+    run = runner("ok", max_result_bytes=3)
+    assert run.run(call(idempotency_key="k")).end is TaskEnd.DONE
+    replay = run.run(call(idempotency_key="k"))
+    assert (replay.end, replay.result.data) == (TaskEnd.REPLAYED, {NOT_KEPT: "too_large"})
+
+
+# -- who gets a key -------------------------------------------------------------------------------
+
+
+def test_a_success_is_replayed_and_uses_no_quota() -> None:
+    """The second call has the data of the first."""
+    run = runner("ok bad_request")
+    first, second = run.run(call()), run.run(call(call_id="message-2"))
+    assert (first.end, second.end) == (TaskEnd.DONE, TaskEnd.REPLAYED)
+    assert second.result.data == first.result.data
+    assert (second.result.replayed, second.result.attempts) == (True, 0)
+
+
+def test_the_same_key_for_another_request_is_a_bad_request() -> None:
+    """Whoever reuses a key is told, and nothing is called."""
+    run = runner("ok")
+    run.run(call({"q": 1}, idempotency_key="k"))
+    ending = run.run(call({"q": 2}, idempotency_key="k"))
+    assert (ending.end, ending.result.reason_code) == (TaskEnd.FAILED, "bad_request")
+    buried = runner("ok", bury_on={"bad_request"})
+    buried.run(call({"q": 1}, idempotency_key="k"))
+    assert buried.run(call({"q": 2}, idempotency_key="k")).end is TaskEnd.DEAD
+
+
+def test_tenants_do_not_share_keys() -> None:
+    """One tenant's key says nothing about another's."""
+    run = runner("ok")
+    ends = [run.run(call(tenant_id=each, idempotency_key="k")).end for each in ("a", "b")]
+    assert ends == [TaskEnd.DONE, TaskEnd.DONE]
+
+
+@pytest.mark.parametrize("reason", sorted(set(Reason)))
+def test_which_failures_are_made_again_under_their_key(reason: Reason) -> None:
+    """Those that time, quota or credentials can heal; the others are told again as they were."""
+    run = runner(provider(f"{reason.value} {reason.value} {reason.value} ok"), max_deferrals=0)
+    first = run.run(call(idempotency_key="k"))
+    second = run.run(call(idempotency_key="k", call_id="message-2"))
+    is_kept_for_good = reason in {"bad_request", "response_invalid", "internal_error"}
+    assert first.result.reason_code == reason
+    assert second.result.replayed is is_kept_for_good
+    if is_kept_for_good:
+        assert (second.end, second.result.reason_code) == (TaskEnd.FAILED, reason)
+        assert str(second.result.error) == str(first.result.error)
+
+
+def test_a_key_in_use_defers_the_duplicate() -> None:
+    """One call is under way; the other waits for it, and never calls."""
+    began, go = threading.Event(), threading.Event()
+
+    class Slow(type(provider())):  # type: ignore[misc]
+        def _execute_impl(self, **given: Any) -> dict[str, Any]:
+            began.set()
+            assert go.wait(30)
+            return {"by": "the first"}
+
+    run = runner(Slow())
+    ends: list[Any] = []
+    thread = threading.Thread(target=lambda: ends.append(run.run(call(idempotency_key="k"))))
+    thread.start()
+    assert began.wait(30)
+    waiting = run.run(call(idempotency_key="k", call_id="message-2"))
+    go.set()
+    thread.join(30)
+    assert (waiting.end, waiting.gate) == (TaskEnd.DEFER, Gate.DUPLICATE)
+    assert ends[0].end is TaskEnd.DONE
+    done = run.run(call(idempotency_key="k", call_id="message-2", carried=waiting.carried))
+    assert (done.end, done.result.data) == (TaskEnd.REPLAYED, {"by": "the first"})
+
+
+def test_a_duplicate_that_waited_too_often_is_buried() -> None:
+    """Deferrals end, whatever they wait for; who may not wait at all is told that it is busy."""
+    run = runner("ok", max_deferrals=1)
+    run.provider.store.claim("t", "k", key_of_call(run), "somebody", 1e6, 1e6)
+    last = run.run(call(idempotency_key="k", carried=Carried(deferrals=1)))
+    assert (last.end, last.result.reason_code) == (TaskEnd.DEAD, "dependency_unavailable")
+    busy = run.run(call(idempotency_key="k", may_wait=False))
+    assert (busy.end, busy.result.reason_code) == (TaskEnd.FAILED, "dependency_unavailable")
+
+
+def key_of_call(run: Any) -> str:
+    """The fingerprint of the call that all tests make."""
+    lane = LaneKey("t", run.provider.provider_name, run.provider.capability)
+    return fingerprint(lane, None, "fetch", {"q": 1})
+
+
+@pytest.mark.req("PEF:trap-worker-lost")
+def test_a_lease_is_taken_over_when_it_has_run_out() -> None:
+    """Nobody knows what became of its holder; until then, others wait."""
+    now = [1000.0]
+    store = MemoryProviderStore(lambda: now[0])
+    run = runner(provider("ok", store=store))
+    store.claim("t", "k", key_of_call(run), "gone", 90.0, 3600.0)
+    assert run.run(call(idempotency_key="k")).end is TaskEnd.DEFER
+    assert run.run(call(idempotency_key="k", is_redelivered=True)).end is TaskEnd.DEFER
+    now[0] += 91
+    assert run.run(call(idempotency_key="k")).end is TaskEnd.DONE
+
+
+@pytest.mark.req("PEF:trap-worker-lost")
+def test_a_message_that_comes_back_goes_on_when_its_worker_is_dead() -> None:
+    """The lock that the worker held is free: it died on this machine, and nobody waits for it."""
+    run = runner("ok")
+    store, name = run.provider.store, "t\nk\nmessage-1"
+    store.claim("t", "k", key_of_call(run), "the dead one", 90.0, 3600.0)
+    held = take(name, "the dead one")
+    assert held is not None
+    alive = run.run(call(idempotency_key="k", is_redelivered=True))
+    assert (alive.end, alive.gate) == (TaskEnd.DEFER, Gate.DUPLICATE)
+    os.close(held._file)  # as the system does for a process that dies
+    other = run.run(call(idempotency_key="k", call_id="message-2", is_redelivered=True))
+    assert other.end is TaskEnd.DEFER
+    assert run.run(call(idempotency_key="k", is_redelivered=True)).end is TaskEnd.DONE
+    assert dead_owner(name) is None
+
+
+def test_a_second_copy_of_a_message_does_not_call_beside_the_first() -> None:
+    """A producer that was not sure sends a message twice, under one id."""
+    began, go = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    class Slow(type(provider())):  # type: ignore[misc]
+        def _execute_impl(self, **given: Any) -> dict[str, Any]:
+            calls.append(1)
+            began.set()
+            assert go.wait(30)
+            return {}
+
+    run = runner(Slow())
+    thread = threading.Thread(target=lambda: run.run(call(idempotency_key="k")))
+    thread.start()
+    assert began.wait(30)
+    for is_redelivered in (False, True):
+        copy = run.run(call(idempotency_key="k", is_redelivered=is_redelivered))
+        assert (copy.end, copy.gate) == (TaskEnd.DEFER, Gate.DUPLICATE)
+    go.set()
+    thread.join(30)
+    assert calls == [1]
+
+
+def test_a_folder_of_somebody_else_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then leases have to run out; the call itself is made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"ergon-held-{os.getuid()}").mkdir(mode=0o777)
+    (tmp_path / f"ergon-held-{os.getuid()}").chmod(0o777)
+    assert take("name", "me") is None
+    assert dead_owner("name") is None
+    assert runner("ok").run(call()).end is TaskEnd.DONE
+
+
+def test_without_the_guard_every_call_is_made() -> None:
+    """The key still reaches the provider and the rows."""
+    run = runner("ok", idempotent=False)
+    ends = [run.run(call(idempotency_key="k")) for _ in range(2)]
+    assert [each.end for each in ends] == [TaskEnd.DONE, TaskEnd.DONE]
+    assert ends[0].result.idempotency_key == "k"
+
+
+def test_a_computed_key_is_forgotten_sooner_than_a_given_one() -> None:
+    """The same request an hour later is a new one, unless its caller says otherwise."""
+    now = [1000.0]
+    store = MemoryProviderStore(lambda: now[0])
+    run = runner(provider("ok", store=store))
+    run.run(call())
+    run.run(call(idempotency_key="k"))
+    now[0] += 3601
+    assert run.run(call()).end is TaskEnd.DONE
+    assert run.run(call(idempotency_key="k")).end is TaskEnd.REPLAYED
+
+
+def test_many_threads_and_one_key_make_one_call() -> None:
+    """Whoever comes second waits or has the result."""
+    run = runner("ok")
+    ends: list[TaskEnd] = []
+
+    def deliver(number: int) -> None:
+        with VirtualClock():
+            ends.append(run.run(call(idempotency_key="k", call_id=f"m{number}")).end)
+
+    threads = [threading.Thread(target=deliver, args=(number,)) for number in range(16)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    assert ends.count(TaskEnd.DONE) == 1
+    assert set(ends) <= {TaskEnd.DONE, TaskEnd.REPLAYED, TaskEnd.DEFER}
+
+
+def test_redeliveries_are_counted_per_message() -> None:
+    """Each one leaves a mark; another message has marks of its own."""
+    store = MemoryProviderStore()
+    guards = [
+        KeyGuard(store, "t", "k", "f", f"{n}", m) for n, m in enumerate(["m1", "m1", "m1", "m2"])
+    ]
+    counted = [each.count_redelivery(2, 100.0) for each in guards]
+    assert counted == [True, True, False, True]
+    assert guards[0].claim(1.0, 1.0).state is ClaimState.MINE

@@ -1,0 +1,435 @@
+"""The same call on an event loop: cancelled anywhere, and never holding the loop up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.core.breaker import State
+from ergon_framework.errors import HookError
+from ergon_framework.ports.providerstore import DeadLetter, ProviderStore
+from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.errors import ProviderDependencyError, ProviderTimeoutError
+from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.quota import QuotaPolicy
+from ergon_framework.providers.recorder import recorder_of
+from ergon_framework.providers.stores import open_store
+from ergon_framework.testing import VirtualClock
+from tests.providers.scripted import (
+    ONCE,
+    PATIENCE,
+    AsyncScripted,
+    Scripted,
+    acall,
+    call,
+    is_whole,
+    new_store,
+    rows,
+    standing,
+    used,
+)
+
+DOWN = ProviderDependencyError("down", http_status=503)
+COLOURS = pytest.mark.parametrize("kind", [Scripted, AsyncScripted])
+
+
+@pytest.fixture
+def clock() -> Iterator[VirtualClock]:
+    """Time for one test."""
+    with VirtualClock() as clock:
+        yield clock
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(
+    request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path
+) -> Iterator[ProviderStore]:
+    """Both kinds of store: one answers at once, the other is asked on a thread."""
+    with new_store(request.param, clock, tmp_path) as store:
+        yield store
+
+
+@COLOURS
+@pytest.mark.req("PEF:A-30", "PEF:M-2")
+def test_it_retries_and_writes_as_its_twin_does(
+    kind: type[Scripted], clock: VirtualClock, store: ProviderStore
+) -> None:
+    """Whether the provider itself is async or not."""
+    provider = kind(DOWN, DOWN, store=store, quota=QuotaPolicy(limit=9))
+    result = clock.run(acall(provider, correlation_id="c"))
+    assert (result.success, result.attempts, clock.now()) == (True, 3, 1.5)
+    assert [row.outcome for row in rows(provider, "c")] == ["retry", "retry", "success"]
+    assert used(provider) == 1
+
+
+@COLOURS
+@pytest.mark.req("PEF:A-30")
+def test_refusals_come_back_as_results(
+    kind: type[Scripted], clock: VirtualClock, store: ProviderStore
+) -> None:
+    """Of the circuit and of the quota."""
+    provider = kind(
+        DOWN,
+        store=store,
+        retry_policy=ONCE,
+        circuit_breaker=CircuitBreaker(1, 5),
+        quota=QuotaPolicy(limit=2),
+    )
+    found = [clock.run(acall(provider)).reason_code for _ in range(2)]
+    clock.advance(5.0)
+    found += [clock.run(acall(provider)).reason_code for _ in range(2)]
+    assert found == ["dependency_unavailable", "circuit_open", None, "quota_exhausted"]
+
+
+@pytest.mark.req("PEF:A-7")
+def test_an_attempt_that_awaits_too_long_is_ended(clock: VirtualClock) -> None:
+    """It is a timeout, and may be tried again while there is time."""
+    provider = AsyncScripted(
+        lambda _: asyncio.sleep(100), attempt_timeout_seconds=5, timeout_seconds=60
+    )
+    result = clock.run(acall(provider))
+    assert (result.success, result.attempts) == (True, 2)
+    assert result.attempt_log[0].reason_code == "timeout"
+    assert result.attempt_log[0].duration_ms == 5000.0
+
+
+@pytest.mark.req("PEF:A-7")
+def test_a_timeout_of_the_providers_own_is_told_as_it_is(clock: VirtualClock) -> None:
+    """It did not come from our limit."""
+    own = ProviderTimeoutError("mine", http_status=504)
+    provider = AsyncScripted(own, retry_policy=ONCE)
+    result = clock.run(acall(provider))
+    assert result.error is own
+
+
+@pytest.mark.req("PEF:A-30")
+def test_an_async_provider_may_be_called_from_a_thread(clock: VirtualClock) -> None:
+    """It gets an event loop of its own; inside one it must be awaited."""
+    provider = AsyncScripted(DOWN, retry_policy=ONCE)
+    assert call(provider).reason_code == "dependency_unavailable"
+    assert call(provider).success
+
+    async def inside() -> None:
+        call(provider)
+
+    with pytest.raises(HookError, match="event loop") as refused:
+        clock.run(inside())
+    assert "aexecute" in str(refused.value)
+
+
+@pytest.mark.req("PEF:B-10")
+@pytest.mark.timeout(30)
+def test_a_thread_that_raises_stop_iteration_comes_back(clock: VirtualClock) -> None:
+    """A future would not take it, and the call would never end."""
+    provider = Scripted(StopIteration())
+    assert clock.run(acall(provider)).reason_code == "internal_error"
+
+
+def test_the_context_of_the_caller_is_seen_on_the_thread(clock: VirtualClock) -> None:
+    """So that traces go on."""
+    from contextvars import ContextVar
+
+    here: ContextVar[str] = ContextVar("here", default="nowhere")
+
+    async def inside() -> ProviderExecutionResult:
+        here.set("caller")
+        return await acall(Scripted(lambda _: {"where": here.get()}))
+
+    assert clock.run(inside()).data == {"where": "caller"}
+
+
+def test_the_loop_is_not_held_up_by_the_store(tmp_path: Path) -> None:
+    """Whatever waits for a database does so on another thread."""
+    store = open_store(f"sqlite:///{tmp_path / 'work.db'}")
+    main = threading.get_ident()
+    found: set[tuple[str, bool]] = set()
+
+    class Listening:
+        """The same store, which tells who asks."""
+
+        def __getattr__(self, name: str) -> Any:
+            target = getattr(store, name)
+            if name not in {"standing", "swap", "cool", "reserve", "refund", "record"}:
+                return target
+
+            def told(*args: Any) -> Any:
+                found.add((name, threading.get_ident() == main))
+                return target(*args)
+
+            return told
+
+    provider = AsyncScripted(
+        store=Listening(),
+        retry_policy=ONCE,
+        circuit_breaker=CircuitBreaker(2, 0.001),
+        quota=QuotaPolicy(limit=100),
+        default_cooldown_seconds=0.0001,
+        spill=tmp_path / "spill",
+        durable=True,
+    )
+    from ergon_framework.providers.errors import ProviderConnectionError, ProviderRateLimitError
+
+    async def inside() -> None:
+        for error in (DOWN, ProviderRateLimitError("x"), DOWN):
+            provider.steps.append(error)
+            await acall(provider)
+        provider.steps.append(ProviderConnectionError("x", never_sent=True))
+        for _ in range(3):
+            await acall(provider)
+
+    try:
+        asyncio.run(inside())
+        provider.close()
+        names = {name for name, _ in found}
+        assert {"standing", "swap", "cool", "reserve", "refund", "record"} == names
+        assert [name for name, is_main in found if is_main and name != "record"] == []
+    finally:
+        recorder_of(provider.store).close()
+        store.close()
+
+
+# -- cancelled -----------------------------------------------------------------------------------
+
+
+def probing(kind: type[Scripted], clock: VirtualClock, store: ProviderStore) -> Scripted:
+    """A provider whose next call is the only probe of a half-open circuit."""
+    provider = kind(
+        DOWN,
+        store=store,
+        retry_policy=ONCE,
+        circuit_breaker=CircuitBreaker(1, 5, probe_lease_seconds=10_000),
+        quota=QuotaPolicy(limit=9),
+    )
+    call(provider)
+    clock.advance(5.0)
+    return provider
+
+
+async def cancelled(work: asyncio.Task[Any]) -> bool:
+    """Cancel it; whether it ended so."""
+    work.cancel()
+    try:
+        await work
+    except asyncio.CancelledError:
+        return True
+    return False
+
+
+@pytest.mark.req("PEF:E-15", "PEF:C-11")
+def test_cancelled_in_its_attempt(clock: VirtualClock, store: ProviderStore) -> None:
+    """The place in the circuit and the unit come back."""
+    provider = probing(AsyncScripted, clock, store)
+
+    async def inside() -> None:
+        began = asyncio.Event()
+
+        async def hang() -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        provider.steps.append(lambda _: hang())
+        work = asyncio.create_task(acall(provider))
+        await began.wait()
+        assert await cancelled(work)
+
+    clock.run(inside())
+    assert (used(provider), is_whole(provider)) == (1, True)
+    assert standing(provider).state is State.HALF_OPEN
+    assert clock.run(acall(provider)).success
+
+
+@COLOURS
+@pytest.mark.req("PEF:E-15")
+def test_cancelled_in_its_wait(
+    kind: type[Scripted], clock: VirtualClock, store: ProviderStore
+) -> None:
+    """Between two attempts."""
+    provider = kind(DOWN, store=store, quota=QuotaPolicy(limit=9))
+
+    async def inside() -> None:
+        work = asyncio.create_task(acall(provider))
+        asyncio.get_running_loop().call_later(0.25, work.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    clock.run(inside())
+    assert clock.now() == 0.25
+    assert (provider.calls, used(provider), is_whole(provider)) == (1, 0, True)
+
+
+@pytest.mark.req("PEF:E-15", "PEF:trap-pinned-reservation")
+@pytest.mark.parametrize("step", ["standing", "reserve", "swap"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_cancelled_at_a_gate(
+    step: str, times: int, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the store does what it was asked for: that is heard out, and given back."""
+    with new_store("sqlite", clock, tmp_path) as store:
+        provider = probing(AsyncScripted, clock, store)
+        asked_for, may_go_on = threading.Event(), threading.Event()
+        plain = getattr(store, step)
+
+        def slowly(*args: Any) -> Any:
+            found = plain(*args)
+            monkeypatch.setattr(store, step, plain)
+            asked_for.set()
+            assert may_go_on.wait(PATIENCE)
+            return found
+
+        monkeypatch.setattr(store, step, slowly)
+
+        async def inside() -> None:
+            loop = asyncio.get_running_loop()
+            work = asyncio.create_task(acall(provider))
+            await loop.run_in_executor(None, asked_for.wait, PATIENCE)
+            for _ in range(times):  # somebody impatient
+                work.cancel()
+                await asyncio.sleep(0)
+            assert not work.done()
+            may_go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+
+        clock.run(inside())
+        assert (provider.calls, used(provider), is_whole(provider)) == (1, 1, True)
+        clock.advance(10.0)
+        assert clock.run(acall(provider)).success
+
+
+@pytest.mark.req("PEF:E-15")
+def test_cancelled_while_it_gives_back(
+    clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second cancellation does not keep the first from tidying up."""
+    with new_store("sqlite", clock, tmp_path) as store:
+        provider = probing(AsyncScripted, clock, store)
+        asked_for, may_go_on = threading.Event(), threading.Event()
+        plain = store.refund
+
+        def slowly(*args: Any) -> Any:
+            asked_for.set()
+            assert may_go_on.wait(PATIENCE)
+            return plain(*args)
+
+        monkeypatch.setattr(store, "refund", slowly)
+
+        async def inside() -> None:
+            loop = asyncio.get_running_loop()
+            began = asyncio.Event()
+
+            async def hang() -> None:
+                began.set()
+                await asyncio.Event().wait()
+
+            provider.steps.append(lambda _: hang())
+            work = asyncio.create_task(acall(provider))
+            await began.wait()
+            work.cancel()
+            await loop.run_in_executor(None, asked_for.wait, PATIENCE)
+            work.cancel()
+            await asyncio.sleep(0)
+            may_go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+
+        clock.run(inside())
+        assert (used(provider), is_whole(provider)) == (1, True)
+
+
+@pytest.mark.req("PEF:E-15")
+def test_thrown_away_in_its_attempt(clock: VirtualClock, store: ProviderStore) -> None:
+    """A coroutine that nobody awaits any more cannot wait for a thread, and gives back itself."""
+    provider = probing(AsyncScripted, clock, store)
+
+    async def inside() -> None:
+        began = asyncio.Event()
+
+        async def hang() -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        provider.steps.append(lambda _: hang())
+        coroutine = acall(provider)
+
+        while not began.is_set():
+            pending = coroutine.send(None)
+            if not began.is_set():
+                await asyncio.wait({pending})
+        coroutine.close()
+
+    clock.run(inside())
+    assert (used(provider), is_whole(provider)) == (1, True)
+
+
+@pytest.mark.req("PEF:E-15")
+@COLOURS
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_an_exit_passes(
+    kind: type[Scripted], error: BaseException, clock: VirtualClock, store: ProviderStore
+) -> None:
+    """Also from another thread; nothing stays taken."""
+    provider = probing(kind, clock, store)
+    provider.steps.append(error)
+    with pytest.raises(type(error)):
+        clock.run(acall(provider))
+    assert (used(provider), is_whole(provider)) == (1, True)
+
+
+# -- beside --------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("PEF:C-9", "PEF:A-30")
+@COLOURS
+def test_calls_run_at_once(kind: type[Scripted], clock: VirtualClock) -> None:
+    """Four of them meet in the middle of their attempts."""
+    met = threading.Barrier(4) if kind is Scripted else None
+    provider = kind()
+
+    async def inside() -> list[ProviderExecutionResult]:
+        inner = asyncio.Barrier(4)
+
+        async def meet() -> dict[str, Any]:
+            await inner.wait()
+            return {}
+
+        def step(_: object) -> Any:
+            if met is None:
+                return meet()
+            met.wait(PATIENCE)
+            return {}
+
+        provider.steps.extend([step] * 4)
+        return await asyncio.gather(*(acall(provider) for _ in range(4)))
+
+    assert all(result.success for result in clock.run(inside()))
+
+
+@pytest.mark.req("PEF:A-18")
+def test_a_dead_letter_is_written_on_a_thread(clock: VirtualClock) -> None:
+    """The event loop goes on meanwhile."""
+    main = threading.get_ident()
+    seen: list[bool] = []
+
+    def bury(_: ProviderExecutionResult) -> DeadLetter | None:
+        seen.append(threading.get_ident() == main)
+        return None
+
+    provider = AsyncScripted(DOWN, DOWN, DOWN)
+    context = ProviderExecutionContext()
+    result = clock.run(provider.aexecute_until(bury, "t", None, "fetch", {}, context))
+    assert (result.success, seen) == (False, [False])
+
+
+def test_durable_rows_are_there_before_the_call_returns(
+    clock: VirtualClock, store: ProviderStore
+) -> None:
+    """Nobody needs to flush."""
+    provider = AsyncScripted(store=store, durable=True)
+    for number in range(2):
+        clock.run(acall(provider, correlation_id=f"c{number}"))
+        assert len(store.attempts_of(f"c{number}")) == 1

@@ -1,0 +1,249 @@
+"""The relay: from the store to the queue, at least once, and never in the way of itself."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ergon_framework.core.instants import parse_instant
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.providerstore import Batch, DeadLetter, LetterStatus
+from ergon_framework.providers.relay import Relay, Relayed, RelayThread
+from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.storage.failpoints import armed
+
+pytestmark = pytest.mark.req("PEF:A-19", "PROVIDERS:celery")
+
+LETTER = DeadLetter(
+    dead_letter_id="d-0",
+    tenant_id="t",
+    campaign_id=None,
+    task_name="known",
+    provider_name="p",
+    capability="c",
+    operation="o",
+    idempotency_key="k",
+    correlation_id="cid",
+    reason_code="timeout",
+    error_type="ProviderTimeoutError",
+    error_message="no answer",
+    attempts=3,
+    occurred_at=1_700_000_000.25,
+    retryable=True,
+    payload={"q": 1},
+)
+
+
+class FakeCounter:
+    """A queue in a list, which can be told to fail."""
+
+    def __init__(self) -> None:
+        self.published: list[dict[str, Any]] = []
+        self.sent: list[DeadLetter] = []
+        self.openings = 0
+        self.fails_after: int | None = None
+        self.heard: queue.Queue[str] = queue.Queue()
+
+    @contextmanager
+    def open(self) -> Iterator[FakeCounter]:
+        self.openings += 1
+        yield self
+
+    def publish(self, message: dict[str, Any]) -> None:
+        if self.fails_after is not None and len(self.published) >= self.fails_after:
+            raise ConnectionError("the broker is away")
+        self.published.append(message)
+        self.heard.put(message["dead_letter_id"])
+
+    def send(self, letter: DeadLetter) -> bool:
+        if letter.task_name != "known":
+            return False
+        self.sent.append(letter)
+        return True
+
+
+@pytest.fixture
+def counter() -> FakeCounter:
+    """A queue."""
+    return FakeCounter()
+
+
+@pytest.fixture
+def store() -> MemoryProviderStore:
+    """A store with three letters."""
+    made = MemoryProviderStore()
+    letters = [replace(LETTER, dead_letter_id=f"d-{n}", occurred_at=1.7e9 + n) for n in range(3)]
+    made.record(Batch([], letters))
+    return made
+
+
+def status(store: MemoryProviderStore, letter_id: str) -> LetterStatus:
+    """Where a letter stands."""
+    (found,) = store.letters(ids=[letter_id])
+    return found.status
+
+
+def ids(counter: FakeCounter) -> list[str]:
+    """What was published."""
+    return [each["dead_letter_id"] for each in counter.published]
+
+
+@pytest.mark.req("PEF:D-1", "PEF:D-2")
+def test_letters_are_published_oldest_first(
+    store: MemoryProviderStore, counter: FakeCounter
+) -> None:
+    """Once; then the store knows, and the queue is not even opened."""
+    relay = Relay(store, counter.open)
+    assert relay.pump() == Relayed(published=3)
+    assert ids(counter) == ["d-0", "d-1", "d-2"]
+    assert not relay.pump()
+    assert counter.openings == 1
+    message = counter.published[0]
+    assert parse_instant(message["occurred_at"]) == 1.7e9
+    assert message["occurred_at"].endswith("Z")
+    assert (message["attempts"], message["schema_version"], message["redrive_count"]) == (3, 1, 0)
+    assert "payload" not in message
+
+
+def test_what_the_queue_did_not_take_waits(
+    store: MemoryProviderStore, counter: FakeCounter
+) -> None:
+    """The one that failed and those behind it; nothing is published out of turn."""
+    counter.fails_after = 1
+    relay = Relay(store, counter.open)
+    with pytest.raises(ConnectionError):
+        relay.pump()
+    counter.fails_after = None
+    assert relay.drain() == Relayed(published=2)
+    assert ids(counter) == ["d-0", "d-1", "d-2"]
+
+
+def test_a_relay_that_dies_before_it_tells_the_store_publishes_again(
+    store: MemoryProviderStore, counter: FakeCounter
+) -> None:
+    """Under the same id, by which consumers know it."""
+    relay = Relay(store, counter.open)
+    with armed("providers.publish.after=error"), pytest.raises(OSError, match=r"publish\.after"):
+        relay.pump()
+    with armed("providers.publish.before=error"), pytest.raises(OSError, match=r"publish\.before"):
+        relay.pump()
+    relay.pump()
+    assert ids(counter) == ["d-0", "d-0", "d-1", "d-2"]
+
+
+def test_two_relays_on_one_store_lose_nothing(
+    store: MemoryProviderStore, counter: FakeCounter
+) -> None:
+    """What one has moved, the other leaves alone."""
+    one, two = Relay(store, counter.open, batch=2), Relay(store, counter.open, batch=2)
+    while one.pump() or two.pump():
+        pass
+    assert sorted(set(ids(counter))) == ["d-0", "d-1", "d-2"]
+    assert {status(store, f"d-{n}") for n in range(3)} == {LetterStatus.PUBLISHED}
+
+
+def test_a_call_is_sent_again_and_counted_once(
+    store: MemoryProviderStore, counter: FakeCounter
+) -> None:
+    """Published letters are only sent; one that nobody has heard of is published as well."""
+    relay = Relay(store, counter.open)
+    store.move_letter("d-0", LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
+    relay.drain()
+    store.move_letter("d-1", LetterStatus.REDRIVE, when=[LetterStatus.PUBLISHED])
+    with armed("providers.redrive.before=error"), pytest.raises(OSError, match=r"redrive\.before"):
+        relay.pump()
+    with armed("providers.redrive.after=error"), pytest.raises(OSError, match=r"redrive\.after"):
+        relay.pump()
+    relay.drain()
+    assert [each.dead_letter_id for each in counter.sent] == ["d-0", "d-1", "d-1"]
+    assert sorted(ids(counter)) == ["d-0", "d-1", "d-2"]
+    assert status(store, "d-1") is LetterStatus.REDRIVEN
+
+
+def test_letters_of_other_tasks_and_without_payload_are_not_in_the_way(
+    counter: FakeCounter,
+) -> None:
+    """One waits for a relay that knows its task, the others are given back to the operator."""
+    store = MemoryProviderStore()
+    odd = [
+        replace(LETTER, dead_letter_id="foreign", task_name="unknown", occurred_at=1.0),
+        replace(LETTER, dead_letter_id="secret", has_secrets=True, occurred_at=2.0),
+        replace(LETTER, dead_letter_id="large", payload=None, occurred_at=3.0),
+        LETTER,
+    ]
+    store.record(Batch([], odd))
+    relay = Relay(store, counter.open)
+    relay.drain()
+    for each in odd:
+        store.move_letter(each.dead_letter_id, LetterStatus.REDRIVE, when=[LetterStatus.PUBLISHED])
+    relay.drain()
+    assert [each.dead_letter_id for each in counter.sent] == ["d-0"]
+    assert status(store, "foreign") is LetterStatus.REDRIVE
+    assert status(store, "secret") is status(store, "large") is LetterStatus.PUBLISHED
+
+
+def test_many_letters_of_other_tasks_do_not_starve_the_rest(counter: FakeCounter) -> None:
+    """A batch may be full of what this relay cannot send."""
+    store = MemoryProviderStore()
+    foreign = [
+        replace(LETTER, dead_letter_id=f"f-{n}", task_name="unknown", occurred_at=float(n))
+        for n in range(5)
+    ]
+    store.record(Batch([], [*foreign, LETTER]))
+    for each in (*foreign, LETTER):
+        store.move_letter(each.dead_letter_id, LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
+    Relay(store, counter.open, batch=2).drain()
+    assert [each.dead_letter_id for each in counter.sent] == ["d-0"]
+
+
+# -- the thread -----------------------------------------------------------------------------------
+
+
+def test_the_thread_carries_and_ends(store: MemoryProviderStore, counter: FakeCounter) -> None:
+    """What comes later is carried when it is woken; a last look is had when it ends."""
+    thread = RelayThread(lambda: [Relay(store, counter.open)], idle=3600.0)
+    thread.start()
+    assert [counter.heard.get(timeout=30) for _ in range(3)] == ["d-0", "d-1", "d-2"]
+    store.record(Batch([], [replace(LETTER, dead_letter_id="later")]))
+    thread.wake()
+    assert counter.heard.get(timeout=30) == "later"
+    store.record(Batch([], [replace(LETTER, dead_letter_id="last")]))
+    thread.stop(30)
+    assert counter.heard.get(timeout=30) == "last"
+
+
+def test_after_failures_it_waits_longer_and_longer(
+    store: MemoryProviderStore, counter: FakeCounter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever fails, the thread goes on; a look that works begins anew."""
+    counter.fails_after = 0
+    thread = RelayThread(lambda: [Relay(store, counter.open)], idle=2.0, dice=lambda: 0.5)
+    assert [thread.look() for _ in range(4)] == [1.0, 2.0, 4.0, 8.0]
+    assert "relay.failed" in caplog.text
+    counter.fails_after = None
+    assert [thread.look(), thread.look()] == [0.0, 2.0]
+
+
+def test_a_store_that_cannot_be_opened_does_not_end_the_thread() -> None:
+    """The provider may not be buildable yet: it is tried again."""
+
+    def nothing() -> list[Relay]:
+        raise StoreUnavailableError("not yet")
+
+    assert RelayThread(nothing, dice=lambda: 0.5).look() == 1.0
+
+
+def test_one_relay_that_fails_does_not_stop_the_others(
+    store: MemoryProviderStore, counter: FakeCounter
+) -> None:
+    """Another store, another queue: only the wait before the next look is common to them."""
+    away = MemoryProviderStore()
+    away.close()
+    relays = [Relay(away, counter.open), Relay(store, counter.open)]
+    assert RelayThread(lambda: relays, dice=lambda: 0.5).look() == 1.0
+    assert ids(counter) == ["d-0", "d-1", "d-2"]

@@ -1,0 +1,262 @@
+"""Many threads through one breaker: none waits for another's call."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.core.breaker import Permit, State, Vote
+from ergon_framework.ports.providerstore import ProviderStore
+from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.circuits import Circuit
+from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderDependencyError
+from ergon_framework.providers.quota import QuotaPolicy
+from ergon_framework.testing import VirtualClock
+from tests.providers.scripted import (
+    LANE,
+    ONCE,
+    PATIENCE,
+    Scripted,
+    WatchedStore,
+    call,
+    new_store,
+    rows,
+    standing,
+    used,
+)
+
+THREADS = 16
+DOWN = ProviderDependencyError("down")
+
+
+@pytest.fixture
+def clock() -> Iterator[VirtualClock]:
+    """Time for one test."""
+    with VirtualClock() as clock:
+        yield clock
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(
+    request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path
+) -> Iterator[ProviderStore]:
+    """Both kinds of store."""
+    with new_store(request.param, clock, tmp_path) as store:
+        yield store
+
+
+def together(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
+    """Let so many threads begin at once."""
+    start = threading.Barrier(threads)
+
+    def one(number: int) -> Any:
+        start.wait(PATIENCE)
+        return work(number)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(one, range(threads)))
+
+
+@pytest.mark.req("PEF:C-9", "PEF:trap-lock-across-call")
+def test_all_calls_are_under_way_at_once(store: ProviderStore) -> None:
+    """Each waits in the middle of its attempt for all the others: with a lock they never meet."""
+    meeting = threading.Barrier(THREADS)
+    provider = Scripted(store=store, timeout_seconds=None, quota=QuotaPolicy(limit=100))
+
+    def meet(_: object) -> dict[str, Any]:
+        meeting.wait(PATIENCE)
+        return {}
+
+    provider.steps.extend([meet] * 2 * THREADS)
+    for _ in range(2):
+        results = together(lambda _: call(provider))
+        assert all(result.success for result in results)
+    assert used(provider) == 2 * THREADS
+
+
+@pytest.mark.req("PEF:C-9")
+def test_a_breaker_alone_holds_nothing_during_a_call(clock: VirtualClock) -> None:
+    """Others come, go and look while sixteen calls are under way."""
+    breaker = CircuitBreaker(failure_threshold=100)
+    permits = together(lambda _: breaker.before_call())
+    assert breaker.state == "closed"
+    breaker.after_call(breaker.before_call(), DOWN)
+    assert breaker.consecutive_failures == 1
+    together(lambda number: breaker.after_call(permits[number], DOWN))
+    assert breaker.consecutive_failures == 1 + THREADS
+
+
+@pytest.mark.req("PEF:C-3")
+def test_no_failure_is_lost_between_threads(store: ProviderStore) -> None:
+    """Each of them is counted once."""
+    provider = Scripted(
+        *[DOWN] * THREADS,
+        store=store,
+        retry_policy=ONCE,
+        timeout_seconds=None,
+        circuit_breaker=CircuitBreaker(failure_threshold=1000),
+    )
+    together(lambda _: call(provider))
+    assert standing(provider).failures == THREADS
+
+
+class Room:
+    """Where probes wait until all the others were refused, and which holds only so many."""
+
+    def __init__(self, places: int, others: int) -> None:
+        self._places = threading.Semaphore(places)
+        self._others = others
+        self._refused = 0
+        self._all_refused = threading.Condition()
+
+    def probe(self, _: object) -> dict[str, Any]:
+        """One step of the provider."""
+        assert self._places.acquire(blocking=False), "one too many"
+        with self._all_refused:
+            assert self._all_refused.wait_for(lambda: self._refused >= self._others, PATIENCE)
+        self._places.release()
+        return {}
+
+    def refuse(self) -> None:
+        """One was not let in."""
+        with self._all_refused:
+            self._refused += 1
+            self._all_refused.notify_all()
+
+
+@pytest.mark.req("PEF:C-5", "PEF:trap-stampede")
+@pytest.mark.parametrize("cap", [1, 3])
+def test_twenty_probes_race_for_the_places(
+    store: ProviderStore, clock: VirtualClock, cap: int
+) -> None:
+    """At the very instant the cooldown ends; never more than the cap get in."""
+    breaker = CircuitBreaker(1, 5, half_open_max_calls=cap, half_open_success_threshold=100)
+    provider = Scripted(store=store, timeout_seconds=None, circuit_breaker=breaker)
+    circuit = Circuit(store, LANE, breaker.rule())
+    room = Room(cap, 20 - cap)
+
+    def one(_: int) -> str | None:
+        reason = call(provider).reason_code
+        if reason is not None:
+            room.refuse()
+        return reason
+
+    for _ in range(5):
+        circuit.force(State.OPEN)
+        clock.advance(5.0)
+        room = Room(cap, 20 - cap)
+        provider.steps.extend([room.probe] * 20)
+        found = Counter(together(one, 20))
+        assert found == {None: cap, "circuit_open": 20 - cap}
+        provider.steps.clear()
+
+
+@pytest.mark.req("PEF:C-5", "PEF:trap-stampede")
+def test_circuits_of_several_processes_share_the_places(
+    store: ProviderStore, clock: VirtualClock
+) -> None:
+    """Twenty views of one lane, as twenty processes have them."""
+    rule = CircuitBreaker(1, 5, half_open_max_calls=2).rule()
+    first = Circuit(store, LANE, rule)
+    first.force(State.OPEN)
+    clock.advance(5.0)
+    circuits = [Circuit(store, LANE, rule) for _ in range(20)]
+
+    def admitted(number: int) -> bool:
+        circuits[number].refresh()
+        return isinstance(circuits[number].admit(), Permit)
+
+    assert sum(together(admitted, 20)) == 2
+
+
+@pytest.mark.req("PEF:C-5")
+def test_a_swap_that_is_always_lost_lets_nobody_in(clock: VirtualClock) -> None:
+    """A place that could not be written down would be one too many."""
+
+    class Losing(WatchedStore):
+        def swap(self, *args: Any) -> bool:
+            return False
+
+    store = Losing(clock)
+    rule = CircuitBreaker(1, 5).rule()
+    helper = Circuit(store, LANE, rule)
+    WatchedStore.swap(store, LANE, 0, helper.breaker.forced(rule, State.OPEN, store.now()))
+    clock.advance(5.0)
+    circuit = Circuit(store, LANE, rule)
+    circuit.refresh()
+    assert circuit.admit() == 0.0
+    assert circuit.refused_for() is None
+
+
+@pytest.mark.req("PEF:C-8")
+def test_an_old_reading_does_not_undo_a_new_change(clock: VirtualClock) -> None:
+    """A thread reads the store, another opens the circuit, then the first goes on."""
+    store = WatchedStore(clock)
+    circuit = Circuit(store, LANE, CircuitBreaker(1, 5).rule())
+    plain = store.standing
+
+    def slowly(key: Any) -> Any:
+        found = plain(key)
+        store.standing = plain  # type: ignore[method-assign]
+        circuit.force(State.OPEN)
+        return found
+
+    store.standing = slowly  # type: ignore[method-assign]
+    circuit.refresh()
+    assert circuit.breaker.state is State.OPEN
+
+
+@pytest.mark.req("PEF:A-9")
+def test_a_pause_survives_a_change_of_the_circuit_at_the_same_time(clock: VirtualClock) -> None:
+    """One thread is told to wait while another writes down a failure."""
+    store = WatchedStore(clock)
+    circuit = Circuit(store, LANE, CircuitBreaker(5).rule())
+    permit = circuit.admit()
+    assert isinstance(permit, Permit)
+
+    def meanwhile(name: str) -> None:
+        if name == "swap":
+            store.before = lambda name: None
+            circuit.cool(30.0)
+
+    store.before = meanwhile
+    circuit.report(permit, Vote.FAILURE)
+    assert (circuit.breaker.failures, circuit.cooldown()) == (1, 30.0)
+
+
+def test_lanes_are_made_once(clock: VirtualClock) -> None:
+    """By sixteen threads that all need the same one."""
+    provider = Scripted()
+    lanes = together(lambda _: provider._fitted.lane("t"))
+    assert len({id(lane) for lane in lanes}) == 1
+
+
+def test_rows_of_all_threads_are_written_once(store: ProviderStore) -> None:
+    """Each under its own id."""
+    provider = Scripted(store=store, timeout_seconds=None)
+    together(lambda _: [call(provider, correlation_id="c") for _ in range(20)])
+    found = rows(provider, "c")
+    assert len(found) == len({row.id for row in found}) == THREADS * 20
+
+
+@pytest.mark.req("PEF:C-5")
+def test_a_breaker_alone_lets_in_no_more_than_its_cap(clock: VirtualClock) -> None:
+    """Twenty threads at the instant its cooldown ends."""
+    breaker = CircuitBreaker(1, 5, half_open_max_calls=3)
+    breaker.after_call(breaker.before_call(), DOWN)
+    clock.advance(5.0)
+
+    def admitted(_: int) -> bool:
+        try:
+            breaker.before_call()
+        except ProviderCircuitOpenError:
+            return False
+        return True
+
+    assert sum(together(admitted, 20)) == 3
