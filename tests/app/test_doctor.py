@@ -107,3 +107,31 @@ def test_executors_and_the_job_store_are_looked_at(tmp_path: Path) -> None:
     assert [found[name].status for name in names] == [Status.BAD] * 3
     assert all(found[name].remedy for name in names)
     assert "job store" not in {each.check for each in examine(config, connects=False)}
+
+
+@pytest.mark.req("PROVIDERS:badinput", "PROVIDERS:cli")
+def test_the_store_of_providers_is_looked_at(tmp_path: Path) -> None:
+    """One that does not answer is found before a provider is built; without one there is nothing."""
+    config = tmp_path / "ergon.toml"
+
+    def found(text: str, *, connects: bool = True) -> Finding | None:
+        config.write_text(text, encoding="utf-8")
+        findings = {each.check: each for each in examine(config, connects=connects)}
+        return findings.get("provider store")
+
+    text = '[providers]\nstore = "{}"\n'
+    good = found(text.format("sqlite:///calls.db"))
+    assert good is not None
+    assert (good.status, "on the database's disk" in good.found) == (Status.OK, True)
+    assert (tmp_path / "calls.db").exists()
+    for url, told in (
+        ("sqlite:///missing/calls.db", "no folder"),
+        ("postgresql://u:hush@127.0.0.1:1/base", "127.0.0.1:1"),
+        ("mysql://host/name", "no store of the kind"),
+    ):
+        bad = found(text.format(url))
+        assert bad is not None
+        assert (bad.status, told in bad.found, bool(bad.remedy)) == (Status.BAD, True, True)
+        assert "hush" not in f"{bad}"
+    assert found(text.format("sqlite:///missing/calls.db"), connects=False) is None
+    assert found("[providers]\n") is None

@@ -189,6 +189,36 @@ def test_letters_are_deleted(ergon: Ergon) -> None:
     assert ergon("dlq", "list", "--json").json == []
 
 
+@pytest.mark.parametrize("command", ["requeue", "purge"])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["none"], "there is no dead-lettered job or provider call 'none'"),
+        (["none", "--kind", "provider"], "there is no dead-lettered provider call 'none'"),
+        (["none", "--kind", "job"], "there is no dead-lettered job 'none'"),
+        (["--provider", "none"], "there is no such provider call"),
+        (["--queue", "none"], "there is no such job"),
+        (["none", "nobody"], "there is no such job or provider call"),
+    ],
+)
+@pytest.mark.usefixtures("store")
+def test_nothing_that_matches_is_called_what_it_is(
+    ergon: Ergon, command: str, words: list[str], told: str
+) -> None:
+    """A call of a provider is no job."""
+    bury_a_job()
+    answer = ergon("dlq", command, *words)
+    assert answer.code == 1
+    assert told in " ".join(answer.err.split())
+
+
+@pytest.mark.usefixtures("store")
+def test_a_store_of_letters_alone_knows_no_jobs(ergon: Ergon) -> None:
+    """So nothing is said about them."""
+    answer = ergon("dlq", "purge", "none")
+    assert "there is no dead-lettered provider call 'none'" in " ".join(answer.err.split())
+
+
 @pytest.mark.usefixtures("store")
 def test_filters_of_both_kinds_contradict_each_other(ergon: Ergon) -> None:
     """The error says which option is about what."""

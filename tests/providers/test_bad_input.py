@@ -393,7 +393,7 @@ def wall_and_store(
         store.close()
 
 
-@pytest.mark.req("PEF:trap-clock-step-back")
+@pytest.mark.req("PEF:trap-clock-back")
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_an_hour_more_or_less_leaves_no_circuit_open(
     hours: int, clock: VirtualClock, wall_and_store: tuple[WallClock, ProviderStore]
@@ -410,7 +410,7 @@ def test_an_hour_more_or_less_leaves_no_circuit_open(
     assert standing(provider).state is State.CLOSED
 
 
-@pytest.mark.req("PEF:trap-clock-step-back")
+@pytest.mark.req("PEF:trap-clock-back")
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_an_hour_more_or_less_gives_no_quota_twice(
     hours: int, clock: VirtualClock, wall_and_store: tuple[WallClock, ProviderStore]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.cli import invoke
+from ergon_framework.cli import invoke, providers
 from ergon_framework.core.breaker import Breaker, State
 from ergon_framework.core.quota import Window
 from ergon_framework.errors import StoreUnavailableError
@@ -261,6 +261,49 @@ def test_a_change_that_was_not_written_is_an_error(
         assert desk("circuit", *LANE, "open", "--store", URL) == 1
     assert "as it was" in desk.err
     assert standing().breaker.state is State.CLOSED
+
+
+# -- prune -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("PEF:A-22")
+def test_what_is_old_is_deleted_in_steps(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, however many steps it takes, and nothing younger."""
+    monkeypatch.setattr(providers, "_AT_ONCE", 10)
+    old = time.time() - 40 * 86_400
+    with closing(open_store(URL)) as store:
+        rows = [row(f"old-{n}", tenant=TENANT) for n in range(35)]
+        store.record(Batch([each._replace(created_at=old) for each in rows]))
+        assert store.attempts_of(rows[0].correlation_id)
+    asked: list[int] = []
+    whole = SqlProviderStore.prune
+
+    def counted(self: SqlProviderStore, before: float, limit: int) -> int:
+        asked.append(limit)
+        return whole(self, before, limit)
+
+    monkeypatch.setattr(SqlProviderStore, "prune", counted)
+    assert desk("prune", "--older-than", "30", "--store", URL, "--json") == 0
+    told = json.loads(desk.out)
+    assert told["deleted"] >= 35
+    assert told["before"].endswith("Z")
+    assert set(asked) == {10}
+    assert len(asked) >= 4
+    assert desk("prune", "--older-than", "30", "--store", URL, "--json") == 0
+    assert json.loads(desk.out)["deleted"] == 0
+    assert desk("health", "--tenant", TENANT, "--store", URL, "--json") == 0
+    [item] = json.loads(desk.out)[0]["providers"]
+    assert item["success_rate_1h"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--older-than", "0"), ("--older-than", "x"), ("--older-than", "1e9")]
+)
+def test_how_old_must_be_said(desk: Desk, words: tuple[str, ...]) -> None:
+    """And the last hour is not old: what is shown of it has to stay."""
+    assert desk("prune", *words, "--store", URL) == 2
+    assert desk("prune", "--older-than", "30", "--store", "sqlite:///other.db") == 1
+    assert not (desk.folder / "other.db").exists()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.ports.providerstore import AttemptRow
@@ -137,6 +137,7 @@ PAUSES = st.lists(st.sampled_from([0.0, 0.5, 6.0, 101.0]), min_size=1, max_size=
 
 
 @pytest.mark.req("PROVIDERS:pipeline")
+@settings(deadline=None)
 @given(steps=SCRIPTS, pauses=PAUSES)
 def test_both_ways_agree(steps: list[str], pauses: list[float]) -> None:
     """Whatever a provider does, call after call."""
@@ -144,6 +145,7 @@ def test_both_ways_agree(steps: list[str], pauses: list[float]) -> None:
 
 
 @pytest.mark.req("PROVIDERS:pipeline")
+@settings(deadline=None)
 @given(steps=SCRIPTS.filter(lambda steps: "slow" not in steps), pauses=PAUSES)
 def test_both_colours_agree(steps: list[str], pauses: list[float]) -> None:
     """Sync and async, short way and machine."""

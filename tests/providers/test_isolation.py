@@ -66,7 +66,7 @@ def test_a_call_in_time_is_a_call(colour: str, clock: VirtualClock) -> None:
 
 
 @COLOURS
-@pytest.mark.req("PEF:A-7", "PEF:trap-thread-pool-timeout")
+@pytest.mark.req("PEF:A-7", "PEF:trap-timeout-returns")
 def test_a_call_that_hangs_is_left_behind(colour: str, clock: VirtualClock) -> None:
     """When its time is up, not when the thread ends; and the next attempt may succeed."""
     provider = Scripted(
@@ -191,7 +191,7 @@ print(result.reason_code)
 
 @pytest.mark.slow
 @COLOURS
-@pytest.mark.req("PEF:trap-thread-pool-timeout")
+@pytest.mark.req("PEF:trap-timeout-returns")
 def test_a_call_that_hangs_keeps_no_process_from_ending(colour: str) -> None:
     """Neither the end of the event loop nor that of the interpreter waits for it."""
     done = subprocess.run(  # noqa: S603 - our own script

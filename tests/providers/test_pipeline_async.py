@@ -262,7 +262,7 @@ def test_cancelled_in_its_wait(
     assert (provider.calls, used(provider), is_whole(provider)) == (1, 0, True)
 
 
-@pytest.mark.req("PEF:E-15", "PEF:trap-pinned-reservation")
+@pytest.mark.req("PEF:E-15", "PEF:trap-refund-window")
 @pytest.mark.parametrize("step", ["standing", "reserve", "swap"])
 @pytest.mark.parametrize("times", [1, 3])
 def test_cancelled_at_a_gate(

@@ -78,7 +78,7 @@ def test_who_has_no_time_for_a_pause_is_told_so(clock: VirtualClock) -> None:
     assert (provider.calls, clock.now(), used(provider)) == (1, 0.0, 1)
 
 
-@pytest.mark.req("PEF:A-9", "PEF:trap-shortened-cooldown")
+@pytest.mark.req("PEF:A-9", "PEF:A-9")
 def test_a_pause_is_never_shortened(clock: VirtualClock) -> None:
     """A later and shorter one changes nothing, whoever was asked for it."""
     store = WatchedStore(clock)
@@ -109,7 +109,7 @@ def test_a_pause_has_a_default_and_a_ceiling(
     assert store.standing(LANE).cooldown_until == (EPOCH + held if held else 0.0)
 
 
-@pytest.mark.req("PROVIDERS:badinput", "PEF:trap-clock-step-back")
+@pytest.mark.req("PROVIDERS:badinput", "PEF:trap-clock-back")
 def test_a_clock_that_is_set_back_lengthens_no_pause_beyond_the_ceiling(
     clock: VirtualClock,
 ) -> None:

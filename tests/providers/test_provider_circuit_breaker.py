@@ -296,7 +296,7 @@ def test_a_restart_finds_it_half_open(clock: VirtualClock, store: ProviderStore)
     assert standing(provider).state is State.CLOSED
 
 
-@pytest.mark.req("PEF:A-13", "PEF:trap-wall-clock")
+@pytest.mark.req("PEF:A-13", "PEF:trap-clock-back")
 def test_an_instant_of_another_clock_does_not_keep_it_open(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
@@ -309,7 +309,7 @@ def test_an_instant_of_another_clock_does_not_keep_it_open(
     assert call(provider).success
 
 
-@pytest.mark.req("PEF:A-13", "PEF:trap-wall-clock")
+@pytest.mark.req("PEF:A-13", "PEF:trap-clock-back")
 def test_a_lease_of_another_clock_does_not_keep_a_place(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
@@ -363,26 +363,30 @@ def test_a_parent_breaker_hears_all_tenants(clock: VirtualClock, store: Provider
 
 
 @pytest.mark.req("PEF:A-15", "PEF:C-11")
-def test_a_parent_that_refuses_leaves_no_place_taken(
-    clock: VirtualClock, store: ProviderStore
-) -> None:
-    """The tenant's own probe place is given back at once."""
-    parent = CircuitBreaker(failure_threshold=1, open_cooldown_seconds=30, probe_lease_seconds=99)
-    provider = build(store, DOWN, DOWN, DOWN, DOWN, parent_breaker=parent)
-    own = CircuitBreaker(**BREAKER)
-    alone = build(store, DOWN, DOWN, DOWN, circuit_breaker=own)
-    for _ in range(3):
-        call(alone)
-    call(provider, "z")  # opens the parent
-    clock.advance(30.0)
-    # Somebody else holds the parent's only place: the tenant's own is free, and stays so.
-    everybody = LaneKey(EVERYBODY, "scripted", "test")
-    others = Circuit(store, everybody, parent.rule(60.0))
-    others.refresh()
-    assert not isinstance(others.admit(), float)
-    clock.advance(2.0)
+def test_a_parent_that_refuses_leaves_no_place_taken(clock: VirtualClock) -> None:
+    """Somebody else is faster at the parent's only place: the tenant's own is given back."""
+    store = WatchedStore(clock)
+    own = CircuitBreaker(**BREAKER, probe_lease_seconds=99)
+    parent = CircuitBreaker(1, 10, probe_lease_seconds=99)
+    circuits = [
+        Circuit(store, LANE, own.rule(60.0)),
+        Circuit(store, LaneKey(EVERYBODY, "scripted", "test"), parent.rule(60.0)),
+    ]
+    for circuit in circuits:
+        circuit.force(State.OPEN)
+    clock.advance(10.0)
+    options = {"circuit_breaker": own, "parent_breaker": parent, "quota": QuotaPolicy(limit=9)}
+    provider = build(store, **options)
+
+    def another_is_first(name: str) -> None:
+        if name == "reserve":
+            store.before = lambda name: None
+            assert not isinstance(circuits[1].admit(), float)
+
+    store.before = another_is_first
     assert call(provider).reason_code == "circuit_open"
-    assert standing(provider).probes == ()
+    assert (standing(provider).state, standing(provider).probes) == (State.HALF_OPEN, ())
+    assert used(provider) == 0
 
 
 @pytest.mark.req("PEF:A-15")
@@ -527,6 +531,21 @@ def test_an_operator_may_open_and_close_it(clock: VirtualClock, store: ProviderS
     assert call(provider).reason_code == "circuit_open"
     circuit.force(State.CLOSED)
     clock.advance(1.0)
+    assert call(provider).success
+
+
+@pytest.mark.req("PROVIDERS:breaker")
+def test_an_operator_may_hold_it_open_for_a_day(clock: VirtualClock, store: ProviderStore) -> None:
+    """Longer than the provider's cooldown; calls are refused all that time, in plain seconds."""
+    provider = build(store)
+    circuit = Circuit(store, LANE, CircuitBreaker(**BREAKER).rule())
+    circuit.force(State.OPEN, 86_400.0)
+    for number in range(24):  # the refusals after the first few take the short way
+        result = call(provider)
+        assert result.reason_code == "circuit_open"
+        assert f"for another {86_400.0 - 3600 * number:.1f} seconds" in str(result.error)
+        clock.advance(3600.0)
+    assert standing(provider).open_until == EPOCH + 86_400.0
     assert call(provider).success
 
 

@@ -103,6 +103,26 @@ def test_what_is_used_up_refuses_before_the_provider_is_called(
     assert account_of(store).used == 2
 
 
+@pytest.mark.req("PEF:Q-2", "PROVIDERS:quota")
+def test_a_refusal_says_what_is_left_and_for_how_long(
+    clock: VirtualClock, store: ProviderStore
+) -> None:
+    """A window that has too few units is not called used up, and a day is so many seconds."""
+    policy = QuotaPolicy(limit=5, window_seconds=86_400.0)
+    provider = Scripted(quota=policy, store=store, wall=wall_of(clock))
+    assert call(provider, units=2).success
+    begins = f"the next begins in {policy.window(EPOCH).end - EPOCH:.1f} seconds"
+    for units, told in (
+        (4, "has only 3 left, too few for this call"),
+        (3, None),
+        (1, "is used up"),
+    ):
+        for _ in range(1 if told is None else 20):  # most of them take the short way
+            error = call(provider, units=units).error
+            wanted = f"the quota of this window {told}; {begins}"
+            assert (None if error is None else str(error)) == (wanted if told else None)
+
+
 @pytest.mark.req("PEF:Q-2")
 def test_the_refusal_is_marked_on_the_row(clock: VirtualClock, tmp_path: Path) -> None:
     """``last_exhausted_at`` is empty before it, and the instant of it afterwards."""
@@ -150,7 +170,7 @@ def test_a_burst_for_the_last_unit_admits_one(store: ProviderStore) -> None:
     assert (provider.calls, account_of(store).used) == (1, 1)
 
 
-@pytest.mark.req("PEF:Q-6", "PEF:trap-row-absent")
+@pytest.mark.req("PEF:Q-6", "PEF:trap-row-absent-race")
 def test_concurrent_first_use_makes_one_row_and_loses_nothing(store: ProviderStore) -> None:
     """All twenty find no row for the window."""
     provider = Scripted(quota=QuotaPolicy(limit=50), store=store, timeout_seconds=None)
@@ -230,7 +250,7 @@ def test_a_window_that_begins_under_load_is_begun_once(
     assert account_of(store).used == 10
 
 
-@pytest.mark.req("PEF:Q-4", "PEF:trap-clock-step-back")
+@pytest.mark.req("PEF:Q-4", "PEF:trap-clock-back")
 def test_a_clock_that_is_set_back_opens_no_old_window(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
@@ -302,7 +322,7 @@ def test_attempts_end_where_the_units_end(store: ProviderStore) -> None:
     assert [row.outcome for row in rows(provider, "c")] == ["retry", "failed"]
 
 
-@pytest.mark.req("PEF:A-11", "PEF:trap-double-refund")
+@pytest.mark.req("PEF:A-11", "PEF:trap-refund-window")
 def test_each_attempt_settles_its_own_unit(store: ProviderStore) -> None:
     """One may have been served, the others certainly were not."""
     slow = ProviderTimeoutError("slow")
@@ -316,7 +336,7 @@ def test_each_attempt_settles_its_own_unit(store: ProviderStore) -> None:
 # -- refunds -------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("PEF:trap-double-refund")
+@pytest.mark.req("PEF:trap-refund-window")
 def test_a_reservation_is_given_back_once(store: ProviderStore) -> None:
     """However often it is tried, and from however many threads."""
     desk = QuotaDesk(store, LANE, QuotaPolicy(limit=9))
@@ -328,7 +348,7 @@ def test_a_reservation_is_given_back_once(store: ProviderStore) -> None:
     assert account_of(store).used == 2
 
 
-@pytest.mark.req("PEF:trap-wrong-window-refund")
+@pytest.mark.req("PEF:trap-refund-window")
 def test_units_go_back_to_the_window_they_came_from(
     clock: VirtualClock, store: ProviderStore
 ) -> None:

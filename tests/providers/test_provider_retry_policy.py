@@ -90,7 +90,7 @@ def test_both_ends_of_the_jitter_are_reached_even_at_the_cap() -> None:
     assert policy.delay_seconds(5, math.nextafter(1.0, 0.0)) == pytest.approx(9.6)
 
 
-@pytest.mark.req("PEF:R-8", "PEF:trap-float-overflow")
+@pytest.mark.req("PEF:R-8", "PEF:trap-overflow")
 def test_attempt_ten_thousand_does_not_overflow() -> None:
     """The cap holds where a float does not."""
     policy = RetryPolicy(max_attempts=20_000, base_delay_seconds=0.5, max_delay_seconds=60)
@@ -111,7 +111,7 @@ def test_tenacity_waits_as_long_without_jitter(base: float, cap: float, attempts
         assert policy.delay_seconds(attempt) == pytest.approx(theirs(state))
 
 
-@pytest.mark.req("PEF:R-8", "PEF:trap-deterministic-jitter")
+@pytest.mark.req("PEF:R-8", "PEF:trap-jitter")
 def test_two_callers_do_not_draw_the_same_jitter() -> None:
     """A jitter that depends on the attempt alone would bring all of them back at once."""
     policy = RetryPolicy(max_attempts=4, base_delay_seconds=10, max_delay_seconds=80)
@@ -188,7 +188,7 @@ def test_an_interrupt_is_not_a_failure() -> None:
 # -- the budget ----------------------------------------------------------------------------------
 
 
-@pytest.mark.req("PEF:R-5", "PEF:A-7", "PEF:trap-overshoot")
+@pytest.mark.req("PEF:R-5", "PEF:A-7", "PEF:R-5")
 def test_a_wait_that_would_reach_the_deadline_is_not_begun() -> None:
     """The second wait of a second would end exactly there."""
     with VirtualClock() as clock:

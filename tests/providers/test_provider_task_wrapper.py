@@ -254,7 +254,7 @@ def test_limits_and_acknowledgement_are_set_for_safety(app: Celery) -> None:
     assert own.runner()._lease() > 500
 
 
-@pytest.mark.req("PEF:trap-visibility-timeout")
+@pytest.mark.req("PEF:trap-visibility")
 def test_no_message_is_held_longer_than_the_broker_waits(app: Celery) -> None:
     """A countdown beyond the visibility timeout would be delivered twice."""
     task = task_of(app)

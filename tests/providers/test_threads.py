@@ -16,7 +16,7 @@ from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.circuits import Circuit
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderDependencyError
-from ergon_framework.providers.quota import QuotaPolicy
+from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     LANE,
@@ -130,7 +130,7 @@ class Room:
             self._all_refused.notify_all()
 
 
-@pytest.mark.req("PEF:C-5", "PEF:trap-stampede")
+@pytest.mark.req("PEF:C-5", "PEF:trap-half-open-stampede")
 @pytest.mark.parametrize("cap", [1, 3])
 def test_twenty_probes_race_for_the_places(
     store: ProviderStore, clock: VirtualClock, cap: int
@@ -157,7 +157,7 @@ def test_twenty_probes_race_for_the_places(
         provider.steps.clear()
 
 
-@pytest.mark.req("PEF:C-5", "PEF:trap-stampede")
+@pytest.mark.req("PEF:C-5", "PEF:trap-half-open-stampede")
 def test_circuits_of_several_processes_share_the_places(
     store: ProviderStore, clock: VirtualClock
 ) -> None:
@@ -228,6 +228,55 @@ def test_a_pause_survives_a_change_of_the_circuit_at_the_same_time(clock: Virtua
     store.before = meanwhile
     circuit.report(permit, Vote.FAILURE)
     assert (circuit.breaker.failures, circuit.cooldown()) == (1, 30.0)
+
+
+@pytest.mark.req("PEF:C-3")
+def test_a_success_ends_a_streak_that_began_meanwhile(clock: VirtualClock) -> None:
+    """It was let in before the failure, and came back after it."""
+    provider = Scripted({}, retry_policy=ONCE)
+    call(provider)
+
+    def meanwhile(_: object) -> dict[str, Any]:
+        provider.steps.append(DOWN)
+        call(provider)
+        assert standing(provider).failures == 1
+        return {}
+
+    provider.steps.append(meanwhile)
+    assert call(provider).success
+    assert standing(provider).failures == 0
+
+
+@pytest.mark.req("PEF:A-5")
+def test_a_circuit_that_opens_between_the_gates_gives_the_unit_back(clock: VirtualClock) -> None:
+    """The unit was taken, and then there was no way in; neither on the short way nor later."""
+    store = WatchedStore(clock)
+    provider = Scripted(store=store, quota=QuotaPolicy(limit=9))
+    call(provider)
+    circuit = provider._fitted.lane("t").circuits[0]
+
+    def opens(name: str) -> None:
+        if name == "reserve":
+            store.before = lambda name: None
+            circuit.force(State.OPEN)
+
+    store.before = opens
+    assert call(provider).reason_code == "circuit_open"
+    assert (provider.calls, used(provider)) == (1, 1)
+
+
+@pytest.mark.req("PEF:trap-clock-back")
+def test_a_clock_that_is_set_back_throws_no_block_away(clock: VirtualClock) -> None:
+    """What this process has in hand belongs to the newest window, and that is still the newest."""
+    store = WatchedStore(clock)
+    clock.advance(60.0)
+    desk = QuotaDesk(store, LANE, QuotaPolicy(limit=1000, window_seconds=60, block=50))
+    for _ in range(2):
+        desk.reserve()
+    store.asked.clear()
+    clock.advance(-60.0)
+    assert all(desk.reserve() is not None for _ in range(40))
+    assert store.asked == []
 
 
 def test_lanes_are_made_once(clock: VirtualClock) -> None:

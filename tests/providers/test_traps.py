@@ -72,7 +72,7 @@ def store(
 # -- breakers ------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("PEF:trap-stampede")
+@pytest.mark.req("PEF:trap-half-open-stampede")
 def test_the_change_to_half_open_lets_nobody_slip_in(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_slow_success_does_not_close_what_opened_meanwhile(
     assert standing(provider).state is State.OPEN
 
 
-@pytest.mark.req("PEF:trap-own-bug")
+@pytest.mark.req("PEF:trap-neutral-votes")
 def test_a_bug_of_ours_does_not_cut_off_a_healthy_provider(clock: VirtualClock) -> None:
     """Wrong requests say nothing about it, however many there are."""
     provider = Scripted(
@@ -154,7 +154,7 @@ def test_a_bug_of_ours_does_not_cut_off_a_healthy_provider(clock: VirtualClock) 
     assert call(provider).success
 
 
-@pytest.mark.req("PEF:trap-whole-seconds")
+@pytest.mark.req("PEF:trap-shared-store")
 def test_a_short_cooldown_lasts_as_long_as_it_says(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_short_cooldown_lasts_as_long_as_it_says(
     assert call(other).success
 
 
-@pytest.mark.req("PEF:trap-shared-namespace")
+@pytest.mark.req("PEF:trap-shared-store")
 def test_two_breakers_share_nothing_by_default(clock: VirtualClock, store: ProviderStore) -> None:
     """The key is who calls what, not the breaker's name; not even one object is shared by two."""
 
@@ -186,7 +186,7 @@ def test_two_breakers_share_nothing_by_default(clock: VirtualClock, store: Provi
     assert call(second).success
 
 
-@pytest.mark.req("PEF:trap-counter-reset")
+@pytest.mark.req("PEF:trap-shared-store")
 def test_a_new_process_does_not_reset_the_streak(clock: VirtualClock, store: ProviderStore) -> None:
     """It goes on where the others are."""
     for failures, state in ((1, State.CLOSED), (2, State.CLOSED), (3, State.OPEN)):
@@ -197,7 +197,7 @@ def test_a_new_process_does_not_reset_the_streak(clock: VirtualClock, store: Pro
         assert (standing(fresh).failures, standing(fresh).state) == (failures, state)
 
 
-@pytest.mark.req("PEF:trap-endless-open")
+@pytest.mark.req("PEF:trap-shared-store")
 def test_processes_do_not_keep_it_open_by_looking_at_it(
     clock: VirtualClock, store: ProviderStore
 ) -> None:
@@ -214,7 +214,7 @@ def test_processes_do_not_keep_it_open_by_looking_at_it(
     assert call(first).success
 
 
-@pytest.mark.req("PEF:trap-chatty-store")
+@pytest.mark.req("PEF:trap-shared-store")
 def test_calls_through_a_closed_circuit_hardly_ask_the_store(clock: VirtualClock) -> None:
     """One look a second, however many calls; nothing is written for a success."""
     store = WatchedStore(clock)
@@ -226,7 +226,7 @@ def test_calls_through_a_closed_circuit_hardly_ask_the_store(clock: VirtualClock
     assert store.asked == ["standing"] * 10
 
 
-@pytest.mark.req("PEF:trap-wall-clock")
+@pytest.mark.req("PEF:trap-clock-back")
 def test_a_breaker_alone_does_not_follow_the_clock_on_the_wall(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +243,7 @@ def test_a_breaker_alone_does_not_follow_the_clock_on_the_wall(
     breaker.before_call()
 
 
-@pytest.mark.req("PEF:trap-repeated-open")
+@pytest.mark.req("PEF:trap-one-notice")
 def test_failures_that_come_after_it_opened_are_no_news(clock: VirtualClock) -> None:
     """One notice per change; the instant is not put off."""
     told: list[str] = []
@@ -263,7 +263,7 @@ def test_failures_that_come_after_it_opened_are_no_news(clock: VirtualClock) -> 
 # -- retries -------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("PEF:trap-frozen-exception")
+@pytest.mark.req("PEF:trap-frozen-error")
 @pytest.mark.parametrize("kind", [ProviderError, *ERROR_OF.values()])
 def test_errors_pass_through_a_context_manager(kind: type[ProviderError]) -> None:
     """An exception must take a traceback, a cause and a note."""
@@ -279,7 +279,7 @@ def test_errors_pass_through_a_context_manager(kind: type[ProviderError]) -> Non
     assert traceback.format_exception(caught.value)
 
 
-@pytest.mark.req("PEF:trap-nested-loops")
+@pytest.mark.req("PEF:A-6")
 def test_a_provider_inside_a_provider_does_not_multiply(clock: VirtualClock) -> None:
     """Whoever wraps one passes its error on: three attempts each would be nine."""
     inner = Scripted(*[DOWN] * 9, retry_policy=ONCE)
@@ -288,7 +288,7 @@ def test_a_provider_inside_a_provider_does_not_multiply(clock: VirtualClock) -> 
     assert inner.calls == 3
 
 
-@pytest.mark.req("PEF:trap-late-success")
+@pytest.mark.req("PEF:A-7")
 def test_an_overrun_success_is_not_run_again(clock: VirtualClock) -> None:
     """The side effect has happened."""
     provider = Scripted(after(clock, 1000.0, {"done": 1}), timeout_seconds=10)
@@ -296,7 +296,7 @@ def test_an_overrun_success_is_not_run_again(clock: VirtualClock) -> None:
     assert (provider.calls, result.data, result.is_late) == (1, {"done": 1}, True)
 
 
-@pytest.mark.req("PEF:trap-budget-counts-all")
+@pytest.mark.req("PEF:R-5")
 def test_the_budget_counts_failures_and_waits(clock: VirtualClock) -> None:
     """Not only the time of what succeeded."""
     slow = after(clock, 4.0, ProviderTimeoutError("slow"))
@@ -312,7 +312,7 @@ def test_the_budget_counts_failures_and_waits(clock: VirtualClock) -> None:
 # -- quota ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("PEF:trap-admits-after-cap")
+@pytest.mark.req("PEF:trap-check-then-act")
 def test_no_way_round_the_limit(clock: VirtualClock, store: ProviderStore) -> None:
     """Neither a second look nor a fallback admits after it is reached."""
     policy = QuotaPolicy(limit=3)
@@ -333,7 +333,7 @@ def test_all_go_by_the_clock_of_the_store(clock: VirtualClock, store: ProviderSt
     assert granted == 4
 
 
-@pytest.mark.req("PEF:trap-pinned-reservation")
+@pytest.mark.req("PEF:trap-refund-window")
 def test_a_cancelled_call_pins_no_unit(clock: VirtualClock, store: ProviderStore) -> None:
     """However often calls are cancelled, the budget is there for those that are not."""
     provider = AsyncScripted(store=store, quota=QuotaPolicy(limit=2))

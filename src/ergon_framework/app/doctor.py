@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ergon_framework.app.findings import Finding, Status
 from ergon_framework.app.job_findings import examine_jobs
+from ergon_framework.app.provider_findings import examine_providers
 from ergon_framework.app.reachability import TIMEOUT, examine_endpoint, examine_parts
 from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import SettingsError, describe
@@ -164,5 +165,6 @@ def _settings(config: Path | None, timeout: float | None) -> Iterator[Finding]:
     found = "none needed" if settings.file is None else f"{settings.file} is in order"
     yield Finding("settings", Status.OK, found)
     yield from examine_jobs(settings, connects=timeout is not None)
+    yield from examine_providers(settings, connects=timeout is not None)
     if timeout is not None:
         yield from examine_parts(settings, timeout)

@@ -49,6 +49,7 @@ All = Annotated[bool, typer.Option("--all", help="All of them.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the newest.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
 
+_NAMES = {Kind.JOB: "job", Kind.PROVIDER: "provider call"}
 
 OfKind = Annotated[
     Kind | None, typer.Option("--kind", help="Only jobs, or only calls of providers.")
@@ -158,7 +159,7 @@ def requeue(
         with opened(config, url) as client:
             search = _search(client, *of_jobs, older_than, named)
             _deal(client, search, limit, client.requeue_many, "requeued", tally, is_dry=dry_run)
-    return _tell("requeued", tally, named, is_dry=dry_run, as_json=as_json)
+    return _tell("requeued", tally, named, kinds, is_dry=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -194,7 +195,7 @@ def purge(
         with opened(config, url) as client:
             search = _search(client, *of_jobs, older_than, named)
             _deal(client, search, limit, client.purge_many, "purged", tally, is_dry=dry_run)
-    return _tell("purged", tally, named, is_dry=dry_run, as_json=as_json)
+    return _tell("purged", tally, named, kinds, is_dry=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -264,7 +265,8 @@ def _check_use(what: str, everything: bool, filters: tuple[Any, ...]) -> None:
     is_filtered = any(each not in (None, ()) for each in filters)
     if not is_filtered and not everything:
         raise ConfigurationError(
-            f"which jobs to {what}?", remedy="name ids, give a filter such as --queue, or --all"
+            f"what to {what}?",
+            remedy="name ids, give a filter such as --queue or --provider, or --all",
         )
     if is_filtered and everything:
         raise ConfigurationError("--all contradicts the filters", remedy="give one of the two")
@@ -291,9 +293,18 @@ def _search(
     )
 
 
-def _tell(what: str, tally: Tally, named: tuple[str, ...], *, is_dry: bool, as_json: bool) -> int:
+def _tell(
+    what: str,
+    tally: Tally,
+    named: tuple[str, ...],
+    kinds: frozenset[Kind],
+    *,
+    is_dry: bool,
+    as_json: bool,
+) -> int:
     if tally.matched == 0:
-        told = f"no dead-lettered job {named[0]!r}" if len(named) == 1 else "no such job"
+        thing = " or ".join(name for kind, name in _NAMES.items() if kind in kinds)
+        told = f"no dead-lettered {thing} {named[0]!r}" if len(named) == 1 else f"no such {thing}"
         raise JobNotFoundError(
             f"nothing was {what}: there is {told}", remedy="ergon dlq list shows what is there"
         )

@@ -1,4 +1,4 @@
-"""``ergon providers``: how providers stand, and a hand on their circuits."""
+"""``ergon providers``: how providers stand, a hand on their circuits, and old rows deleted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.db import StoreUrl
+from ergon_framework.cli.desk import progress
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.provider_desk import opened
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -17,7 +18,7 @@ from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
 
-app = typer.Typer(help="Look at providers and their circuits; open or close one.")
+app = typer.Typer(help="Look at providers and their circuits; open or close one; delete old rows.")
 
 _COLUMNS = [
     "tenant",
@@ -31,6 +32,11 @@ _COLUMNS = [
     "last_error_at",
     "last_success_at",
 ]
+_AT_ONCE = 10_000
+"""Rows of one step: others write in between."""
+_DAY = 86_400.0
+_LEAST = 0.1
+"""Days: what is shown of the last hour has to stay."""
 
 
 class Wish(StrEnum):
@@ -109,6 +115,34 @@ def circuit(
     }
     title = f"the circuit is {after.breaker.state.value} now; every process sees it in a second"
     show_one(shape, as_json=as_json, title=title)
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        float,
+        typer.Option(
+            metavar="DAYS", min=_LEAST, max=36_500.0, help="Only what is so many days old."
+        ),
+    ],
+    config: ConfigPath = None,
+    store: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete old attempts, roll-ups, keys, quota windows, and dead letters that are settled.
+
+    In small steps, so that nobody who calls has to wait; it may be stopped at any time. Circuits,
+    and letters that wait for something, stay.
+    """
+    from ergon_framework.core.instants import format_instant
+
+    deleted = 0
+    with opened(config, store) as desk, progress("deleted") as move:
+        before = desk.store.now() - older_than * _DAY
+        while count := desk.store.prune(before, _AT_ONCE):
+            deleted += count
+            move(deleted)
+    show_one({"deleted": deleted, "before": format_instant(before)}, as_json=as_json)
 
 
 def _rows(tenant: str, summary: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -81,7 +81,7 @@ class Breaker:
     generation: int = 0
     """Grows with every change of state: a report from before it is void."""
     held_for: float = 0.0
-    """Seconds that an operator wants it open for, which the rule does not shorten; 0: the rule's."""
+    """Seconds that an operator wants it open for; the rule does not shorten them. 0: the rule's."""
 
     def peek(self, rule: BreakerRule, now: float) -> Refusal | None:
         """Whether a call would be refused now; changes nothing and promises nothing."""

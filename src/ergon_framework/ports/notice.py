@@ -90,6 +90,10 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "A call ended after somebody else had taken over its idempotency key.",
         ("tenant_id", "provider_name", "capability"),
     ),
+    "task.unbuilt": (
+        "The provider of a task could not be built; its calls go back to the queue until it can.",
+        ("task_name", "error", "where"),
+    ),
     "relay.failed": (
         "Dead letters could not be carried to their queue; it is tried again.",
         ("error", "failures"),

@@ -299,7 +299,9 @@ class Calling:
             return None
         if self._error is not None:
             return self._error  # a gate that refused later does not hide what happened
-        return refusal(stop, max(0.0, self._guard.until - self.clock.now()))
+        desk = self._lane.quota
+        account = None if desk is None else desk.account
+        return refusal(stop, max(0.0, self._guard.until - self.clock.now()), account)
 
     def _settle_quota(self, error: ProviderError) -> None:
         # Taken, and then a gate refused: that much was not used, whatever came before.

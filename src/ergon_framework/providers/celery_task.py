@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
+import traceback
 from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 from typing import Any, ClassVar, NoReturn
@@ -23,17 +24,18 @@ import msgspec
 
 from ergon_framework.errors import MissingExtraError, WiringError
 from ergon_framework.providers.base import ProviderBase
-from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
+from ergon_framework.providers.errors import (
+    ProviderBadRequestError,
+    ProviderDependencyError,
+    ProviderError,
+)
 from ergon_framework.providers.idempotency import NOT_KEPT
+from ergon_framework.providers.mapping_text import message_of as text_of
 from ergon_framework.providers.redaction import message_of
 from ergon_framework.providers.runner import ProviderTaskRunner
-from ergon_framework.providers.tasks import (
-    Carried,
-    Gate,
-    TaskCall,
-    TaskEnding,
-    TaskOptions,
-)
+from ergon_framework.providers.task_verdicts import LEAST_WAIT
+from ergon_framework.providers.tasks import Carried, Gate, TaskCall, TaskOptions
+from ergon_framework.providers.telling import tell
 
 try:
     from celery import Task
@@ -67,6 +69,9 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
 
     It returns the call's data. A failure is raised as its canonical error, after the dead letter
     is in the store if there is one to write. The message is acknowledged when all that is done.
+
+    While the provider cannot be built there is nothing to decide about a call, nor a store to bury
+    it in: it goes back to the queue, after a second at first and every minute in the end.
     """
 
     abstract = True
@@ -113,6 +118,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         self._lock = threading.Lock()
         self._runner: ProviderTaskRunner | None = None
         self._pid = 0
+        self._told_unbuilt = ""
         self._options = self._read_options()
         budget = self.timeout_budget_seconds
         if budget is not None and self.soft_time_limit is None and self.time_limit is None:
@@ -141,11 +147,18 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
             carried=_carried(carried),
             **self._delivery(),
         )
-        ending = self.runner().run(call)
+        try:
+            runner = self.runner()
+        except Exception as error:
+            self._tell_unbuilt(error)
+            if not call.may_wait:
+                raise
+            self._wait_for_provider(call, error)
+        ending = runner.run(call)
         if ending.letter is not None and self.relays:
             celery_process.carry(self, is_now=not call.may_wait)
         if not ending.is_final and call.may_wait:
-            self._send_again(call, ending)
+            self._send_again(call, ending.carried, ending.seconds, _told(ending.result.error))
         if ending.result.success:
             return _plain(ending.result.data or {})
         raise _told(ending.result.error) from None
@@ -216,7 +229,27 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         visible = float(options.get("visibility_timeout") or VISIBILITY)
         return max(visible - (self.time_limit or 0.0) - _SLACK, visible / 2)
 
-    def _send_again(self, call: TaskCall, ending: TaskEnding) -> NoReturn:
+    def _tell_unbuilt(self, error: Exception) -> None:
+        """Once for each mistake: every message meets the same one."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text, where = text_of(error), f"{frame.filename}:{frame.lineno}"
+        if text != self._told_unbuilt:
+            self._told_unbuilt = text
+            tell("task.unbuilt", task_name=self.name, error=text, where=where)
+
+    def _wait_for_provider(self, call: TaskCall, error: Exception) -> NoReturn:
+        times = call.carried.unbuilt
+        longest = min(self._options.longest_deferral_seconds, self._longest_wait())
+        seconds = min(LEAST_WAIT.delay(times), longest)
+        carried = msgspec.structs.replace(call.carried, unbuilt=times + 1)
+        told = ProviderDependencyError(
+            f"the provider could not be built: {text_of(error)}", never_sent=True
+        )
+        self._send_again(call, carried, seconds, told)
+
+    def _send_again(
+        self, call: TaskCall, carried: Carried, seconds: float, why: ProviderError
+    ) -> NoReturn:
         kwargs = {
             "tenant_id": call.tenant_id,
             "campaign_id": call.campaign_id,
@@ -224,13 +257,13 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
             "payload": call.payload,
             "idempotency_key": call.idempotency_key,
             "correlation_id": call.correlation_id,
-            CARRIED: ending.carried.to_dict(),
+            CARRIED: carried.to_dict(),
         }
         again = self.signature_from_request(
             self.request,
             (),
             kwargs,
-            countdown=ending.seconds,
+            countdown=seconds,
             retries=(self.request.retries or 0) + 1,
         )
         try:
@@ -238,8 +271,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         except Exception as error:
             # Celery's own retry would drop the message here.
             raise Reject(error, requeue=True) from error
-        told = _told(ending.result.error)
-        raise Retry(exc=told, when=ending.seconds, is_eager=False, sig=again) from None
+        raise Retry(exc=why, when=seconds, is_eager=False, sig=again) from None
 
 
 def _factory_of(kind: type[CeleryProviderTask]) -> Callable[[], Any]:

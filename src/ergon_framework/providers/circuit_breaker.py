@@ -147,7 +147,7 @@ class CircuitBreaker:
 def circuit_open(seconds: float) -> ProviderCircuitOpenError:
     """The error of a refusal, which says when to come back."""
     return ProviderCircuitOpenError(
-        f"the circuit is open for another {seconds:.3g} seconds; the provider was not called",
+        f"the circuit is open for another {seconds:.1f} seconds; the provider was not called",
         retry_after_seconds=seconds,
         never_sent=True,
     )

@@ -223,7 +223,7 @@ def _turned_away(
     return ProviderExecutionResult(
         False,
         None,
-        refusal(stop, wait),
+        refusal(stop, wait, seen),
         reason,
         0,
         0.0,

@@ -273,7 +273,7 @@ class ProviderMetricRollup(Base):
 
     __tablename__ = "provider_metric_rollups"
     __table_args__ = (
-        Index("ix_provider_metric_rollups_tenant_minute", "tenant_id", "minute"),
+        Index("ix_provider_metric_rollups_tenant_minute", "tenant_id", "minute", "attempts"),
         *_not_negative("succeeded", "failed", "dead_lettered", "attempts"),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ergon_framework.core.guard import Stopped
+from ergon_framework.core.quota import Account
 from ergon_framework.providers.circuit_breaker import circuit_open
 from ergon_framework.providers.errors import (
     ProviderDependencyError,
@@ -13,12 +14,15 @@ from ergon_framework.providers.errors import (
 )
 
 
-def refusal(stop: Stopped | None, wait: float) -> ProviderError:
-    """Why no attempt was made, and for how many seconds that holds."""
+def refusal(stop: Stopped | None, wait: float, account: Account | None = None) -> ProviderError:
+    """Why no attempt was made, and for how many seconds that holds.
+
+    ``account`` is the budget as last seen, if there is one.
+    """
     if stop is Stopped.CIRCUIT_OPEN:
         return circuit_open(wait)
     if stop is Stopped.QUOTA:
-        return _no_quota(wait)
+        return _no_quota(wait, 0 if account is None else account.remaining)
     if stop is Stopped.COOLDOWN:
         return _cooling(wait)
     if stop is Stopped.STORE:
@@ -33,9 +37,10 @@ def refusal(stop: Stopped | None, wait: float) -> ProviderError:
     )
 
 
-def _no_quota(wait: float) -> ProviderQuotaExceededError:
+def _no_quota(wait: float, left: int) -> ProviderQuotaExceededError:
+    told = f"has only {left} left, too few for this call" if left else "is used up"
     return ProviderQuotaExceededError(
-        f"the quota of this window is used up; the next begins in {wait:.3g} seconds",
+        f"the quota of this window {told}; the next begins in {wait:.1f} seconds",
         retry_after_seconds=wait,
         never_sent=True,
     )
@@ -43,7 +48,7 @@ def _no_quota(wait: float) -> ProviderQuotaExceededError:
 
 def _cooling(wait: float) -> ProviderRateLimitError:
     return ProviderRateLimitError(
-        f"the provider asked for a pause of another {wait:.3g} seconds; it was not called",
+        f"the provider asked for a pause of another {wait:.1f} seconds; it was not called",
         retry_after_seconds=wait,
         never_sent=True,
     )

@@ -54,6 +54,8 @@ class Carried(msgspec.Struct, frozen=True, omit_defaults=True):
     """The end of the wait under way, in seconds since 1970: a long one takes several messages."""
     correlation_id: str | None = None
     given_up: GivenUp | None = None
+    unbuilt: Count = 0
+    """Messages in a row whose worker could not build the provider."""
 
     def to_dict(self) -> dict[str, Any]:
         """As it goes into a message."""

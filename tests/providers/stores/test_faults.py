@@ -56,9 +56,26 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    """The remedy is to create it."""
-    with pytest.raises(StoreUnavailableError, match="no folder"):
-        open_store(f"sqlite:///{tmp_path}/none/work.db")
+    """The remedy is to create it, and then the store works."""
+    store = open_store(f"sqlite:///{tmp_path}/none/work.db")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError, match="no folder"):
+            store.standing(LANE)
+    (tmp_path / "none").mkdir()
+    store.record(Batch([attempt()]))
+    assert len(store.health(LANE.tenant_id)) == 1
+    store.close()
+
+
+def test_a_store_that_never_came_can_be_closed(tmp_path: Path) -> None:
+    """It does not open afterwards either."""
+    store = open_store(f"sqlite:///{tmp_path}/none/work.db")
+    store.close()
+    store.close()
+    (tmp_path / "none").mkdir()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        store.standing(LANE)
+    assert list((tmp_path / "none").iterdir()) == []
 
 
 def test_tables_of_a_newer_program_are_refused(url: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from ergon_framework.core.rollup import Rollup
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import Batch, LaneHealth, LaneKey, ProviderStore
 from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.stores.ground import PACKAGE
 from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.storage.statements import load
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
 
@@ -275,3 +278,14 @@ def test_memory_is_bounded(clock: HandClock) -> None:
     assert len(store.letters()) == 10
     assert only(store).success_rate_1h == 1.0
     assert store.prune(START + 100) == 10 + 1 + 10
+
+
+def test_summing_a_tenants_roll_ups_reads_the_index_alone(tmp_path: Path) -> None:
+    """Of the older minutes only the sums are asked for; their histograms are not touched."""
+    path = tmp_path / "work.db"
+    open_store(f"sqlite:///{path}").close()
+    sums = load(PACKAGE, "records.sql")["sums"]
+    values = {"tenant_id": "t", "since": "2030", "until": "2031"}
+    with closing(sqlite3.connect(path)) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {sums}", values).fetchall()
+    assert "USING COVERING INDEX ix_provider_metric_rollups_tenant_minute" in plan[0][3]

@@ -28,6 +28,7 @@ from ergon_framework.providers.stores.ground import (
     Values,
     moment,
 )
+from ergon_framework.providers.stores.late import Late
 from ergon_framework.providers.stores.postgres_faults import translate, turns_for
 from ergon_framework.providers.stores.server_clock import ServerClock
 from ergon_framework.storage.failpoints import failpoint
@@ -132,19 +133,19 @@ class PostgresGround:
         self._doubted_at = float("-inf")
         self._engine = self._connected(database)
         self._inherited: list[Any] = []
-        self._clock = clock or time.time
+        self._given_clock = clock
+        self._late = Late(self._opened, ticks)
         _grounds.add(self)
         try:
-            self._adopt()
-            if clock is None:
-                self._clock = ServerClock(self._ask_time, ticks)
+            self._late.begin()
         except BaseException:
             self.close()
             raise
 
     def now(self) -> float:
-        """The server's clock."""
-        return self._clock()
+        """The server's clock; this machine's until the server was there once."""
+        clock = self._late.found or self._given_clock or time.time
+        return clock()
 
     def write(self, call: str, work: Callable[[Hand], T], *, is_synced: bool = True) -> T:
         """Run ``work`` in a transaction, and return what it returns once that is committed."""
@@ -154,6 +155,7 @@ class PostgresGround:
             failpoint(BEFORE[call])
             return result
 
+        self._late.get()
         try:
             result = self._transact(whole)
             failpoint(AFTER[call])
@@ -167,6 +169,7 @@ class PostgresGround:
 
     def read(self, work: Callable[[Hand], T]) -> T:
         """Run ``work``, which changes nothing."""
+        self._late.get()
         try:
             return self._transact(work)
         except StoreUnavailableError as error:
@@ -181,6 +184,7 @@ class PostgresGround:
     def close(self) -> None:
         """Close what is idle, and what is in use when it comes back. Closing twice is fine."""
         self.is_closed = True
+        self._late.settled()
         self._engine.pool.dispose()
 
     # -- transactions ----------------------------------------------------------------------------
@@ -275,10 +279,18 @@ class PostgresGround:
         """In a process that was just forked: leave the parent's connections alone."""
         self._inherited.append(self._engine.pool)
         self._engine.dispose(close=False)
-        if isinstance(self._clock, ServerClock):
-            self._clock.renew()
+        clock = self._late.found
+        if isinstance(clock, ServerClock):
+            clock.renew()
 
     # -- opening ---------------------------------------------------------------------------------
+
+    def _opened(self) -> Callable[[], float]:
+        """Look at the tables, or make them; the clock from then on."""
+        if self.is_closed:
+            raise StoreUnavailableError(f"{self.name} is closed", remedy="open it again")
+        self._adopt()
+        return self._given_clock or ServerClock(self._ask_time, self._ticks)
 
     def _adopt(self) -> None:
         try:
@@ -298,7 +310,7 @@ class PostgresGround:
             raise translate(cause or error, self.name) from error
 
     def _ask_time(self) -> float:
-        [[found]] = self.read(
+        [[found]] = self._transact(
             lambda hand: hand.rows("SELECT extract(epoch FROM clock_timestamp())", {})
         )
         return float(found)

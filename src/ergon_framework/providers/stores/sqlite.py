@@ -28,6 +28,7 @@ from ergon_framework.providers.stores.ground import (
     Values,
     moment,
 )
+from ergon_framework.providers.stores.late import Late
 from ergon_framework.storage.connections import connect, open_reader
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.faults import translate
@@ -154,9 +155,9 @@ class SqliteGround:
         self.name = str(self.path)
         self.is_closed = False
         self.now = clock
-        if not self._has_tables(busy_timeout):
-            _make_tables(self.path)
-        self._database = Database(self.path, schema=_TABLES, busy_timeout=busy_timeout)
+        self._patience = busy_timeout
+        self._late = Late(self._opened)
+        self._late.begin()
 
     def write(self, call: str, work: Callable[[Hand], T], *, is_synced: bool = True) -> T:
         """Run ``work`` in a transaction, and return what it returns once that is committed."""
@@ -168,7 +169,7 @@ class SqliteGround:
             return result
 
         try:
-            result = self._database.write(whole, is_synced=is_synced)
+            result = self._late.get().write(whole, is_synced=is_synced)
             failpoint(AFTER[call])
             return result
         except (sqlite3.Error, OSError, OverflowError, UnicodeError) as error:
@@ -182,7 +183,7 @@ class SqliteGround:
                 return work(_SqliteHand(cursor))
 
         try:
-            return self._database.read(whole)
+            return self._late.get().read(whole)
         except (sqlite3.Error, OverflowError, UnicodeError) as error:
             raise self._told(error) from error
 
@@ -193,17 +194,26 @@ class SqliteGround:
     def close(self) -> None:
         """Let go of the file. Closing twice is fine."""
         self.is_closed = True
-        self._database.close()
+        database = self._late.settled()
+        if database is not None:
+            database.close()
 
-    def _has_tables(self, patience: float) -> bool:
+    def _opened(self) -> Database:
+        if self.is_closed:
+            raise StoreUnavailableError(f"{self.path} is closed", remedy="open it again")
+        try:
+            if not self._has_tables():
+                _make_tables(self.path)
+            return Database(self.path, schema=_TABLES, busy_timeout=self._patience)
+        except (sqlite3.Error, OSError) as error:
+            raise self._told(error) from error
+
+    def _has_tables(self) -> bool:
         """Whether any of our migrations has run; a file that is not one is refused further on."""
         if not self.path.exists():
             return False
-        try:
-            with closing(open_reader(self.path, connect, patience)) as connection:
-                return _revision(connection) is not None
-        except sqlite3.Error as error:
-            raise self._told(error) from error
+        with closing(open_reader(self.path, connect, self._patience)) as connection:
+            return _revision(connection) is not None
 
     def _told(self, error: Exception) -> StoreError:
         if isinstance(error, OSError):

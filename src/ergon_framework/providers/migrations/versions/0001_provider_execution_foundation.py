@@ -300,4 +300,4 @@ def _add_rollups() -> None:
         sa.PrimaryKeyConstraint(*key, name=op.f(f"pk_{table}")),
         *_not_negative(table, "succeeded", "failed", "dead_lettered", "attempts"),
     )
-    op.create_index(f"ix_{table}_tenant_minute", table, ["tenant_id", "minute"])
+    op.create_index(f"ix_{table}_tenant_minute", table, ["tenant_id", "minute", "attempts"])

@@ -1,0 +1,88 @@
+"""What is opened as soon as it is there: a provider can be built while its database is away."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from ergon_framework.errors import StoreError, StoreSchemaError
+from ergon_framework.providers.mapping_text import message_of
+from ergon_framework.providers.telling import tell
+
+T = TypeVar("T")
+
+
+class Late(Generic[T]):
+    """Something that is opened once, as early as it can be. Any thread may ask.
+
+    Whoever waits while another one tries in vain does not try again.
+    """
+
+    def __init__(
+        self, opening: Callable[[], T], ticks: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.found: T | None = None
+        """What was opened, if it was."""
+        self._opening = opening
+        self._ticks = ticks
+        self._failure: StoreError | None = None
+        self._failed_at = float("-inf")
+        self._lock = threading.Lock()
+        _all.add(self)
+
+    def begin(self) -> None:
+        """Open it; if it is only away, the first who needs it tries again.
+
+        A database of the wrong version, or a file that is none, does not mend itself: that is
+        raised.
+        """
+        try:
+            self.get()
+        except StoreSchemaError:
+            raise
+        except StoreError as error:
+            tell("store.lost", error=message_of(error))
+
+    def get(self) -> T:
+        """What was opened; ``StoreError`` when it cannot be."""
+        found = self.found
+        return found if found is not None else self._open(self._ticks())
+
+    def settled(self) -> T | None:
+        """What was opened, also by somebody who is just about it."""
+        with self._lock:
+            return self.found
+
+    def renew(self) -> None:
+        """In a forked child: a thread that only the parent has may hold the lock."""
+        self._lock = threading.Lock()
+
+    def _open(self, asked_at: float) -> T:
+        with self._lock:
+            if self.found is not None:
+                return self.found
+            known = self._failure
+            if known is not None and self._failed_at > asked_at:
+                raise type(known)(known.message, remedy=known.remedy, details=known.details)
+            try:
+                self.found = self._opening()
+            except StoreError as error:
+                self._failure, self._failed_at = error, self._ticks()
+                raise
+            self._failure = None
+            return self.found
+
+
+_all: weakref.WeakSet[Late[Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for late in list(_all):
+        late.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)
