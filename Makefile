@@ -18,7 +18,7 @@ demo: .venv/.ready-core ## see the product at work
 	$(PY) examples/demo.py $(ARGS)
 
 test: .venv/.ready-dev ## run every test
-	$(PY) -m pytest $(ARGS)
+	$(PY) tools/run_tests.py $(ARGS)
 
 fast: .venv/.ready-dev ## run the unit and twin tests only, in seconds
 	$(PY) -m pytest -m "not slow" tests/unit tests/core tests/engine/test_twins.py $(ARGS)

@@ -102,7 +102,7 @@ def test_the_specified_columns_come_first_and_in_order(table: str) -> None:
     assert columns == [*SPECIFIED[table].split(), *ADDED[table]]
 
 
-@pytest.mark.req("PROVIDERS:storage", "PEF:H-1")
+@pytest.mark.req("PROVIDERS:storage", "PEF:H-1", "PEF:A-28")
 @pytest.mark.parametrize("table", SPECIFIED)
 def test_the_specified_keys_and_indexes(table: str) -> None:
     """Every one, and of ours only the one for campaigns."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ergon_framework.engine.clocks import restore_clock, use_clock
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.errors import (
     ERROR_OF,
@@ -330,3 +331,31 @@ def test_wrong_settings_are_named(name: str, value: Any) -> None:
     """When the policy is made, not at the first failure."""
     with pytest.raises(ConfigurationError, match=name):
         RetryPolicy(**{name: value})
+
+
+@pytest.mark.req("PEF:R-6", "PEF:X-1")
+def test_the_policy_alone_goes_on_after_a_wait_by_a_clock_that_never_stands_still() -> None:
+    """Real clocks move between two readings; a wait that is over must be over."""
+    clock = Restless()
+    token = use_clock(clock)
+    calls = iter([TimeoutError(), TimeoutError(), 7])
+
+    def call() -> int:
+        found = next(calls)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    try:
+        outcome = RetryPolicy(3, 0.1, 8, 0.0).run(call)
+    finally:
+        restore_clock(token)
+    assert (outcome.unwrap(), len(outcome.attempts)) == (7, 3)
+
+
+class Restless(VirtualClock):
+    """A clock that shows a later instant each time it is read."""
+
+    def now(self) -> float:
+        self.advance(1e-6)
+        return super().now()

@@ -186,6 +186,18 @@ def test_the_provider_is_built_once_and_late(app: Celery) -> None:
     assert apply(app.tasks["plain"]).state == "SUCCESS"
 
 
+@pytest.mark.req("PEF:trap-shared-kwargs")
+def test_nothing_of_one_invocation_reaches_the_next(app: Celery) -> None:
+    """The task object lives as long as its process; what a message says does not."""
+    task = task_of(app, "timeout timeout timeout ok")
+    before = dict(vars(task))
+    first = apply(task, correlation_id="first", idempotency_key="one")
+    assert (first.state, vars(task).keys() - before.keys()) == ("FAILURE", set())
+    assert apply(task, idempotency_key="two").state == "SUCCESS"
+    rows = task.built[0].store.attempts_of("first")
+    assert [row.attempt_number for row in rows] == [1, 2, 3]
+
+
 def test_a_replay_returns_what_the_first_call_did(app: Celery) -> None:
     """The second message has the same key, and calls nobody."""
     task = task_of(app, "ok bad_request")

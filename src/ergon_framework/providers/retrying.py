@@ -53,7 +53,8 @@ def run_with_retries(
     while do is not Do.END:
         if do is Do.WAIT:
             sleep_until(clock, guard.until)
-            do = guard.waited(clock.now(), None, clock.now())
+            now = clock.now()
+            do = guard.waited(now, None, now)
             continue
         guard.admitted(None)
         started_at = clock.now()
