@@ -111,7 +111,7 @@ def test_executors_and_the_job_store_are_looked_at(tmp_path: Path) -> None:
 
 @pytest.mark.req("PROVIDERS:badinput", "PROVIDERS:cli")
 def test_the_store_of_providers_is_looked_at(tmp_path: Path) -> None:
-    """One that does not answer is found before a provider is built; without one there is nothing."""
+    """One that does not answer is found before a provider is built."""
     config = tmp_path / "ergon.toml"
 
     def found(text: str, *, connects: bool = True) -> Finding | None:

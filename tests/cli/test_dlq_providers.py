@@ -260,6 +260,42 @@ def test_providers_may_have_a_store_of_their_own(ergon: Ergon, workplace: Workpl
     assert Path("calls.db").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["list"],
+        ["list", "--kind", "job"],
+        ["list", "--kind", "provider"],
+        ["show", "letter-0"],
+        ["requeue", "--all"],
+        ["purge", "--all"],
+    ],
+)
+def test_a_file_that_is_not_there_is_told_and_not_made(
+    arguments: list[str], workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typing error in its name must not look like a store in which all is well."""
+    before = sorted(Path().iterdir())
+    assert invoke(["dlq", *arguments, "--url", "sqlite:///wrok.db"]) == 1
+    captured = capsys.readouterr()
+    assert "there is no file " in captured.err
+    assert "/wrok.db (" in captured.err
+    assert captured.out == ""
+    assert sorted(Path().iterdir()) == before
+
+
+def test_one_of_two_files_that_are_not_there(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where providers have a store of their own, that one is looked at, and the other not made."""
+    workplace.settings(SETTINGS + '\n[providers]\nstore = "sqlite:///calls.db"\n')
+    with closing(open_store("sqlite:///calls.db")) as store:
+        store.record(Batch([], [LETTER]))
+    assert invoke(["dlq", "list", "--json"]) == 0
+    assert "letter-0" in capsys.readouterr().out
+    assert not Path("work.db").exists()
+
+
 def test_no_store_at_all_is_told(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
     """With what to write where."""
     assert invoke(["dlq", "list", "--kind", "provider"]) == 2

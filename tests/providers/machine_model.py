@@ -139,6 +139,8 @@ class _Call:
             self._leave("neutral")
             if self.model.unit == "attempt":
                 del self.taken[: len(self.made)]
+            elif self.made and not self._is_unsent():
+                self.taken.clear()  # an attempt was sent: it is paid for
             self._give_back(self.taken)
             raise
 
@@ -179,10 +181,14 @@ class _Call:
             return Ended(refused, 0, ["failed"])
         if self.model.unit == "attempt":
             self._give_back(self.taken[len(self.made) :])
-        elif last.reason in REFUNDED_UNSENT and all(step.never_sent for step in self.made):
+        elif self._is_unsent():
             self._give_back(self.taken)
         self.outcomes = ["retry"] * (len(self.made) - 1) + ["failed"]
         return Ended(last.reason, len(self.made), self.outcomes)
+
+    def _is_unsent(self) -> bool:
+        is_refunded = self.made[-1].reason in REFUNDED_UNSENT
+        return is_refunded and all(step.never_sent for step in self.made)
 
     def _gates(self) -> str | None:
         """Why the next attempt is not made."""

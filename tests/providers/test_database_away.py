@@ -112,7 +112,7 @@ def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
     """It is an error of each call, and not of the program."""
     (tmp_path / "work.db").mkdir()
     store = open_store(f"sqlite:///{tmp_path}/work.db")
-    with pytest.raises(StoreUnavailableError, match="is a folder"):
+    with pytest.raises(StoreUnavailableError):
         store.letters()
     store.close()
 

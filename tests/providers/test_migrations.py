@@ -24,9 +24,11 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreSchemaError,
 )
+from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.migrations import HEAD, REVISIONS, VERSION_TABLE, running
 from ergon_framework.providers.migrations.database import Database, database_of
 from ergon_framework.providers.models import ProviderExecutionMetric, metadata
+from ergon_framework.providers.synthetic import SyntheticProvider
 from tests.providers.schemas import build_host, rows_in, things_in
 
 pytestmark = pytest.mark.req("PROVIDERS:storage", "PEF:X-4")
@@ -189,9 +191,68 @@ def test_somebody_elses_tables_of_our_names(database: Database) -> None:
     """They are named and left alone, and nothing is made beside them."""
     with database.connect(creates=True) as connection:
         connection.execute(text("CREATE TABLE provider_health_states (id INT)"))
-    with pytest.raises(StoreSchemaError, match="no migration of ours made: provider_health_states"):
+    with pytest.raises(StoreSchemaError, match=r"not like ours: provider_health_states \("):
         upgraded(database)
     assert tables_of(database) == {"provider_health_states"}
+
+
+@pytest.mark.req("PEF:G-1")
+@pytest.mark.parametrize("names", [[*metadata.tables], [METRICS, "provider_quota_states"]])
+def test_tables_that_a_host_made_from_the_models(database: Database, names: list[str]) -> None:
+    """They are taken over with what is in them, and are then as the migration would make them."""
+    with database.connect(creates=True) as connection:
+        metadata.create_all(connection, [metadata.tables[name] for name in names])
+        connection.execute(text(INSERT_METRIC))
+    assert upgraded(database) is None
+    with database.connect() as connection:
+        assert running.current(connection) == HEAD
+        assert len(connection.execute(select(ProviderExecutionMetric)).all()) == 1
+        adopted = things_in(connection)
+        running.downgrade(connection)
+        running.upgrade(connection)
+        assert things_in(connection) == adopted
+    assert upgraded(database) == HEAD
+
+
+@pytest.mark.req("PEF:G-1")
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE provider_execution_metrics ADD COLUMN mine INT",
+        "ALTER TABLE provider_execution_metrics RENAME COLUMN outcome TO ending",
+        "DROP INDEX ix_provider_execution_metrics_correlation",
+    ],
+)
+def test_tables_from_the_models_that_were_changed(database: Database, change: str) -> None:
+    """They are refused: nobody knows what else the host did; those that are ours are not named."""
+    with database.connect(creates=True) as connection:
+        metadata.create_all(connection)
+        connection.execute(text(change))
+        before = things_in(connection)
+    with pytest.raises(StoreSchemaError, match=rf"not like ours: {METRICS} \("):
+        upgraded(database)
+    with database.connect() as connection:
+        assert things_in(connection) == before
+
+
+@pytest.mark.req("PEF:G-1")
+def test_a_provider_on_tables_that_a_host_made(database: Database) -> None:
+    """Its store just works."""
+    with database.connect(creates=True) as connection:
+        metadata.create_all(connection)
+    url = database.url.set(drivername=database.dialect).render_as_string(hide_password=False)
+    with SyntheticProvider("ok", store=url) as provider:
+        result = provider.execute(
+            tenant_id="t",
+            campaign_id=None,
+            operation="fetch",
+            payload={},
+            context=ProviderExecutionContext(),
+        )
+    assert result.success
+    with database.connect() as connection:
+        assert running.current(connection) == HEAD
+        assert len(connection.execute(select(ProviderExecutionMetric)).all()) == 1
 
 
 @pytest.mark.req("PEF:G-1")

@@ -248,18 +248,20 @@ def test_cancelled_in_its_attempt(clock: VirtualClock, store: ProviderStore) -> 
 def test_cancelled_in_its_wait(
     kind: type[Scripted], clock: VirtualClock, store: ProviderStore
 ) -> None:
-    """Between two attempts."""
+    """Between two attempts: the one that was made is on record, and its unit is spent."""
     provider = kind(DOWN, store=store, quota=QuotaPolicy(limit=9))
 
     async def inside() -> None:
-        work = asyncio.create_task(acall(provider))
+        work = asyncio.create_task(acall(provider, correlation_id="given-up"))
         asyncio.get_running_loop().call_later(0.25, work.cancel)
         with pytest.raises(asyncio.CancelledError):
             await work
 
     clock.run(inside())
     assert clock.now() == 0.25
-    assert (provider.calls, used(provider), is_whole(provider)) == (1, 0, True)
+    assert (provider.calls, used(provider), is_whole(provider)) == (1, 1, True)
+    kept = [(row.attempt_number, row.outcome) for row in rows(provider, "given-up")]
+    assert kept == [(1, "failed")]
 
 
 @pytest.mark.req("PEF:E-15", "PEF:trap-refund-window")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -338,7 +339,7 @@ def test_the_policy_alone_goes_on_after_a_wait_by_a_clock_that_never_stands_stil
     """Real clocks move between two readings; a wait that is over must be over."""
     clock = Restless()
     token = use_clock(clock)
-    calls = iter([TimeoutError(), TimeoutError(), 7])
+    calls: Iterator[Exception | int] = iter([TimeoutError(), TimeoutError(), 7])
 
     def call() -> int:
         found = next(calls)

@@ -17,11 +17,12 @@ import pytest
 
 pytest.importorskip("celery")
 
-from celery import Celery
+from celery import Celery, signals
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.ports.providerstore import Batch, LetterStatus
+from ergon_framework.providers import celery_process
 from ergon_framework.providers.celery_process import relay_app
 from ergon_framework.providers.celery_task import CeleryProviderTask
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
@@ -34,6 +35,7 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.synthetic import SyntheticProvider
+from ergon_framework.providers.task_letters import sent_id
 from ergon_framework.testing import VirtualClock
 
 pytestmark = pytest.mark.req("PROVIDERS:celery", "PEF:X-2", "PEF:T-1")
@@ -57,8 +59,11 @@ def app(request: pytest.FixtureRequest) -> Iterator[Celery]:
     """An app whose broker is in memory."""
     made = Celery(request.node.name, broker="memory://", backend="cache+memory://")
     made.conf.broker_transport_options = {"visibility_timeout": 600}
+    queues = ("queue.deadletter", "celery")
+    for queue in queues:  # all apps of a process share this broker
+        messages(made, queue)
     yield made
-    for queue in ("queue.deadletter", "celery"):  # all apps of a process share this broker
+    for queue in queues:
         messages(made, queue)
     made.close()
 
@@ -240,10 +245,12 @@ def test_errors_leave_the_worker_short_and_without_their_cause(app: Celery) -> N
 
 
 def test_a_soft_time_limit_is_a_timeout(app: Celery) -> None:
-    """What Celery raises in a call that takes too long has a canonical name."""
+    """What Celery raises in a call that takes too long has a canonical name, and is not retried."""
+    calls = []
 
     class Slow(SyntheticProvider):
         def _execute_impl(self, **given: Any) -> dict[str, Any]:
+            calls.append(1)
             raise SoftTimeLimitExceeded
 
     class SlowTask(CeleryProviderTask):
@@ -252,6 +259,93 @@ def test_a_soft_time_limit_is_a_timeout(app: Celery) -> None:
 
     app.register_task(SlowTask())
     assert isinstance(apply(app.tasks["slow"]).result, ProviderTimeoutError)
+    assert len(calls) == 1
+
+
+def test_a_soft_time_limit_outside_the_provider_keeps_the_message(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is decided yet, so nothing may be acknowledged."""
+    task = task_of(app)
+    worker = Sent(task)
+
+    def slow(*arguments: Any) -> Any:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(task.runner().provider.store, "claim", slow)
+    with pytest.raises(Reject) as rejected:
+        worker.run()
+    assert rejected.value.requeue
+    assert isinstance(apply(task).result, SoftTimeLimitExceeded)
+
+
+@pytest.mark.req("PEF:T-2")
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    [
+        ({"soft_time_limit": 30.0, "time_limit": 40.0}, 20.0),
+        ({"soft_time_limit": 6.0}, 3.0),
+        ({"time_limit": 40.0}, 30.0),
+        ({"time_limit": 500.0}, 60.0),
+        ({"soft_time_limit": 50.0, "timeout_budget_seconds": None}, 40.0),
+    ],
+)
+def test_the_budget_ends_before_the_limits(
+    app: Celery, options: dict[str, Any], budget: float
+) -> None:
+    """Whoever sets limits of Celery alone does not have attempts begun that cannot end."""
+    assert task_of(app, **options).runner().options.timeout_budget_seconds == budget
+
+
+class OwnInit(ProviderTimeoutError):
+    """An error of somebody else's, with arguments of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"acme {number}", http_status=504)
+
+
+class NoSuper(ProviderTimeoutError):
+    """One that forgot whose it is."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@pytest.mark.parametrize(("kind", "status"), [(OwnInit, 504), (NoSuper, None)])
+def test_errors_of_any_class_leave_the_worker(app: Celery, kind: Any, status: int | None) -> None:
+    """As the canonical one of their reason, with their dead letter in the store."""
+
+    class Odd(SyntheticProvider):
+        def _execute_impl(self, **given: Any) -> dict[str, Any]:
+            raise kind(7)
+
+    class OddTask(CeleryProviderTask):
+        name = "odd"
+        relays = False
+        provider_factory = staticmethod(Odd)
+
+    task = app.register_task(OddTask())
+    error = pickle.loads(pickle.dumps(apply(task).result))  # noqa: S301 - our own
+    assert (type(error), error.http_status) == (ProviderTimeoutError, status)
+    (stored,) = task.runner().provider.store.letters()
+    assert (stored.letter.reason_code, stored.letter.http_status) == ("timeout", status)
+
+
+@pytest.mark.req("PEF:trap-prefork")
+@pytest.mark.parametrize(
+    ("pool", "begins"),
+    [("celery.concurrency.thread", True), ("celery.concurrency.prefork", False)],
+)
+def test_a_worker_without_processes_carries_letters_too(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, pool: str, begins: bool
+) -> None:
+    """It hears of no process that begins; the parent of others leaves it to them."""
+    started: list[bool] = []
+    task_of(app, relays=True)
+    monkeypatch.setattr(celery_process, "_started", lambda: started.append(True))
+    kind = type("TaskPool", (), {"__module__": pool})
+    signals.worker_ready.send(sender=type("Consumer", (), {"pool": kind()})())
+    assert bool(started) is begins
 
 
 def test_limits_and_acknowledgement_are_set_for_safety(app: Celery) -> None:
@@ -374,6 +468,7 @@ def test_the_relay_function_carries_and_sends(app: Celery) -> None:
     store.move_letter(letter["dead_letter_id"], LetterStatus.REDRIVE, when=[LetterStatus.PUBLISHED])
     assert relay_app(app).redriven == 1
     (message,) = messages(app, "celery")
+    assert message.headers["id"] == sent_id(letter["dead_letter_id"], 1)
     kwargs = message.payload[1]
     assert kwargs["_ergon"] == {"redrive_count": 1}
     assert (kwargs["idempotency_key"], kwargs["payload"]) == ("k", {"q": 1})

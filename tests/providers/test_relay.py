@@ -60,11 +60,13 @@ class FakeCounter:
         self.published.append(message)
         self.heard.put(message["dead_letter_id"])
 
-    def send(self, letter: DeadLetter) -> bool:
-        if letter.task_name != "known":
-            return False
+    def knows(self, letter: DeadLetter) -> bool:
+        return letter.task_name in {"known", "refused"}
+
+    def send(self, letter: DeadLetter) -> None:
+        if letter.task_name == "refused":
+            raise TypeError("run() got an unexpected keyword argument")
         self.sent.append(letter)
-        return True
 
 
 @pytest.fixture
@@ -199,6 +201,40 @@ def test_many_letters_of_other_tasks_do_not_starve_the_rest(counter: FakeCounter
         store.move_letter(each.dead_letter_id, LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
     Relay(store, counter.open, batch=2).drain()
     assert [each.dead_letter_id for each in counter.sent] == ["d-0"]
+
+
+def test_a_letter_that_the_queue_refuses_is_not_in_the_way(counter: FakeCounter) -> None:
+    """Those behind it are carried, however many there are; then the refusal is told."""
+    store = MemoryProviderStore()
+    refused = [
+        replace(LETTER, dead_letter_id=f"r-{n}", task_name="refused", occurred_at=float(n))
+        for n in range(5)
+    ]
+    good = [replace(LETTER, dead_letter_id=f"g-{n}", occurred_at=10.0 + n) for n in range(5)]
+    store.record(Batch([], [*refused, *good]))
+    for each in (*refused, *good):
+        store.move_letter(each.dead_letter_id, LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
+    relay = Relay(store, counter.open, batch=2)
+    with pytest.raises(TypeError, match="unexpected"):
+        relay.pump()
+    with pytest.raises(TypeError, match="unexpected"):
+        relay.drain()
+    assert [each.dead_letter_id for each in counter.sent] == [f"g-{n}" for n in range(5)]
+    assert status(store, "r-0") is LetterStatus.REDRIVE
+
+
+def test_two_relays_send_a_call_once(store: MemoryProviderStore, counter: FakeCounter) -> None:
+    """One looks while the other is about to send; after a while it would take over."""
+    store.move_letter("d-0", LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
+
+    @contextmanager
+    def beside() -> Iterator[FakeCounter]:
+        Relay(store, counter.open).pump()
+        yield counter
+
+    Relay(store, beside).pump()
+    assert [each.dead_letter_id for each in counter.sent] == ["d-0"]
+    assert status(store, "d-0") is LetterStatus.REDRIVEN
 
 
 # -- the thread -----------------------------------------------------------------------------------

@@ -59,6 +59,14 @@ def again(first: TaskCall, ending: TaskEnding) -> TaskCall:
     return replace(first, carried=carried)
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """A payload of so many levels."""
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return {"x": inner}
+
+
 def test_a_call_that_succeeds_is_done() -> None:
     """Its data is in the result, its key in the ending."""
     ending = runner("timeout ok").run(call(idempotency_key="k"))
@@ -311,17 +319,48 @@ def test_a_letter_that_nobody_can_keep_is_not_acknowledged(
     assert stored.letter.attempts == 3
 
 
+@pytest.mark.req("PEF:trap-worker-lost")
 def test_a_message_that_loses_its_worker_too_often_is_given_up() -> None:
-    """Whether the queue said so is all that is known of the earlier deliveries."""
-    run = runner("ok", max_redeliveries=2)
-    for number in range(2):
-        ending = run.run(call({"q": number}, is_redelivered=True, idempotency_key="k"))
-        assert ending.end is not TaskEnd.DEAD
-    last = run.run(call(is_redelivered=True, idempotency_key="k"))
+    """Also when the queue takes hours to deliver it again, and its key was forgotten meanwhile."""
+
+    class Lost(type(provider())):  # type: ignore[misc]
+        def _execute_impl(self, **given: Any) -> dict[str, Any]:
+            raise SystemExit
+
+    now = [1_000_000.0]
+    run = runner(Lost(store=FlakyStore(lambda: now[0])), max_redeliveries=2)
+    for number in range(3):
+        with pytest.raises(SystemExit):
+            run.run(call(is_redelivered=number > 0))
+        now[0] += 20_000
+    last = run.run(call(is_redelivered=True))
     assert (last.end, last.result.reason_code) == (TaskEnd.DEAD, "internal_error")
-    assert run.run(call(idempotency_key="other", call_id="m2", is_redelivered=True)).end is (
-        TaskEnd.DONE
-    )
+    with pytest.raises(SystemExit):
+        run.run(call(call_id="another", is_redelivered=True))
+
+
+@pytest.mark.req("PEF:trap-worker-lost")
+def test_workers_that_are_lost_on_other_machines_are_counted_too() -> None:
+    """The message that comes back finds the key in use, and is put off as another message."""
+    run = runner("ok", max_redeliveries=2)
+    message = call(idempotency_key="k")
+    print_of_call = run._checked(message, "message-1", "c").guard.fingerprint
+    run.provider.store.claim("t", "k", print_of_call, "elsewhere", 3600.0, 3600.0)
+    ends = [run.run(replace(message, is_redelivered=True)).end for _ in range(3)]
+    assert ends == [TaskEnd.DEFER, TaskEnd.DEFER, TaskEnd.DEAD]
+
+
+@pytest.mark.req("PEF:trap-worker-lost")
+def test_a_delivery_that_ended_lost_no_worker() -> None:
+    """However often a queue says that it delivers a message again."""
+    run = runner("timeout", max_redeliveries=1, max_requeues=50, timeout_budget_seconds=0.1)
+    message = call(is_redelivered=True)
+    for _ in range(5):
+        assert run.run(message).end is TaskEnd.REQUEUE
+    store = FlakyStore()
+    away = runner(provider("ok", store=store), max_redeliveries=1)
+    store.refuses = {"finish"}
+    assert away.run(message).end is TaskEnd.DONE  # it stays counted, and nothing else
 
 
 @pytest.mark.parametrize(
@@ -329,6 +368,13 @@ def test_a_message_that_loses_its_worker_too_often_is_given_up() -> None:
     [
         ({"tenant_id": ""}, "tenant_id"),
         ({"operation": None}, "operation"),
+        ({"operation": {"note": "hush"}}, "operation"),
+        ({"tenant_id": "*"}, "tenant_id"),
+        ({"tenant_id": object()}, "tenant_id"),
+        ({"campaign_id": object()}, "campaign_id"),
+        ({"correlation_id": object()}, "correlation_id"),
+        ({"payload": nested(101)}, "payload"),
+        ({"payload": nested(100_000)}, "payload"),
         ({"payload": [1]}, "payload"),
         ({"payload": {"a": object()}}, "payload"),
         ({"idempotency_key": ""}, "idempotency_key"),
@@ -338,11 +384,16 @@ def test_a_message_that_loses_its_worker_too_often_is_given_up() -> None:
     ],
 )
 @pytest.mark.req("PROVIDERS:badinput", "PEF:T-5")
-def test_a_wrong_call_is_a_bad_request(wrong: dict[str, Any], where: str) -> None:
-    """It fails at once, with the name of what is wrong."""
+def test_a_wrong_call_is_a_bad_request(
+    wrong: dict[str, Any], where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails at once, with the name of what is wrong and not with what that is."""
+    caplog.set_level(logging.INFO)
     ending = runner().run(replace(call(), **wrong))
     assert (ending.end, ending.result.reason_code) == (TaskEnd.FAILED, "bad_request")
     assert where in str(ending.result.error)
+    assert "bad_request" in caplog.text
+    assert "hush" not in caplog.text
 
 
 @pytest.mark.req("PEF:T-4", "PEF:T-8")

@@ -18,6 +18,7 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
 )
 from ergon_framework.ports.providerstore import Batch
+from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.spill import Spill, default_spill
 from ergon_framework.providers.spill_files import find_left
 from ergon_framework.providers.spill_lines import line_of
@@ -240,7 +241,7 @@ def test_a_sync_that_fails_takes_the_lines_back(
         raise OSError(errno.EIO, "bad sector")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
+        patch.setattr("ergon_framework.providers.spill_files.sync_file", fail)
         with pytest.raises(StoreBrokenError):
             spill.keep([B], is_synced=True)
         spill.keep([C], is_synced=False)
@@ -318,3 +319,34 @@ def test_where_records_wait_by_default(tmp_path: Path, monkeypatch: pytest.Monke
     assert home.parent == tmp_path / "home" / ".local" / "state" / "ergon" / "spill"
     assert home != default_spill("postgresql:///work?host=/run/other")
     assert home == default_spill("postgresql:///work?password=secret&host=/run/pg")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("db/?dbname=a", "db/?dbname=b"),
+        ("db/work?port=5432", "db/work?port=5433"),
+        ("db/work?options=-csearch_path%3Dshop", "db/work?options=-csearch_path%3Dbank"),
+        ("/?service=shop", "/?service=bank"),
+        ("me@db/", "you@db/"),
+        ("/work?host=/run/a", "/work?host=/run/b"),
+        ("/work?host=a&host=b", "/work?host=a&host=c"),
+    ],
+)
+def test_two_databases_never_share_a_folder(one: str, other: str) -> None:
+    """By the name that a store goes by, which shows no password."""
+    urls = [f"postgresql://{each}" for each in (one, other)]
+    folders = [default_spill(database_of(url).name) for url in urls]
+    assert None not in folders
+    assert folders[0] != folders[1]
+    assert folders == [default_spill(url) for url in urls]
+
+
+def test_a_name_shows_no_password() -> None:
+    """Wherever the URL holds it; and one that changes moves no folder."""
+    names = [
+        database_of(f"postgresql://me:{secret}@/work?host=/run/pg&password={secret}").name
+        for secret in ("s3cret", "other")
+    ]
+    assert not [name for name in names if "s3cret" in name or "other" in name]
+    assert default_spill(names[0]) == default_spill(names[1]) is not None

@@ -29,8 +29,9 @@ AWAY = StoreUnavailableError("postgresql://u:hush@host/base does not answer")
 def app(request: pytest.FixtureRequest) -> Iterator[Celery]:
     """An app whose broker is in memory."""
     made = Celery(request.node.name, broker="memory://", backend="cache+memory://")
-    yield made
     messages(made, "celery")  # all apps of a process share this broker
+    yield made
+    messages(made, "celery")
     made.close()
 
 

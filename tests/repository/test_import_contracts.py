@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOMS = (
     *("app", "boundary", "cli", "connector", "core", "engine", "executor", "jobs", "ports"),
-    *("providers", "storage", "task", "telemetry", "testing"),
+    *("providers", "storage", "task", "telemetry", "testing", "web"),
 )
 LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 

@@ -24,6 +24,7 @@ from ergon_framework.cli import (
     queues,
     run,
     schedules,
+    serve,
     version,
     why,
     worker,
@@ -64,6 +65,7 @@ app.add_typer(boundary.app, name="boundary")
 app.add_typer(db.app, name="db")
 app.add_typer(providers.app, name="providers")
 app.command()(workers.workers)
+app.command()(serve.serve)
 app.command()(why.why)
 
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 StoreUrl = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="The job store [default: as in the settings]."),
+    typer.Option(
+        "--url", "--store", metavar="URL", help="The store [default: as in the settings]."
+    ),
 ]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The id of a job.")]
 

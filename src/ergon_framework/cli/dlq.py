@@ -236,7 +236,9 @@ def _where(
     config: Path | None, url: str | None, asked: Kind | None
 ) -> tuple[letters.Places, frozenset[Kind]]:
     where = letters.places(config, url)
-    return where, where.kinds() if asked is None else frozenset({asked})
+    kinds = where.kinds() if asked is None else frozenset({asked})
+    where.check(kinds)
+    return where, kinds
 
 
 def _deal(

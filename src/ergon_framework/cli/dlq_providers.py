@@ -10,7 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.errors import ConfigurationError, JobNotFoundError, SettingsError
+from ergon_framework.errors import (
+    ConfigurationError,
+    JobNotFoundError,
+    SettingsError,
+    StoreUnavailableError,
+)
 
 if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import LetterStatus, ProviderStore, StoredLetter
@@ -44,6 +49,16 @@ class Places:
         if not is_for_letters_only and not self.jobs.startswith("postgres"):
             kinds.add(Kind.JOB)
         return frozenset(kinds)
+
+    def check(self, kinds: frozenset[Kind]) -> None:
+        """Refuse files that are not there: who looks for what is dead makes none."""
+        urls = {Kind.JOB: self.jobs, Kind.PROVIDER: self.letters}
+        files = [_file_of(urls[kind]) for kind in sorted(kinds)]
+        if all(file is not None and not file.exists() for file in files):
+            raise StoreUnavailableError(
+                f"there is no file {files[0]}",
+                remedy="a worker, a provider or ergon db upgrade makes it; or name another store",
+            )
 
 
 def places(config: Path | None, url: str | None) -> Places:
@@ -210,9 +225,9 @@ def delete(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: b
 
 def _has_table(url: str, name: str) -> bool:
     """Whether a store has a table; a server is believed to have what it is asked for."""
-    if not url.lower().startswith(_SQLITE):
+    file = _file_of(url)
+    if file is None:
         return url.lower().startswith("postgres") and name.startswith("provider_")
-    file = Path(url[len(_SQLITE) :])
     if not file.exists():
         return False
     look = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
@@ -221,3 +236,8 @@ def _has_table(url: str, name: str) -> bool:
             return looking.execute(look, (name,)).fetchone() is not None
     except sqlite3.Error:
         return False  # whoever opens it in earnest says what is wrong with it
+
+
+def _file_of(url: str) -> Path | None:
+    """The file of a store on SQLite."""
+    return Path(url[len(_SQLITE) :]) if url.lower().startswith(_SQLITE) else None

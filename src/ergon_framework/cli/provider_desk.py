@@ -37,17 +37,31 @@ class ProviderDesk:
 @contextmanager
 def opened(config: Path | None, url: str | None) -> Iterator[ProviderDesk]:
     """The store that the options or the settings name; neither a file nor tables are made."""
-    from ergon_framework.providers.migrations import running
     from ergon_framework.providers.migrations.database import database_of
     from ergon_framework.providers.stores import open_store
 
+    named = named_store(config, url)
+    database = database_of(named)
+    check_tables(database)
+    with closing(open_store(named)) as store:
+        yield ProviderDesk(store, database)
+
+
+def named_store(config: Path | None, url: str | None) -> str:
+    """The URL that the options or the settings name, of a store that other processes can see."""
     named = url or _named_in_settings(config)
     if named.lower().startswith("memory:"):
         raise ConfigurationError(
             "what a store in memory holds, only its own process can see",
             remedy="name a store in a database, such as sqlite:///work.db",
         )
-    database = database_of(named)
+    return named
+
+
+def check_tables(database: Database) -> None:
+    """Refuse a database without our tables; ``StoreUnavailableError`` when it cannot be asked."""
+    from ergon_framework.providers.migrations import running
+
     with database.connect() as connection:
         revision = running.current(connection)
     if revision is None:
@@ -55,8 +69,6 @@ def opened(config: Path | None, url: str | None) -> Iterator[ProviderDesk]:
             f"{database.name} has no tables of provider calls",
             remedy="ergon db upgrade makes them; or name another store",
         )
-    with closing(open_store(named)) as store:
-        yield ProviderDesk(store, database)
 
 
 def _named_in_settings(config: Path | None) -> str:

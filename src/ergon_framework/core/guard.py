@@ -47,6 +47,9 @@ class Stopped(StrEnum):
     STORE = "store_unavailable"  # nobody can say whether there is quota left
 
 
+_EARLY = float("-inf")
+"""Before any deadline."""
+
 _WHY = {
     Why.NOT_RETRYABLE: Stopped.NOT_RETRYABLE,
     Why.ATTEMPTS_SPENT: Stopped.ATTEMPTS_SPENT,
@@ -118,7 +121,9 @@ class Guard:
 
     # -- events --------------------------------------------------------------------------------
 
-    def begun(self, now: float, refused_until: float | None, cooldown_until: float) -> Do:
+    def begun(
+        self, now: float, refused_until: float | None, cooldown_until: float, dice: float = 0.0
+    ) -> Do:
         """The driver looked at the circuit and at the cooldown, and changed neither."""
         if self._offset >= self._rule.retry.attempts:
             return self._end(Stopped.ATTEMPTS_SPENT)
@@ -126,12 +131,14 @@ class Guard:
             return self._end(Stopped.BUDGET_SPENT)
         if refused_until is not None:
             return self._end(Stopped.CIRCUIT_OPEN, refused_until)
-        return self._after_cooldown(now, cooldown_until)
+        return self._after_cooldown(now, cooldown_until, dice)
 
-    def reserved(self, refused_until: float | None) -> Do:
-        """Quota was reserved, or refused until the window ends."""
+    def reserved(self, refused_until: float | None, now: float = _EARLY) -> Do:
+        """Quota was reserved, or refused until the window ends; a store may take its time."""
         if refused_until is not None:
             return self._end(Stopped.QUOTA, refused_until)
+        if self._deadline is not None and now >= self._deadline:
+            return self._end(Stopped.BUDGET_SPENT)
         self._is_reserved = True
         return self._enter()
 
@@ -139,10 +146,12 @@ class Guard:
         """The store could not be asked for quota."""
         return self._end(Stopped.STORE)
 
-    def admitted(self, refused_until: float | None) -> Do:
-        """The circuit let the call in, or refused it."""
+    def admitted(self, refused_until: float | None, now: float = _EARLY) -> Do:
+        """The circuit let the call in, or refused it; no attempt begins after the deadline."""
         if refused_until is not None:
             return self._end(Stopped.CIRCUIT_OPEN, refused_until)
+        if self._deadline is not None and now >= self._deadline:
+            return self._end(Stopped.BUDGET_SPENT)
         self._is_admitted = True
         return Do.ATTEMPT
 
@@ -172,22 +181,28 @@ class Guard:
             self._is_reserved = False
         return Do.WAIT
 
-    def waited(self, now: float, refused_until: float | None, cooldown_until: float) -> Do:
+    def waited(
+        self, now: float, refused_until: float | None, cooldown_until: float, dice: float = 0.0
+    ) -> Do:
         """The wait is over; the circuit and the cooldown may have changed meanwhile."""
         if self._deadline is not None and now >= self._deadline:
             return self._end(Stopped.BUDGET_SPENT)
         if refused_until is not None and not self._is_admitted:
             return self._end(Stopped.CIRCUIT_OPEN, refused_until)
-        return self._after_cooldown(now, cooldown_until)
+        return self._after_cooldown(now, cooldown_until, dice)
 
     # -- what follows --------------------------------------------------------------------------
 
-    def _after_cooldown(self, now: float, cooldown_until: float) -> Do:
+    def _after_cooldown(self, now: float, cooldown_until: float, dice: float) -> Do:
         if now >= cooldown_until:
             return self._enter()
         if not self._may_sit_out(cooldown_until):
             return self._end(Stopped.COOLDOWN, cooldown_until)
-        self.until = cooldown_until
+        # Not everybody at the same instant: they would be told to wait again.
+        spread = (cooldown_until - now) * self._rule.retry.asked_spread * dice
+        until = cooldown_until + spread
+        is_in_time = self._deadline is None or until < self._deadline
+        self.until = until if is_in_time else cooldown_until
         return Do.WAIT
 
     def _may_sit_out(self, cooldown_until: float) -> bool:

@@ -197,7 +197,7 @@ class ProviderStore(Protocol):
         """Take ``units`` of a window's budget, atomically, or none.
 
         A window that starts before the newest known one is not opened: that one is asked instead.
-        A changed limit holds from now on. A refusal is marked on the row.
+        A changed limit holds from now on. A window that has nothing left is marked when it refuses.
         """
 
     def refund(self, key: LaneKey, window: Window, units: int) -> None:

@@ -198,6 +198,11 @@ class ProviderBase(ABC):
         return None if breaker is False else breaker
 
     @property
+    def fitted(self) -> Fitted:
+        """What its calls are made with, for those who run them."""
+        return self._ready()
+
+    @property
     def store(self) -> ProviderStore:
         """Where its state is kept."""
         return self._ready().store

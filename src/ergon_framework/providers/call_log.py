@@ -53,9 +53,14 @@ class CallLog:
         """The call is over: nothing follows its last attempt, even if that was the plan."""
         if not self.rows:
             self._refused(correlation_id, error)
-        elif self.rows[-1].outcome == Outcome.RETRY:
+        self.given_up()
+
+    def given_up(self) -> list[AttemptRow]:
+        """The rows of a call that goes no further, whatever the plan was."""
+        if self.rows and self.rows[-1].outcome == Outcome.RETRY:
             self.rows[-1] = self.rows[-1]._replace(outcome=Outcome.FAILED.value)
             self.attempts[-1].delay_seconds = None
+        return self.rows
 
     def _refused(self, correlation_id: str, error: ProviderError) -> None:
         """A gate refused the call: that is no attempt, and its number is 0."""

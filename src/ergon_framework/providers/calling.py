@@ -28,6 +28,7 @@ from ergon_framework.providers.manner import (
     give_back,
     quota_snapshot,
 )
+from ergon_framework.providers.mapping_types import is_time_up
 from ergon_framework.providers.quota import Reservation
 from ergon_framework.providers.refusals import refusal
 
@@ -37,6 +38,7 @@ class Calling:
 
     __slots__ = (
         "_began_at",
+        "_begun",
         "_budget",
         "_data",
         "_deadline",
@@ -49,6 +51,7 @@ class Calling:
         "_log",
         "_manner",
         "_never_sent",
+        "_paid_from",
         "_permits",
         "_reservations",
         "_reserved_for",
@@ -56,6 +59,7 @@ class Calling:
         "clock",
         "context",
         "correlation_id",
+        "is_handed_over",
     )
 
     def __init__(
@@ -81,23 +85,27 @@ class Calling:
         self._permits: Permits | None = None
         self._kept_vote = Vote.NEUTRAL
         self._reservations: list[Reservation] = []
-        self._reserved_for = 0
+        self._paid_from = self._reserved_for = 0  # of the reservations: the last attempt's
+        self._begun = 0  # attempts, the one under way included
         self._never_sent = True
         self._started_at = now
         self._data: dict[str, Any] | None = None
         self._error: ProviderError | None = None
         self._is_late = False
         self._is_ended = False
+        self.is_handed_over = False
+        """Whether a thread settles it when its attempt has ended."""
 
     def take_over(
         self,
         began_at: float,
+        started_at: float,
         correlation_id: str | None,
         permits: Permits,
         reservation: Reservation | None,
     ) -> None:
         """Stand where a call on the short way stands: its first attempt is under way."""
-        self._began_at = self._started_at = began_at
+        self._began_at, self._started_at = began_at, started_at
         self._deadline = deadline = deadline_of(self.context, self._budget, began_at)
         self._log.budget_ms = budget_ms(began_at, deadline)
         self._guard = guard = Guard(
@@ -111,6 +119,13 @@ class Calling:
             guard.reserved(None)
         self._permits = permits
         guard.admitted(None)
+        self._begun = 1
+
+    def too_late(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
+        """The end of a call on the short way whose time was over before its attempt."""
+        self._begun = self._reserved_for = 0
+        self._guard.admitted(None, self.clock.now())
+        return self.finish()
 
     # -- steps: each answers with what to do next ------------------------------------------------
 
@@ -140,7 +155,8 @@ class Calling:
             check_units(self.context.units, self._lane.quota.policy.limit)
         self._lane.refresh()
         now = self._began_at
-        return self._guard.begun(now, self._refused_until(now), self._cooldown_until(now))
+        refused, cooled = self._refused_until(now), self._cooldown_until(now)
+        return self._guard.begun(now, refused, cooled, random.random())  # noqa: S311 - jitter
 
     def reserve(self) -> Do:
         """Take quota."""
@@ -152,29 +168,30 @@ class Calling:
         except StoreError:
             if not self._manner.fails_open:
                 return self._guard.unreserved()
-            return self._guard.reserved(None)
+            return self._guard.reserved(None, self.clock.now())
         if taken is None:
             return self._guard.reserved(self.clock.now() + desk.retry_after())
         self._reservations.append(taken)
-        return self._guard.reserved(None)
+        return self._guard.reserved(None, self.clock.now())
 
     def admit_quickly(self) -> Do | None:
         """Pass the circuit, if that needs no store."""
         self._permits = self._lane.pass_quickly()
-        return None if self._permits is None else self._guard.admitted(None)
+        return None if self._permits is None else self._guard.admitted(None, self.clock.now())
 
     def admit(self) -> Do:
         """Pass the circuit."""
         answer = self._lane.admit()
         if isinstance(answer, tuple):
             self._permits = answer
-            return self._guard.admitted(None)
+            return self._guard.admitted(None, self.clock.now())
         return self._guard.admitted(self.clock.now() + answer)
 
     def attempt_context(self) -> ProviderExecutionContext:
         """The context of the attempt that begins now."""
         self._started_at = now = self.clock.now()
-        self._reserved_for = len(self._reservations)
+        self._paid_from, self._reserved_for = self._reserved_for, len(self._reservations)
+        self._begun += 1
         limit = self._manner.attempt_timeout
         if self._deadline is not None:
             left = max(0.0, self._deadline - now)
@@ -220,7 +237,7 @@ class Calling:
         if error.reason_code == Reason.RATE_LIMITED:
             self._cool(error)
         failure = Failure(decision.kind, error.reason_code, "", error.retry_after_seconds)
-        may_retry = self._manner.retries.may_begin(self)
+        may_retry = not is_time_up(raw) and self._manner.retries.may_begin(self)
         do = self._guard.failed(failure, ended_at, random.random(), may_retry=may_retry)  # noqa: S311 - jitter
         is_last = do is Do.END
         self._note(ended_at, error, Outcome.FAILED if is_last else Outcome.RETRY)
@@ -229,25 +246,38 @@ class Calling:
         if vote is not None:
             self._report(vote)
         if self._manner.guard.quota_unit is Scope.ATTEMPT and self._is_refundable(error, decision):
-            self._refund(self._reservations[-1:])
+            self._refund(self._reservations[self._paid_from : self._reserved_for])
         return do
 
     def waited(self) -> Do:
         """A wait is over."""
         self._lane.refresh()
         now = self.clock.now()
-        return self._guard.waited(now, self._refused_until(now), self._cooldown_until(now))
+        refused, cooled = self._refused_until(now), self._cooldown_until(now)
+        return self._guard.waited(now, refused, cooled, random.random())  # noqa: S311 - jitter
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def abandon(self) -> None:
-        """The call will not be finished: what it holds is given back."""
+    def abandon(self) -> list[AttemptRow]:
+        """The call will not be finished: what it holds is given back. The rows of its attempts.
+
+        An attempt that is cut short counts as not made; what paid for one that was sent is spent.
+        """
         self._report(Vote.NEUTRAL)
-        # What paid for an attempt of its own, or for a success, is settled already.
-        is_per_attempt = self._manner.guard.quota_unit is Scope.ATTEMPT
-        is_settled = is_per_attempt or self._guard.stop is Stopped.SUCCEEDED
-        self._refund(self._reservations[self._guard.attempts if is_settled else 0 :])
+        self._refund(self._reservations[self._first_unspent() :])
         self._end()
+        return self._log.given_up()
+
+    def _first_unspent(self) -> int:
+        if self._guard.stop is Stopped.SUCCEEDED:
+            return self._reserved_for
+        if self._manner.guard.quota_unit is Scope.ATTEMPT:
+            is_cut_short = self._begun > self._guard.attempts
+            return self._paid_from if is_cut_short else self._reserved_for
+        error = self._error
+        if error is None or self._is_refundable(error, self._manner.table[error.reason_code]):
+            return 0
+        return self._reserved_for
 
     def finish(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
         """The result, and the rows that tell of it."""
@@ -334,8 +364,7 @@ class Calling:
         return None if wait is None else now + wait
 
     def _cooldown_until(self, now: float) -> float:
-        # Bounded again: a clock that was set back would lengthen every pause.
-        return now + min(self._lane.cooldown(), self._manner.longest_cooldown)
+        return now + self._lane.cooldown(self._manner.longest_cooldown)
 
     def _cool(self, error: ProviderError) -> None:
         asked = error.retry_after_seconds

@@ -12,15 +12,18 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
 from kombu import entity
+from kombu.exceptions import OperationalError
 
 from ergon_framework.ports.providerstore import DeadLetter
 from ergon_framework.providers.mapping_text import message_of
 from ergon_framework.providers.recorder import close_recorders
 from ergon_framework.providers.relay import Relay, Relayed, RelayThread
+from ergon_framework.providers.task_letters import sent_id
 from ergon_framework.providers.tasks import Carried
 from ergon_framework.providers.telling import tell
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.4, "interval_max": 1.0}
 _CLOSING = 5.0
+
+_Relays = dict[tuple[int, int, str], Relay]
 
 _tasks: weakref.WeakSet[CeleryProviderTask] = weakref.WeakSet()
 _lock = threading.Lock()
@@ -46,23 +51,26 @@ class CeleryCounter:
 
     def publish(self, message: dict[str, Any]) -> None:
         """Put a dead letter on the queue, which is made if need be; nobody has to consume it."""
-        self._producer.publish(
-            message,
-            exchange="",
-            routing_key=self._queue.name,
-            declare=[self._queue],
-            serializer="json",
-            delivery_mode="persistent",
-            message_id=message["dead_letter_id"],
-            retry=True,
-            retry_policy=_PATIENCE,
-        )
+        with _broker_errors():
+            self._producer.publish(
+                message,
+                exchange="",
+                routing_key=self._queue.name,
+                declare=[self._queue],
+                serializer="json",
+                delivery_mode="persistent",
+                message_id=message["dead_letter_id"],
+                retry=True,
+                retry_policy=_PATIENCE,
+            )
 
-    def send(self, letter: DeadLetter) -> bool:
+    def knows(self, letter: DeadLetter) -> bool:
+        """Whether the app has a task of that name."""
+        return letter.task_name in self._app.tasks
+
+    def send(self, letter: DeadLetter) -> None:
         """Send a call again under the key it had, with fresh counters."""
-        task = self._app.tasks.get(letter.task_name)
-        if task is None:
-            return False
+        task = self._app.tasks[letter.task_name]
         carried = Carried(redrive_count=letter.redrive_count + 1)
         kwargs = {
             "tenant_id": letter.tenant_id,
@@ -74,8 +82,18 @@ class CeleryCounter:
             "_ergon": carried.to_dict(),
         }
         headers = {} if letter.traceparent is None else {"traceparent": letter.traceparent}
-        task.apply_async(kwargs=kwargs, headers=headers, producer=self._producer)
-        return True
+        again = sent_id(letter.dead_letter_id, carried.redrive_count)
+        with _broker_errors():
+            task.apply_async(kwargs=kwargs, headers=headers, producer=self._producer, task_id=again)
+
+
+@contextmanager
+def _broker_errors() -> Iterator[None]:
+    """Tell a broker that is away from a message that it does not take."""
+    try:
+        yield
+    except OperationalError as error:
+        raise ConnectionError(message_of(error)) from error
 
 
 @contextmanager
@@ -123,12 +141,14 @@ def relay_app(app: Any) -> Relayed:
     return Relayed(published, redriven)
 
 
-def _relays(app: Any = None) -> Iterator[Relay]:
+def _relays(app: Any = None, known: _Relays | None = None) -> Iterator[Relay]:
     """One relay for each store and queue of the tasks that are registered here.
 
-    A provider that cannot be built keeps nobody else's letters back: its error comes last.
+    ``known`` are those of an earlier look, which know what they cannot carry. A provider that
+    cannot be built keeps nobody else's letters back: its error comes last.
     """
-    seen: set[tuple[int, int, str]] = set()
+    known = {} if known is None else known
+    seen = set()
     failure: Exception | None = None
     for task in list(_tasks):
         own = task._app  # noqa: SLF001 - the property would make one
@@ -136,8 +156,8 @@ def _relays(app: Any = None) -> Iterator[Relay]:
         if not task.relays or own is None or not is_asked or own.tasks.get(task.name) is not task:
             continue
         try:
-            relay = relay_of(task)
             key = (id(own), id(task.runner().provider.store), task.dead_letter_queue)
+            relay = known.get(key) or known.setdefault(key, relay_of(task))
         except Exception as error:
             failure = error
             continue
@@ -152,12 +172,16 @@ def _started() -> RelayThread:
     global _thread  # noqa: PLW0603 - one for the process
     with _lock:
         if _thread is None:
-            _thread = RelayThread(_relays)
+            _thread = RelayThread(partial(_relays, known={}))
             _thread.start()
         return _thread
 
 
-def _begin(**_: Any) -> None:
+def _begin(sender: Any = None, **_: Any) -> None:
+    """A process that makes calls begins: a child, or a worker whose pool has threads alone."""
+    pool = type(getattr(sender, "pool", None))
+    if pool.__module__ == "celery.concurrency.prefork":
+        return  # the parent: its children do this, and nothing may be open when they are forked
     if any(task.relays for task in _tasks):
         _started()
 
@@ -184,3 +208,5 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 signals.worker_process_init.connect(_begin, weak=False)
 signals.worker_process_shutdown.connect(_end, weak=False)
+signals.worker_ready.connect(_begin, weak=False)  # of pools without processes
+signals.worker_shutdown.connect(_end, weak=False)

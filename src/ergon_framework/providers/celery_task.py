@@ -25,9 +25,11 @@ import msgspec
 from ergon_framework.errors import MissingExtraError, WiringError
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.errors import (
+    ERROR_OF,
     ProviderBadRequestError,
     ProviderDependencyError,
     ProviderError,
+    ProviderInternalError,
 )
 from ergon_framework.providers.idempotency import NOT_KEPT
 from ergon_framework.providers.mapping_text import message_of as text_of
@@ -39,7 +41,7 @@ from ergon_framework.providers.telling import tell
 
 try:
     from celery import Task
-    from celery.exceptions import Reject, Retry
+    from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 except ImportError as error:
     raise MissingExtraError(
         "provider tasks for Celery need the package celery",
@@ -154,7 +156,14 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
             if not call.may_wait:
                 raise
             self._wait_for_provider(call, error)
-        ending = runner.run(call)
+        try:
+            ending = runner.run(call)
+        except SoftTimeLimitExceeded as error:
+            # It struck outside the provider. Nothing is decided yet, and the message must not be
+            # gone: it comes back, and is counted as one whose worker was lost.
+            if not call.may_wait:
+                raise
+            raise Reject(error, requeue=True) from error
         if ending.letter is not None and self.relays:
             celery_process.carry(self, is_now=not call.may_wait)
         if not ending.is_final and call.may_wait:
@@ -206,7 +215,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     def _read_options(self) -> TaskOptions:
         _factory_of(type(self))
         values = {each.name: getattr(self, each.name) for each in fields(TaskOptions)}
-        options = TaskOptions(**values)
+        options = _within(TaskOptions(**values), self.soft_time_limit or self.time_limit)
         if self.time_limit is None or options.timeout_budget_seconds is None:
             return options
         beyond = self.time_limit - options.timeout_budget_seconds + _SLACK
@@ -289,6 +298,15 @@ def _factory_of(kind: type[CeleryProviderTask]) -> Callable[[], Any]:
     )
 
 
+def _within(options: TaskOptions, limit: float | None) -> TaskOptions:
+    """The options with a budget that ends before Celery ends the call."""
+    if limit is None:
+        return options
+    most, budget = max(limit - SOFT_MARGIN, limit / 2), options.timeout_budget_seconds
+    capped = most if budget is None else min(budget, most)
+    return replace(options, timeout_budget_seconds=capped)
+
+
 def _carried(given: dict[str, Any]) -> Carried:
     unknown = sorted(given.keys() - {CARRIED})
     if unknown:
@@ -304,12 +322,14 @@ def _told(error: ProviderError | None) -> ProviderError:
     """The error as it leaves the worker: picklable, short, and without what caused it."""
     if error is None:
         return ProviderError("the call failed without an error")
-    return type(error)(
+    # Not of its own class, whose __init__ may ask for anything.
+    kind = ERROR_OF.get(error.reason_code, ProviderInternalError)
+    return kind(
         message_of(error),
-        http_status=error.http_status,
-        retry_after_seconds=error.retry_after_seconds,
-        never_sent=error.never_sent,
-        remedy=error.remedy,
+        http_status=getattr(error, "http_status", None),
+        retry_after_seconds=getattr(error, "retry_after_seconds", None),
+        never_sent=getattr(error, "never_sent", False),
+        remedy=getattr(error, "remedy", ""),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import Any
 
@@ -12,7 +11,10 @@ from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.circuits import Circuit, Tell
 from ergon_framework.providers.decisions import DECISIONS
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
+from ergon_framework.providers.finite import is_finite
+from ergon_framework.providers.forking import renew_after_fork
 from ergon_framework.providers.instants import steady
+from ergon_framework.providers.tidying import tidy
 
 _ALONE = LaneKey("-", "-", "-")
 _WORST = {State.OPEN: 2, State.HALF_OPEN: 1, State.CLOSED: 0}
@@ -51,6 +53,13 @@ class CircuitBreaker:
         self.probe_lease_seconds = probe_lease_seconds
         self._circuits: dict[LaneKey, Circuit] = {}
         self._lock = threading.Lock()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """After a fork, in the child."""
+        self._lock = threading.Lock()
+        for circuit in list(self._circuits.values()):
+            circuit.renew()
 
     def rule(self, budget: float | None = None) -> BreakerRule:
         """The same as the core's document; a probe may take as long as a call."""
@@ -157,7 +166,8 @@ def _vote(error: BaseException | None) -> Vote:
     if error is None:
         return Vote.SUCCESS
     if isinstance(error, ProviderError):
-        return DECISIONS[Reason(error.reason_code)].vote or Vote.NEUTRAL
+        known = tidy(error)  # one with a reason of its own is an internal error
+        return DECISIONS[Reason(known.reason_code)].vote or Vote.NEUTRAL
     return Vote.FAILURE if isinstance(error, Exception) else Vote.NEUTRAL
 
 
@@ -167,6 +177,5 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _check_seconds(name: str, value: Any, *, least: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < least:
+    if not is_finite(value) or value < least:
         raise ConfigurationError(f"{name} must be a number of {least:g} or more, not {value!r}")

@@ -4,12 +4,14 @@ Theory of operation. Each process has a view of a lane that is at most ``FRESH_F
 call through a closed circuit needs nothing but the view. Whatever changes the circuit is swapped
 against the version it was computed from, and computed anew when somebody else was faster; so there
 are never more probes than allowed, wherever they run. No lock is held while a provider is called.
-When the store does not answer, the view is all there is, and it is brought back later.
+When the store does not answer, the view is all there is: nobody waits for it again before the view
+is old, and what was learned meanwhile is brought back, unless somebody else has learned more.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ergon_framework.core.breaker import Breaker, BreakerRule, Permit, Refusal, State, Vote
+from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
 
@@ -78,7 +81,17 @@ class Circuit:
         self._view = Standing()
         self._stale_at = float("-inf")
         self._is_cut_off = False
+        self._is_ahead = False
+        """Whether the circuit was changed here while the store was away."""
+        self._owed_until = 0.0
+        """The end of a pause that the store has not been told of."""
+        self._pause = (0.0, 0.0)
+        """A pause as the store states it, and its end by the clock that is never set."""
         self._permit = Permit(0)
+
+    def renew(self) -> None:
+        """After a fork, in the child: a lock that another thread held would never be free."""
+        self._lock = threading.Lock()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -123,21 +136,22 @@ class Circuit:
             return
         with self._lock:
             self._stale_at = self._store.now() + self._fresh_for
+            self._is_cut_off = False
             if self._view is not mine:
                 return  # somebody of this process knows more than what was just read
-            was_cut_off, self._is_cut_off = self._is_cut_off, False
+            is_ahead, self._is_ahead = self._is_ahead, False
+            owed_until, self._owed_until = self._owed_until, 0.0
             self._view = found
-        if was_cut_off:
-            self._bring_back(mine, found)
+        if owed_until > max(found.cooldown_until, self._store.now()):
+            self.cool(owed_until - self._store.now())
+        if is_ahead and mine.version == found.version and mine.breaker.state is State.OPEN:
+            self._bring_back(mine.breaker)
         if found.breaker.state is not State.CLOSED:
             self._swap(lambda breaker, now: (breaker.shortened(self.rule, now), None))
 
-    def _bring_back(self, mine: Standing, found: Standing) -> None:
+    def _bring_back(self, mine: Breaker) -> None:
         """Let the others know what was learned while the store was away."""
-        if mine.cooldown_until > max(found.cooldown_until, self._store.now()):
-            self.cool(mine.cooldown_until - self._store.now())
-        if mine.breaker.state is State.OPEN and found.breaker.state is State.CLOSED:
-            self._swap(lambda theirs, now: (self._as_mine(mine.breaker, theirs, now), None))
+        self._swap(lambda theirs, now: (self._as_mine(mine, theirs, now), None))
 
     def _as_mine(self, mine: Breaker, theirs: Breaker, now: float) -> Breaker:
         if theirs.state is not State.CLOSED:
@@ -154,10 +168,22 @@ class Circuit:
         refusal = breaker.peek(self.rule, now)
         return None if refusal is None else max(0.0, refusal.retry_at - now)
 
-    def cooldown(self) -> float:
-        """Seconds for which nobody should call, because the provider asked for a pause."""
-        until = self._view.cooldown_until
-        return max(0.0, until - self._store.now()) if until else 0.0
+    def cooldown(self, longest: float = math.inf) -> float:
+        """Seconds for which nobody should call, because the provider asked for a pause.
+
+        It never takes longer than it was to take when it was first seen, or than ``longest``: a
+        clock that was set back would lengthen it.
+        """
+        stated = self._view.cooldown_until
+        left = stated - self._store.now()
+        if not stated or left <= 0:
+            return 0.0
+        now = current_clock().now()
+        known, until = self._pause
+        if known != stated:
+            until = now + min(left, longest)
+            self._pause = (stated, until)
+        return max(0.0, min(left, until - now))
 
     # -- passing -------------------------------------------------------------------------------
 
@@ -199,12 +225,22 @@ class Circuit:
 
     def cool(self, seconds: float) -> None:
         """Nobody calls for so long; a pause that is longer already stays."""
-        until = self._store.now() + seconds
-        try:
-            until = self._store.cool(self.key, until)
-        except StoreError:
-            self._cut_off()
+        asked = until = self._store.now() + seconds
+        if self._is_away():
+            self._owed_until = max(self._owed_until, asked)
+        else:
+            try:
+                until = self._store.cool(self.key, asked)
+            except StoreError:
+                self._cut_off()
+                self._owed_until = max(self._owed_until, asked)
+        ends_at = current_clock().now() + seconds
         with self._lock:
+            known, known_end = self._pause
+            if until == known:  # a longer one, which may have ended by the clock that is never set
+                self._pause = (until, max(ends_at, known_end))
+            elif until <= asked + 0.001:  # ours, as exactly as the store writes it
+                self._pause = (until, ends_at)
             view = self._view
             if until > view.cooldown_until:
                 self._view = Standing(view.breaker, until, view.version)
@@ -226,27 +262,30 @@ class Circuit:
         after, answer = change(view.breaker, self._store.now())
         if after is view.breaker:
             return answer, True
+        if self._is_away():
+            return answer, self._keep(view, after, view.version, is_ahead=True)
         try:
             is_swapped = self._store.swap(self.key, view.version, after)
         except StoreError:
             self._cut_off()
-            return answer, self._keep(view, Standing(after, view.cooldown_until, view.version))
+            return answer, self._keep(view, after, view.version, is_ahead=True)
         if not is_swapped and not is_last:
             self._reread(view)
             return answer, False
         if not is_swapped and isinstance(answer, Permit):
             return None, True  # a place that nobody knows of would be one too many
-        self._keep(view, Standing(after, view.cooldown_until, view.version + is_swapped))
+        self._keep(view, after, view.version + is_swapped, is_ahead=False)
         if after.generation != view.breaker.generation:
             self._tell_change(after)
         return answer, True
 
-    def _keep(self, before: Standing, after: Standing) -> bool:
+    def _keep(self, before: Standing, after: Breaker, version: int, *, is_ahead: bool) -> bool:
         with self._lock:
-            if self._view.version != before.version or self._view.breaker is not before.breaker:
+            view = self._view
+            if view.version != before.version or view.breaker is not before.breaker:
                 return False
-            cooldown = max(after.cooldown_until, self._view.cooldown_until)
-            self._view = Standing(after.breaker, cooldown, after.version)
+            self._view = Standing(after, view.cooldown_until, version)
+            self._is_ahead = is_ahead
             return True
 
     def _reread(self, before: Standing) -> None:
@@ -258,6 +297,11 @@ class Circuit:
         with self._lock:
             if self._view is before:
                 self._view = found
+                self._is_ahead = False  # somebody else was faster, and knows more
+
+    def _is_away(self) -> bool:
+        """Whether the store did not answer a moment ago: nobody waits for it again so soon."""
+        return self._is_cut_off and self.is_fresh
 
     def _cut_off(self) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ergon_framework.core.guard import Do
 from ergon_framework.engine.clocks import asleep_until, sleep_until
@@ -14,12 +14,12 @@ from ergon_framework.ports.providerstore import AttemptRow
 from ergon_framework.providers.calling import Calling
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.stepping import Errand, Outcome, step
 
 if TYPE_CHECKING:
     from ergon_framework.providers.express import Ticket
     from ergon_framework.providers.fitting import Ending, Fitted
 
-T = TypeVar("T")
 Body = Callable[..., Any]
 Ended = tuple[ProviderExecutionResult, list[AttemptRow]]
 
@@ -46,7 +46,7 @@ def drive(fitted: Fitted, call: Calling, body: Body) -> Ended:
     try:
         return _go_on(fitted, call, body, call.begin())
     except BaseException:
-        call.abandon()
+        _give_up(fitted, call)
         raise
 
 
@@ -55,12 +55,16 @@ def ride(
 ) -> ProviderExecutionResult:
     """Go the short way, and on with the machine when it turns out longer."""
     data, raised = None, None
+    if ticket.is_late:
+        result, rows = ticket.machine().too_late()
+        fitted.conclude(result, rows, ending)
+        return result
     try:
         data = body(context=ticket.context)
     except Exception as error:
         raised = error
     except BaseException:
-        ticket.machine().abandon()
+        _give_up(fitted, ticket.machine())
         raise
     arrived = None if raised is not None else ticket.arrived(data)
     if arrived is not None:
@@ -71,10 +75,15 @@ def ride(
         do = call.succeeded(data) if raised is None else call.failed(raised)
         result, rows = _go_on(fitted, call, body, do)
     except BaseException:
-        call.abandon()
+        _give_up(fitted, call)
         raise
     fitted.conclude(result, rows, ending)
     return result
+
+
+def _give_up(fitted: Fitted, call: Calling) -> None:
+    """Give back what the call holds; what it did is on record all the same."""
+    fitted.recorder.add(call.abandon())
 
 
 def _go_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
@@ -127,7 +136,7 @@ async def adrive(fitted: Fitted, call: Calling, body: Body) -> Ended:
     """Do what the machine says, in this task; what reads or writes a store does so on a thread."""
     is_quick = fitted.is_local or not call.reads_store
     try:
-        return await _ago_on(fitted, call, body, await _step(call.begin, is_quick=is_quick))
+        return await _ago_on(fitted, call, body, await step(call.begin, is_quick=is_quick))
     except BaseException as error:
         await _abandon(fitted, call, error)
         raise
@@ -138,6 +147,10 @@ async def aride(
 ) -> ProviderExecutionResult:
     """The short way, on an event loop."""
     data, raised = None, None
+    if ticket.is_late:
+        result, rows = ticket.machine().too_late()
+        await fitted.aconclude(result, rows, ending)
+        return result
     try:
         data = await _bounded(body, ticket.context)
     except Exception as error:
@@ -152,7 +165,7 @@ async def aride(
     call = ticket.machine()
     try:
         judged = partial(call.succeeded, data) if raised is None else partial(call.failed, raised)
-        do = await _step(judged, is_quick=fitted.is_local)
+        do = await step(judged, is_quick=fitted.is_local)
         result, rows = await _ago_on(fitted, call, body, do)
     except BaseException as error:
         await _abandon(fitted, call, error)
@@ -168,19 +181,21 @@ async def _ago_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
             do = await _aattempt(fitted, call, body)
         elif do is Do.ADMIT:
             passed = call.admit_quickly()
-            do = passed if passed is not None else await _step(call.admit, is_quick=is_local)
+            do = passed if passed is not None else await step(call.admit, is_quick=is_local)
         elif do is Do.RESERVE:
-            do = await _step(call.reserve, is_quick=is_local)
+            do = await step(call.reserve, is_quick=is_local)
         else:
             await asleep_until(call.clock, call.until)
-            do = await _step(call.waited, is_quick=is_local or not call.reads_store)
-    return await _step(call.finish, is_quick=is_local or not call.holds_anything)
+            do = await step(call.waited, is_quick=is_local or not call.reads_store)
+    return await step(call.finish, is_quick=is_local or not call.holds_anything)
 
 
 async def _abandon(fitted: Fitted, call: Calling, error: BaseException) -> None:
+    if call.is_handed_over:
+        return
     # A coroutine that is thrown away cannot wait for a thread.
     is_quick = fitted.is_local or not call.holds_anything or isinstance(error, GeneratorExit)
-    await _step(call.abandon, is_quick=is_quick)
+    await step(partial(_give_up, fitted, call), is_quick=is_quick)
 
 
 async def _aattempt(fitted: Fitted, call: Calling, body: Body) -> Do:
@@ -191,9 +206,9 @@ async def _aattempt(fitted: Fitted, call: Calling, body: Body) -> Do:
         else:
             data = await _on_thread(fitted, call, body, context)
     except Exception as error:
-        return await _step(partial(call.failed, error), is_quick=fitted.is_local)
+        return await step(partial(call.failed, error), is_quick=fitted.is_local)
     is_quick = fitted.is_local or not call.writes_success
-    return await _step(partial(call.succeeded, data), is_quick=is_quick)
+    return await step(partial(call.succeeded, data), is_quick=is_quick)
 
 
 async def _bounded(body: Body, context: ProviderExecutionContext) -> Any:
@@ -213,38 +228,30 @@ async def _bounded(body: Body, context: ProviderExecutionContext) -> Any:
 async def _on_thread(
     fitted: Fitted, call: Calling, body: Body, context: ProviderExecutionContext
 ) -> Any:
+    """An attempt on a thread. Cancelled, it goes on there, and is settled when it has ended."""
     work = partial(body, context=context)
     if fitted.options.isolate:
         # Not on a thread of the event loop's pool: its end would wait for a call that hangs.
         work = partial(fitted.isolation.run, call.clock, _end_of(call, context), work)
-    data, error = await asyncio.to_thread(_outcome, work)
-    if error is not None:
-        raise error
-    return data
-
-
-def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    # A future does not take every exception: with StopIteration it would never be done.
+    settle = partial(_settle, fitted, call)
+    errand = Errand(work, settle)
     try:
-        return work(), None
-    except Exception as error:
-        return None, error
-
-
-async def _step(work: Callable[[], T], *, is_quick: bool) -> T:
-    """Run one step: here, or on a thread, and then to its end even when the task is cancelled.
-
-    A step that took a place or a unit must be heard out, or nobody could give it back.
-    """
-    if is_quick:
-        return work()
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        while not running.done():
-            try:
-                await asyncio.wait({running})
-            except asyncio.CancelledError:
-                continue
+        return await errand.run()
+    except Exception:
         raise
+    except BaseException as error:
+        call.is_handed_over, outcome = errand.leave()
+        if outcome is not None:
+            is_quick = fitted.is_local or isinstance(error, GeneratorExit)
+            await step(partial(settle, outcome), is_quick=is_quick)
+        raise
+
+
+def _settle(fitted: Fitted, call: Calling, outcome: Outcome) -> None:
+    """The end of an attempt whose call was given up meanwhile."""
+    data, error = outcome
+    if error is None:
+        call.succeeded(data)
+    elif isinstance(error, Exception):
+        call.failed(error)
+    fitted.recorder.add(call.abandon())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionContext
+from ergon_framework.providers.finite import is_finite
 
 MOST = 2**31 - 1
 """What a column of whole numbers holds."""
@@ -98,8 +98,7 @@ def _check_context(context: Any) -> None:
 
 
 def _check_seconds(name: str, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
+    if not is_finite(value):
         raise _refused(f"context.{name}", f"must be a number of seconds or None, not {value!r}")
 
 
@@ -112,7 +111,7 @@ def _check_text(name: str, value: Any) -> None:
     if type(value) is str and value and len(value) <= _LONGEST[name] and _is_clean(value):
         return
     if not isinstance(value, str) or not value:
-        raise _refused(name, f"must be a text that is not empty, not {value!r}")
+        raise _refused(name, f"must be a text that is not empty, not {type(value).__name__}")
     if not _is_clean(value):
         raise _refused(name, "must not have a NUL character or half a surrogate pair")
     if len(value) > _LONGEST[name]:

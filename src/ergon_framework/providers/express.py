@@ -9,6 +9,7 @@ hundredth of the whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.core.breaker import State, Vote
@@ -54,8 +55,10 @@ class Ticket:
         "_now",
         "_permits",
         "_reservation",
+        "_started_at",
         "_who",
         "context",
+        "is_late",
     )
 
     def __init__(
@@ -67,6 +70,8 @@ class Ticket:
         budget: float | None,
         permits: Permits,
         reservation: Reservation | None,
+        now: Callable[[], float],
+        began_at: float,
     ) -> None:
         self._manner = manner
         self._lane = lane
@@ -75,14 +80,19 @@ class Ticket:
         self._budget = budget
         self._permits = permits
         self._reservation = reservation
-        self._now = now = manner.clock().now
-        self._began_at = began_at = now()
+        self._now = now
+        self._began_at = self._started_at = began_at
         left, limit = budget, manner.attempt_timeout
         if given.timeout_seconds is not None and (left is None or given.timeout_seconds < left):
             left = given.timeout_seconds
+        self._deadline = deadline = None if left is None else began_at + left
+        if reservation is not None:  # the store may have taken its time
+            self._started_at = started_at = now()
+            if left is not None:
+                left -= started_at - began_at
+        self.is_late = left is not None and left <= 0
         if limit is None or (left is not None and left < limit):
             limit = left
-        self._deadline = deadline = None if left is None else began_at + left
         offset = given.attempt_offset
         self.context = ProviderExecutionContext(
             given.correlation_id or manner.new_id(),
@@ -101,14 +111,13 @@ class Ticket:
 
     def arrived(self, data: Any) -> tuple[ProviderExecutionResult, AttemptRow] | None:
         """The end of a good call; None when the machine has to judge it."""
-        lane, deadline, began_at = self._lane, self._deadline, self._began_at
+        lane, manner, given = self._lane, self._manner, self._given
         if not isinstance(data, dict) or lane.needs_report(self._permits, Vote.SUCCESS):
             return None
-        ended_at = self._now()
-        duration = (ended_at - began_at) * 1000
-        context, manner, given = self.context, self._manner, self._given
+        ended_at, started_at, taken = self._now(), self._started_at, self._reservation
+        deadline, duration = self._deadline, (ended_at - started_at) * 1000
         number, key = given.attempt_offset + 1, given.idempotency_key
-        correlation_id: str = context.correlation_id  # type: ignore[assignment]
+        correlation_id: str = self.context.correlation_id  # type: ignore[assignment]
         tenant_id, provider_name, capability = lane.key
         row = _tuple(
             AttemptRow,
@@ -124,7 +133,7 @@ class Ticket:
                 number,
                 manner.max_attempts,
                 round(duration),
-                None if deadline is None else budget_ms(began_at, deadline),
+                None if deadline is None else budget_ms(self._began_at, deadline),
                 _SUCCESS,
                 None,
                 False,
@@ -133,14 +142,13 @@ class Ticket:
                 self._who[0],
             ),
         )
-        taken = self._reservation
         result = ProviderExecutionResult(
             True,
             data,
             None,
             None,
             1,
-            duration,
+            (ended_at - self._began_at) * 1000,
             correlation_id,
             key,
             None,
@@ -150,7 +158,7 @@ class Ticket:
             False,
             State.CLOSED,
             None if taken is None else quota_snapshot(taken.account),
-            (ProviderAttempt(number, began_at, duration),),
+            (ProviderAttempt(number, started_at, duration),),
         )
         return result, row
 
@@ -158,7 +166,11 @@ class Ticket:
         """The machine, at the point this call has reached: its first attempt has ended."""
         call = Calling(self._manner, self._lane, self._who, self._given, self._budget)
         call.take_over(
-            self._began_at, self.context.correlation_id, self._permits, self._reservation
+            self._began_at,
+            self._started_at,
+            self.context.correlation_id,
+            self._permits,
+            self._reservation,
         )
         return call
 
@@ -186,7 +198,8 @@ def board(
     if wait != CLEAR:
         is_shut = may_refuse and wait >= 0
         return _turned_away(fitted, lane, given, _CIRCUIT, wait) if is_shut else None
-    reservation = None
+    now = manner.clock().now
+    began_at, reservation = now(), None
     if desk is not None:
         if not may_wait or given.units > desk.policy.limit:
             return None
@@ -202,7 +215,8 @@ def board(
         if reservation is not None:
             give_back(manner, lane, reservation)
         return None
-    return Ticket(manner, lane, who, given, fitted.options.timeout_seconds, permits, reservation)
+    budget = fitted.options.timeout_seconds
+    return Ticket(manner, lane, who, given, budget, permits, reservation, now, began_at)
 
 
 def _turned_away(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,18 +30,22 @@ from ergon_framework.providers.decisions import DecisionOptions, decisions
 from ergon_framework.providers.edge import MOST
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.finite import is_finite
+from ergon_framework.providers.forking import renew_after_fork
 from ergon_framework.providers.instants import steady
 from ergon_framework.providers.isolation import Isolation
 from ergon_framework.providers.lanes import Lane, Lanes
-from ergon_framework.providers.manner import Manner, tidied
-from ergon_framework.providers.mapping import Rule, canonical
+from ergon_framework.providers.manner import Manner
+from ergon_framework.providers.mapping import Rule
 from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
-from ergon_framework.providers.recorder import recorder_of
+from ergon_framework.providers.recorder import CLOSING, recorder_of
 from ergon_framework.providers.retries import Retries
 from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.stepping import step
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telling import tell
+from ergon_framework.providers.tidying import tidy
 
 Ending = Callable[[ProviderExecutionResult], DeadLetter | None]
 """Says whether a call that failed becomes a dead letter."""
@@ -141,6 +144,13 @@ class Fitted:
         self._parent = self._parent_circuit()
         self.lanes = Lanes(self._new_lane, self._breaker.forget, options.max_lanes)
         self.manner = _manner(options, rules, self.retries)
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """After a fork, in the child: locks and counts of its own."""
+        self.lanes.renew()
+        self.retries.renew()
+        self.isolation.renew()
 
     def lane(self, tenant_id: str) -> Lane:
         """What this tenant's calls share."""
@@ -193,7 +203,7 @@ class Fitted:
     ) -> None:
         """The same without holding up an event loop."""
         if self.options.durable or (ending is not None and not result.success):
-            await asyncio.to_thread(self.conclude, result, rows, ending)
+            await step(partial(self.conclude, result, rows, ending), is_quick=False)
         else:
             self.recorder.add(rows)
 
@@ -202,7 +212,7 @@ class Fitted:
         for lane in self.lanes.all():
             if lane.quota is not None:
                 lane.quota.give_back_block()
-        self.recorder.flush(30.0)
+        self.recorder.flush(CLOSING)
 
     def _new_lane(self, key: LaneKey) -> Lane:
         policy = self.options.quota
@@ -243,6 +253,11 @@ def fit(
             "isolate=True needs a time after which a call is left behind",
             remedy="give timeout_seconds or attempt_timeout_seconds",
         )
+    if options.isolate and is_async:
+        raise ConfigurationError(
+            "isolate=True is for calls on threads, and this provider's _execute_impl is async",
+            remedy="leave it out: an async call is cancelled when its time is over",
+        )
     return Fitted(name, capability, options, rules, is_async=is_async)
 
 
@@ -257,7 +272,7 @@ def _manner(options: Options, rules: Sequence[Rule], retries: Retries) -> Manner
     known = tuple(rules)
 
     def mapped(error: Exception) -> ProviderError:
-        return tidied(canonical(error, known, now=options.wall), options.wall)
+        return tidy(error, known, options.wall)
 
     return Manner(
         guard=GuardRule(
@@ -281,6 +296,5 @@ def _manner(options: Options, rules: Sequence[Rule], retries: Retries) -> Manner
 
 
 def _check_above_zero(name: str, value: Any, *, may_be_zero: bool = False) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+    if not is_finite(value) or value < 0 or (value == 0 and not may_be_zero):
         raise ConfigurationError(f"{name} must be a number above 0, not {value!r}")

@@ -13,9 +13,17 @@ import fcntl
 import hashlib
 import os
 import tempfile
+import time
 from pathlib import Path
 
 _LONGEST = 255
+_TRIES = 10
+_OLD = 86_400.0
+"""Seconds after which a file that nobody holds is of no use: its lease has run out long ago."""
+_SWEEPS = 3600.0
+"""Seconds between two looks for such files."""
+
+_swept_at = 0.0
 
 
 class Held:
@@ -30,7 +38,8 @@ class Held:
     def release(self) -> None:
         """It has ended."""
         with contextlib.suppress(OSError):
-            self._path.unlink()
+            if _is_same(self._path, self._file):
+                self._path.unlink()
         os.close(self._file)
 
 
@@ -40,18 +49,40 @@ def take(name: str, owner: str) -> Held | None:
     Without it nothing is wrong: the lease of the key has to run out then.
     """
     try:
-        path = _folder() / hashlib.sha256(name.encode()).hexdigest()
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
+        folder = _folder()
+        _sweep_now_and_then(folder)
+        path = folder / hashlib.sha256(name.encode()).hexdigest()
+        for _ in range(_TRIES):
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            held = _locked(path, file, owner)
+            if held is not None:
+                return held
+    except OSError:  # somebody holds it, or there is no place for it
         return None
+    return None
+
+
+def _locked(path: Path, file: int, owner: str) -> Held | None:
+    """The file, locked, with the owner's name; closed when that cannot be."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(file, 0)
-        os.pwrite(file, owner.encode(), 0)
+        if _is_same(path, file):
+            os.ftruncate(file, 0)
+            os.pwrite(file, owner.encode(), 0)
+            return Held(path, file)
     except OSError:
         os.close(file)
-        return None
-    return Held(path, file)
+        raise
+    os.close(file)  # its name was taken away before it was locked
+    return None
+
+
+def _is_same(path: Path, file: int) -> bool:
+    """Whether a file still has its name."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def dead_owner(name: str) -> str | None:
@@ -77,3 +108,31 @@ def _folder() -> Path:
     if found.st_uid != os.getuid() or found.st_mode & 0o77:
         raise PermissionError(folder)  # somebody else made it, and may have filled it
     return folder
+
+
+def _sweep_now_and_then(folder: Path) -> None:
+    global _swept_at  # noqa: PLW0603 - one folder for the process
+    now = time.monotonic()
+    if _swept_at and now < _swept_at + _SWEEPS:
+        return
+    _swept_at = now
+    sweep(folder, time.time() - _OLD)
+
+
+def sweep(folder: Path, before: float) -> None:
+    """Remove what owners left behind who died before then; nobody came back for their calls."""
+    for path in folder.iterdir():
+        try:
+            if path.lstat().st_mtime >= before:
+                continue
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same(path, file):
+                path.unlink()
+        except OSError:  # a call that takes very long
+            continue
+        finally:
+            os.close(file)

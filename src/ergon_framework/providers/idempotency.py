@@ -58,7 +58,12 @@ def fingerprint(
 
     Secrets are not part of it: calls that differ in nothing else need a key of their own.
     """
-    kept, _ = strip_secrets(plain_json(payload), secret_names)
+    try:
+        kept, _ = strip_secrets(plain_json(payload), secret_names)
+    except RecursionError as error:
+        raise ProviderBadRequestError(
+            f"payload is {error}", never_sent=True, details={"path": "payload"}
+        ) from error
     request = [
         VERSION,
         *lane,
@@ -106,8 +111,12 @@ def capped(
         return {NOT_KEPT: "not_json"}
     if len(text) > largest:
         return {NOT_KEPT: "too_large"}
-    plain: dict[str, Any] = msgspec.json.decode(text)
-    return {NOT_KEPT: "has_secrets"} if strip_secrets(plain, secret_names)[1] else plain
+    try:
+        plain: dict[str, Any] = msgspec.json.decode(text)
+        has_secrets = strip_secrets(plain, secret_names)[1]
+    except RecursionError:
+        return {NOT_KEPT: "too_deep"}
+    return {NOT_KEPT: "has_secrets"} if has_secrets else plain
 
 
 def may_run_again(decision: Decision, reason_code: str) -> bool:
@@ -161,19 +170,23 @@ class KeyGuard:
             self.tenant_id, self.key, self.owner, None, reason_code, may_run_again=True
         )
 
-    def count_redelivery(self, most: int, keep: float) -> bool:
-        """Whether a message that came back may be tried once more.
+    def mark_redelivery(self, most: int, keep: float) -> str | None:
+        """Count a message that came back; None when it came back too often.
 
-        Its worker is gone and has told nobody. Every time leaves a mark under a name of its own,
-        because a name can be taken only once.
+        Every try leaves a mark under a name of its own, because a name can be taken only once, and
+        takes it away when it has ended: what is left are the tries whose worker was lost.
         """
         mark = hashlib.sha256(f"{self.key}\n{self.message}".encode()).hexdigest()
         for number in range(1, most + 1):
             name = f"redelivery {number} of {mark}"
             found = self.store.claim(self.tenant_id, name, mark, self.owner, keep, keep)
             if found.state is ClaimState.MINE:
-                return True
-        return False
+                return name
+        return None
+
+    def unmark(self, name: str) -> None:
+        """Take a mark away."""
+        self.store.finish(self.tenant_id, name, self.owner, None, None, may_run_again=True)
 
     @property
     def name(self) -> str:

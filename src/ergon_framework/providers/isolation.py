@@ -22,6 +22,11 @@ class Isolation:
         self.abandoned = 0
         """Calls that were given up and have not come back."""
 
+    def renew(self) -> None:
+        """After a fork, in the child: no thread came along."""
+        self._lock = threading.Lock()
+        self.abandoned = 0
+
     def check(self) -> None:
         """Refuse when too many threads hang."""
         if self.abandoned >= self._limit:
@@ -46,7 +51,7 @@ class Isolation:
     def left(self, change: int) -> None:
         """A call was abandoned, or one of them came back."""
         with self._lock:
-            self.abandoned += change
+            self.abandoned = max(0, self.abandoned + change)
 
 
 class _Watch:

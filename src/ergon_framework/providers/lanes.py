@@ -37,6 +37,13 @@ class Lane:
         """What a call would meet at its one circuit; two of them take a closer look."""
         return LOOK if self._only is None else self._only.glance()
 
+    def renew(self) -> None:
+        """After a fork, in the child."""
+        for circuit in self.circuits:
+            circuit.renew()
+        if self.quota is not None:
+            self.quota.renew()
+
     def refresh(self) -> None:
         """Bring the view of the circuits up to date."""
         for circuit in self.circuits:
@@ -49,11 +56,11 @@ class Lane:
         waits = [wait for each in self.circuits if (wait := each.refused_for()) is not None]
         return max(waits, default=None)
 
-    def cooldown(self) -> float:
-        """Seconds for which the provider asked for a pause."""
+    def cooldown(self, longest: float) -> float:
+        """Seconds for which the provider asked for a pause, at most ``longest``."""
         if self._only is not None:
-            return self._only.cooldown()
-        return max((circuit.cooldown() for circuit in self.circuits), default=0.0)
+            return self._only.cooldown(longest)
+        return max((circuit.cooldown(longest) for circuit in self.circuits), default=0.0)
 
     def cool(self, seconds: float) -> None:
         """The provider asks for a pause."""
@@ -116,6 +123,12 @@ class Lanes:
         self._lanes: dict[str, Lane] = {}
         self.get = self._lanes.get
         """The lane of a tenant, if it is there: the quick way."""
+
+    def renew(self) -> None:
+        """After a fork, in the child."""
+        self._lock = threading.Lock()
+        for lane in list(self._lanes.values()):
+            lane.renew()
 
     def of(self, key: LaneKey) -> Lane:
         """The lane of ``key``."""

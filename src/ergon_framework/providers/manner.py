@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ergon_framework.core.guard import GuardRule
 from ergon_framework.core.quota import Account
@@ -17,7 +15,6 @@ from ergon_framework.providers.execution import ProviderExecutionContext, QuotaS
 from ergon_framework.providers.lanes import Lane
 from ergon_framework.providers.quota import Reservation
 from ergon_framework.providers.retries import Retries
-from ergon_framework.providers.retry_after import parse_retry_after
 
 _LONGEST_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
 
@@ -74,16 +71,3 @@ def give_back(manner: Manner, lane: Lane, reservation: Reservation) -> None:
             lane.quota.refund(reservation)
     except StoreError:
         manner.retries.unreturned(reservation.units)
-
-
-def tidied(error: ProviderError, wall: Callable[[], float]) -> ProviderError:
-    """The same error with numbers that are numbers: a header passed on as it came is a text."""
-    wait: Any = getattr(error, "retry_after_seconds", None)
-    if isinstance(wait, str):
-        wait = parse_retry_after(wait, wall())
-    is_number = isinstance(wait, int | float) and not isinstance(wait, bool) and math.isfinite(wait)
-    error.retry_after_seconds = max(0.0, wait) if is_number else None
-    status: Any = getattr(error, "http_status", None)
-    error.http_status = status if type(status) is int and 0 <= status < 1000 else None
-    error.never_sent = bool(getattr(error, "never_sent", False))
-    return error

@@ -188,6 +188,10 @@ NAMED: dict[str, Finding | Look] = {
 """What each name stands for, or who can tell."""
 
 
+TIME_UP = frozenset({"billiard.exceptions.SoftTimeLimitExceeded"})
+"""What says that the whole task has to end now, and not that one attempt took too long."""
+
+
 def _argument(index: int) -> Callable[[Exception], object]:
     return lambda error: error.args[index] if len(error.args) > index else None
 

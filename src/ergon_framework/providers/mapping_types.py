@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ergon_framework.providers.findings import Finding, Look
-from ergon_framework.providers.mapping_names import NAMED, WRAPPERS
+from ergon_framework.providers.mapping_names import NAMED, TIME_UP, WRAPPERS
 
 _MOST_TYPES = 1024
 
@@ -37,6 +37,11 @@ def known(kind: type[Exception]) -> Known:
             _types.clear()
         found = _types[kind] = _read(kind)
     return found
+
+
+def is_time_up(error: Exception) -> bool:
+    """Whether whoever runs the call wants it to end now: there is no time for another attempt."""
+    return not TIME_UP.isdisjoint(known(type(error)).names)
 
 
 def _read(kind: type[Exception]) -> Known:

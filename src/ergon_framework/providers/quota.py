@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 from ergon_framework.core.quota import Account, Window, block_of, window_at
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
+from ergon_framework.providers.finite import is_finite
 
 ASK_AGAIN = 1.0
 """Seconds for which a refusal is believed: somebody may give units back."""
@@ -43,11 +43,11 @@ class QuotaPolicy:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigurationError(f"{name} must be an integer of 1 or more, not {value!r}")
-        if not _is_number(self.window_seconds) or self.window_seconds < SHORTEST_WINDOW:
+        if not is_finite(self.window_seconds) or self.window_seconds < SHORTEST_WINDOW:
             raise ConfigurationError(
                 f"window_seconds must be {SHORTEST_WINDOW} or more, not {self.window_seconds!r}"
             )
-        if not _is_number(self.anchor):
+        if not is_finite(self.anchor):
             raise ConfigurationError(f"anchor must be a finite number, not {self.anchor!r}")
         if self.period not in (None, "day", "month"):
             raise ConfigurationError(
@@ -75,11 +75,6 @@ class QuotaPolicy:
             raise ConfigurationError(
                 f"there is no time zone {self.tz!r}", remedy="name one such as Europe/Athens"
             ) from error
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
 
 
 def _midnight(day: date, zone: ZoneInfo) -> float:
@@ -110,6 +105,11 @@ class QuotaDesk:
         self._block: Account | None = None
         """Units this process has taken and not yet used: its limit is the block's size."""
         self._seen: Account | None = None
+
+    def renew(self) -> None:
+        """After a fork, in the child: the units that were taken ahead are the parent's."""
+        self._lock = threading.Lock()
+        self._block = None
 
     @property
     def account(self) -> Account | None:

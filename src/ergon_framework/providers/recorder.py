@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneKey, ProviderStore
@@ -128,6 +129,8 @@ class Recorder:
         self._wake()
         if not marker.wait(timeout):
             self._give_up(marker)
+        if marker.is_set():
+            self._settle()
         return marker.is_set()
 
     def drain(self) -> bool:
@@ -175,7 +178,10 @@ class Recorder:
             self._is_closing = False
         elif not self._writer.is_settled:
             self.drain()
+        is_idle = self._writer.is_idle and not self._writer.is_paused
         self._writer.put_down(until - time.monotonic())
+        if is_idle:
+            self._settle()
 
     def leave_to_parent(self) -> None:
         """In a forked child: the parent writes what it was given; begin anew."""
@@ -186,6 +192,13 @@ class Recorder:
         self._is_closing = False
         self._refusals.renew()
         self._writer.renew()
+
+    def _settle(self) -> None:
+        """Let the store write what it puts off; the rows are in it whether or not that works."""
+        try:
+            getattr(self._writer.store, "settle", _nothing)()
+        except Exception as error:
+            self._writer.ledger.note(error)
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -247,9 +260,13 @@ class Recorder:
         # Who adds puts the row first and looks at the flag then; this does it the other way round.
         # So one of the two sees what the other did.
         self._is_asleep = True
-        if not self._queue and not self._is_closing:
-            self._bell.wait(LOOK)
+        if not self._queue and not self._is_closing and not self._bell.wait(LOOK):
+            self._settle()
         self._is_asleep = False
+
+
+def _nothing() -> None:
+    """What a store does that puts nothing off."""
 
 
 _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
@@ -268,6 +285,9 @@ def recorder_of(store: ProviderStore, *, spill: str | Path | None = None) -> Rec
         known = _recorders.get(id(store))  # a recorder keeps its store, so the number stays its own
         if known is None:
             known = _recorders[id(store)] = _new_recorder(store, spill)
+            hooks = getattr(store, "at_close", None)
+            if isinstance(hooks, list):
+                hooks.append(partial(_close, weakref.ref(known)))
         return known
 
 
@@ -284,6 +304,13 @@ def close_recorders(timeout: float = CLOSING) -> None:
         recorders = list(_live)
     for recorder in recorders:
         recorder.close(max(0.0, until - time.monotonic()))
+
+
+def _close(recorder: weakref.ref[Recorder]) -> None:
+    """Its store closes: there is nothing left for its thread to do."""
+    found = recorder()
+    if found is not None:
+        found.close()
 
 
 def _new_recorder(store: ProviderStore, spill: str | Path | None) -> Recorder:

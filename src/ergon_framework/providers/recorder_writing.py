@@ -10,16 +10,18 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ergon_framework.core.retry import Backoff
-from ergon_framework.errors import StoreError
-from ergon_framework.ports.providerstore import AttemptRow, Batch, Outcome, ProviderStore
+from ergon_framework.ports.providerstore import AttemptRow, Batch, ProviderStore
 from ergon_framework.providers.recorder_ledger import Ledger, Tell
+from ergon_framework.providers.recorder_rows import is_final, merged, row_count, says_away
 from ergon_framework.providers.spill import Spill
 from ergon_framework.providers.telling import tell
 
 _BACKOFF = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+SHELTER = 1.0
+"""Seconds that a store may be away before final rows go to disk, and between two looks then."""
 LOOK = 30.0
 """Seconds between looks for files that dead processes left."""
 
@@ -28,11 +30,6 @@ class Marker(threading.Event):
     """Goes through the queue behind the rows that somebody waits for."""
 
     is_abandoned = False
-
-
-def is_final(row: AttemptRow) -> bool:
-    """Whether the row says how an execution ended; others may be done without."""
-    return row.attempt_number > 0 and row.outcome != Outcome.RETRY
 
 
 class Writer:
@@ -72,6 +69,7 @@ class Writer:
         self._reached: list[Marker] = []
         self._failures = 0
         self._retry_at = float("-inf")
+        self._away_since = float("inf")
         if self.spill is not None:
             self.spill.leave_to_parent()
 
@@ -131,7 +129,7 @@ class Writer:
                 self.store.record(batch)
             except Exception as error:
                 self.ledger.note(error)
-                if _says_away(error):
+                if says_away(error):
                     self._pause(error)
             else:
                 self.ledger.count(written=len(batch.attempts))
@@ -172,8 +170,7 @@ class Writer:
     def _step(self) -> float | None:
         now = self._clock()
         if now < self._retry_at:
-            self._make_room()
-            return self._retry_at - now
+            return self._weather(now)
         self._hand += self._take(self._batch - len(self._hand))
         has_written = bool(self._hand)
         try:
@@ -181,8 +178,7 @@ class Writer:
             has_replayed = self._replay(now, is_alive=has_written)
         except Exception as error:
             self._pause(error)
-            self._make_room()
-            return max(0.0, self._retry_at - now)
+            return self._weather(now)
         self._answer()
         if has_replayed or len(self.queue) >= self._batch:
             return 0.0
@@ -208,6 +204,7 @@ class Writer:
         refused = self._record(Batch(hand), lambda: [Batch([row]) for row in hand], is_alive=False)
         self._hand = []
         self.ledger.count(written=len(hand) - len(refused), lost=len(refused))
+        self._set_aside(refused)
         self._recover()
 
     def _replay(self, now: float, *, is_alive: bool) -> bool:
@@ -222,9 +219,9 @@ class Writer:
         self.ledger.count(lost=spill.spoilt_count - spoilt)
         if not units:
             return False
-        refused = self._record(_merged(units), lambda: list(units), is_alive=is_alive)
-        lost = _rows(refused)
-        self.ledger.count(replayed=_rows(units) - lost, lost=lost)
+        refused = self._record(merged(units), lambda: list(units), is_alive=is_alive)
+        lost = row_count(refused)
+        self.ledger.count(replayed=row_count(units) - lost, lost=lost)
         spill.advance(len(refused))
         self._recover()
         return True
@@ -241,7 +238,7 @@ class Writer:
             self.store.record(whole)
         except Exception as error:
             pieces = pieces_of()
-            if _says_away(error) or (len(pieces) < 2 and not is_alive):
+            if says_away(error) or (len(pieces) < 2 and not is_alive):
                 raise
             if len(pieces) < 2:
                 self.ledger.note(error)
@@ -255,11 +252,58 @@ class Writer:
         try:
             self.store.record(piece)
         except Exception as error:
-            if _says_away(error):
+            if says_away(error):
                 raise
             self.ledger.note(error)
             return False
         return True
+
+    def _weather(self, now: float) -> float:
+        """What can be done while the store is away; seconds until there is more to do."""
+        if now - self._away_since >= SHELTER:
+            self._shelter()
+        self._make_room()
+        return min(max(0.0, self._retry_at - now), SHELTER)
+
+    def _shelter(self) -> None:
+        """Bring final rows to disk: if this process is killed, they are not lost with it.
+
+        The others stay in memory, in their order and behind their markers.
+        """
+        spill = self.spill
+        if spill is None or not spill.is_usable:
+            return
+        finals: list[AttemptRow] = []
+        others: list[AttemptRow | Marker] = []
+        for item in [*self._hand, *self._emptied()]:
+            if isinstance(item, Marker) or not is_final(item):
+                others.append(item)
+            else:
+                finals.append(item)
+        self._hand = finals  # where who puts down finds them, should the disk take its time
+        self.queue.extendleft(reversed(others))
+        while self._hand:
+            some = self._hand[: self._batch]
+            if not self._keep([Batch([row]) for row in some], is_synced=True):
+                break
+            del self._hand[: len(some)]
+        self.queue.extendleft(reversed(self._hand[self._batch :]))
+        del self._hand[self._batch :]
+
+    def _emptied(self) -> Iterator[AttemptRow | Marker]:
+        for _ in range(len(self.queue)):
+            try:
+                yield self.queue.popleft()
+            except IndexError:  # put down by somebody who no longer waits for this driver
+                return
+
+    def _set_aside(self, refused: list[Batch]) -> None:
+        """Leave for people what the store will never take; nothing is held up if they get none."""
+        if refused and self.spill is not None:
+            try:
+                self.spill.set_aside(refused)
+            except Exception as error:
+                self.ledger.note(error)
 
     def _make_room(self) -> None:
         """The store is away: bring final rows to disk before there is no room for new ones."""
@@ -308,12 +352,13 @@ class Writer:
         except Exception as error:
             self.ledger.note(error)
             return False
-        self.ledger.count(spilled=_rows(batches))
+        self.ledger.count(spilled=row_count(batches))
         return True
 
     def _pause(self, error: Exception) -> None:
         with self._pausing:
             is_news = not self._failures
+            self._away_since = self._since(error)
             self._failures += 1
             dice = random.random()  # noqa: S311 - jitter
             self._retry_at = self._clock() + _BACKOFF.delay(self._failures - 1, dice)
@@ -321,26 +366,16 @@ class Writer:
         if is_news:
             self.ledger.say("store.lost", error=self.ledger.last_error)
 
+    def _since(self, error: Exception) -> float:
+        """Since when the store says that it is away; if it blames a row, others are to be tried."""
+        if not says_away(error):
+            return float("inf")
+        return min(self._away_since, self._clock())
+
     def _recover(self) -> None:
         with self._pausing:
+            self._away_since = float("inf")
             was_away, self._failures = self._failures, 0
             self._retry_at = float("-inf")
         if was_away:
             self.ledger.say("store.back")
-
-
-def _says_away(error: Exception) -> bool:
-    """Whether the store said that the fault is its own, and not of what it was given."""
-    return isinstance(error, StoreError) and type(error) is not StoreError
-
-
-def _merged(units: Sequence[Batch]) -> Batch:
-    whole = Batch()
-    for unit in units:
-        whole.attempts += unit.attempts
-        whole.letters += unit.letters
-    return whole
-
-
-def _rows(batches: Sequence[Batch]) -> int:
-    return sum(len(batch.attempts) + len(batch.letters) for batch in batches)

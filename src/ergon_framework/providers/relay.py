@@ -1,21 +1,24 @@
 """From the store to the queue: dead letters are published, and calls to be made again are sent.
 
 A letter is published at least once, under an id that never changes; then the store is told. Any
-number of relays may work on one store: what two of them send twice has one id, and a call that two
-of them send is made once, under its idempotency key.
+number of relays may work on one store: one at a time sends a call, and what is sent twice because
+one of them died has one id.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ergon_framework.core.retry import Backoff
+from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
+    ClaimState,
     DeadLetter,
     LetterStatus,
     ProviderStore,
@@ -32,6 +35,9 @@ FOREIGN = 10_000
 
 IDLE = 2.0
 """Seconds between two looks at a store in which nothing was waiting."""
+
+SENDING = 60.0
+"""Seconds for which no other relay sends what one is sending."""
 
 PAUSES = Backoff(base=1.0, factor=2.0, cap=60.0, low=0.8, high=1.2)
 """After a look that failed."""
@@ -50,8 +56,11 @@ class Counter(Protocol):
     def publish(self, message: dict[str, Any]) -> None:
         """Put a dead letter on the dead-letter queue; return when the queue has it."""
 
-    def send(self, letter: DeadLetter) -> bool:
-        """Send its call again, counted; whether there is a task of that name here."""
+    def knows(self, letter: DeadLetter) -> bool:
+        """Whether there is a task of its name here."""
+
+    def send(self, letter: DeadLetter) -> None:
+        """Send its call again, counted; twice sent, it has the same id."""
 
 
 Post = Callable[[], AbstractContextManager[Counter]]
@@ -80,28 +89,67 @@ class Relay:
         self._batch = batch
         self._foreign = 0
         """Letters at the head that only a relay of another app can send."""
+        self._refused = 0
+        """Letters at the head that the queue does not take."""
+        self._owner = str(uuid.uuid4())
 
     def pump(self) -> Relayed:
-        """Carry what waits now. Raises what the store or the queue raises; the rest waits on."""
-        pending = self._store.due_letters(LetterStatus.PENDING, self._batch)
-        limit = self._batch + min(self._foreign, FOREIGN)
-        redrive = self._store.due_letters(LetterStatus.REDRIVE, limit)
-        if not pending and not redrive:
-            return Relayed()
-        with self._post() as counter:
-            published = sum(self._publish(counter, each) for each in pending)
-            sent = [self._redrive(counter, each) for each in self._sendable(redrive)]
-        known, self._foreign = self._foreign, len(sent) - sum(sent)
-        has_more = len(redrive) == limit and known < self._foreign < FOREIGN
-        return Relayed(published, sum(sent), has_more)
+        """Carry what waits now. Raises what the store or the queue raises; the rest waits on.
+
+        A letter that the queue refuses is told of when those behind it were carried.
+        """
+        done, refusal = self._look()
+        if refusal is not None:
+            raise refusal
+        return done
 
     def drain(self) -> Relayed:
         """Carry until nothing waits that this queue can take."""
         published = redriven = 0
-        while done := self.pump():
+        first: Exception | None = None
+        while True:
+            done, refusal = self._look()
             published += done.published
             redriven += done.redriven
+            first = first or refusal
+            if not done:
+                break
+        if first is not None:
+            raise first
         return Relayed(published, redriven)
+
+    def _look(self) -> tuple[Relayed, Exception | None]:
+        pending = self._store.due_letters(LetterStatus.PENDING, self._batch + self._refused)
+        limit = self._batch + min(self._foreign, FOREIGN)
+        redrive = self._store.due_letters(LetterStatus.REDRIVE, limit)
+        if not pending and not redrive:
+            return Relayed(), None
+        refusals: list[Exception] = []
+        with self._post() as counter:
+            published = [self._try(self._publish, counter, each, refusals) for each in pending]
+            self._refused = min(len(refusals), FOREIGN)
+            sendable = self._sendable(redrive)
+            sent = [self._try(self._redrive, counter, each, refusals) for each in sendable]
+        known, self._foreign = self._foreign, len(sent) - sum(sent)
+        has_more = len(redrive) == limit and known < self._foreign < FOREIGN
+        done = Relayed(sum(published), sum(sent), has_more)
+        return done, refusals[0] if refusals else None
+
+    def _try(
+        self,
+        carry: Callable[[Counter, StoredLetter], bool],
+        counter: Counter,
+        stored: StoredLetter,
+        refusals: list[Exception],
+    ) -> bool:
+        """Carry one letter. What is wrong with one must not keep back those behind it."""
+        try:
+            return carry(counter, stored)
+        except (OSError, StoreError):  # the queue is away, or the store: the next would fare alike
+            raise
+        except Exception as error:
+            refusals.append(error)
+            return False
 
     def _publish(self, counter: Counter, stored: StoredLetter) -> bool:
         failpoint("providers.publish.before")
@@ -111,12 +159,19 @@ class Relay:
 
     def _redrive(self, counter: Counter, stored: StoredLetter) -> bool:
         failpoint("providers.redrive.before")
-        if not counter.send(stored.letter):
+        if not counter.knows(stored.letter) or not self._is_mine(stored.letter):
             return False
+        counter.send(stored.letter)
         failpoint("providers.redrive.after")
         if stored.published_at is None:  # it was wanted back before anybody heard of it
             counter.publish(letter_message(stored.letter))
         return self._move(stored, LetterStatus.REDRIVEN, LetterStatus.REDRIVE)
+
+    def _is_mine(self, letter: DeadLetter) -> bool:
+        """Whether no other relay is sending it, or was until a moment ago."""
+        name = f"redrive {letter.redrive_count} of {letter.dead_letter_id}"
+        claim = self._store.claim(letter.tenant_id, name, name, self._owner, SENDING, SENDING)
+        return claim.state is ClaimState.MINE
 
     def _sendable(self, letters: list[StoredLetter]) -> Iterator[StoredLetter]:
         for stored in letters:

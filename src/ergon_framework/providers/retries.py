@@ -18,6 +18,12 @@ class Retries:
         self.unreturned_units = 0
         """Units that were to be given back when the store did not answer."""
 
+    def renew(self) -> None:
+        """After a fork, in the child: the calls under way are its parent's."""
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._retrying = set()
+
     def began(self) -> None:
         """A call is under way."""
         if self._budget is not None:
@@ -40,7 +46,7 @@ class Retries:
         """A call has ended, one way or the other."""
         if self._budget is not None:
             with self._lock:
-                self._under_way -= 1
+                self._under_way = max(0, self._under_way - 1)  # it may have begun before a fork
                 self._retrying.discard(id(call))
 
     def unreturned(self, units: int) -> None:

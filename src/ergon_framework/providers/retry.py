@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ergon_framework.core.retry import Backoff, RetryRule
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.providers.decisions import RETRYABLE_KINDS
+from ergon_framework.providers.finite import is_finite
 
 if TYPE_CHECKING:
     from ergon_framework.providers.retrying import RetryOutcome
@@ -85,6 +85,5 @@ class RetryPolicy:
 
 
 def _check_seconds(name: str, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
+    if not is_finite(value) or value < 0:
         raise ConfigurationError(f"{name} must be a number of 0 or more, not {value!r}")

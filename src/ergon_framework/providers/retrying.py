@@ -14,7 +14,7 @@ from ergon_framework.engine.clocks import current_clock, sleep_until
 from ergon_framework.providers.decisions import DECISIONS
 from ergon_framework.providers.errors import ProviderError, ProviderTimeoutError, Reason
 from ergon_framework.providers.execution import ProviderAttempt
-from ergon_framework.providers.mapping import canonical
+from ergon_framework.providers.tidying import tidy
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def run_with_retries(
             value, error = call(), None
             do = guard.succeeded()
         except Exception as raised:
-            error = canonical(raised)
+            error = tidy(raised)
             do = guard.failed(_failure(error), clock.now(), random.random())  # noqa: S311 - jitter
         log.append(_attempt(guard, started_at, clock.now(), error))
     if not log:

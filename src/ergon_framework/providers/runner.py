@@ -7,10 +7,11 @@ given up has its dead letter in the store, in the transaction of its last row, b
 
 from __future__ import annotations
 
-import asyncio
 import random
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -37,7 +38,8 @@ from ergon_framework.providers.idempotency import (
     fingerprint,
     may_run_again,
 )
-from ergon_framework.providers.redaction import message_of, squeezed_names
+from ergon_framework.providers.redaction import message_of, plain_json, squeezed_names
+from ergon_framework.providers.stepping import step
 from ergon_framework.providers.task_letters import LetterNames, kept_payload, new_letter
 from ergon_framework.providers.task_log import log_ending
 from ergon_framework.providers.task_runs import TaskRun, error_of, not_called
@@ -54,6 +56,9 @@ from ergon_framework.providers.telling import tell
 
 _LONG = 3600.0
 """Seconds that a call without any budget is given before another one may take it over."""
+
+_MARKED = 30 * 86_400.0
+"""Seconds for which a lost worker is remembered: some queues take hours to deliver again."""
 
 _UNWRITTEN = 60.0
 """Seconds until a dead letter that nobody could keep is written again."""
@@ -75,7 +80,7 @@ class ProviderTaskRunner:
         self.provider = provider
         self.task_name = task_name
         self.options = options or TaskOptions()
-        self._fitted = fitted = provider._ready()  # noqa: SLF001 - one package
+        self._fitted = fitted = provider.fitted
         self._table = decisions(fitted.options.decisions)
         self._policy = fitted.options.retry_policy
         self._wall = fitted.options.wall
@@ -90,37 +95,29 @@ class ProviderTaskRunner:
         if isinstance(run, TaskEnding):
             return run
         try:
-            result = self.provider.execute_until(
-                self._ending_of(run),
-                call.tenant_id,
-                call.campaign_id,
-                call.operation,
-                call.payload,
-                run.context,
-            )
+            result = self.provider.execute_until(self._ending_of(run), *run.arguments())
         except BaseException:
             self._free(run)
             raise
         return self._close(run, result)
 
     async def arun(self, call: TaskCall) -> TaskEnding:
-        """The same for asyncio."""
-        run = await asyncio.to_thread(self._open, call)
-        if isinstance(run, TaskEnding):
-            return run
+        """The same for asyncio. Cancelled, it still writes what became of the key."""
+        opened: list[TaskRun | TaskEnding] = []
         try:
-            result = await self.provider.aexecute_until(
-                self._ending_of(run),
-                call.tenant_id,
-                call.campaign_id,
-                call.operation,
-                call.payload,
-                run.context,
-            )
-        except BaseException:
-            await asyncio.to_thread(self._free, run)
+            await step(lambda: opened.append(self._open(call)), is_quick=False)
+            run = opened[0]
+            if isinstance(run, TaskEnding):
+                return run
+            result = await self.provider.aexecute_until(self._ending_of(run), *run.arguments())
+        except BaseException as error:
+            # A coroutine that is thrown away cannot wait for a thread.
+            is_quick = isinstance(error, GeneratorExit)
+            for each in opened:
+                if isinstance(each, TaskRun):
+                    await step(partial(self._free, each), is_quick=is_quick)
             raise
-        return await asyncio.to_thread(self._close, run, result)
+        return await step(partial(self._close, run, result), is_quick=False)
 
     # -- before the call -----------------------------------------------------------------------
 
@@ -145,6 +142,7 @@ class ProviderTaskRunner:
                 "the store that keeps the idempotency keys does not answer", never_sent=True
             )
             away.__cause__ = error
+            self._free(run)
             return self._put_off(run, Gate.STORE, away)
 
     def _checked(self, call: TaskCall, call_id: str, correlation_id: str) -> TaskRun:
@@ -159,7 +157,9 @@ class ProviderTaskRunner:
             traceparent=call.traceparent,
         )
         check_call(call.tenant_id, call.campaign_id, call.operation, call.payload, context)
-        lane = LaneKey(call.tenant_id, self._fitted.provider_name, self._fitted.capability)
+        lane = self._fitted.lane(call.tenant_id).key
+        # Ours from now on: what the provider does with its own does not reach a letter or a key.
+        call = replace(call, payload=plain_json(call.payload))
         print_of_call = fingerprint(
             lane,
             call.campaign_id,
@@ -178,19 +178,26 @@ class ProviderTaskRunner:
         guard, options = run.guard, self.options
         is_computed = run.call.idempotency_key is None
         keep = options.keep_computed_key_seconds if is_computed else options.keep_key_seconds
-        if run.call.is_redelivered and not guard.count_redelivery(options.max_redeliveries, keep):
-            run.held = take(guard.name, guard.owner)  # so that no trace of the dead one is left
-            lost = f"its worker was lost {options.max_redeliveries + 1} times during this call"
-            return self._bury(run, ProviderInternalError(lost))
-        if not options.idempotent:
-            return run
-        dead = dead_owner(guard.name) if run.call.is_redelivered else None
-        run.held = take(guard.name, guard.owner)
-        claim = guard.claim(self._lease(), keep)
-        if claim.state is ClaimState.RUNNING and dead is not None:
-            claim = guard.claim_after(dead, self._lease(), keep)
-        run.is_ours = claim.state is ClaimState.MINE
-        return run if run.is_ours else self._not_ours(run, claim)
+        claim = Claim(ClaimState.MINE)
+        if options.idempotent:
+            dead = dead_owner(guard.name) if run.call.is_redelivered else None
+            run.held = take(guard.name, guard.owner)
+            claim = guard.claim(self._lease(), keep)
+            if claim.state is ClaimState.RUNNING and dead is not None:
+                claim = guard.claim_after(dead, self._lease(), keep)
+            run.is_ours = claim.state is ClaimState.MINE
+        if run.call.is_redelivered and claim.state in {ClaimState.MINE, ClaimState.RUNNING}:
+            mark = guard.mark_redelivery(options.max_redeliveries, max(keep, _MARKED))
+            if mark is None:
+                return self._lost_too_often(run)
+            # Found running, its worker may be lost elsewhere: that stays counted.
+            run.mark = mark if claim.state is ClaimState.MINE else None
+        return run if claim.state is ClaimState.MINE else self._not_ours(run, claim)
+
+    def _lost_too_often(self, run: TaskRun) -> TaskEnding:
+        self._free(run)
+        lost = f"its worker was lost {self.options.max_redeliveries + 1} times during this call"
+        return self._bury(run, ProviderInternalError(lost))
 
     def _not_ours(self, run: TaskRun, claim: Claim) -> TaskEnding:
         if claim.state is ClaimState.REPLAY:
@@ -290,8 +297,21 @@ class ProviderTaskRunner:
     def _is_kept(self, error: ProviderError) -> bool:
         return not may_run_again(self._table[error.reason_code], error.reason_code)
 
+    def _let_go(self, run: TaskRun) -> None:
+        """The delivery ends as it should: its worker was not lost."""
+        run.let_go()
+        mark, run.mark = run.mark, None
+        try:
+            if mark is not None:
+                run.guard.unmark(mark)
+        except StoreError as fault:
+            tell("key.left_open", key=run.lane, error=type(fault).__name__)
+
     def _free(self, run: TaskRun) -> None:
-        """The call was broken off: whoever comes next need not wait for the lease to end."""
+        """The call was broken off: whoever comes next need not wait for the lease to end.
+
+        It still counts as a lost worker: a call that breaks off every time must come to an end.
+        """
         run.let_go()
         try:
             if run.is_ours:
@@ -302,7 +322,7 @@ class ProviderTaskRunner:
     # -- parts ---------------------------------------------------------------------------------
 
     def _ended(self, run: TaskRun, verdict: Verdict, result: ProviderExecutionResult) -> TaskEnding:
-        run.let_go()
+        self._let_go(run)
         is_undelivered = run.letter is not None and result.dead_letter is None
         carried, seconds = verdict.carried, verdict.seconds
         if is_undelivered:

@@ -6,6 +6,7 @@ finds the file when this one is dead. Writing it twice is harmless: the store kn
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -23,7 +24,13 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.providerstore import Batch
-from ergon_framework.providers.spill_files import LeftFile, OwnFile, find_left, take_left
+from ergon_framework.providers.spill_files import (
+    LeftFile,
+    OwnFile,
+    find_left,
+    leave,
+    take_left,
+)
 from ergon_framework.providers.spill_lines import line_of
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -38,6 +45,10 @@ declare(
 MAX_BYTES = 256 << 20
 """What the files of one folder may hold together, as far as this process sees them."""
 
+TARGET = frozenset({"host", "hostaddr", "port", "dbname", "options", "service"})
+"""What in the query of a server's URL says which database it is, and holds no secret."""
+
+_SERVER = frozenset({"host", "hostaddr", "service"})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _PAUSE = 1.0  # seconds before a folder that refused is tried again for what can still wait
@@ -66,6 +77,8 @@ class Spill:
         self._own: OwnFile | None = None
         self._left: LeftFile | None = None
         self._found: list[Path] = []
+        self._duplicates: set[int] = set()
+        """Of the own file's descriptor: they hold its lock as well."""
 
     # -- keeping ---------------------------------------------------------------------------------
 
@@ -96,7 +109,7 @@ class Spill:
             with self._lock:
                 own, start = self._append(lines)
                 end = own.size
-                fd = os.dup(own.fd) if is_synced else -1
+                fd = self._duplicate(own) if is_synced else -1
             if is_synced:
                 self._sync(own, fd, start, end)
         except OSError as error:
@@ -111,14 +124,23 @@ class Spill:
             if own is None or not own.is_dirty:
                 return
             own.is_dirty = False
-            fd = os.dup(own.fd)
+            fd = self._duplicate(own)
         try:
             own.sync(fd)
         except OSError as error:
             own.is_dirty = True
             raise _told(error, self.folder) from error
         finally:
-            os.close(fd)
+            self._let_go(fd)
+
+    def set_aside(self, batches: Sequence[Batch]) -> None:
+        """Leave for people what no store takes: nobody reads it back. ``StoreError`` if in vain."""
+        lines = b"".join(map(line_of, batches))
+        try:
+            with self._lock:
+                leave(self.folder, lines, self._max_bytes)
+        except OSError as error:
+            raise _told(error, self.folder) from error
 
     # -- reading back ----------------------------------------------------------------------------
 
@@ -163,10 +185,22 @@ class Spill:
     def leave_to_parent(self) -> None:
         """In a forked child: let go, so that the locks end with the parent."""
         self._lock = threading.RLock()  # a thread that only the parent has may hold it
-        self.close()
+        for fd in list(self._duplicates):  # that it was bringing to disk
+            self._let_go(fd)
+        with contextlib.suppress(OSError):  # closed by that thread, which had yet to forget it
+            self.close()
         self.full_count = self.spoilt_count = 0
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _duplicate(self, own: OwnFile) -> int:
+        fd = os.dup(own.fd)
+        self._duplicates.add(fd)
+        return fd
+
+    def _let_go(self, fd: int) -> None:
+        self._duplicates.discard(fd)
+        os.close(fd)
 
     def _append(self, lines: bytes) -> tuple[OwnFile, int]:
         own = self._own
@@ -196,7 +230,7 @@ class Spill:
                     own.take_back(start)
             raise
         finally:
-            os.close(fd)
+            self._let_go(fd)
 
     def _next_left(self) -> LeftFile | None:
         with self._lock:
@@ -219,17 +253,21 @@ def default_spill(url: str) -> Path | None:
     """Where the records of a store wait unless somebody says otherwise; None for memory.
 
     Beside an SQLite file. For a server under the user's state folder, in a folder of its own for
-    each database, named after the address without its credentials; None if it names no host.
+    each database, named after the address without its credentials; None if it names no server.
     """
     scheme, _, rest = url.partition("://")
     if scheme.partition("+")[0] == "sqlite":
         name = rest.removeprefix("/").partition("?")[0]
         return beside(Path(name)) if name and name != ":memory:" else None
     parts = urlsplit(url)
-    where = [pair for pair in parse_qsl(parts.query) if pair[0] in {"host", "port", "dbname"}]
-    if not (parts.hostname or "host" in dict(where)):
+    where = [pair for pair in parse_qsl(parts.query) if pair[0] in TARGET]
+    named = {name for name, _ in where}
+    if not (parts.hostname or named & _SERVER):
         return None
-    address = repr((parts.hostname, parts.port, parts.path, sorted(where)))
+    # Who names no database gets the one that is called like the user.
+    user = "" if parts.path.strip("/") or named & {"dbname", "service"} else parts.username
+    place = parts.netloc.rpartition("@")[2]  # not taken apart: it may list several hosts
+    address = repr((place, parts.path, user, sorted(where)))
     word = hashlib.blake2b(address.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "ergon" / "spill" / word

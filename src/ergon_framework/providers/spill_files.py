@@ -7,6 +7,7 @@ is still being written, and no two processes read the same file back.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from ergon_framework.ports.providerstore import Batch
 from ergon_framework.providers.spill_lines import batch_of
+from ergon_framework.storage.medium import sync_file, sync_folder
 
 SUFFIX = ".jsonl"
 SPOILT = ".bad"
@@ -61,9 +63,9 @@ class OwnFile:
 
         A duplicate, because the file may be read back and closed while this waits for the disk.
         """
-        os.fsync(fd)
+        sync_file(fd)
         if self._is_new:
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
             self._is_new = False
 
     def close(self) -> None:
@@ -167,6 +169,22 @@ def take_left(path: Path) -> LeftFile | None:
     return None
 
 
+def leave(folder: Path, lines: bytes, most: int) -> None:
+    """Add lines to the file of what this process could not write anywhere."""
+    folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    path = folder / f"{os.getpid()}-refused{SUFFIX}{SPOILT}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, _FILE_MODE)
+    try:
+        if os.fstat(fd).st_size + len(lines) > most:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        view = memoryview(lines)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
 def _create(folder: Path) -> tuple[Path, int]:
     for _ in range(_TRIES):
         path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
@@ -185,11 +203,3 @@ def _lock(fd: int) -> bool:
     except OSError:
         return False
     return os.fstat(fd).st_nlink > 0
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -9,7 +9,7 @@ import msgspec
 
 from ergon_framework.core.instants import format_instant
 from ergon_framework.ports.providerstore import DeadLetter, LaneKey
-from ergon_framework.providers.redaction import plain_json, strip_secrets
+from ergon_framework.providers.redaction import strip_secrets
 from ergon_framework.providers.tasks import GivenUp, TaskCall
 
 SCHEMA_VERSION = 1
@@ -24,11 +24,19 @@ def dead_letter_id(call_id: str, redrive_count: int) -> str:
     return str(uuid.uuid5(_NAMES, f"{call_id}\n{redrive_count}"))
 
 
+def sent_id(letter_id: str, redrive_count: int) -> str:
+    """Under which a call is sent again, by however many relays."""
+    return str(uuid.uuid5(_NAMES, f"sent again\n{letter_id}\n{redrive_count}"))
+
+
 def kept_payload(
     payload: dict[str, Any], largest: int, secret_names: frozenset[str]
 ) -> tuple[dict[str, Any] | None, bool]:
-    """What a letter keeps of a payload, and whether secrets were left out; None: too large."""
-    kept, has_secrets = strip_secrets(plain_json(payload), secret_names)
+    """What a letter keeps of a payload in plain JSON, and whether secrets were left out.
+
+    None when it is too large.
+    """
+    kept, has_secrets = strip_secrets(payload, secret_names)
     return (kept if len(msgspec.json.encode(kept)) <= largest else None), has_secrets
 
 

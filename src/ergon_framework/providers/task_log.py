@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ OUTCOMES = {
 }
 _LEVELS = {TaskEnd.FAILED: logging.WARNING, TaskEnd.DEAD: logging.WARNING}
 _FRAMES = 5
+_LONGEST = 255
 
 
 def log_ending(task_name: str, call: TaskCall, lane: LaneKey, ending: TaskEnding) -> None:
@@ -36,18 +38,20 @@ def log_ending(task_name: str, call: TaskCall, lane: LaneKey, ending: TaskEnding
     if not logger.isEnabledFor(level):
         return
     fields = _envelope(task_name, call, lane, ending)
-    logger.log(level, "%s", msgspec.json.encode(fields).decode(), extra={"ergon": fields})
+    text = msgspec.json.encode(fields).decode()
+    with suppress(Exception):  # a host's own filter that raises must not undo what was done
+        logger.log(level, "%s", text, extra={"ergon": fields})
 
 
 def _envelope(task_name: str, call: TaskCall, lane: LaneKey, ending: TaskEnding) -> dict[str, Any]:
     result = ending.result
     fields: dict[str, Any] = {
-        "tenant_id": lane.tenant_id,
-        "campaign_id": call.campaign_id,
+        "tenant_id": _name(lane.tenant_id),
+        "campaign_id": _name(call.campaign_id),
         "provider_name": lane.provider_name,
         "capability": lane.capability,
-        "operation": call.operation,
-        "correlation_id": result.correlation_id,
+        "operation": _name(call.operation),
+        "correlation_id": _name(result.correlation_id),
         "idempotency_key": ending.idempotency_key,
         "attempt": call.carried.attempts + result.attempts,
         "reason_code": result.reason_code,
@@ -67,6 +71,13 @@ def _envelope(task_name: str, call: TaskCall, lane: LaneKey, ending: TaskEnding)
     if result.reason_code == Reason.INTERNAL_ERROR and result.error is not None:
         fields["where"] = _where(result.error)
     return fields
+
+
+def _name(value: Any) -> str | None:
+    """A name as it came, unless it is none: what a wrong call has in its place may be anything."""
+    if value is None or (isinstance(value, str) and len(value) <= _LONGEST):
+        return value
+    return f"({type(value).__name__})"
 
 
 def _where(error: BaseException) -> list[str]:

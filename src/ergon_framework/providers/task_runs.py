@@ -11,7 +11,7 @@ from ergon_framework.providers.errors import ERROR_OF, ProviderError, ProviderIn
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.holding import Held
 from ergon_framework.providers.idempotency import KeyGuard
-from ergon_framework.providers.redaction import message_of
+from ergon_framework.providers.redaction import message_of, plain_json
 from ergon_framework.providers.task_letters import LetterNames
 from ergon_framework.providers.task_verdicts import Verdict
 from ergon_framework.providers.tasks import GivenUp, TaskCall, TaskEnd
@@ -32,8 +32,18 @@ class TaskRun:
     """Whether the key was claimed, so that what comes of the call is written under it."""
     verdict: Verdict = DONE
     held: Held | None = None
+    mark: str | None = None
+    """That a message which came back is being tried; taken away when it ends as it should."""
     end: GivenUp | None = None
     letter: DeadLetter | None = None
+
+    def arguments(
+        self,
+    ) -> tuple[str, str | None, str, dict[str, Any], ProviderExecutionContext]:
+        """What the provider is called with; the payload is its own, to do with as it likes."""
+        call = self.call
+        payload = plain_json(call.payload)
+        return call.tenant_id, call.campaign_id, call.operation, payload, self.context
 
     def let_go(self) -> None:
         """Say that no call is being made any more."""
@@ -59,7 +69,7 @@ class TaskRun:
             attempts=self.call.carried.attempts + result.attempts,
             occurred_at=now,
             retryable=retryable,
-            http_status=result.http_status or error.http_status,
+            http_status=result.http_status or getattr(error, "http_status", None),
         )
 
 

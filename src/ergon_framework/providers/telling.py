@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.fan_out import FanOut, has_listeners
@@ -23,6 +24,7 @@ def tell(name: str, /, **fields: object) -> None:
     if has_listeners():
         _SINK.emit(Notice(name, time.time(), fields))
     level = logging.INFO if name in _GOOD else logging.WARNING
-    if logger.isEnabledFor(level):
-        words = " ".join(f"{field}={value}" for field, value in fields.items())
-        logger.log(level, "%s %s", name, words, extra={"ergon": fields})
+    with suppress(Exception):  # a filter of the host's that raises is no failure of a call
+        if logger.isEnabledFor(level):
+            words = " ".join(f"{field}={value}" for field, value in fields.items())
+            logger.log(level, "%s %s", name, words, extra={"ergon": fields})

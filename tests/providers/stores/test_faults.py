@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -261,16 +262,20 @@ def test_what_a_server_says_is_told_in_our_words(state: str, kind: type[StoreErr
     assert "secret" not in str(found)
 
 
+def answered() -> None:
+    """Wait until no clock asks its server any more."""
+    for thread in threading.enumerate():
+        if thread.name == "ergon-clock":
+            thread.join(30.0)
+
+
 def test_a_server_clock_counts_by_itself(clock: HandClock) -> None:
     """The server is asked now and then; steps of this machine's clock are not noticed."""
     ticks = HandClock(100.0)
     asked = []
-    is_away = False
 
     def ask() -> float:
         asked.append(ticks.at)
-        if is_away:
-            raise StoreUnavailableError("away")
         return clock.at
 
     now = ServerClock(ask, ticks)
@@ -280,11 +285,40 @@ def test_a_server_clock_counts_by_itself(clock: HandClock) -> None:
     assert len(asked) == 1
     clock.at = START + 45
     ticks.at += 1
+    now()
+    answered()
     assert now() == START + 45
-    is_away = True
-    ticks.at += 40
-    assert now() == START + 85
-    assert len(asked) == 3
+    assert len(asked) == 2
+
+
+@pytest.mark.req("PEF:B-11")
+def test_who_wants_the_time_does_not_wait_for_a_server_that_is_away() -> None:
+    """It may be an event loop: a thread asks, one at a time, and not again for a while."""
+    ticks = HandClock(100.0)
+    asked: list[bool] = []
+    may_answer = threading.Event()
+
+    def ask() -> float:
+        asked.append(threading.current_thread() is threading.main_thread())
+        if len(asked) > 1:
+            may_answer.wait(30.0)
+            raise StoreUnavailableError("away")
+        return START
+
+    now = ServerClock(ask, ticks)
+    ticks.at += 31
+    assert [now() for _ in range(10)] == [START + 31] * 10
+    ticks.at += 31  # the server was not heard of for as long again, and is not asked by a second
+    assert now() == START + 62
+    may_answer.set()
+    answered()
+    now()  # it is, now that nobody else is asking
+    answered()
+    assert [now() for _ in range(10)] == [START + 62] * 10
+    ticks.at += 29
+    now()
+    answered()
+    assert asked == [True, False, False]
     now.renew()
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from sqlalchemy import URL, Engine, create_engine
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, ClaimState
@@ -85,7 +90,7 @@ def test_connections_are_bounded(
     """Who finds none free in time is told so."""
     from ergon_framework.providers.stores import postgres
 
-    for name, value in (("_SHARED", 1), ("_MORE", 0), ("_PATIENCE", 0.05)):
+    for name, value in (("_SHARED", 1), ("_MORE", 0), ("_FREE", 0.05)):
         monkeypatch.setattr(postgres, name, value)
     store = SqlProviderStore(postgres.PostgresGround(database_of(postgres_url), clock))
     with pytest.raises(StoreUnavailableError, match="all 1 connections"):
@@ -141,3 +146,58 @@ def test_a_key_that_somebody_takes_at_the_same_time(server_store: SqlProviderSto
     )
     assert found is not None
     assert found.state is ClaimState.RUNNING
+
+
+def test_a_server_that_freezes_is_not_waited_for(server_store: SqlProviderStore) -> None:
+    """It keeps its side of the connection open and says nothing: the call ends all the same."""
+    from ergon_framework.providers.stores.postgres import PostgresGround
+
+    ground = server_store.ground
+    assert isinstance(ground, PostgresGround)
+    ground._patience.ticks = lambda: time.monotonic() * 20
+    [[pid]] = ground.read(lambda hand: hand.rows("SELECT pg_backend_pid()", {}))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailableError, match="did not answer within 4 seconds"):
+            server_store.cool(LANE, START + 1)
+        with pytest.raises(StoreUnavailableError, match="a moment ago"):
+            server_store.standing(LANE)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_connection_that_froze_at_rest_is_replaced(
+    server_store: SqlProviderStore, ticks: HandClock
+) -> None:
+    """Asking it whether it lives takes no longer than that."""
+    from ergon_framework.providers.stores.postgres import PostgresGround
+
+    ground = server_store.ground
+    assert isinstance(ground, PostgresGround)
+    ground._patience.ticks = lambda: time.monotonic() * 20
+    [[pid]] = ground.read(lambda hand: hand.rows("SELECT pg_backend_pid()", {}))
+    ticks.at += 60
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert server_store.cool(LANE, START + 1) == START + 1
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_the_network_is_watched_unless_the_url_says_otherwise(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is told how soon to notice that a cable was cut."""
+    from ergon_framework.providers.stores import postgres
+
+    seen: list[dict[str, object]] = []
+
+    def look(url: URL, **options: Any) -> Engine:
+        seen.append(options["connect_args"])
+        return create_engine(url, **options)
+
+    monkeypatch.setattr(postgres, "create_engine", look)
+    ground = postgres.PostgresGround(database_of(f"{postgres_url}&connect_timeout=9"))
+    ground.close()
+    assert "connect_timeout" not in seen[0]
+    assert {"tcp_user_timeout", "keepalives", "keepalives_idle"} <= set(seen[0])

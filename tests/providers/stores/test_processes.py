@@ -21,6 +21,7 @@ from ergon_framework.ports.providerstore import (
 )
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.ground import AFTER, BEFORE
+from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
 
 pytestmark = pytest.mark.slow
@@ -79,6 +80,10 @@ elif action == "cool":
     store.cool(LANE, START + 50)
 elif action == "record":
     store.record(Batch([attempt(id="row", correlation_id="call")], [letter(9)]))
+elif action == "settle":
+    store.record(Batch([attempt(id="first")]))
+    store.record(Batch([attempt(id="second", outcome="failed", reason_code="timeout")]))
+    store.settle()
 elif action == "claim":
     store.claim("tenant", "new", "print", "child", 10, 100)
 elif action == "finish":
@@ -188,12 +193,22 @@ def used(store: ProviderStore) -> int:
     return lane.account.used
 
 
+def is_settled(store: ProviderStore) -> bool:
+    """Whether the table says what the store says."""
+    assert isinstance(store, SqlProviderStore)
+    sql = "SELECT success_rate_1h FROM provider_health_states"
+    [(column,)] = store.ground.read(lambda hand: hand.rows(sql, {}))
+    [lane] = store.health(LANE.tenant_id)
+    return bool(column == lane.success_rate_1h)
+
+
 EFFECTS: dict[str, Callable[[ProviderStore], bool]] = {
     "reserve": lambda store: used(store) == 4,
     "refund": lambda store: used(store) == 1,
     "swap": lambda store: store.standing(LANE).breaker.state is State.OPEN,
     "cool": lambda store: store.standing(LANE).cooldown_until == START + 50,
     "record": lambda store: [row.id for row in store.attempts_of("call")] == ["row"],
+    "settle": is_settled,
     "claim": lambda store: (
         store.claim("tenant", "new", "print", "other", 10, 100).state is ClaimState.RUNNING
     ),

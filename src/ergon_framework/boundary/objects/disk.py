@@ -16,6 +16,7 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
+from ergon_framework.storage import medium
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -24,8 +25,9 @@ GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
 HARMLESS = FULL | READ_ONLY | GONE | {errno.EMFILE, errno.ENFILE}
 """A sync that could not even begin, or one whose failure is known to have lost nothing else."""
 
-_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-_UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EINVAL, errno.ENOTTY})
+
+sync_file = medium.sync_file
+sync_folder = medium.sync_folder
 
 
 def write_all(fd: int, views: Iterable[memoryview]) -> None:
@@ -34,28 +36,6 @@ def write_all(fd: int, views: Iterable[memoryview]) -> None:
         done = 0
         while done < len(view):
             done += os.write(fd, view[done:])
-
-
-def sync_file(fd: int) -> None:
-    """Answer when the file's bytes and its size are on the medium."""
-    if _FULL_SYNC is not None:  # macOS: a plain fsync stops at the drive's cache
-        try:
-            fcntl.fcntl(fd, _FULL_SYNC)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-        else:
-            return
-    getattr(os, "fdatasync", os.fsync)(fd)
-
-
-def sync_folder(path: Path) -> None:
-    """Answer when the folder's entries are on the medium."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def make_folder(path: Path) -> bool:

@@ -19,6 +19,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
     describe,
 )
+from ergon_framework.providers.spill import TARGET
 from ergon_framework.storage import faults
 
 _FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or postgresql://user@host/name"
@@ -43,10 +44,11 @@ class Database:
 
     @property
     def name(self) -> str:
-        """What to call it in front of people."""
+        """What to call it in front of people: enough to tell it from any other database."""
         if self.file is not None:
             return str(self.file)
-        shown = self.url.set(drivername="postgresql", query={})
+        named = {key: value for key, value in self.url.query.items() if key in TARGET}
+        shown = self.url.set(drivername="postgresql", query=named)
         return shown.render_as_string(hide_password=True)
 
     @contextmanager

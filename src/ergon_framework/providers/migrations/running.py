@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, Table, inspect, text
+from sqlalchemy.schema import SchemaItem
 
 from ergon_framework.errors import ConfigurationError, StoreSchemaError
 from ergon_framework.providers.migrations import HEAD, REVISIONS, VERSION_TABLE
@@ -41,9 +42,10 @@ def upgrade(connection: Connection) -> str | None:
             _take_turn(connection)
             before = current(connection)
             _refuse_unknown(before)
-            if before is None:
-                _refuse_foreign(connection)
-            _run("upgrade", HEAD, connection=connection)
+            if before is None and _taken(connection):
+                _adopt(connection)
+            else:
+                _run("upgrade", HEAD, connection=connection)
         return before
 
 
@@ -80,8 +82,7 @@ def _run(what: str, revision: str, **given: Any) -> str:
         told = io.StringIO()
         config = _config(told)
         config.attributes.update(given)
-        run = command.upgrade if what == "upgrade" else command.downgrade
-        run(config, revision, sql="dialect" in given)
+        getattr(command, what)(config, revision, sql="dialect" in given)
     return told.getvalue()
 
 
@@ -125,14 +126,53 @@ def _refuse_unknown(revision: str | None) -> None:
         )
 
 
-def _refuse_foreign(connection: Connection) -> None:
-    taken = sorted({*inspect(connection).get_table_names()} & {*metadata.tables})
-    if taken:
+def _taken(connection: Connection) -> set[str]:
+    """The tables that have names of ours."""
+    return {*inspect(connection).get_table_names()} & {*metadata.tables}
+
+
+def _adopt(connection: Connection) -> None:
+    """Take over tables that a host made from our models, and make those that it left out."""
+    foreign = sorted(_foreign(connection))
+    if foreign:
         raise StoreSchemaError(
-            f"the database has tables of these names that no migration of ours made:"
-            f" {', '.join(taken)}",
+            f"the database has tables of these names that no migration of ours made, and that are"
+            f" not like ours: {', '.join(foreign)}",
             remedy="rename or drop them, or name another database or schema",
         )
+    metadata.create_all(connection)
+    _run("stamp", HEAD, connection=connection)
+
+
+def _foreign(connection: Connection) -> set[str]:
+    """The tables of our names that are not as the models say."""
+    with _quiet():
+        from alembic.autogenerate import compare_metadata
+        from alembic.migration import MigrationContext
+
+        context = MigrationContext.configure(
+            connection, opts={"include_name": _is_ours, "compare_server_default": True}
+        )
+        found = compare_metadata(context, metadata)
+    missing = {*metadata.tables} - _taken(connection)
+    return {name for each in found for name in _named_in(each)} - missing
+
+
+def _is_ours(name: str | None, kind: str, _parents: Any) -> bool:
+    return kind != "table" or name in metadata.tables
+
+
+def _named_in(difference: Any) -> Iterator[str]:
+    """The table that a difference is about: Alembic gives it as a tuple, or as a list of those."""
+    if isinstance(difference, list):
+        for each in difference:
+            yield from _named_in(each)
+    elif isinstance(difference[1], Table):
+        yield difference[1].name
+    elif isinstance(difference[1], SchemaItem):
+        yield difference[1].table.name  # type: ignore[attr-defined] # an index or a constraint
+    else:
+        yield difference[2]  # of a column: the schema comes first
 
 
 def _check_target(before: str | None, revision: str) -> None:

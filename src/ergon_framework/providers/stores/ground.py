@@ -21,7 +21,10 @@ Row = tuple[Any, ...]
 PACKAGE = "ergon_framework.providers.stores.sql"
 """Where the statements are."""
 
-_CALLS = ("reserve", "refund", "swap", "cool", "record", "claim", "finish", "letters", "prune")
+_CALLS = (
+    *("reserve", "refund", "swap", "cool", "record", "settle"),
+    *("claim", "finish", "letters", "prune"),
+)
 BEFORE = {call: f"providers.{call}.before" for call in _CALLS}
 AFTER = {call: f"providers.{call}.after" for call in _CALLS}
 declare(*BEFORE.values(), *AFTER.values())

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from ergon_framework.core.breaker import Breaker
@@ -32,6 +33,9 @@ from ergon_framework.providers.stores.memory_lane import Attempts, MemoryLane, p
 ROWS = 100_000
 """Attempts, dead letters and keys that are kept: of each the latest."""
 
+LANES = 10_000
+"""Lanes that are kept; beyond them, the oldest of those that hold nobody back are forgotten."""
+
 _FRESH = Standing()
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 
@@ -41,12 +45,15 @@ class MemoryProviderStore:
 
     durability = "What was written is in this process's memory, and is lost when it ends."
 
-    def __init__(self, clock: Callable[[], float] = time.time, *, rows: int = ROWS) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.time, *, rows: int = ROWS, lanes: int = LANES
+    ) -> None:
         self._clock = clock
         self.now = clock
         """The store's clock."""
         self._lock = threading.Lock()
         self._lanes: dict[LaneKey, MemoryLane] = {}
+        self._most_lanes = self._crowded_at = lanes
         self._attempts = Attempts(rows)
         self._keys = Keys(rows)
         self._letters = Letters(rows)
@@ -99,7 +106,9 @@ class MemoryProviderStore:
             if after is not None:
                 lane.account = after
                 return _new(Quota, (after, True))
-            lane.account, lane.exhausted_at = account, now
+            lane.account = account
+            if not account.remaining:
+                lane.exhausted_at = now
         return Quota(account, is_granted=False)
 
     def refund(self, key: LaneKey, window: Window, units: int) -> None:
@@ -116,7 +125,9 @@ class MemoryProviderStore:
         """Write attempts, their roll-ups, health and dead letters in one step."""
         with self._step():
             self._letters.add(batch.letters)
-            self._attempts.add(batch.attempts, self._lanes, self._clock())
+            now = self._clock()
+            self._attempts.add(batch.attempts, self._lanes, now)
+            self._forget(now)
 
     def health(self, tenant_id: str) -> list[LaneHealth]:
         """Every lane of a tenant, in order; rates over the last hour as of now."""
@@ -220,8 +231,20 @@ class MemoryProviderStore:
     def _lane(self, key: LaneKey) -> MemoryLane:
         lane = self._lanes.get(key)
         if lane is None:
+            self._forget(self._clock())
             lane = self._lanes[key] = MemoryLane()
         return lane
+
+    def _forget(self, now: float) -> None:
+        """Drop the oldest lanes that nothing hangs on, several at once so that it is seldom."""
+        if len(self._lanes) < self._crowded_at:
+            return
+        spare = len(self._lanes) - self._most_lanes * 9 // 10
+        idle = (key for key, lane in self._lanes.items() if lane.is_idle(now))
+        for key in list(islice(idle, spare)):
+            del self._lanes[key]
+        # Where most of them hold somebody back, looking again at once would find no more.
+        self._crowded_at = max(self._most_lanes, len(self._lanes) * 11 // 10)
 
 
 def _closed() -> StoreUnavailableError:

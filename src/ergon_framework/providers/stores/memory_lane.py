@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ergon_framework.core.quota import Account
 from ergon_framework.core.rollup import Hour
-from ergon_framework.ports.providerstore import AttemptRow, LaneHealth, LaneKey, Standing
+from ergon_framework.ports.providerstore import (
+    CLOSED,
+    AttemptRow,
+    LaneHealth,
+    LaneKey,
+    Standing,
+)
 from ergon_framework.providers.stores.folding import LaneNote, first_minute, fold
 
 _FRESH = Standing()
@@ -32,6 +38,12 @@ class MemoryLane:
     def is_known(self, now: float) -> bool:
         """Whether a summary shows it."""
         return self.updated_at is not None or self._running(now) is not None
+
+    def is_idle(self, now: float) -> bool:
+        """Whether calls would be let in just so if it were forgotten: only its past would be."""
+        standing = self.standing
+        is_closed = standing.breaker == replace(CLOSED, generation=standing.breaker.generation)
+        return is_closed and standing.cooldown_until <= now and self._running(now) is None
 
     def note(self, note: LaneNote, now: float) -> None:
         """Take in what a batch says. A success does not erase the last error, nor the reverse."""

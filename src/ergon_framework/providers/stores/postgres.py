@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import psycopg
@@ -29,6 +29,7 @@ from ergon_framework.providers.stores.ground import (
     moment,
 )
 from ergon_framework.providers.stores.late import Late
+from ergon_framework.providers.stores.patience import Line, Patience
 from ergon_framework.providers.stores.postgres_faults import translate, turns_for
 from ergon_framework.providers.stores.server_clock import ServerClock
 from ergon_framework.storage.failpoints import failpoint
@@ -36,8 +37,22 @@ from ergon_framework.storage.failpoints import failpoint
 T = TypeVar("T")
 
 _SHARED, _MORE = 8, 8  # connections that stay, and that may be added for a while
-_PATIENCE = 5.0  # seconds for a free connection
+_FREE = 3.0  # seconds for a free connection
 _CONNECT = 3  # seconds for the server to answer
+_GREETED = 3.0  # seconds for an answer that costs the server nothing
+_SHORT, _LONG = 4.0, 12.0  # seconds for a transaction: one that a call waits for, and the others
+_REST = 1.0  # seconds for which a server that did not answer is not asked again
+_LASTING = frozenset({"record", "settle", "letters", "prune"})
+_TABLES = 90.0  # seconds for making the tables
+_NETWORK = {
+    "connect_timeout": _CONNECT,
+    "tcp_user_timeout": 5000,  # milliseconds
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
+"""How soon a network that is cut is noticed. What the URL says goes before it."""
 # A row that somebody holds for longer than this is not worth waiting for; a provider call waits.
 _GREETING = (
     "SET lock_timeout = '1s'; SET statement_timeout = '10s';"
@@ -131,6 +146,8 @@ class PostgresGround:
         self.is_closed = False
         self._ticks = ticks
         self._doubted_at = float("-inf")
+        self._silent_until = float("-inf")
+        self._patience = Patience()
         self._engine = self._connected(database)
         self._inherited: list[Any] = []
         self._given_clock = clock
@@ -157,7 +174,7 @@ class PostgresGround:
 
         self._late.get()
         try:
-            result = self._transact(whole)
+            result = self._transact(whole, _LONG if call in _LASTING else _SHORT)
             failpoint(AFTER[call])
             return result
         except OSError as error:
@@ -189,33 +206,55 @@ class PostgresGround:
 
     # -- transactions ----------------------------------------------------------------------------
 
-    def _transact(self, work: Callable[[Hand], T]) -> T:
+    def _transact(self, work: Callable[[Hand], T], seconds: float = _SHORT) -> T:
         for turn in itertools.count(1):
             connection = self._take()
+            wait = self._patience.at_most(seconds, _line(connection))
             try:
-                with closing(connection.cursor()) as cursor:
-                    result = work(_PostgresHand(cursor))
-                connection.commit()
+                with wait:
+                    result = self._attempt(connection, work)
+                if wait.is_over:  # it was answered just when the connection was shut
+                    connection.invalidate()
                 return result
             except psycopg.Error as error:
-                self._undo(connection, error)
+                if wait.is_over:
+                    raise self._overdue(seconds) from error
                 if turn >= turns_for(error):
                     raise translate(error, self.name) from error
             except (OverflowError, UnicodeError) as error:
-                self._undo(connection, error)
                 raise StoreError(f"{self.name} cannot keep a value: {error}") from error
-            except BaseException as error:
-                self._undo(connection, error)
-                raise
             finally:
                 connection.close()
                 if self.is_closed:  # meanwhile: nobody else will close what just came back
                     self._engine.pool.dispose()
         raise AssertionError  # one turn or another ends it
 
+    def _attempt(self, connection: PoolProxiedConnection, work: Callable[[Hand], T]) -> T:
+        try:
+            with closing(connection.cursor()) as cursor:
+                result = work(_PostgresHand(cursor))
+            connection.commit()
+            return result
+        except BaseException as error:
+            self._undo(connection, error)
+            raise
+
+    def _overdue(self, seconds: float) -> StoreUnavailableError:
+        # One call of a provider asks several times: it waits in vain only once.
+        self._silent_until = self._ticks() + _REST
+        return StoreUnavailableError(
+            f"{self.name} did not answer within {seconds:g} seconds",
+            remedy="see that the server runs and can be reached, and why it is slow",
+        )
+
     def _take(self) -> PoolProxiedConnection:
         if self.is_closed:
             raise StoreUnavailableError(f"{self.name} is closed", remedy="open it again")
+        asked_at = self._ticks()
+        if asked_at < self._silent_until:
+            raise StoreUnavailableError(
+                f"{self.name} did not answer a moment ago", remedy="see that the server runs"
+            )
         try:
             return self._engine.raw_connection()
         except exc.TimeoutError as error:
@@ -224,6 +263,8 @@ class PostgresGround:
                 remedy="make fewer calls at once in one process, or look why the server is slow",
             ) from error
         except (psycopg.Error, exc.DBAPIError) as error:
+            if self._ticks() - asked_at >= _CONNECT - 1:
+                self._silent_until = self._ticks() + _REST
             cause = error.orig if isinstance(error, exc.DBAPIError) else error
             raise translate(cause or error, self.name) from error
 
@@ -245,10 +286,10 @@ class PostgresGround:
             database.url,
             pool_size=_SHARED,
             max_overflow=_MORE,
-            pool_timeout=_PATIENCE,
+            pool_timeout=_FREE,
             pool_use_lifo=True,
             hide_parameters=True,
-            connect_args={"connect_timeout": _CONNECT},
+            connect_args={k: v for k, v in _NETWORK.items() if k not in database.url.query},
         )
         event.listen(engine, "connect", self._greet)
         event.listen(engine, "checkout", self._check)
@@ -256,9 +297,10 @@ class PostgresGround:
         return engine
 
     def _greet(self, connection: Any, record: Any) -> None:
-        connection.autocommit = True
-        connection.execute(_GREETING)
-        connection.autocommit = False
+        with self._patience.at_most(_GREETED, connection):
+            connection.autocommit = True
+            connection.execute(_GREETING)
+            connection.autocommit = False
         record.info["at"] = self._ticks()
 
     def _note(self, connection: Any, record: Any) -> None:
@@ -270,8 +312,9 @@ class PostgresGround:
         if used_at > self._doubted_at and self._ticks() - used_at < _IDLE:
             return
         try:
-            connection.execute("SELECT 1")
-            connection.rollback()
+            with self._patience.at_most(_GREETED, connection):
+                connection.execute("SELECT 1")
+                connection.rollback()
         except psycopg.Error as error:
             raise exc.DisconnectionError from error
 
@@ -279,6 +322,7 @@ class PostgresGround:
         """In a process that was just forked: leave the parent's connections alone."""
         self._inherited.append(self._engine.pool)
         self._engine.dispose(close=False)
+        self._patience.renew()
         clock = self._late.found
         if isinstance(clock, ServerClock):
             clock.renew()
@@ -294,7 +338,10 @@ class PostgresGround:
 
     def _adopt(self) -> None:
         try:
-            with self._engine.begin() as connection:
+            with (
+                self._engine.begin() as connection,
+                self._patience.at_most(_TABLES, _line(connection.connection)),
+            ):
                 found = current(connection)
                 if found is None:
                     connection.exec_driver_sql(_TAKE_YOUR_TIME)
@@ -314,6 +361,11 @@ class PostgresGround:
             lambda hand: hand.rows("SELECT extract(epoch FROM clock_timestamp())", {})
         )
         return float(found)
+
+
+def _line(connection: PoolProxiedConnection) -> Line:
+    found: Any = connection.dbapi_connection
+    return cast("Line", found)
 
 
 _grounds: weakref.WeakSet[PostgresGround] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""What time it is at a server, without asking it each time."""
+"""What time it is at a server, without asking it each time, and without waiting for its answer."""
 
 from __future__ import annotations
 
@@ -6,35 +6,31 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from ergon_framework.errors import StoreError
-
 GOOD_FOR = 30.0
 """Seconds after which the server is asked again."""
 
 
 class ServerClock:
-    """The server's time, asked for now and then; in between, this machine counts seconds."""
+    """The server's time, asked for now and then; in between, this machine counts seconds.
+
+    Who wants to know the time may be an event loop: only the first answer is waited for. A server
+    that does not answer is left alone as long as one that did, and the seconds are counted on.
+    """
 
     def __init__(self, ask: Callable[[], float], ticks: Callable[[], float]) -> None:
         self._ask = ask
         self._ticks = ticks
         self._lock = threading.Lock()
+        self._asked_at = ticks()
         self.set()
 
     def __call__(self) -> float:
         """What time it is there."""
+        now = self._ticks()
+        if now - self._asked_at >= GOOD_FOR:
+            self._begin(now)
         at, time_then = self._known
-        passed = self._ticks() - at
-        if passed >= GOOD_FOR and self._lock.acquire(blocking=False):
-            try:
-                # When the server does not answer, counting on is better than no time at all.
-                with suppress(StoreError):
-                    self.set()
-            finally:
-                self._lock.release()
-            at, time_then = self._known
-            passed = self._ticks() - at
-        return time_then + passed
+        return time_then + (now - at)
 
     def set(self) -> None:
         """Ask the server."""
@@ -46,3 +42,22 @@ class ServerClock:
     def renew(self) -> None:
         """In a process that was just forked."""
         self._lock = threading.Lock()
+
+    def _begin(self, now: float) -> None:
+        """Let a thread ask. One at a time: the lock is let go when it was answered."""
+        if not self._lock.acquire(blocking=False):
+            return
+        self._asked_at = now
+        try:
+            threading.Thread(
+                target=self._ask_again, args=(self._lock,), name="ergon-clock", daemon=True
+            ).start()
+        except RuntimeError:  # there are too many, or the process ends: counting on will do
+            self._lock.release()
+
+    def _ask_again(self, lock: threading.Lock) -> None:
+        try:
+            with suppress(Exception):  # counting on is better than no time at all
+                self.set()
+        finally:
+            lock.release()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from ergon_framework.core.breaker import Breaker, Probe, State
-from ergon_framework.ports.providerstore import LaneKey, Standing
+from ergon_framework.ports.providerstore import CLOSED, LaneKey, Standing
 from ergon_framework.providers.stores.ground import (
     PACKAGE,
     Ground,
@@ -17,6 +18,7 @@ from ergon_framework.providers.stores.ground import (
     same_instant,
     sure_instant,
 )
+from ergon_framework.providers.telling import logger
 from ergon_framework.storage.statements import load
 
 _SQL = load(PACKAGE, "gates.sql")
@@ -60,7 +62,7 @@ class Gates(Grounded):
         if not found:
             return Standing()
         *circuit, cooldown_until, version = found[0]
-        return Standing(breaker_of(*circuit), instant_of(cooldown_until) or 0.0, version)
+        return Standing(breaker_of(key, *circuit), instant_of(cooldown_until) or 0.0, version)
 
     def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was."""
@@ -106,19 +108,36 @@ class Gates(Grounded):
         }
 
 
-def breaker_of(state: str, failures: int, open_until: Any, detail: str | None) -> Breaker:
-    """The circuit that a row tells of. Where the columns and the rest differ, the columns hold."""
-    found = _Detail() if detail is None else _decode(detail)
-    until = instant_of(open_until)
-    return Breaker(
-        State(state),
-        failures,
-        found.open_until if same_instant(found.open_until, until) else until,
-        found.successes,
-        tuple(Probe(token, expires_at) for token, expires_at in found.probes),
-        found.generation,
-        found.held_for,
-    )
+def breaker_of(
+    key: LaneKey, state: str, failures: int, open_until: Any, detail: str | None
+) -> Breaker:
+    """The circuit that a row tells of. Where the columns and the rest differ, the columns hold.
+
+    A row that cannot be read, changed by hand or by another version, must not stop the lane: it
+    is taken for a closed circuit, and the next change of the circuit writes it anew.
+    """
+    try:
+        found = _Detail() if detail is None else _decode(detail)
+        until = instant_of(open_until)
+        return Breaker(
+            State(state),
+            int(failures),
+            found.open_until if same_instant(found.open_until, until) else until,
+            found.successes,
+            tuple(Probe(token, expires_at) for token, expires_at in found.probes),
+            found.generation,
+            found.held_for,
+        )
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        _warn(key, type(error).__name__)
+        return CLOSED
+
+
+@lru_cache(maxsize=1000)
+def _warn(key: LaneKey, error: str) -> None:
+    """Once for each lane: the row is read again and again."""
+    text = "the circuit of %s cannot be read and counts as closed: %s"
+    logger.warning(text, "/".join(key), error)
 
 
 def new_id() -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ergon_framework.core.breaker import Breaker
 from ergon_framework.core.quota import Account, Window
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey
@@ -49,9 +47,9 @@ class Health(Records):
 
 
 def _budgets(rows: list[Row]) -> dict[Lane, tuple[Account, float]]:
-    """The latest window of each lane, and when it was last counted."""
+    """The window of each lane, and when it was last counted."""
     found: dict[Lane, tuple[Account, float]] = {}
-    for provider_name, capability, start, end, limit, used, updated_at in sorted(rows):
+    for provider_name, capability, start, end, limit, used, updated_at in rows:
         window = Window(sure_instant(start), sure_instant(end))
         found[provider_name, capability] = Account(window, limit, used), sure_instant(updated_at)
     return found
@@ -64,11 +62,12 @@ def _health(
     if row is None:
         return _unheard(key, account, counted_at)
     state, failures, open_until, cooldown_until, code, error_at, success_at, at, detail = row
+    breaker = breaker_of(key, state, failures, open_until, detail)
     return LaneHealth(
         key=key,
-        breaker_state=state,
-        consecutive_failures=failures,
-        open_until=_open_until(state, failures, open_until, detail),
+        breaker_state=breaker.state.value,
+        consecutive_failures=breaker.failures,
+        open_until=breaker.open_until,
         cooldown_until=instant_of(cooldown_until),
         success_rate_1h=rate[0],
         p95_latency_ms_1h=rate[1],
@@ -78,12 +77,6 @@ def _health(
         updated_at=sure_instant(at),
         account=account,
     )
-
-
-def _open_until(state: str, failures: int, open_until: Any, detail: str | None) -> float | None:
-    if open_until is None:
-        return None
-    return breaker_of(state, failures, open_until, detail).open_until
 
 
 def _unheard(key: LaneKey, account: Account | None, counted_at: float) -> LaneHealth:

@@ -111,7 +111,10 @@ class Letters(Grounded):
 
 def add_letters(hand: Hand, ground: Ground, letters: Iterable[DeadLetter]) -> None:
     """Write those that are not there yet."""
-    rows = {letter.dead_letter_id: _row_of(letter, ground) for letter in letters}
+    rows: dict[str, Row] = {}
+    for letter in letters:
+        if letter.dead_letter_id not in rows:
+            rows[letter.dead_letter_id] = _row_of(letter, ground)
     if rows:
         hand.insert_new(_LETTERS, list(rows.values()))
 

@@ -30,7 +30,7 @@ _SQL = load(PACKAGE, "records.sql")
 _TENANTS = 64  # of whom minutes are kept
 _LANES = 10_000  # of which is known when the columns were last written
 SNAPSHOT_EVERY = 15.0
-"""Seconds between two writes of the rates into a lane's row."""
+"""Seconds between two writes of the rates into a lane's row, unless they are settled before."""
 
 Lane = tuple[str, str]
 Rate = tuple[float | None, int | None]
@@ -60,6 +60,7 @@ class Rates:
         self._lock = threading.Lock()
         self._views: OrderedDict[str, _View] = OrderedDict()
         self._written_at: dict[LaneKey, float] = {}
+        self._stale: set[LaneKey] = set()
         _all.add(self)
 
     def of_tenant(self, hand: Hand, tenant_id: str, now: float) -> dict[Lane, Rate]:
@@ -81,17 +82,37 @@ class Rates:
         return written_at is None or not written_at <= now < written_at + SNAPSHOT_EVERY
 
     def heard(self, notes: Mapping[LaneKey, LaneNote], now: float) -> None:
-        """A batch was committed, and the columns of its lanes with it."""
-        if len(self._written_at) + len(notes) > _LANES:
-            self._written_at.clear()
-        for key in notes:
-            if self.is_snapshot_due(key, now):
-                self._written_at[key] = now
+        """A batch was committed, and with it the columns of those of its lanes that were due."""
+        due = {key for key in notes if self.is_snapshot_due(key, now)}
+        with self._lock:
+            if len(self._written_at) + len(due) > _LANES:
+                self._written_at.clear()
+            self._written_at.update(dict.fromkeys(due, now))
+            self._stale |= notes.keys() - due
+            self._stale -= due
+
+    @property
+    def are_too_many_stale(self) -> bool:
+        """Whether to write them now: memory is for lanes that are in use."""
+        return len(self._stale) > _LANES
+
+    def take_stale(self, most: int) -> list[LaneKey]:
+        """Some lanes whose columns lack the latest; whoever takes them writes them."""
+        with self._lock:
+            taken = sorted(self._stale)[:most]
+            self._stale.difference_update(taken)
+            return taken
+
+    def put_back(self, keys: Sequence[LaneKey]) -> None:
+        """They could not be written."""
+        with self._lock:
+            self._stale.update(keys)
 
     def renew(self) -> None:
         """In a process that was just forked: whoever held a lock is not there any more."""
         self._lock = threading.Lock()
         self._views = OrderedDict()
+        self._stale = set()  # the parent writes them
 
     def _view(self, tenant_id: str) -> _View:
         with self._lock:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ergon_framework.core.rollup import Durations, Rollup
+from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneKey
 from ergon_framework.providers.stores.folding import LaneNote, fold
 from ergon_framework.providers.stores.ground import (
@@ -34,7 +36,9 @@ _PRUNES = (
     load(PACKAGE, "letters.sql")["prune"],
     load(PACKAGE, "quota.sql")["prune"],
 )
+_TURNS = 3  # a minute is looked for, and put in, before somebody else must be told to stop
 _AT_ONCE = 1000  # rows that one transaction deletes, so that nobody waits long for it
+_LANES = 500  # whose rates one transaction brings up to date
 _LARGEST = (1 << 31) - 1
 _SHORT = 120  # texts that together are no longer fit each for itself
 _ATTEMPTS = Into(
@@ -71,11 +75,11 @@ class Records(Grounded):
 
     def record(self, batch: Batch) -> None:
         """Write attempts, their roll-ups, health and dead letters in one transaction."""
-        attempts = {row.id: row for row in batch.attempts}
+        attempts = {row.id: row for row in reversed(batch.attempts)}  # so that the first one stays
         if not attempts and not batch.letters:
             return
         now = self._ground.now()
-        rows = [_fitting(row) for row in attempts.values()]
+        rows = [_fitting(row) for row in reversed(attempts.values())]
 
         def work(hand: Hand) -> dict[LaneKey, LaneNote]:
             add_letters(hand, self._ground, batch.letters)
@@ -88,6 +92,20 @@ class Records(Grounded):
             rows = self._without_missing_tasks(rows)
             notes = self._ground.write("record", work)
         self._rates.heard(notes, now)
+        if self._rates.are_too_many_stale:
+            self.settle()
+
+    def settle(self) -> None:
+        """Bring the rates in the rows of lanes up to date with what this process recorded."""
+        now = self._ground.now()
+        while keys := self._rates.take_stale(_LANES):
+            try:
+                self._ground.write(
+                    "settle", partial(self._set_rates, keys=keys, now=now), is_synced=False
+                )
+            except BaseException:
+                self._rates.put_back(keys)
+                raise
 
     def attempts_of(self, correlation_id: str) -> list[AttemptRow]:
         """The attempts under one correlation id, oldest first."""
@@ -131,9 +149,12 @@ class Records(Grounded):
         hand.many(_NOTE, [self._note(key, notes[key], at) for key in keys])
         due = [key for key in keys if self._rates.is_snapshot_due(key, now)]
         if due:
-            hours = self._rates.of_lanes(hand, due, now)
-            hand.many(_RATES, [_rates(key, hour) for key, hour in zip(due, hours, strict=True)])
+            self._set_rates(hand, due, now)
         return notes
+
+    def _set_rates(self, hand: Hand, keys: Sequence[LaneKey], now: float) -> None:
+        hours = self._rates.of_lanes(hand, keys, now)
+        hand.many(_RATES, [_rates(key, hour) for key, hour in zip(keys, hours, strict=True)])
 
     def _note(self, key: LaneKey, note: LaneNote, at: Any) -> dict[str, Any]:
         stamp = self._ground.stamp
@@ -163,9 +184,25 @@ def _add_minutes(hand: Hand, minutes: list[tuple[dict[str, Any], Rollup]]) -> No
     known = [(*each, rows[0]) for each, rows in zip(minutes, found, strict=True) if rows]
     added = hand.each(_ADD_ROLLUP, [{**values, **_columns(rollup)} for values, rollup in fresh])
     for (values, rollup), rows in zip(fresh, added, strict=True):
-        if not rows:  # somebody was faster
-            known.append((values, rollup, hand.rows(_ROLLUP, values)[0]))
+        if not rows and (row := _other_hand(hand, values, rollup)):
+            known.append((values, rollup, row))
     hand.many(_SET_ROLLUP, [{**values, **_columns(_sum(more, row))} for values, more, row in known])
+
+
+def _other_hand(hand: Hand, values: dict[str, Any], rollup: Rollup) -> Row | None:
+    """The minute as somebody who was faster wrote it; None when ours is in after all.
+
+    It may be there when it is to be inserted and gone when it is to be read: pruned in between.
+    """
+    for _ in range(_TURNS):
+        if rows := hand.rows(_ROLLUP, values):
+            return rows[0]
+        if hand.rows(_ADD_ROLLUP, {**values, **_columns(rollup)}):
+            return None
+    raise StoreUnavailableError(
+        "a minute's roll-up comes and goes under our hands",
+        remedy="prune only what is older than the calls that are being recorded",
+    )
 
 
 def _sum(rollup: Rollup, row: Row) -> Rollup:

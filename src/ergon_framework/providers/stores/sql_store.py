@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ergon_framework.providers.stores.ground import Ground
 from ergon_framework.providers.stores.sql_gates import Gates
 from ergon_framework.providers.stores.sql_health import Health
@@ -17,6 +19,8 @@ class SqlProviderStore(Gates, Quotas, Health, Keys, Letters):
 
     def __init__(self, ground: Ground) -> None:
         super().__init__(ground)
+        self.at_close: list[Callable[[], object]] = []
+        """Called before it closes: whoever has something for it brings that now."""
         self.name = ground.name
         """What to call it in front of people; without a password."""
 
@@ -32,4 +36,6 @@ class SqlProviderStore(Gates, Quotas, Health, Keys, Letters):
 
     def close(self) -> None:
         """Let go of everything. Closing twice is fine."""
+        while self.at_close:
+            self.at_close.pop()()
         self._ground.close()

@@ -107,7 +107,10 @@ class _SqliteHand:
         sql = _inserting(into)
         ids = msgspec.json.encode([row[0] for row in rows]).decode()
         known = {found for (found,) in self._cursor.execute(sql.looking, (ids,))}
-        fresh = {row[0]: row for row in rows if row[0] not in known}
+        fresh: dict[Any, Row] = {}
+        for row in rows:
+            if row[0] not in known:
+                fresh.setdefault(row[0], row)
         self._cursor.executemany(sql.adding, fresh.values())
         return set(fresh)
 

@@ -39,12 +39,12 @@ FROM provider_quota_states
 WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability
 ORDER BY window_start DESC LIMIT 1;
 
--- refuse: mark that a window had too few units left, once in a while, and what its limit is now
+-- refuse: mark that a window has nothing left, once in a while, and what its limit is now
 INSERT INTO provider_quota_states (
     id, tenant_id, provider_name, capability, window_start, window_end, limit_count, used_count,
-    remaining_count, last_exhausted_at, updated_at
+    remaining_count, updated_at
 ) VALUES (
-    :id, :tenant_id, :provider_name, :capability, :start, :end, :limit, 0, :limit, :now, :now
+    :id, :tenant_id, :provider_name, :capability, :start, :end, :limit, 0, :limit, :now
 )
 ON CONFLICT (tenant_id, provider_name, capability, window_start) DO UPDATE SET
     limit_count = excluded.limit_count,
@@ -53,12 +53,17 @@ ON CONFLICT (tenant_id, provider_name, capability, window_start) DO UPDATE SET
         THEN excluded.limit_count - provider_quota_states.used_count
         ELSE 0
     END,
-    last_exhausted_at = excluded.last_exhausted_at,
+    last_exhausted_at = CASE
+        WHEN excluded.limit_count <= provider_quota_states.used_count THEN excluded.updated_at
+        ELSE provider_quota_states.last_exhausted_at
+    END,
     updated_at = excluded.updated_at
-WHERE provider_quota_states.last_exhausted_at IS NULL
-    OR provider_quota_states.last_exhausted_at <= :lately
-    OR provider_quota_states.last_exhausted_at > excluded.last_exhausted_at
-    OR provider_quota_states.limit_count <> excluded.limit_count;
+WHERE provider_quota_states.limit_count <> excluded.limit_count
+    OR excluded.limit_count <= provider_quota_states.used_count AND (
+        provider_quota_states.last_exhausted_at IS NULL
+        OR provider_quota_states.last_exhausted_at <= :lately
+        OR provider_quota_states.last_exhausted_at > excluded.updated_at
+    );
 
 -- refund: give units back to their own window
 UPDATE provider_quota_states SET
@@ -72,10 +77,14 @@ UPDATE provider_quota_states SET
 WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability
     AND window_start = :start;
 
--- running: the windows of a tenant that have not ended
+-- running: the windows of a tenant that have not ended; of each lane only its latest counts
 SELECT provider_name, capability, window_start, window_end, limit_count, used_count, updated_at
-FROM provider_quota_states
-WHERE tenant_id = :tenant_id AND window_end > :now;
+FROM provider_quota_states AS own
+WHERE tenant_id = :tenant_id AND window_end > :now AND NOT EXISTS (
+    SELECT 1 FROM provider_quota_states AS newer
+    WHERE newer.tenant_id = own.tenant_id AND newer.provider_name = own.provider_name
+        AND newer.capability = own.capability AND newer.window_start > own.window_start
+);
 
 -- prune: windows that are over and not the latest of their lane
 DELETE FROM provider_quota_states WHERE id IN (

@@ -1,0 +1,107 @@
+"""Ends what a server does not answer: one that is frozen keeps its side of a connection open.
+
+The server's own time limits end with the server. So a thread of this process looks at the clock,
+and shuts a connection whose answer is overdue; whoever waits for it hears that it is lost.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+_LOOK = 0.25  # seconds between two looks
+_IDLE_LOOKS = 40  # without anything to look after, before the thread ends
+
+
+class Line(Protocol):
+    """What there is of a connection here."""
+
+    def fileno(self) -> int:
+        """Its socket."""
+
+
+class Wait:
+    """What is done within it may take so long; then its connection is shut."""
+
+    __slots__ = ("_patience", "_seconds", "is_over", "line", "until")
+
+    def __init__(self, patience: Patience, seconds: float, line: Line) -> None:
+        self._patience = patience
+        self._seconds = seconds
+        self.line = line
+        self.until = 0.0
+        self.is_over = False
+        """Whether it came to that."""
+
+    def __enter__(self) -> None:
+        self.until = self._patience.ticks() + self._seconds
+        self._patience.add(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._patience.remove(self)
+
+
+class Patience:
+    """Whoever waits for one server. Any thread may wait."""
+
+    def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
+        self.ticks = ticks
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew: at first, and in a forked child."""
+        self._lock = threading.Lock()
+        self._waits: set[Wait] = set()
+        self._is_watched = False
+
+    def at_most(self, seconds: float, line: Line) -> Wait:
+        """How long to wait for what is done on a connection."""
+        return Wait(self, seconds, line)
+
+    def add(self, wait: Wait) -> None:
+        """Look after somebody who begins to wait."""
+        with self._lock:
+            self._waits.add(wait)
+            if not self._is_watched:
+                self._is_watched = self._start()
+
+    def remove(self, wait: Wait) -> None:
+        """It is answered. Under the lock: a connection that others use next is not shut."""
+        with self._lock:
+            self._waits.discard(wait)
+
+    def _start(self) -> bool:
+        try:
+            threading.Thread(target=self._watch, name="ergon-patience", daemon=True).start()
+        except RuntimeError:  # there are too many, or the process ends: the next one tries again
+            return False
+        return True
+
+    def _watch(self) -> None:
+        idle = 0
+        while True:
+            time.sleep(_LOOK)
+            with self._lock:
+                idle = 0 if self._waits else idle + 1
+                if idle >= _IDLE_LOOKS:
+                    self._is_watched = False
+                    return
+                now = self.ticks()
+                for wait in self._waits:
+                    if now >= wait.until and not wait.is_over:
+                        wait.is_over = True
+                        _shut(wait.line)
+
+
+def _shut(line: Line) -> None:
+    """End both directions. The descriptor stays with its owner, who sees the end and closes it."""
+    with suppress(Exception):  # it ended by itself a moment ago
+        one = socket.socket(fileno=line.fileno())
+        try:
+            one.shutdown(socket.SHUT_RDWR)
+        finally:
+            one.detach()

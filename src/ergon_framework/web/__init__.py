@@ -1,0 +1,1 @@
+"""What ``ergon serve`` answers over HTTP: probes and the provider health summary."""
