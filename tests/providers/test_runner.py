@@ -335,6 +335,8 @@ def test_a_message_that_loses_its_worker_too_often_is_given_up() -> None:
         now[0] += 20_000
     last = run.run(call(is_redelivered=True))
     assert (last.end, last.result.reason_code) == (TaskEnd.DEAD, "internal_error")
+    assert last.letter is not None
+    assert last.letter.attempts == 3  # one at least by each worker
     with pytest.raises(SystemExit):
         run.run(call(call_id="another", is_redelivered=True))
 

@@ -196,8 +196,9 @@ class ProviderTaskRunner:
 
     def _lost_too_often(self, run: TaskRun) -> TaskEnding:
         self._free(run)
-        lost = f"its worker was lost {self.options.max_redeliveries + 1} times during this call"
-        return self._bury(run, ProviderInternalError(lost))
+        times = self.options.max_redeliveries + 1
+        error = ProviderInternalError(f"its worker was lost {times} times during this call")
+        return self._bury(run, error, lost=times)
 
     def _not_ours(self, run: TaskRun, claim: Claim) -> TaskEnding:
         if claim.state is ClaimState.REPLAY:
@@ -245,9 +246,15 @@ class ProviderTaskRunner:
             return self._ended(run, Verdict(TaskEnd.FAILED), run.not_called(error))
         return self._bury(run, error)
 
-    def _bury(self, run: TaskRun, error: ProviderError, end: GivenUp | None = None) -> TaskEnding:
-        """Give a call up that was not made by this delivery."""
+    def _bury(
+        self, run: TaskRun, error: ProviderError, end: GivenUp | None = None, lost: int = 0
+    ) -> TaskEnding:
+        """Give a call up that was not made by this delivery.
+
+        Each worker that was ``lost`` had begun an attempt; how many it had ended nobody knows.
+        """
         result = run.not_called(error)
+        result.attempts = lost
         letter = self._letter(run, end or self._given_up(run, result))
         if self._fitted.recorder.write_now(Batch([], [letter])):
             result.dead_letter = letter

@@ -144,7 +144,7 @@ def test_a_call_that_kills_every_worker_is_given_up(worker: Stage) -> None:
     letter = worker.dead_letter()
     assert (letter["reason_code"], letter["idempotency_key"]) == ("internal_error", "k")
     assert "was lost 3 times" in letter["error_message"]
-    assert worker.calls("poison") == 3
+    assert worker.calls("poison") == letter["attempts"] == 3
     assert worker.send("healthy").get(timeout=PATIENCE)["call"] == 1
 
 
