@@ -277,6 +277,8 @@ def test_a_soft_time_limit_outside_the_provider_keeps_the_message(
         worker.run()
     assert rejected.value.requeue
     assert isinstance(apply(task).result, SoftTimeLimitExceeded)
+    monkeypatch.undo()
+    assert worker.run() == apply(task).result  # nobody holds the call any more
 
 
 @pytest.mark.req("PEF:T-2")

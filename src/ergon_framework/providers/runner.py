@@ -144,6 +144,9 @@ class ProviderTaskRunner:
             away.__cause__ = error
             self._free(run)
             return self._put_off(run, Gate.STORE, away)
+        except BaseException:  # a time limit that strikes here, for example
+            self._free(run)
+            raise
 
     def _checked(self, call: TaskCall, call_id: str, correlation_id: str) -> TaskRun:
         given = None if call.idempotency_key is None else check_key(call.idempotency_key)
@@ -279,8 +282,12 @@ class ProviderTaskRunner:
         return ending
 
     def _close(self, run: TaskRun, result: ProviderExecutionResult) -> TaskEnding:
-        self._settle(run, run.verdict, result)
-        return self._ended(run, run.verdict, result)
+        try:
+            self._settle(run, run.verdict, result)
+            return self._ended(run, run.verdict, result)
+        except BaseException:
+            run.let_go()
+            raise
 
     def _settle(self, run: TaskRun, verdict: Verdict, result: ProviderExecutionResult) -> None:
         """Write under the key what came of the call."""
