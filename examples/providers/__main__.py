@@ -23,7 +23,11 @@ from pathlib import Path
 
 from bad_api import BadApi
 from sides import Sum, Told, endings, problems, sums, table
-from weather import Weather
+
+try:
+    from weather import Weather
+except ModuleNotFoundError as missing:
+    sys.exit(f"this example calls an HTTP API, and {missing.name} is not there: pip install httpx")
 
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.execution import ProviderExecutionContext
