@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.provider_desk import store_in_settings
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.errors import ConfigurationError, SettingsError
+from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -107,25 +108,7 @@ def downgrade(
 def _database(config: Path | None, store: str | None) -> Database:
     from ergon_framework.providers.migrations.database import database_of
 
-    return database_of(store or _named_in_settings(config))
-
-
-def _named_in_settings(config: Path | None) -> str:
-    from ergon_framework.app.jobs import resolve_url
-    from ergon_framework.app.settings import load_settings, revealed
-
-    settings = load_settings(config)
-    providers = settings.extensions.get("providers")
-    named = revealed(getattr(providers, "store", None)) or revealed(settings.store.url)
-    if not named:
-        where = (
-            "there is no settings file" if settings.file is None else f"{settings.file} has none"
-        )
-        raise SettingsError(
-            f"no store: {where}",
-            remedy='write url = "sqlite:///work.db" under [store] in ergon.toml, or give --store',
-        )
-    return resolve_url(named, Path() if settings.file is None else settings.file.parent)
+    return database_of(store or store_in_settings(config))
 
 
 def _jobs_in(connection: Connection) -> str | None:

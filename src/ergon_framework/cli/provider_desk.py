@@ -49,7 +49,7 @@ def opened(config: Path | None, url: str | None) -> Iterator[ProviderDesk]:
 
 def named_store(config: Path | None, url: str | None) -> str:
     """The URL that the options or the settings name, of a store that other processes can see."""
-    named = url or _named_in_settings(config)
+    named = url or store_in_settings(config)
     if named.lower().startswith("memory:"):
         raise ConfigurationError(
             "what a store in memory holds, only its own process can see",
@@ -71,7 +71,8 @@ def check_tables(database: Database) -> None:
         )
 
 
-def _named_in_settings(config: Path | None) -> str:
+def store_in_settings(config: Path | None) -> str:
+    """The URL of the store that provider calls use by the settings."""
     from ergon_framework.app.jobs import resolve_url
     from ergon_framework.app.settings import load_settings, revealed
 
@@ -84,7 +85,7 @@ def _named_in_settings(config: Path | None) -> str:
         )
         raise SettingsError(
             f"no store: {where}",
-            remedy='write store = "sqlite:///work.db" under [providers] in ergon.toml,'
-            " or give --store",
+            remedy='write url = "sqlite:///work.db" under [store] in ergon.toml, or store = … under'
+            " [providers], or give --store",
         )
     return resolve_url(named, Path() if settings.file is None else settings.file.parent)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
+
 _LOOK = 0.25  # seconds between two looks
 _IDLE_LOOKS = 40  # without anything to look after, before the thread ends
 
@@ -84,7 +86,7 @@ class Patience:
     def _watch(self) -> None:
         idle = 0
         while True:
-            time.sleep(_LOOK)
+            sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + _LOOK)  # a socket knows no other time
             with self._lock:
                 idle = 0 if self._waits else idle + 1
                 if idle >= _IDLE_LOOKS:
