@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ergon_framework.core.frontier import Frontier, contiguous, good_prefix
+from ergon_framework.core.frontier import Frontier, contiguous
 
 views = st.lists(st.integers(1, 60), unique=True, max_size=20).map(sorted)
 """The offsets of a log that lie in a reader's view."""
@@ -91,31 +91,6 @@ def test_pages_may_be_cut_anywhere(view: list[int], cut: int) -> None:
     first = contiguous(Frontier(), [step for step in steps(view) if step[1] <= cut])[0]
     rest = [step for step in steps(view) if step[1] > cut]
     assert contiguous(first.passed(max(first.offset, min(cut, whole.offset))), rest)[0] == whole
-
-
-# ---- what a consumer may confirm ----
-
-
-@pytest.mark.req("C4")
-@given(st.integers(0, 60), views, st.none() | st.integers(1, 60))
-def test_nothing_at_or_above_a_failure_is_confirmed(
-    cursor: int, offsets: list[int], failed: int | None
-) -> None:
-    """The good prefix is confirmed whole, and the cursor never moves back."""
-    confirmed = good_prefix(cursor, offsets, failed)
-    good = [offset for offset in offsets if failed is None or offset < failed]
-    assert confirmed == max([cursor, *good])
-    if failed is not None and cursor < failed:
-        assert confirmed < failed
-
-
-@pytest.mark.req("C4")
-def test_a_failure_of_the_first_confirms_nothing() -> None:
-    """The cursor stays where it was."""
-    assert good_prefix(4, [5, 6, 7], failed=5) == 4
-    assert good_prefix(4, [5, 6, 7], failed=7) == 6
-    assert good_prefix(4, [5, 6, 7], failed=None) == 7
-    assert good_prefix(4, [], failed=None) == 4
 
 
 class LinkMachine(RuleBasedStateMachine):

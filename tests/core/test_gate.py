@@ -94,10 +94,9 @@ def test_a_seal_is_sticky(gate: Gate, rule: GateRule, events: list[int]) -> None
     for now, lag in enumerate(events):
         gate = gate.failed(rule) if lag < 0 else gate.pulled(rule, lag, float(now))
         assert gate.is_sealed
-        assert not gate.may_pull
         assert gate.mode is Mode.AUTONOMOUS
     opened = gate.opened()
-    assert opened.may_pull
+    assert not opened.is_sealed
     assert opened.mode is Mode.RECONCILING
     assert opened.failures == 0
 
@@ -147,7 +146,7 @@ def test_nothing_here_can_refuse_an_append() -> None:
     """The machine knows pulls, failures and operators; of appends it has no word to say."""
     public = {name for name in dir(Gate) if not name.startswith("_")}
     fields = {field.name for field in dataclasses.fields(Gate)}
-    assert public - fields == {"failed", "pulled", "sealed", "opened", "may_pull"}
+    assert public - fields == {"failed", "pulled", "sealed", "opened"}
     assert {field.name for field in dataclasses.fields(GateRule)} == {"failures", "lag", "settle"}
 
 
@@ -229,7 +228,7 @@ class GateMachine(RuleBasedStateMachine):
         else:
             expected = Mode.RECONCILING
         assert self.gate.mode is expected
-        assert self.gate.may_pull is not self.is_sealed
+        assert self.gate.is_sealed is self.is_sealed
 
     @invariant()
     def the_clock_runs_only_while_reconciling(self) -> None:

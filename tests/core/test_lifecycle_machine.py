@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import (
     BEGAN,
+    HELD_DELAY,
     RETURNED,
     STOPPED,
     WOKE,
@@ -43,9 +44,9 @@ from ergon_framework.core.lifecycle import (
 from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES, Backoff, RetryRule
 
 NEVER_RETRIED = {
-    Step.PROCESS: {Kind.REJECTED, Kind.HELD, Kind.CANCELLED},
-    Step.ON_SUCCESS: {Kind.HELD, Kind.CANCELLED},
-    Step.ON_EXCEPTION: {Kind.REJECTED, Kind.HELD, Kind.CANCELLED},
+    Step.PROCESS: {Kind.REJECTED, Kind.CANCELLED},
+    Step.ON_SUCCESS: {Kind.CANCELLED},
+    Step.ON_EXCEPTION: {Kind.REJECTED, Kind.CANCELLED},
 }
 STEP_TIMEOUT = Failure(Kind.TIMEOUT, "step_timeout")
 LIFECYCLE_TIMEOUT = Failure(Kind.TIMEOUT, "lifecycle_timeout")
@@ -93,6 +94,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         success=step_rules(Step.ON_SUCCESS),
         exception=step_rules(Step.ON_EXCEPTION),
         timeout=st.sampled_from([None, 4.0]),
+        parks=st.booleans(),
         now=st.sampled_from([0.0, 1000.0]),
     )
     def begin(
@@ -101,18 +103,19 @@ class LifecycleMachine(RuleBasedStateMachine):
         success: StepRule,
         exception: StepRule,
         timeout: float | None,
+        parks: bool,
         now: float,
     ) -> None:
         """A call with its rules, and the first of its transactions."""
         self.steps = dict(zip(Step, (process, success, exception), strict=True))
-        self.rule = LifecycleRule(process, success, exception, timeout)
+        self.rule = LifecycleRule(process, success, exception, timeout, parks)
         self.now = now
         self.begin_one()
 
     def begin_one(self) -> None:
         """A transaction gets its permit."""
         self.cursor = Cursor(self.now)
-        self.calls: Counter[Step] = Counter()
+        self.calls: Counter[Step] = Counter()  # those that count as attempts
         self.path: list[Step] = []  # the steps in the order in which they were entered
         self.ends: list[End] = []
         self.cause: Failure | None = None  # the failure that led to the exception phase
@@ -177,7 +180,21 @@ class LifecycleMachine(RuleBasedStateMachine):
     def hook_raises(self, failure: Failure, passed: float, roll: float) -> None:
         """A failed attempt is repeated if its kind and the number of attempts allow it."""
         step = self.step
-        self.attempt_failed(step, failure, self.send(Raised(failure), passed, roll), roll)
+        action = self.send(Raised(failure), passed, roll)
+        if failure.kind is Kind.HELD:
+            self.attempt_was_held(step, failure, action)
+        else:
+            self.attempt_failed(step, failure, action, roll)
+
+    def attempt_was_held(self, step: Step, failure: Failure, action: Action) -> None:
+        """Nothing was attempted: parked where that can be, else the same attempt after a wait."""
+        if self.rule.parks and step is Step.PROCESS:
+            self.cause = failure
+            assert action == End(Ending.PARKED, failure)
+            return
+        wait = HELD_DELAY if failure.retry_after is None else max(0.1, failure.retry_after)
+        assert action == Sleep(wait)
+        self.calls[step] -= 1
 
     @precondition(is_calling)
     @rule(passed=passing, roll=rolls)
@@ -283,6 +300,8 @@ class LifecycleMachine(RuleBasedStateMachine):
                 assert end.how in (Ending.FAILED, Ending.TIMED_OUT)
             is_timeout = self.cause is not None and self.cause.kind is Kind.TIMEOUT
             is_aborted = end.how is Ending.ABORTED
+            is_held = self.cause is not None and self.cause.kind is Kind.HELD
+            assert (end.how is Ending.PARKED) == is_held
             assert (end.how is Ending.TIMED_OUT) == (is_timeout and not is_aborted)
             assert bare(end.failure) == self.cause
 

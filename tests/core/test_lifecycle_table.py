@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -45,7 +46,7 @@ EVENTS: list[Event] = [
 ]
 SYSTEM = Raised(Failure(Kind.TRANSIENT, "system"))
 BUSINESS = Raised(Failure(Kind.REJECTED, "business"))
-STATE = ("step", "attempt", "began_at", "step_began_at", "failure", "end")
+STATE = ("step", "attempt", "began_at", "step_began_at", "is_held", "failure", "end")
 LATEST_ATTEMPT = 3  # a stray Woke counts up without end; a few of them are enough to look at
 repeatable = settings(derandomize=True, deadline=None, max_examples=60)
 instants = st.floats(0.0, 1e6)
@@ -72,7 +73,7 @@ def place(cursor: Cursor) -> object:
     """What tells two cursors apart, as far as the machine can decide anything by it."""
     kind = cursor.failure.kind if cursor.failure else None
     end = (cursor.end.how, cursor.end.handler_failure is None) if cursor.end else None
-    return cursor.step, cursor.attempt, kind, end
+    return cursor.step, cursor.attempt, cursor.is_held, kind, end
 
 
 def reachable(rule: LifecycleRule) -> Iterator[Cursor]:
@@ -149,7 +150,7 @@ def test_every_event_has_an_answer_wherever_it_arrives(attempts: int, base: floa
 @pytest.mark.req("R0-I3", "RFC-005:9e", "RFC-005:9f")
 def test_after_the_end_nothing_changes() -> None:
     """Whatever arrives late gets the very same end again, and the cursor stays as it was."""
-    rule = rules(2, 1.0)
+    rule = replace(rules(2, 1.0), parks=True)
     endings: set[Ending] = set()
     for cursor in reachable(rule):
         if cursor.end is None:
@@ -179,7 +180,8 @@ def test_lifecycles_share_nothing() -> None:
     older = Cursor(0.0)
     reached_by(rule, SYSTEM, SYSTEM, STOPPED)
     for cursor in (older, Cursor(0.0)):
-        assert [getattr(cursor, name) for name in STATE] == [Step.PROCESS, 0, 0.0, 0.0, None, None]
+        fresh = [Step.PROCESS, 0, 0.0, 0.0, False, None, None]
+        assert [getattr(cursor, name) for name in STATE] == fresh
 
 
 # ---- single transitions -------------------------------------------------------------------------

@@ -21,6 +21,7 @@ NAMES = (
     "timed_out",
     "handler_failures",
     "aborted",
+    "parked",
     "released",
     "settlement_failures",
     "abandoned",
@@ -36,6 +37,7 @@ FULL = Report(
     timed_out=2,
     handler_failures=1,
     aborted=4,
+    parked=10,
     released=6,
     settlement_failures=7,
     abandoned=8,
@@ -84,7 +86,7 @@ def test_it_works_wherever_a_number_does() -> None:
 
 def test_an_empty_report_has_every_field() -> None:
     """Counts are zero, tuples are empty, and the source was empty."""
-    expected = [*[0] * 9, (), (), 0, StopReason.EMPTY]
+    expected = [*[0] * 10, (), (), 0, StopReason.EMPTY]
     assert values(Report()) == expected
 
 
@@ -148,6 +150,6 @@ def test_every_ending_is_counted_exactly_once(ends: list[End], cut: int) -> None
     for tally in tallies:
         total.add(tally)
     assert total.ended == len(ends)
-    counted = [total.succeeded, total.failed, total.timed_out, total.aborted]
+    counted = [total.succeeded, total.failed, total.timed_out, total.aborted, total.parked]
     assert counted == [sum(end.how is how for end in ends) for how in Ending]
     assert total.handler_failures == sum(end.handler_failure is not None for end in ends)

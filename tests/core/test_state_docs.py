@@ -10,7 +10,6 @@ from ergon_framework.core.job import ALLOWED
 from ergon_framework.core.lifecycle import Cue, Ending, Step
 from ergon_framework.core.loop import StopReason
 from ergon_framework.core.settlement import VERBS
-from ergon_framework.ports.notice import CATALOGUE
 from tools import state_docs
 
 
@@ -57,7 +56,6 @@ def test_every_member_of_every_table_has_a_row() -> None:
     assert [row[0] for row in rows(state_docs.retries())] == [f"`{kind}`" for kind in Kind]
     assert {type(seen) for _, seen, _ in state_docs.SEEN} == set(ALLOWED)
     assert len(rows(state_docs.jobs())) == len(state_docs.SEEN)
-    assert [row[0] for row in rows(state_docs.notices())] == [f"`{name}`" for name in CATALOGUE]
 
 
 @pytest.mark.req("RFC-004:10e", "RFC-005:8f")

@@ -11,8 +11,10 @@ import copy
 import heapq
 import threading
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any, TypeVar, cast
 
+from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (
     ConfigurationError,
     ConnectorError,
@@ -74,7 +76,7 @@ class MemoryConnector:
     A delivered transaction is in flight until it is settled. Settle the very object that was
     delivered: the same id may wait twice. Settling it again in the same way does nothing; settling
     it in another way is refused. With ``settling=False`` a delivery removes the transaction, and
-    ``ack``, ``nack`` and ``release`` do not exist.
+    ``ack``, ``nack`` and ``release``, and ``release_after``, do not exist.
 
     ``name`` becomes the source of transactions that have none. ``capacity`` bounds what waits and
     what is in flight together. ``dead`` holds what was nacked, with the reason.
@@ -98,6 +100,7 @@ class MemoryConnector:
         self.settling = settling
         self.dead: list[tuple[Transaction, str]] = []
         self._waiting: list[_Entry] = []  # a heap, so that what is released gets its place back
+        self._parked: list[tuple[float, _Entry]] = []  # a heap by the instant they are due again
         self._in_flight: dict[int, Transaction] = {}
         self._places = 0
         self._closed = False
@@ -110,6 +113,7 @@ class MemoryConnector:
             raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
         with self._lock:
             self._refuse_when_closed()
+            self._bring_back()
             count = min(batch_size, len(self._waiting))
             entries = [heapq.heappop(self._waiting) for _ in range(count)]
             try:
@@ -127,7 +131,7 @@ class MemoryConnector:
         copies = [_copied(transaction, Transaction, self.name) for transaction in transactions]
         with self._lock:
             self._refuse_when_closed()
-            held = len(self._waiting) + len(self._in_flight)
+            held = self.get_transactions_count() + len(self._in_flight)
             if self.capacity is not None and held + len(copies) > self.capacity:
                 raise QueueFullError(
                     f"{self._title()} holds {held} of at most {self.capacity} transactions and "
@@ -160,14 +164,23 @@ class MemoryConnector:
             if entry is not None:
                 heapq.heappush(self._waiting, entry)
 
+    @_when_settling
+    def release_after(self, transaction: Transaction, seconds: float) -> None:
+        """It could not begin: back to its old place in the queue, in so many seconds."""
+        with self._lock:
+            entry = self._settle(transaction, "release_after")
+            if entry is not None:
+                heapq.heappush(self._parked, (current_clock().now() + seconds, entry))
+
     def get_transactions_count(self) -> int:
-        """How many wait; what is in flight does not count."""
-        return len(self._waiting)
+        """How many wait, parked ones included; what is in flight does not count."""
+        return len(self._waiting) + len(self._parked)
 
     def fetch_transaction_by_id(self, transaction_id: str) -> Transaction | None:
         """A copy of the oldest one with this id, waiting, in flight or dead. It claims nothing."""
         with self._lock:
-            held = sorted([*self._waiting, *self._in_flight.items()], key=lambda entry: entry[0])
+            parked = (entry for _, entry in self._parked)
+            held = sorted([*self._waiting, *parked, *self._in_flight.items()], key=itemgetter(0))
             known = [transaction for _, transaction in held]
             known += [transaction for transaction, _ in self.dead]
             for transaction in known:
@@ -208,6 +221,11 @@ class MemoryConnector:
         """The asyncio twin of :meth:`release`."""
         self.release(transaction)
 
+    @_when_settling
+    async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
+        """The asyncio twin of :meth:`release_after`."""
+        self.release_after(transaction, seconds)
+
     async def get_transactions_count_async(self) -> int:
         """The asyncio twin of :meth:`get_transactions_count`."""
         return self.get_transactions_count()
@@ -219,6 +237,12 @@ class MemoryConnector:
     async def aclose(self) -> None:
         """The asyncio twin of :meth:`close`."""
         self.close()
+
+    def _bring_back(self) -> None:
+        """Let those wait again whose time has come."""
+        now = current_clock().now() if self._parked else 0.0
+        while self._parked and self._parked[0][0] <= now:
+            heapq.heappush(self._waiting, heapq.heappop(self._parked)[1])
 
     def _deliver(self, entry: _Entry) -> _Delivery:
         delivery = _copied(entry[1], _Delivery)

@@ -10,6 +10,10 @@ next event. Time reaches the machine only as ``now``. Three scopes of timeout ar
 one exception phase; the *loop's* aborts, because starting a handler would overrun the very bound
 that passed.
 
+A failure of the kind HELD says that nothing was attempted: a gate was closed. It costs no attempt.
+A transaction whose source can keep it for a while is *parked*: it ends without an outcome and comes
+back later. Any other waits where it is, and the same attempt is made again.
+
 The lifecycle deadline lies one ``timeout`` after the beginning. The exception phase may use one
 further ``timeout``, and always has one whole ``timeout`` for itself, since a transaction without an
 outcome is worse than a bounded overrun.
@@ -22,7 +26,7 @@ from enum import StrEnum
 from typing import TypeAlias, assert_never
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import Again, RetryRule, judge
+from ergon_framework.core.retry import LONGEST_DELAY, Again, RetryRule, judge
 
 
 class Step(StrEnum):
@@ -43,12 +47,13 @@ class Cue(StrEnum):
 
 
 class Ending(StrEnum):
-    """The one recorded outcome of a transaction."""
+    """The one recorded outcome of a transaction; ABORTED and PARKED ones have none yet."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     ABORTED = "aborted"
+    PARKED = "parked"
 
 
 class Scope(StrEnum):
@@ -75,6 +80,11 @@ ROUTES: dict[tuple[Step, Cue], Step | Ending] = {
     (Step.ON_EXCEPTION, Cue.STOPPED): Ending.ABORTED,
 }
 
+HELD_DELAY = 30.0
+"""Seconds to wait for a gate that does not say when it opens."""
+SHORTEST_HOLD = 0.1
+"""Seconds at least between two looks at a gate that says it is open, and is not."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepRule:
@@ -92,6 +102,8 @@ class LifecycleRule:
     success: StepRule = StepRule()
     exception: StepRule = StepRule()
     timeout: float | None = None
+    parks: bool = False
+    """Whether the source can keep a transaction until a gate opens."""
 
     def of(self, step: Step) -> StepRule:
         """The rule of one step."""
@@ -178,6 +190,7 @@ class Cursor:
 
     step: Step = Step.PROCESS
     attempt: int = 0
+    is_held: bool = False  # the wait under way is for a gate: no attempt has been made
     failure: Failure | None = None
     end: End | None = None
 
@@ -210,10 +223,13 @@ def advance(rule: LifecycleRule, cursor: Cursor, event: Event, now: float, dice:
         case Began():
             return _call(rule, cursor)
         case Woke():
-            cursor.attempt += 1
+            cursor.attempt += not cursor.is_held
+            cursor.is_held = False
             return _call(rule, cursor)
         case Returned():
             return _leave(rule, cursor, Cue.OK, None, now)
+        case Raised(failure) if failure.kind is Kind.HELD:
+            return _hold(rule, cursor, failure)
         case Raised(failure):
             return _retry_or_leave(rule, cursor, failure, now, dice)
         case Expired(Scope.STEP):
@@ -238,6 +254,20 @@ def _retry_or_leave(
         return Sleep(verdict.delay)
     cursor.attempt += 1
     return _call(rule, cursor)
+
+
+def _hold(rule: LifecycleRule, cursor: Cursor, failure: Failure) -> Action:
+    if rule.parks and cursor.step is Step.PROCESS:  # later steps cannot begin anew elsewhere
+        cursor.end = End(Ending.PARKED, failure)
+        return cursor.end
+    cursor.is_held = True
+    return Sleep(hold_of(failure))
+
+
+def hold_of(failure: Failure | None) -> float:
+    """How long to wait for the gate that refused."""
+    asked = None if failure is None else failure.retry_after
+    return HELD_DELAY if asked is None else min(max(SHORTEST_HOLD, asked), LONGEST_DELAY)
 
 
 def _leave(

@@ -8,11 +8,12 @@ from ergon_framework.core.lifecycle import Ending
 
 
 class Verb(StrEnum):
-    """The three things a source can be told."""
+    """The things a source can be told."""
 
     ACK = "ack"
     NACK = "nack"
     RELEASE = "release"
+    RELEASE_AFTER = "release_after"
 
 
 VERBS: dict[Ending, Verb] = {
@@ -20,4 +21,5 @@ VERBS: dict[Ending, Verb] = {
     Ending.FAILED: Verb.NACK,
     Ending.TIMED_OUT: Verb.NACK,
     Ending.ABORTED: Verb.RELEASE,
+    Ending.PARKED: Verb.RELEASE_AFTER,
 }

@@ -1,6 +1,7 @@
 """The seam where exceptions of user code become failures, and the exceptions handlers are given.
 
-One ordered table: business and non-retryable refusals, timeouts the user declares, everything else.
+One ordered table: errors that know their kind, business and non-retryable refusals, timeouts the
+user declares, everything else.
 A success handler's errors are all SYSTEM (RFC-005 section 8), whatever they say of themselves.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import Step
 from ergon_framework.errors import (
+    ErgonError,
     ExceptionType,
     NonRetryableException,
     TransactionException,
@@ -31,6 +33,11 @@ def classify(
     error: BaseException, step: Step, transaction_id: str
 ) -> tuple[Failure, TransactionException]:
     """The failure as data, and the exception the handler will be given."""
+    known = known_failure(error)
+    if known is not None and (known.kind is Kind.HELD or step is not Step.ON_SUCCESS):
+        is_refusal = known.kind is Kind.REJECTED
+        category = ExceptionType.BUSINESS if is_refusal else ExceptionType.SYSTEM
+        return known, _wrap(error, category, transaction_id)
     if step is Step.ON_SUCCESS:
         wrapped = _wrap(error, ExceptionType.SYSTEM, transaction_id)
         return Failure(Kind.TRANSIENT, _code(error), wrapped.message), wrapped
@@ -42,6 +49,15 @@ def classify(
     kind = Kind.CANCELLED if is_outbreak(error) else Kind.TRANSIENT
     wrapped = _wrap(error, ExceptionType.SYSTEM, transaction_id)
     return Failure(kind, _code(error), wrapped.message), wrapped
+
+
+def known_failure(error: BaseException) -> Failure | None:
+    """The failure of an error that knows its own kind: a refused provider call, for one."""
+    if not isinstance(error, ErgonError) or error.failure_kind is None:
+        return None
+    gate = error.details.get("gate")
+    text = f"{gate}: {error}" if gate else str(error)
+    return Failure(Kind(error.failure_kind), error.code, text, error.retry_after_seconds)
 
 
 def is_outbreak(error: BaseException) -> bool:

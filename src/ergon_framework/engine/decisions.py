@@ -10,6 +10,7 @@ from ergon_framework.core.lifecycle import (
     STOPPED,
     Action,
     End,
+    Ending,
     Event,
     Expired,
     Raised,
@@ -17,6 +18,7 @@ from ergon_framework.core.lifecycle import (
     Sleep,
     Step,
     advance,
+    hold_of,
 )
 from ergon_framework.core.settlement import VERBS, Verb
 from ergon_framework.engine.classify import classify, timeout_exception
@@ -144,6 +146,15 @@ def verb_for(flight: Flight, end: End) -> Verb | None:
     return verb if verb in flight.settlement.verbs else None
 
 
+def told(run: Run, verb: Verb) -> tuple[Any, ...]:
+    """What the source is given with the verb."""
+    if verb is Verb.NACK:
+        return (run.transaction, run.exception)
+    if verb is Verb.RELEASE_AFTER:
+        return (run.transaction, hold_of(run.end.failure if run.end else None))
+    return (run.transaction,)
+
+
 def tell_ended(flight: Flight, run: Run, end: End) -> None:
     """Log what nobody else would mention, and tell the sink."""
     key = run.transaction.transaction_id
@@ -154,6 +165,10 @@ def tell_ended(flight: Flight, run: Run, end: End) -> None:
             end.handler_failure.message,
             exc_info=run.handler_exception,
             extra={"transaction_id": key},
+        )
+    elif end.how is Ending.PARKED and end.failure is not None:
+        logger.info(
+            "transaction %s is parked: %s", key, end.failure.message, extra={"transaction_id": key}
         )
     elif end.failure is not None and flight.plan.hooks.exception is None:
         logger.error(

@@ -273,6 +273,7 @@ class Flight:
             timed_out=total.timed_out,
             handler_failures=total.handler_failures,
             aborted=total.aborted,
+            parked=total.parked,
             released=self.released,
             settlement_failures=self.settlement_failures,
             abandoned=self.abandoned_ever,

@@ -43,6 +43,8 @@ class Settlement:
 
     verbs: dict[Verb, Hook]
     timeout: float = 30.0
+    redelivers: bool = False
+    """Whether the source by itself brings again what failed."""
 
 
 @dataclass(frozen=True, slots=True)

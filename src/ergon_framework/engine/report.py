@@ -12,6 +12,7 @@ _FIELDS = (
     "timed_out",
     "handler_failures",
     "aborted",
+    "parked",
     "released",
     "settlement_failures",
     "abandoned",
@@ -27,10 +28,11 @@ class Report(int):
     """The number of transactions that got an outcome: succeeded + failed + timed out.
 
     ``handler_failures`` counts exception handlers that failed themselves (their transactions are
-    among the failed and timed out); ``aborted`` those cut off without an outcome; ``released``
-    those handed back to their source, unstarted or aborted; ``abandoned`` the calls that did not
-    come back in time. ``stranded`` are ids that got no outcome and could not be handed back,
-    ``duplicates`` ids a producer was given more than once.
+    among the failed and timed out); ``aborted`` those cut off without an outcome; ``parked``
+    those that a closed gate kept from beginning, and that their source brings again later;
+    ``released`` those handed back to their source, unstarted or aborted; ``abandoned`` the calls
+    that did not come back in time. ``stranded`` are ids that got no outcome and could not be handed
+    back, ``duplicates`` ids a producer was given more than once.
     """
 
     succeeded: int
@@ -38,6 +40,7 @@ class Report(int):
     timed_out: int
     handler_failures: int
     aborted: int
+    parked: int
     released: int
     settlement_failures: int
     abandoned: int

@@ -64,13 +64,14 @@ Doing: TypeAlias = Attempt | Run
 class Tally:
     """Counts with a single writer, so that no lock is needed to count."""
 
-    __slots__ = ("aborted", "failed", "handler_failures", "succeeded", "timed_out")
+    __slots__ = ("aborted", "failed", "handler_failures", "parked", "succeeded", "timed_out")
 
     def __init__(self) -> None:
         self.succeeded = 0
         self.failed = 0
         self.timed_out = 0
         self.aborted = 0
+        self.parked = 0
         self.handler_failures = 0
 
     def count(self, end: End) -> None:
@@ -81,6 +82,8 @@ class Tally:
             self.failed += 1
         elif end.how is Ending.TIMED_OUT:
             self.timed_out += 1
+        elif end.how is Ending.PARKED:
+            self.parked += 1
         else:
             self.aborted += 1
         if end.handler_failure is not None:
@@ -94,7 +97,7 @@ class Tally:
     @property
     def ended(self) -> int:
         """All endings, whatever they were."""
-        return self.succeeded + self.failed + self.timed_out + self.aborted
+        return self.succeeded + self.failed + self.timed_out + self.aborted + self.parked
 
 
 class Worker(Tally):

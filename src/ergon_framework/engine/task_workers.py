@@ -31,6 +31,7 @@ from ergon_framework.engine.decisions import (
     set_current,
     tell_attempt,
     tell_began,
+    told,
     verb_for,
 )
 from ergon_framework.engine.flight import BACKOFF, SETTLE
@@ -302,11 +303,10 @@ class TaskWorkers(TaskSource):
         attempt.note = verb
         attempt.deadline_at = self.now() + settlement.timeout
         self._publish(worker, attempt)
-        given = (run.transaction, run.exception)[: 1 if verb is Verb.ACK else 2]
         problem: BaseException | None = None
         try:
             context = self.context.copy()
-            answer = context.run(settlement.verbs[verb], *given)
+            answer = context.run(settlement.verbs[verb], *told(run, verb))
             await await_inside(context, answer)
         except BaseException as error:
             problem = error

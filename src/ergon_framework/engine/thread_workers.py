@@ -27,6 +27,7 @@ from ergon_framework.engine.decisions import (
     decide,
     set_current,
     tell_began,
+    told,
     verb_for,
 )
 from ergon_framework.engine.flight import BACKOFF, SETTLE
@@ -219,10 +220,9 @@ class ThreadWorkers(ThreadSource):
         attempt.note = verb
         attempt.deadline_at = self.now() + settlement.timeout
         self._publish(worker, attempt)
-        given = (run.transaction, run.exception)[: 1 if verb is Verb.ACK else 2]
         problem: BaseException | None = None
         try:
-            self.context.copy().run(settlement.verbs[verb], *given)
+            self.context.copy().run(settlement.verbs[verb], *told(run, verb))
         except BaseException as error:
             problem = error
         if not self._owns(attempt):

@@ -10,6 +10,10 @@ class ErgonError(Exception):
     """Base of everything Ergon raises on purpose."""
 
     code = "error"
+    failure_kind: str | None = None
+    """The kind of failure it stands for, where the error itself knows (see ``core.failure``)."""
+    retry_after_seconds: float | None = None
+    """From when on trying again may help, where somebody said so."""
 
     def __init__(
         self, message: str = "", *, remedy: str = "", details: Mapping[str, Any] | None = None

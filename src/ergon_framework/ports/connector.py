@@ -2,8 +2,9 @@
 
 Required of a source is one method: ``fetch_transactions`` or ``fetch_transactions_async``. All
 others are offers. The engine never runs two fetches of one call at the same time, but fetches may
-come from different threads. Settlement is called exactly once per delivered transaction: ``ack``
-and ``nack`` by the thread or task that ran its lifecycle, ``release`` when the call ends.
+come from different threads. Settlement is called exactly once per delivered transaction: ``ack``,
+``nack`` and ``release_after`` by the thread or task that ran its lifecycle, ``release`` when the
+call ends. A source that by itself delivers again what failed says so with ``redelivers = True``.
 """
 
 from __future__ import annotations
@@ -62,6 +63,14 @@ class Settling(Protocol):
 
     def release(self, transaction: Transaction) -> None:
         """It was not worked to an end: deliver it again."""
+
+
+@runtime_checkable
+class Parking(Protocol):
+    """A source that can keep a transaction for a while, until a gate may have opened."""
+
+    def release_after(self, transaction: Transaction, seconds: float) -> None:
+        """Nothing was attempted: deliver it again in so many seconds, and count no attempt."""
 
 
 @runtime_checkable

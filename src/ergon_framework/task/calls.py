@@ -84,7 +84,13 @@ class Single:
             )
         self._waiting: list[Transaction] = [transaction]
         self._run: Run | None = None
-        self.plan = replace(plan, fetch=self._fetch, ended=self._ended, settlement=None)
+        self.plan = replace(
+            plan,
+            fetch=self._fetch,
+            ended=self._ended,
+            settlement=None,
+            lifecycle=replace(plan.lifecycle, parks=False),  # there is nobody to bring it again
+        )
 
     def _fetch(self, _at_most: int) -> list[Transaction]:
         taken, self._waiting = self._waiting, []

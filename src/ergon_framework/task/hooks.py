@@ -131,7 +131,8 @@ def settlement_of(connector: object, timeout: float, *, is_async: bool) -> Settl
         method = _settling_method(connector, verb.value, is_async)
         if method is not None:
             verbs[verb] = method
-    return Settlement(verbs, timeout) if verbs else None
+    redelivers = bool(getattr(connector, "redelivers", False))
+    return Settlement(verbs, timeout, redelivers) if verbs else None
 
 
 def _settling_method(connector: object, verb: str, is_async: bool) -> Hook | None:

@@ -57,13 +57,14 @@ def consumer_plan(
     """A consume call, ready to be driven."""
     loop, steps = policy.loop, policy.steps
     _warn_about_small_batches(task, loop)
+    parks = settlement is not None and Verb.RELEASE_AFTER in settlement.verbs
     empty = loop.empty_queue
     return EnginePlan(
         role="consumer",
         task=task,
         fetch=fetch,
         hooks=_copying(hooks) if loop.payload_copies else hooks,
-        lifecycle=_lifecycle(steps.process.retry, steps, loop),
+        lifecycle=_lifecycle(steps.process.retry, steps, loop, parks=parks),
         loop=LoopRule(
             size=loop.batch.size,
             concurrency=loop.concurrency.value,
@@ -80,6 +81,7 @@ def consumer_plan(
             **_settings(loop, steps, {"fetch": steps.fetch.retry, "process": steps.process.retry}),
             "streaming": loop.streaming,
             "mode": loop.mode,
+            "redelivers": settlement is not None and settlement.redelivers,
         },
     )
 
@@ -122,6 +124,8 @@ def _lifecycle(
     first: RetryPolicy,
     steps: ConsumerSteps | ProducerSteps,
     loop: ConsumerLoopPolicy | ProducerLoopPolicy,
+    *,
+    parks: bool = False,
 ) -> LifecycleRule:
     success = steps.success.retry
     return LifecycleRule(
@@ -129,6 +133,7 @@ def _lifecycle(
         StepRule(_retry(success, RFC_SUCCESS_RETRIES), success.timeout),
         StepRule(_retry(steps.exception.retry), steps.exception.retry.timeout),
         loop.transaction_timeout,
+        parks,
     )
 
 
