@@ -6,30 +6,17 @@ are private and temporary; whoever or whatever is missing is reported as skipped
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import shutil
-import signal
-import sqlite3
-import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from boundary_parts.appending import batched, in_process, over_socket, with_clients
 from boundary_parts.crossing import catch_up, healing
 from boundary_parts.ledger import ledger
 from boundary_parts.putting import put
-from boundary_parts.races import Effort, FailedError, Record
 from boundary_parts.sizes import by_size
+from frame import Bench
+from races import Record
 
-CASES: dict[str, Callable[[Effort], Iterator[Record]]] = {
+CASES = {
     "in-process": in_process,
     "socket": over_socket,
     "client": with_clients,
@@ -42,101 +29,25 @@ CASES: dict[str, Callable[[Effort], Iterator[Record]]] = {
 }
 
 
-def main() -> int:
-    """Run the cases that were asked for and show what they say."""
-    options = _options()
-    signal.signal(signal.SIGTERM, _leave)
-    folder = Path(tempfile.mkdtemp(prefix="boundary-bench-", dir=options.folder))
-    records: list[Record] = []
-    try:
-        print(json.dumps(_machine(folder)), flush=True)
-        for name in options.case or CASES:
-            for record in _case(name, folder, options):
-                records.append(record)
-                print(json.dumps(record), flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    _show(records)
-    return 0
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(143)  # through every finally: nobody is left behind
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a rough answer within a minute")
-    parser.add_argument("--case", action="append", choices=CASES, help="this case; repeatable")
-    parser.add_argument("--rounds", type=int, help="turns of each contestant (5; quick: 1)")
-    parser.add_argument("--huge", action="store_true", help="a ledger of ten million ids as well")
-    parser.add_argument("--folder", type=Path, help="where to keep the files; a real disk")
-    return parser.parse_args()
-
-
-def _case(name: str, folder: Path, options: argparse.Namespace) -> Iterator[Record]:
-    place = folder / name
-    place.mkdir()
-    effort = Effort(
-        folder=place,
-        rounds=options.rounds or (1 if options.quick else 5),
-        seconds=0.2 if options.quick else 1.0,
-        is_quick=options.quick,
-        is_huge=options.huge,
-    )
-    try:
-        yield from CASES[name](effort)
-    except FailedError as error:
-        yield {"case": name, "who": "", "skipped": str(error)}
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _machine(folder: Path) -> dict[str, Any]:
-    """What absolute figures depend on."""
-    path, taken = folder / "sync", []
-    with path.open("wb") as file:
-        for _ in range(100):
-            file.write(bytes(4096))
-            file.flush()
-            began = time.perf_counter()
-            os.fdatasync(file.fileno()) if hasattr(os, "fdatasync") else os.fsync(file.fileno())
-            taken.append((time.perf_counter() - began) * 1e3)
-    return {
-        "case": "machine",
-        "cores": os.cpu_count(),
-        "architecture": platform.machine(),
-        "kernel": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        "sync_ms": round(statistics.median(taken), 3),
-        "load": [round(each, 1) for each in os.getloadavg()],
-    }
-
-
-def _show(records: list[Record]) -> None:
-    lines: list[tuple[str, ...]] = [
-        ("case", "who", "per second", "p50 ms", "p99 ms", "ratio", "spread", "target", "met")
-    ]
-    lines += [_cells(record) for record in records]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        print("  ".join(cells).rstrip(), file=sys.stderr)
-
-
-def _cells(record: Record) -> tuple[str, ...]:
-    if "skipped" in record:
-        return (record["case"], record["who"], "skipped", *[""] * 5, record["skipped"])
-    met = {True: "yes", False: "NO"}.get(record.get("met"), "")  # type: ignore[arg-type]
+def cells(record: Record) -> list[str]:
+    """The figures of a record."""
     ratio, spread = "", ""
     if "ratio" in record:
         low, high = record["ratio_spread"]
         ratio, spread = f"{record['ratio']:.3g}", f"{low:.3g} to {high:.3g}"
     times = [f"{record[name]:.3g}" if name in record else "" for name in ("p50_ms", "p99_ms")]
-    rate = f"{record['per_second']:,}"
-    return record["case"], record["who"], rate, *times, ratio, spread, record.get("target", ""), met
+    return [f"{record['per_second']:,}", *times, ratio, spread]
 
+
+BENCH = Bench(
+    name="boundary",
+    text=__doc__,
+    cases=CASES,
+    huge="a ledger of ten million ids as well",
+    seconds=(0.2, 1.0),
+    titles=("per second", "p50 ms", "p99 ms", "ratio", "spread"),
+    cells=cells,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

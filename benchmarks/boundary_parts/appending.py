@@ -7,10 +7,10 @@ from functools import partial
 from typing import TypeAlias
 
 from jobs_parts.processes import cpu_seconds
+from races import Effort, Entry, FailedError, Goal, Record, Turn, race, records
 
 from boundary_parts import clients, load, producers
 from boundary_parts.messages import FROM, Message, shares
-from boundary_parts.races import Effort, Entry, FailedError, Goal, Record, Turn, race, records
 from boundary_parts.servers import NatsServer, Node, RedisServer, Servers, make_certificates
 from boundary_parts.speech import Http, Nats, Redis, Speech
 

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeAlias
 
+from races import FailedError, Turn
+
 from boundary_parts.messages import Message
-from boundary_parts.races import FailedError, Turn
 from boundary_parts.speech import APPEND, STREAM, SUBJECT
 
 Append: TypeAlias = Callable[[bytes], Awaitable[Any]]

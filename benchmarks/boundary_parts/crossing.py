@@ -9,12 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from jobs_parts.processes import wait_until
-
-from boundary_parts import producers
-from boundary_parts.link import Link
-from boundary_parts.messages import FROM, TO, messages
-from boundary_parts.producers import fresh
-from boundary_parts.races import (
+from races import (
     Effort,
     Entry,
     FailedError,
@@ -25,6 +20,11 @@ from boundary_parts.races import (
     record,
     records,
 )
+
+from boundary_parts import producers
+from boundary_parts.link import Link
+from boundary_parts.messages import FROM, TO, messages
+from boundary_parts.producers import fresh
 from boundary_parts.servers import Node
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone

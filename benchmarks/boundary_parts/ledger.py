@@ -11,9 +11,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from races import Effort, Entry, Goal, Record, Turn, race, records
+
 from boundary_parts.messages import FROM, TO, identifiers, shares
 from boundary_parts.producers import fresh, into, new_zone, threaded
-from boundary_parts.races import Effort, Entry, Goal, Record, Turn, race, records
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.ports.factstore import OUTBOUND, NewFact

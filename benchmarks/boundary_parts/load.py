@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from boundary_parts.races import FailedError, Turn
+from races import FailedError, Turn
+
 from boundary_parts.speech import Speech
 
 PATIENCE = 60.0

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from races import FailedError, Turn
+
 from boundary_parts.group_commit import FileGroupCommit, SqliteGroupCommit
 from boundary_parts.messages import FROM, Message, shares
-from boundary_parts.races import FailedError, Turn
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 

@@ -11,8 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from boundary_parts.producers import fresh, new_zone
-from boundary_parts.races import (
+from races import (
     Effort,
     Entry,
     FailedError,
@@ -22,6 +21,8 @@ from boundary_parts.races import (
     race,
     records,
 )
+
+from boundary_parts.producers import fresh, new_zone
 from boundary_parts.servers import Node
 
 KIB, MIB = 1 << 10, 1 << 20

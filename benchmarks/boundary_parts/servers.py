@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs_parts.processes import Started, environment, wait_until
+from races import FailedError
 
 from boundary_parts.messages import FROM
-from boundary_parts.races import FailedError
 from boundary_parts.speech import STREAM, resp, stream_settings
 
 STARTUP = 20.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from races import Effort, Entry, Goal, Record, Turn, race, record
+
 from boundary_parts import load
 from boundary_parts.messages import messages
 from boundary_parts.putting import KIB, MIB, over_http
-from boundary_parts.races import Effort, Entry, Goal, Record, Turn, race, record
 from boundary_parts.servers import Node
 from boundary_parts.speech import Http
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple, Protocol
 
-from boundary_parts.races import FailedError
+from races import FailedError
 
 APPEND, APPENDS = "/bsfg.v1.Boundary/AppendFact", "/bsfg.v1.BoundaryAdmin/AppendFacts"
 STREAM, SUBJECT = "BENCH", "facts"

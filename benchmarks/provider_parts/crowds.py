@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from boundary_parts.races import Effort, Entry, Record, Turn, race
+from races import Effort, Entry, Record, Turn, race
 
 from ergon_framework.providers.base import ProviderBase
 from provider_parts import peers

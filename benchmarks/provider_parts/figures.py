@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from boundary_parts.races import Entry, FailedError, Record, Turn
+from races import Entry, FailedError, Record, Turn
 
 By = Literal["processor", "wall", "rate"]
 """What is compared: processor time or time of a call, where less is better, or calls per second."""

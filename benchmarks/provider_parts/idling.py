@@ -6,7 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Iterator
 
-from boundary_parts.races import Effort, Record
+from races import Effort, Record
 
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.execution import ProviderExecutionContext

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from boundary_parts.races import Effort, Entry, Record, Turn, race
+from races import Effort, Entry, Record, Turn, race
 
 from ergon_framework.engine.clocks import SystemClock
 from ergon_framework.providers.base import ProviderBase

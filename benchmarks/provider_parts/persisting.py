@@ -10,7 +10,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from boundary_parts.races import Effort, Entry, FailedError, Record, Turn, race
+from races import Effort, Entry, FailedError, Record, Turn, race
 
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.recorder import recorder_of

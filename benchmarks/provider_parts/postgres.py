@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from boundary_parts.races import Effort, FailedError
 from jobs_parts.servers import MissingError, Servers
+from races import Effort, FailedError
 
 from ergon_framework.errors import MissingExtraError
 from ergon_framework.ports.providerstore import ProviderStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from boundary_parts.races import Effort, Entry, Record, race
+from races import Effort, Entry, Record, race
 
 from ergon_framework.core.breaker import Breaker
 from ergon_framework.core.quota import Window

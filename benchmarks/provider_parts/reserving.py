@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 
-from boundary_parts.races import Effort, Entry, FailedError, Record, race
+from races import Effort, Entry, FailedError, Record, race
 
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.quota import QuotaDesk

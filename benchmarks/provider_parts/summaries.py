@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from boundary_parts.races import Effort, Entry, FailedError, Record, Turn, race
+from races import Effort, Entry, FailedError, Record, Turn, race
 
 from ergon_framework.ports.providerstore import AttemptRow, Batch, ProviderStore
 from ergon_framework.providers.service import ProviderHealthService

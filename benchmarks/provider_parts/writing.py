@@ -10,7 +10,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from boundary_parts.races import Effort, Entry, FailedError, Record, Turn, race
+from races import Effort, Entry, FailedError, Record, Turn, race
 
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.recorder import Recorder

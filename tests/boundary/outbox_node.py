@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.boundary.canonical import canonical
-from ergon_framework.boundary.identity import identity_digest, spelled
+from ergon_framework.boundary.facts.canonical import canonical
+from ergon_framework.boundary.facts.identity import identity_digest, spelled
+from ergon_framework.boundary.facts.references import references
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
-from ergon_framework.boundary.references import references
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,

@@ -16,8 +16,8 @@ import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ergon_framework.boundary import canonical as module
-from ergon_framework.boundary.canonical import DEEPEST, LARGEST, canonical, decode, read
+from ergon_framework.boundary.facts import canonical as module
+from ergon_framework.boundary.facts.canonical import DEEPEST, LARGEST, canonical, decode, read
 from ergon_framework.errors import FactInvalidError
 
 pytestmark = pytest.mark.req("P9", "BOUNDARY:badinput")

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.boundary import edge, fields
-from ergon_framework.boundary.canonical import DEEPEST, canonical
-from ergon_framework.boundary.edge import Admission, admitted, parse_append, parse_batch
+from ergon_framework.boundary.facts import edge, fields
+from ergon_framework.boundary.facts.canonical import DEEPEST, canonical
+from ergon_framework.boundary.facts.edge import Admission, admitted, parse_append, parse_batch
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import FactInvalidError

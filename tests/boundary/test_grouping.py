@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ergon_framework.boundary.grouping import Grouping
+from ergon_framework.boundary.logs.grouping import Grouping
 from ergon_framework.errors import StoreBrokenError, StoreError, StoreUnavailableError
 
 WAIT = 20.0

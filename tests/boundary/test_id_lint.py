@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.canonical import canonical
-from ergon_framework.boundary.id_lint import hash_of_object, lint
-from ergon_framework.boundary.ids import message_id, stable_uuid
+from ergon_framework.boundary.facts.canonical import canonical
+from ergon_framework.boundary.facts.id_lint import hash_of_object, lint
+from ergon_framework.boundary.facts.ids import message_id, stable_uuid
 
 pytestmark = pytest.mark.req("P10", "BSFG:Ids")
 

@@ -10,8 +10,8 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.canonical import canonical
-from ergon_framework.boundary.identity import identity_digest, parsed, spelled
+from ergon_framework.boundary.facts.canonical import canonical
+from ergon_framework.boundary.facts.identity import identity_digest, parsed, spelled
 from ergon_framework.boundary.logs.sqlite.records import key_of
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.errors import FactInvalidError

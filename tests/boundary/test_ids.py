@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.ids import message_id, stable_uuid
+from ergon_framework.boundary.facts.ids import message_id, stable_uuid
 from ergon_framework.errors import ConfigurationError
 
 pytestmark = pytest.mark.req("P10", "BSFG:Ids")
@@ -180,7 +180,7 @@ def test_what_no_uuid_is_made_of(namespace: Any, name: Any, field: str) -> None:
 def test_ids_are_the_same_in_every_process() -> None:
     """Neither a new process nor another hash seed changes them."""
     program = (
-        "from ergon_framework.boundary.ids import message_id, stable_uuid\n"
+        "from ergon_framework.boundary.facts.ids import message_id, stable_uuid\n"
         "print(message_id('created', 'WO', 5, revision='a', discriminator=2))\n"
         "print(stable_uuid('plant-a', 'WO', 5))\n"
     )

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.outbox import Ended, Outbox
 from ergon_framework.boundary.spool import driving
 from ergon_framework.boundary.spool.draining import Ask, Do, DrainReport, Effect, Rest
+from ergon_framework.boundary.spool.outbox import Ended, Outbox
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.files import Artifact
-from ergon_framework.boundary.outbox import DrainReport, Ended, Outbox
+from ergon_framework.boundary.conversing.files import Artifact
+from ergon_framework.boundary.spool.outbox import DrainReport, Ended, Outbox
 from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import (
     BufferFullError,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.policy import GROUPS, OPERATIONS, Policy
-from ergon_framework.boundary.policy_file import PolicyFile, read_policy
+from ergon_framework.boundary.serving.policy import GROUPS, OPERATIONS, Policy
+from ergon_framework.boundary.serving.policy_file import PolicyFile, read_policy
 from ergon_framework.errors import ErgonError, SettingsError
 
 pytestmark = pytest.mark.req("BOUNDARY:security")

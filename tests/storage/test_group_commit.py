@@ -21,6 +21,8 @@ from tests.storage.conftest import WAIT, Script, add, fail, items, seen_by_other
 Work = Callable[[sqlite3.Connection], Any]
 Open = Callable[..., Database]
 SAVEPOINT = "SAVEPOINT ergon_caller"
+NORMAL, FULL = 1, 2
+"""How SQLite calls a commit that does not wait for the disk, and one that does."""
 
 
 def waiting(database: Database) -> int:
@@ -51,10 +53,10 @@ class Crowd:
         self.held = self.pool.submit(self.database.write, work)
         assert inside.wait(WAIT)
 
-    def join(self, work: Work) -> Future[Any]:
+    def join(self, work: Work, *, is_synced: bool = True) -> Future[Any]:
         """One more caller; returns when it is in line."""
         before = waiting(self.database)
-        future = self.pool.submit(self.database.write, work)
+        future = self.pool.submit(self.database.write, work, is_synced=is_synced)
         until(lambda: waiting(self.database) > before)
         return future
 
@@ -99,6 +101,24 @@ def test_those_who_wait_share_one_commit(crowd: Crowd, script: Script) -> None:
     assert [future.result(WAIT) for future in futures] == [f"n{n}" for n in range(10)]
     assert commits_of(script) - before == 2
     assert items(crowd.database) == {f"n{n}": n for n in range(10)} | {"held": 0}
+
+
+@pytest.mark.parametrize(
+    ("wishes", "level"),
+    [([False], NORMAL), ([True], FULL), ([False, False], NORMAL), ([False, True, False], FULL)],
+)
+def test_a_commit_waits_for_the_disk_if_one_asks_for_it(
+    crowd: Crowd, wishes: list[bool], level: int
+) -> None:
+    """Those in line who were promised nothing do not make a commit wait, alone or together."""
+
+    def synchronous(connection: sqlite3.Connection) -> int:
+        return int(connection.execute("PRAGMA synchronous").fetchone()[0])
+
+    crowd.hold()
+    futures = [crowd.join(synchronous, is_synced=wish) for wish in wishes]
+    crowd.release()
+    assert {future.result(WAIT) for future in futures} == {level}
 
 
 def test_one_that_raises_is_undone_alone(crowd: Crowd) -> None:

@@ -12,37 +12,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ergon_framework.boundary.async_consumer import AsyncConsumer
-    from ergon_framework.boundary.async_producer import AsyncProducer
-    from ergon_framework.boundary.consumer import Consumer
-    from ergon_framework.boundary.files import Artifact
-    from ergon_framework.boundary.ids import message_id, stable_uuid
-    from ergon_framework.boundary.inbox import Inbox
+    from ergon_framework.boundary.consuming.async_consumer import AsyncConsumer
+    from ergon_framework.boundary.consuming.consumer import Consumer
+    from ergon_framework.boundary.consuming.inbox import Inbox
+    from ergon_framework.boundary.conversing.files import Artifact
+    from ergon_framework.boundary.facts.ids import message_id, stable_uuid
     from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Receipt
     from ergon_framework.boundary.node import Node
-    from ergon_framework.boundary.outbox import Outbox
-    from ergon_framework.boundary.producer import Producer
+    from ergon_framework.boundary.producing.async_producer import AsyncProducer
+    from ergon_framework.boundary.producing.producer import Producer
     from ergon_framework.boundary.settings import ZoneSettings
+    from ergon_framework.boundary.spool.outbox import Outbox
     from ergon_framework.boundary.zone import Zone
 
 _HOMES = {
-    "Artifact": "files",
-    "AsyncConsumer": "async_consumer",
-    "AsyncProducer": "async_producer",
+    "Artifact": "conversing.files",
+    "AsyncConsumer": "consuming.async_consumer",
+    "AsyncProducer": "producing.async_producer",
     "Batch": "model",
-    "Consumer": "consumer",
+    "Consumer": "consuming.consumer",
     "Delivery": "model",
     "Envelope": "model",
     "Fact": "model",
-    "Inbox": "inbox",
+    "Inbox": "consuming.inbox",
     "Node": "node",
-    "Outbox": "outbox",
-    "Producer": "producer",
+    "Outbox": "spool.outbox",
+    "Producer": "producing.producer",
     "Receipt": "model",
     "Zone": "zone",
     "ZoneSettings": "settings",
-    "message_id": "ids",
-    "stable_uuid": "ids",
+    "message_id": "facts.ids",
+    "stable_uuid": "facts.ids",
 }
 
 __all__ = [

@@ -6,25 +6,25 @@ import asyncio
 import traceback
 from collections.abc import Callable, Mapping
 
-from ergon_framework.boundary import object_operations
-from ergon_framework.boundary.application import NodeApplication
+from ergon_framework.boundary.conversing.transport import AsyncTransport
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.exchange import Exchange
 from ergon_framework.boundary.http.listening import check_plaintext, split_address
 from ergon_framework.boundary.http.server import Server
 from ergon_framework.boundary.http.tls import Certificates
-from ergon_framework.boundary.keeping import keep_house
-from ergon_framework.boundary.policy import Policy
-from ergon_framework.boundary.policy_file import PolicyFile
-from ergon_framework.boundary.puller import Puller
+from ergon_framework.boundary.linking.puller import Puller
+from ergon_framework.boundary.serving import object_operations
+from ergon_framework.boundary.serving.application import NodeApplication
+from ergon_framework.boundary.serving.policy import Policy
+from ergon_framework.boundary.serving.policy_file import PolicyFile
 from ergon_framework.boundary.settings import DAY, ZoneSettings
 from ergon_framework.boundary.telling import logger
-from ergon_framework.boundary.transport import AsyncTransport
+from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
 
-__all__ = ["Node", "object_operations", "run_node"]
+__all__ = ["Node", "certificates_of", "object_operations", "run_node"]
 
 GRACE = 5.0
 """Seconds that running requests have to end."""
@@ -46,7 +46,7 @@ class Node:
         self.name = name
         self.settings = settings
         self._host, self._port = split_address(settings.listen)
-        self._certificates = _certificates(settings, self._told)
+        self._certificates = certificates_of(settings, self._told)
         if self._certificates is None:
             check_plaintext(self._host, settings.insecure)
         self._check_own_name()
@@ -208,9 +208,10 @@ class Node:
         )
 
 
-def _certificates(
-    settings: ZoneSettings, told: Callable[[ErgonError], None]
+def certificates_of(
+    settings: ZoneSettings, told: Callable[[ErgonError], None] | None = None
 ) -> Certificates | None:
+    """What a zone shows and trusts, read and checked; None when it is to speak plain HTTP."""
     given: Mapping[str, str | None] = {
         "cert": settings.cert,
         "key": settings.key,

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from ergon_framework.boundary.answers import answer, differs, store_trouble
-from ergon_framework.boundary.blobs import BlobGuard
-from ergon_framework.boundary.edge import Admission, admitted
+from ergon_framework.boundary import tracing
+from ergon_framework.boundary.facts.answers import answer, differs, store_trouble
+from ergon_framework.boundary.facts.edge import Admission, admitted
+from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.folder import DataFolder
-from ergon_framework.boundary.grouping import Grouping
-from ergon_framework.boundary.identity import spelled
+from ergon_framework.boundary.logs.grouping import Grouping
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
+from ergon_framework.boundary.objects.blobs import BlobGuard
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telling import Telling
 from ergon_framework.errors import (
@@ -138,13 +139,16 @@ class Zone:
         self, admissions: Sequence[Admission | BoundaryError]
     ) -> list[Receipt | BoundaryError]:
         """Append in order in one commit; each has an answer of its own."""
+        began = time.perf_counter()
         good = [each for each in admissions if isinstance(each, Admission)]
         try:
             facts = [self.prepared(each) for each in good]
             outcomes = self.store.append(OUTBOUND, facts, capacity=self.capacity) if facts else []
         except StoreError as error:
             raise self.failed(error) from error
-        told = [self.answered(each, outcome) for each, outcome in zip(good, outcomes, strict=True)]
+        seconds = time.perf_counter() - began
+        pairs = zip(good, outcomes, strict=True)
+        told = [self.answered(each, outcome, seconds) for each, outcome in pairs]
         if len(told) == len(admissions):
             return told
         answers = iter(told)
@@ -173,10 +177,13 @@ class Zone:
                     details={"bucket": wanted.bucket, "key": wanted.key},
                 )
 
-    def answered(self, admission: Admission, outcome: Outcome) -> Receipt | BoundaryError:
-        """The answer to an append, counted and told."""
+    def answered(
+        self, admission: Admission, outcome: Outcome, seconds: float = 0.0
+    ) -> Receipt | BoundaryError:
+        """The answer to an append that took so many seconds, counted and told."""
         new, telling = admission.new_fact, self.telling
         told = answer(new, outcome, strict_envelope=self.settings.strict_envelope)
+        tracing.appended(self.name, new, seconds, told)
         if isinstance(told, BoundaryError):
             self.refused(told, new)
             return told

@@ -35,12 +35,3 @@ def contiguous(frontier: Frontier, steps: Iterable[tuple[int, int]]) -> tuple[Fr
         frontier = frontier.passed(offset)
         taken += 1
     return frontier, taken
-
-
-def good_prefix(cursor: int, offsets: Iterable[int], failed: int | None) -> int:
-    """The offset a consumer may confirm: the last one before the one that failed, if any."""
-    for offset in offsets:
-        if failed is not None and offset >= failed:
-            break
-        cursor = max(cursor, offset)
-    return cursor

@@ -41,11 +41,6 @@ class Gate:
     caught_up_at: float | None = None
     """Since when the backlog has been small, while reconciling."""
 
-    @property
-    def may_pull(self) -> bool:
-        """Whether the driver may talk to the peer at all."""
-        return not self.is_sealed
-
     def failed(self, rule: GateRule) -> Gate:
         """A pull or a probe failed."""
         failures = self.failures + 1

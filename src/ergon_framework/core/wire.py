@@ -20,6 +20,7 @@ import msgspec
 
 from ergon_framework.core.instants import format_instant, parse_instant
 from ergon_framework.core.wire_frames import (
+    ATTEMPTS,
     HANDLER_NOT_FOUND,
     HELD,
     INVALID_REQUEST,
@@ -37,6 +38,7 @@ from ergon_framework.core.wire_frames import (
 from ergon_framework.core.wire_lines import HEAD, MAX_LINE, LineSplitter, TooLong
 
 __all__ = [
+    "ATTEMPTS",
     "HANDLER_NOT_FOUND",
     "HELD",
     "INVALID_REQUEST",

@@ -16,6 +16,8 @@ HANDLER_NOT_FOUND = "handler_not_found"
 """The error type of an executor that has no such handler: nobody tries again."""
 
 HELD = "held"
+ATTEMPTS = "ergon_attempts"
+"""In the trace's carrier: how many attempts a job has, told where that is 1."""
 """The error type of a retry that was refused by a gate before anything was attempted."""
 
 INVALID_REQUEST = "invalid_request"

@@ -19,16 +19,19 @@ from ergon_framework.core.guard import RetryBudget
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
-from ergon_framework.providers import driving
+from ergon_framework.ports.surroundings import surroundings
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
-from ergon_framework.providers.edge import check_call
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
-from ergon_framework.providers.express import Ticket, board
-from ergon_framework.providers.fitting import Ending, Fitted, Options, fit
 from ergon_framework.providers.mapping import Rule
+from ergon_framework.providers.pipeline import driving, tracing
+from ergon_framework.providers.pipeline.edge import check_call
+from ergon_framework.providers.pipeline.express import Ticket, board
+from ergon_framework.providers.pipeline.fitting import Ending, Fitted, Options, fit
+from ergon_framework.providers.pipeline.surrounded import surrounded
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.telemetry.tracers import is_traced
 
 
 class ProviderBase(ABC):
@@ -122,6 +125,9 @@ class ProviderBase(ABC):
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
         """Make one guarded call. Failures are in the result; a wrong argument raises at once."""
+        if is_traced():
+            call = (tenant_id, campaign_id, operation, payload, context)
+            return tracing.execute(self, None, *call)
         return self.execute_until(None, tenant_id, campaign_id, operation, payload, context)
 
     async def aexecute(
@@ -134,6 +140,9 @@ class ProviderBase(ABC):
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
         """The same for asyncio. An ``_execute_impl`` that is not async runs on a thread."""
+        if is_traced():
+            call = (tenant_id, campaign_id, operation, payload, context)
+            return await tracing.aexecute(self, None, *call)
         return await self.aexecute_until(None, tenant_id, campaign_id, operation, payload, context)
 
     def execute_until(
@@ -151,6 +160,9 @@ class ProviderBase(ABC):
         if fitted.is_async:
             driving.refuse_inside_loop()
         lane, who = fitted.lane(tenant_id), (campaign_id, operation)
+        around = surroundings()
+        if around is not None:
+            context = surrounded(context, around, lane.key, campaign_id, operation, payload)
         body = driving.body(self._execute_impl, tenant_id, campaign_id, operation, payload)
         if fitted.has_express and fitted.is_plain:
             may_refuse = ending is None
@@ -176,6 +188,9 @@ class ProviderBase(ABC):
         check_call(tenant_id, campaign_id, operation, payload, context)
         fitted = self._ready()
         lane, who = fitted.lane(tenant_id), (campaign_id, operation)
+        around = surroundings()
+        if around is not None:
+            context = surrounded(context, around, lane.key, campaign_id, operation, payload)
         body = driving.body(self._execute_impl, tenant_id, campaign_id, operation, payload)
         if fitted.has_express and fitted.is_async:
             may_wait, may_refuse = fitted.is_local, ending is None

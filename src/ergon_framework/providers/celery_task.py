@@ -31,11 +31,11 @@ from ergon_framework.providers.errors import (
     ProviderError,
     ProviderInternalError,
 )
-from ergon_framework.providers.idempotency import NOT_KEPT
-from ergon_framework.providers.mapping_text import message_of as text_of
-from ergon_framework.providers.redaction import message_of
+from ergon_framework.providers.mapping.text import message_of as text_of
+from ergon_framework.providers.pipeline.redaction import message_of
 from ergon_framework.providers.runner import ProviderTaskRunner
-from ergon_framework.providers.task_verdicts import LEAST_WAIT
+from ergon_framework.providers.tasking.idempotency import NOT_KEPT
+from ergon_framework.providers.tasking.verdicts import LEAST_WAIT
 from ergon_framework.providers.tasks import Carried, Gate, TaskCall, TaskOptions
 from ergon_framework.providers.telling import tell
 
@@ -48,8 +48,8 @@ except ImportError as error:
         remedy='pip install "ergon-framework[celery]"',
     ) from error
 
-from ergon_framework.providers import celery_process
-from ergon_framework.providers.celery_process import relay_app
+from ergon_framework.providers.tasking import celery_process
+from ergon_framework.providers.tasking.celery_process import relay_app
 
 __all__ = ["CeleryProviderTask", "relay_app"]
 

@@ -6,15 +6,15 @@ import threading
 from typing import Any
 
 from ergon_framework.core.breaker import Breaker, BreakerRule, Permit, State, Vote
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
-from ergon_framework.providers.circuits import Circuit, Tell
 from ergon_framework.providers.decisions import DECISIONS
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderError, Reason
 from ergon_framework.providers.finite import is_finite
-from ergon_framework.providers.forking import renew_after_fork
-from ergon_framework.providers.instants import steady
-from ergon_framework.providers.tidying import tidy
+from ergon_framework.providers.gates.circuits import Circuit, Tell
+from ergon_framework.providers.gates.instants import steady
+from ergon_framework.providers.mapping.tidying import tidy
 
 _ALONE = LaneKey("-", "-", "-")
 _WORST = {State.OPEN: 2, State.HALF_OPEN: 1, State.CLOSED: 0}

@@ -101,6 +101,21 @@ RETRYABLE_KINDS = frozenset(each.kind for each in DECISIONS.values() if each.ret
 """What the one judge is told to retry."""
 
 
+_GATES = frozenset({Reason.QUOTA_EXHAUSTED, Reason.CIRCUIT_OPEN, Reason.RATE_LIMITED})
+
+
+def kind_around(reason_code: str, *, never_sent: bool) -> str | None:
+    """What the end of a call means to the job or transaction it was part of.
+
+    A gate that refused before anything was sent holds it. A quota or a limit of the provider's own
+    does not: somebody was asked, and that has to be bounded.
+    """
+    if reason_code in _GATES:
+        return Kind.HELD.value if never_sent else Kind.THROTTLED.value
+    row = DECISIONS.get(reason_code)  # type: ignore[call-overload]
+    return Kind.REJECTED.value if row is not None and row.kind is Kind.REJECTED else None
+
+
 @dataclass(frozen=True, slots=True)
 class DecisionOptions:
     """The cells a provider may choose differently."""

@@ -55,6 +55,16 @@ class ProviderError(ErgonError):
         """The reason code, under the name that every Ergon error has."""
         return self.reason_code
 
+    @property
+    def failure_kind(self) -> str | None:  # type: ignore[override]
+        """What it means to a job or transaction around the call; None: an error like any other.
+
+        ``held`` where one of our gates was closed, so that nothing was attempted.
+        """
+        from ergon_framework.providers.decisions import kind_around
+
+        return kind_around(self.reason_code, never_sent=self.never_sent)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors travel between processes of a pool; keyword arguments must not get lost."""
         return type(self), (self.message,), self.__dict__

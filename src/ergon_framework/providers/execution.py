@@ -19,6 +19,9 @@ from ergon_framework.providers.errors import ProviderError, ProviderInternalErro
 class ProviderExecutionContext:
     """Who calls, under which names, and until when. Every field is optional.
 
+    Inside a job's handler or a transaction's hook, what is left out is taken from there: the
+    deadline, the correlation id, an idempotency key that is the same at every attempt, the trace.
+
     ``deadline`` is an instant of ``time.monotonic`` in this process: the outermost owner sets it,
     and nobody below lengthens it. ``timeout_seconds`` says the same from now on.
     """
@@ -39,6 +42,9 @@ class ProviderExecutionContext:
     """The number of the attempt under way; set for ``_execute_impl``."""
     attempt_timeout_seconds: float | None = None
     """What this attempt may take, and no more; set for ``_execute_impl``."""
+    max_attempts: int | None = None
+    """At most so many attempts, and no more than the policy has. Inside a job or transaction that
+    is itself tried again it is 1 unless somebody says otherwise: attempts must not multiply."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from ergon_framework.core.quota import Account, Window, block_of, window_at
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.finite import is_finite
+from ergon_framework.providers.telling import tell
 
 ASK_AGAIN = 1.0
 """Seconds for which a refusal is believed: somebody may give units back."""
@@ -196,7 +197,10 @@ class QuotaDesk:
         self._seen = account = found.account
         if found.is_granted:
             return Reservation(account.window, units, account)
-        self._refused, self._believed_until = account, now + ASK_AGAIN
+        known, self._refused, self._believed_until = self._refused, account, now + ASK_AGAIN
+        if not account.remaining and (known is None or known.window != account.window):
+            left = max(0.0, account.window.end - now)
+            tell("quota.exhausted", key=self.key, limit=account.limit, seconds=left)
         return None
 
     def _keep_block(self, block: Account) -> None:

@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneKey, ProviderStore
-from ergon_framework.providers.recorder_ledger import Tell
-from ergon_framework.providers.recorder_refusals import RefusalGate
-from ergon_framework.providers.recorder_writing import LOOK, Marker, Writer
-from ergon_framework.providers.spill import MAX_BYTES, Spill, beside, default_spill
+from ergon_framework.providers.recording.ledger import Tell
+from ergon_framework.providers.recording.refusals import RefusalGate
+from ergon_framework.providers.recording.spill import MAX_BYTES, Spill, beside, default_spill
+from ergon_framework.providers.recording.writing import LOOK, Marker, Writer
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telling import tell
 

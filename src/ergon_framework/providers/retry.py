@@ -12,7 +12,7 @@ from ergon_framework.providers.decisions import RETRYABLE_KINDS
 from ergon_framework.providers.finite import is_finite
 
 if TYPE_CHECKING:
-    from ergon_framework.providers.retrying import RetryOutcome
+    from ergon_framework.providers.gates.retrying import RetryOutcome
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class RetryPolicy:
         Whatever ``call`` raises is mapped to a canonical error; only retryable ones are retried,
         and no wait begins that would reach ``deadline``, an instant of ``time.monotonic``.
         """
-        from ergon_framework.providers.retrying import run_with_retries
+        from ergon_framework.providers.gates.retrying import run_with_retries
 
         return run_with_retries(self.rule, call, deadline)
 

@@ -20,7 +20,6 @@ from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import Batch, Claim, ClaimState, DeadLetter, LaneKey
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.decisions import decisions
-from ergon_framework.providers.edge import check_call
 from ergon_framework.providers.errors import (
     ProviderBadRequestError,
     ProviderDependencyError,
@@ -28,22 +27,24 @@ from ergon_framework.providers.errors import (
     ProviderInternalError,
 )
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
-from ergon_framework.providers.holding import dead_owner, take
-from ergon_framework.providers.idempotency import (
+from ergon_framework.providers.pipeline import tracing
+from ergon_framework.providers.pipeline.edge import check_call
+from ergon_framework.providers.pipeline.fingerprints import fingerprint
+from ergon_framework.providers.pipeline.redaction import message_of, plain_json, squeezed_names
+from ergon_framework.providers.pipeline.stepping import step
+from ergon_framework.providers.tasking.holding import dead_owner, take
+from ergon_framework.providers.tasking.idempotency import (
     KeyGuard,
     capped,
     check_key,
     conflict,
     earlier_failure,
-    fingerprint,
     may_run_again,
 )
-from ergon_framework.providers.redaction import message_of, plain_json, squeezed_names
-from ergon_framework.providers.stepping import step
-from ergon_framework.providers.task_letters import LetterNames, kept_payload, new_letter
-from ergon_framework.providers.task_log import log_ending
-from ergon_framework.providers.task_runs import TaskRun, error_of, not_called
-from ergon_framework.providers.task_verdicts import Moment, Verdict, defer, verdict_on
+from ergon_framework.providers.tasking.letters import LetterNames, kept_payload, new_letter
+from ergon_framework.providers.tasking.log import log_ending
+from ergon_framework.providers.tasking.runs import TaskRun, error_of, not_called
+from ergon_framework.providers.tasking.verdicts import Moment, Verdict, defer, verdict_on
 from ergon_framework.providers.tasks import (
     Gate,
     GivenUp,
@@ -95,7 +96,7 @@ class ProviderTaskRunner:
         if isinstance(run, TaskEnding):
             return run
         try:
-            result = self.provider.execute_until(self._ending_of(run), *run.arguments())
+            result = tracing.execute(self.provider, self._ending_of(run), *run.arguments())
         except BaseException:
             self._free(run)
             raise
@@ -109,7 +110,8 @@ class ProviderTaskRunner:
             run = opened[0]
             if isinstance(run, TaskEnding):
                 return run
-            result = await self.provider.aexecute_until(self._ending_of(run), *run.arguments())
+            ending = self._ending_of(run)
+            result = await tracing.aexecute(self.provider, ending, *run.arguments())
         except BaseException as error:
             # A coroutine that is thrown away cannot wait for a thread.
             is_quick = isinstance(error, GeneratorExit)

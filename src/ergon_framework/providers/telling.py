@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Iterable
 from contextlib import suppress
 
-from ergon_framework.ports.notice import Notice
-from ergon_framework.telemetry.fan_out import FanOut, has_listeners
+from ergon_framework.ports.providerstore import AttemptRow, Outcome
+from ergon_framework.telemetry.fan_out import has_listeners
+from ergon_framework.telemetry.telling import tell as announce
 
 logger = logging.getLogger("ergon_framework.providers")
-_SINK = FanOut(None, (), ())
 _GOOD = frozenset({"circuit.half_opened", "circuit.closed", "records.replayed", "store.back"})
 """What nobody has to act upon."""
+_OVER = frozenset({Outcome.FAILED.value, Outcome.DEAD_LETTER.value})
 
 
 def tell(name: str, /, **fields: object) -> None:
@@ -21,10 +22,28 @@ def tell(name: str, /, **fields: object) -> None:
     if isinstance(key, tuple):
         tenant_id, provider_name, capability = key
         fields.update(tenant_id=tenant_id, provider_name=provider_name, capability=capability)
-    if has_listeners():
-        _SINK.emit(Notice(name, time.time(), fields))
+    announce(name, **fields)
     level = logging.INFO if name in _GOOD else logging.WARNING
     with suppress(Exception):  # a filter of the host's that raises is no failure of a call
         if logger.isEnabledFor(level):
             words = " ".join(f"{field}={value}" for field, value in fields.items())
             logger.log(level, "%s %s", name, words, extra={"ergon": fields})
+
+
+def tell_of_calls(rows: Iterable[AttemptRow]) -> None:
+    """Tell of the calls among these rows that ended badly; the rows themselves are the record."""
+    if not has_listeners():
+        return
+    for row in rows:
+        if row.outcome in _OVER:
+            name = "provider.failed" if row.attempt_number else "provider.refused"
+            fields = {
+                "call_id": row.correlation_id,
+                "tenant_id": row.tenant_id,
+                "provider_name": row.provider_name,
+                "capability": row.capability,
+                "operation": row.operation,
+                "reason_code": row.reason_code,
+                "attempt": row.attempt_number,
+            }
+            announce(name, **fields)

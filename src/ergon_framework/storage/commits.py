@@ -42,10 +42,10 @@ class Writer:
         try:
             if turns.try_enter(me):
                 return self._commit_one(work, patience, is_synced=is_synced)
-            caller = Caller(work, patience)
+            caller = Caller(work, patience, is_synced=is_synced)
             if turns.wait(caller, MOST):
                 if len(turns.group) == 1:
-                    return self._commit_one(work, patience)
+                    return self._commit_one(work, patience, is_synced=is_synced)
                 self._commit_group(turns.group)
         finally:
             if turns.leader == me:  # asked and not remembered: an interrupt may come anywhere
@@ -88,7 +88,7 @@ class Writer:
                 turns.leave()
 
     def _commit_one(
-        self, work: Callable[[sqlite3.Connection], T], patience: float, *, is_synced: bool = True
+        self, work: Callable[[sqlite3.Connection], T], patience: float, *, is_synced: bool
     ) -> T:
         held = self._held
         connection = held.begin(patience, is_synced=is_synced)
@@ -118,7 +118,10 @@ class Writer:
             self._checkpoint(connection)
 
     def _serve(self, callers: list[Caller]) -> sqlite3.Connection:
-        connection = self._held.begin(max(caller.patience for caller in callers))
+        connection = self._held.begin(
+            max(caller.patience for caller in callers),
+            is_synced=any(caller.is_synced for caller in callers),
+        )
         is_committing = False
         try:
             for caller in callers:

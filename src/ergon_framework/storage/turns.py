@@ -30,14 +30,15 @@ class Caller:
     """
 
     __slots__ = (
-        *("error", "has_work", "is_leading", "is_served", "patience", "result"),
+        *("error", "has_work", "is_leading", "is_served", "is_synced", "patience", "result"),
         *("thread", "wake", "work"),
     )
 
-    def __init__(self, work: Work | None, patience: float) -> None:
+    def __init__(self, work: Work | None, patience: float, *, is_synced: bool = True) -> None:
         self.has_work = work is not None
         self.work: Work = work or _nothing
         self.patience = patience
+        self.is_synced = is_synced
         self.thread = get_ident()
         self.is_leading = False
         self.is_served = False

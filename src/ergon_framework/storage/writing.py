@@ -53,7 +53,7 @@ class WritingConnection:
             self._schemas.remove(schema)
             raise
 
-    def begin(self, patience: float, *, is_synced: bool = True) -> sqlite3.Connection:
+    def begin(self, patience: float, *, is_synced: bool) -> sqlite3.Connection:
         """Start a transaction, waiting for other writers as long as patience allows."""
         watch = self._watch
         connection = self._connection

@@ -208,9 +208,13 @@ class VirtualClock:
             self._token = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run asyncio code whose event loop follows this clock."""
-        with asyncio.Runner(loop_factory=lambda: VirtualEventLoop(self)) as runner:
-            return runner.run(coroutine)
+        """Run asyncio code whose event loop follows this clock, as does all else that it calls."""
+        token = use_clock(self)
+        try:
+            with asyncio.Runner(loop_factory=lambda: VirtualEventLoop(self)) as runner:
+                return runner.run(coroutine)
+        finally:
+            restore_clock(token)
 
 
 class VirtualEventLoop(asyncio.SelectorEventLoop):

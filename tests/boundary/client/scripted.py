@@ -7,16 +7,16 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
-from ergon_framework.boundary import requests
-from ergon_framework.boundary.answers import answer
-from ergon_framework.boundary.async_consumer import AsyncConsumer
-from ergon_framework.boundary.async_producer import AsyncProducer
-from ergon_framework.boundary.consumer import Consumer
-from ergon_framework.boundary.edge import admitted, parse_append
+from ergon_framework.boundary.consuming.async_consumer import AsyncConsumer
+from ergon_framework.boundary.consuming.consumer import Consumer
+from ergon_framework.boundary.facts.answers import answer
+from ergon_framework.boundary.facts.edge import admitted, parse_append
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt
-from ergon_framework.boundary.pages import page_json
-from ergon_framework.boundary.producer import Producer
+from ergon_framework.boundary.producing.async_producer import AsyncProducer
+from ergon_framework.boundary.producing.producer import Producer
+from ergon_framework.boundary.serving import requests
+from ergon_framework.boundary.serving.pages import page_json
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError, NodeUnavailableError
 from ergon_framework.testing.clock import VirtualClock

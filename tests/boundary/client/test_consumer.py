@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.consumer import Consumer
-from ergon_framework.boundary.consuming import ConsumeReport
+from ergon_framework.boundary.consuming.consumer import Consumer
+from ergon_framework.boundary.consuming.conversations import ConsumeReport
 from ergon_framework.boundary.model import Delivery, Loss
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import (

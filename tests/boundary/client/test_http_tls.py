@@ -11,7 +11,7 @@ from ergon_framework.boundary.certs import issue, make_ca
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.http.client_endpoint import Endpoint
 from ergon_framework.boundary.http.tls import Certificates, server_context
-from ergon_framework.boundary.producer import Producer
+from ergon_framework.boundary.producing.producer import Producer
 from ergon_framework.errors import BoundaryError, ConfigurationError, NotPermittedError
 from tests.boundary.client.raw_server import Colour, Peer, echo, reach, serving
 from tests.boundary.client.scripted import ENVELOPE, FACT

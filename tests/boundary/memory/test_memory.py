@@ -18,7 +18,7 @@ from ergon_framework.testing.suites.factstore import (
     exercise_fact_store,
 )
 from ergon_framework.testing.suites.factstore.subject import Clock, new
-from ergon_framework.testing.suites.jobstore.subject import HandClock
+from ergon_framework.testing.suites.hand_clock import HandClock
 
 
 def make(clock: Clock) -> MemoryFactStore:

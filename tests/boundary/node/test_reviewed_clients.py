@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.application import NodeApplication
-from ergon_framework.boundary.async_producer import AsyncProducer
 from ergon_framework.boundary.http.codec_errors import error_of_answer
-from ergon_framework.boundary.inprocess import InProcessTransport
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Loss
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
-from ergon_framework.boundary.outbox import Outbox
-from ergon_framework.boundary.policy import EVERYTHING, Permit, Policy
+from ergon_framework.boundary.producing.async_producer import AsyncProducer
+from ergon_framework.boundary.serving.application import NodeApplication
+from ergon_framework.boundary.serving.inprocess import InProcessTransport
+from ergon_framework.boundary.serving.policy import EVERYTHING, Permit, Policy
+from ergon_framework.boundary.spool.outbox import Outbox
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, BufferFullError
 from ergon_framework.testing import VirtualClock

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.application import NodeApplication
-from ergon_framework.boundary.keeping import collect, keep_house
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
-from ergon_framework.boundary.policy import Policy
+from ergon_framework.boundary.serving.application import NodeApplication
+from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.settings import DAY, RetentionSettings, ZoneSettings
+from ergon_framework.boundary.upkeep.keeping import collect, keep_house
 from ergon_framework.boundary.zone import Zone
 from tests.boundary.http.workbench import run, serving
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, NodeProcess, fact, running

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.application import NodeApplication
+from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY
+from ergon_framework.boundary.facts.identity import parsed
 from ergon_framework.boundary.http.exchange import Caller
-from ergon_framework.boundary.identity import parsed
-from ergon_framework.boundary.inprocess import InProcessTransport, _Exchange
-from ergon_framework.boundary.keeping import keep_house
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
-from ergon_framework.boundary.policy import Policy
+from ergon_framework.boundary.serving.application import NodeApplication
+from ergon_framework.boundary.serving.inprocess import InProcessTransport, _Exchange
+from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.settings import DAY
-from ergon_framework.boundary.transport import ADMIN, BOUNDARY
+from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import (
     ArtifactError,

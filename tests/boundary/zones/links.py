@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from ergon_framework.boundary.inprocess import InProcessTransport
+from ergon_framework.boundary.conversing.transport import AsyncObjectStream
 from ergon_framework.boundary.model import ObjectReceipt
-from ergon_framework.boundary.transport import AsyncObjectStream
+from ergon_framework.boundary.serving.inprocess import InProcessTransport
 from ergon_framework.errors import BoundaryError, NodeUnavailableError
 
 FAULTS = ("drop", "lose_reply", "duplicate", "delay", "cut")

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary import pulling
-from ergon_framework.boundary.application import NodeApplication
-from ergon_framework.boundary.inprocess import InProcessTransport
+from ergon_framework.boundary.conversing.transport import encode
+from ergon_framework.boundary.linking import pulling
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Batch, Loss
-from ergon_framework.boundary.pages import gap_shape
-from ergon_framework.boundary.policy import Policy
+from ergon_framework.boundary.serving.application import NodeApplication
+from ergon_framework.boundary.serving.inprocess import InProcessTransport
+from ergon_framework.boundary.serving.pages import gap_shape
+from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
-from ergon_framework.boundary.transport import encode
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.cli.boundary_facts import _show_page
 from ergon_framework.errors import BoundaryError, NodeUnavailableError

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.application import NodeApplication
-from ergon_framework.boundary.inprocess import InProcessTransport
-from ergon_framework.boundary.keeping import keep_house
+from ergon_framework.boundary.conversing.transport import AsyncObjectStream
+from ergon_framework.boundary.linking.puller import Puller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
-from ergon_framework.boundary.policy import Policy
-from ergon_framework.boundary.puller import Puller
+from ergon_framework.boundary.serving.application import NodeApplication
+from ergon_framework.boundary.serving.inprocess import InProcessTransport
+from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.settings import DAY, ZoneSettings
-from ergon_framework.boundary.transport import AsyncObjectStream
+from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
 from ergon_framework.testing import VirtualClock

@@ -8,11 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ergon_framework.boundary.files import Artifact, Blob, source_of
-from ergon_framework.boundary.identity import spelled
+from ergon_framework.boundary.conversing.files import Artifact, Blob, source_of
+from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.model import Fact, ObjectReceipt
-from ergon_framework.boundary.publishing import Publication, check_object, placed
-from ergon_framework.boundary.publishing_sequence import fact_of
+from ergon_framework.boundary.producing.publishing import Publication, check_object, placed
+from ergon_framework.boundary.producing.sequence import fact_of
 from ergon_framework.boundary.spool.files import SpoolFolder
 from ergon_framework.boundary.spool.records import SpooledFile
 from ergon_framework.errors import ConfigurationError

@@ -12,7 +12,6 @@ import msgspec
 
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.spool.files import SpoolFolder
-from ergon_framework.boundary.spool.joining import joined
 from ergon_framework.boundary.spool.lock import DrainLock
 from ergon_framework.boundary.spool.records import Entry, Figures, Refused, Spooled, SpooledFile
 from ergon_framework.errors import (
@@ -23,6 +22,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.storage.bells import Belfry, Bell
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.joining import joined
 from ergon_framework.storage.schema import Schema
 from ergon_framework.storage.statements import load
 from ergon_framework.storage.writer import Database

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import JobError
 from ergon_framework.jobs.stores.memory_ledger import DAY, Ledger
 from ergon_framework.jobs.stores.memory_record import Record
+from ergon_framework.jobs.stores.queue_changes import checked_changes
 from ergon_framework.ports.jobstore import (
     Job,
     NewJob,
@@ -28,8 +28,6 @@ from ergon_framework.ports.jobstore import (
 PAGE = 200
 WORKER_FORGOTTEN_AFTER = DAY
 """Seconds after which a worker that said nothing more is taken off the list."""
-
-_CHANGES = {"is_paused": bool, "max_active": int | None, "rate": float | None, "burst": int}
 
 
 class MemoryDesk(ABC):
@@ -96,7 +94,7 @@ class MemoryDesk(ABC):
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``."""
-        checked = {field: _checked(field, value) for field, value in changes.items()}
+        checked = checked_changes(changes)
         with self._step() as ledger:
             line = ledger.lines.line(name)
             now = self.now()
@@ -193,20 +191,6 @@ def _look(settings: Queue, members: list[Record], now: float) -> Queue:
     counts = Counter(str(each.status) for each in members)
     oldest = min(due, default=None)
     return msgspec.structs.replace(settings, counts=dict(counts), oldest_due_at=oldest)
-
-
-def _checked(field: str, value: Any) -> Any:
-    if field not in _CHANGES:
-        raise JobError(
-            f"a queue has no setting {field!r}", remedy=f"known are {', '.join(_CHANGES)}"
-        )
-    try:
-        checked = msgspec.convert(value, _CHANGES[field])
-    except msgspec.ValidationError as error:
-        raise JobError(f"{field} of a queue: {error}", remedy="give a value of that type") from None
-    if checked is not None and field != "is_paused" and not checked > 0:
-        raise JobError(f"{field} of a queue must be above zero", remedy="None means no limit")
-    return checked
 
 
 def _first_before(first: tuple[tuple[float, ...], int] | None, now: float) -> bool:

@@ -66,6 +66,7 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
             and search.handler in {None, self.new.handler}
             and search.code in {None, code}
             and (search.before is None or self.changed_at < search.before)
+            and (search.below is None or self.key < search.below)
         )
 
     def job(self) -> Job:

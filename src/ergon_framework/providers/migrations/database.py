@@ -19,8 +19,9 @@ from ergon_framework.errors import (
     StoreUnavailableError,
     describe,
 )
-from ergon_framework.providers.spill import TARGET
+from ergon_framework.providers.recording.spill import TARGET
 from ergon_framework.storage import faults
+from ergon_framework.storage.urls import path_in, taken_apart
 
 _FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or postgresql://user@host/name"
 _PATIENCE = 10  # seconds for a server to answer, and for another writer of a file to end
@@ -85,26 +86,14 @@ class Database:
 
 def database_of(url: str) -> Database:
     """The database that a URL names; the URL is checked, nothing is opened."""
-    scheme, mark, rest = url.partition("://")
-    kind = scheme.lower().partition("+")[0]
-    if not mark:
-        raise ConfigurationError("the URL of a store must say of which kind it is", remedy=_FORMS)
+    kind, rest = taken_apart(url, ("sqlite", "postgresql", "memory"), _FORMS)
     if kind == "memory":
         raise ConfigurationError(
             "a store in memory has no tables: there is nothing to migrate", remedy=_FORMS
         )
     if kind == "sqlite":
-        return Database(URL.create("sqlite", database=_path(rest)))
-    if kind in {"postgres", "postgresql"}:
-        return Database(_postgres(f"postgresql+psycopg://{rest}"))
-    raise ConfigurationError(f"there is no store of the kind {scheme[:32]!r}", remedy=_FORMS)
-
-
-def _path(rest: str) -> str:
-    path = rest.removeprefix("/")
-    if path == rest or path in {"", ":memory:"} or {*path} & {"?", "#", "\0"}:
-        raise ConfigurationError("this URL names no SQLite file", remedy=_FORMS)
-    return path
+        return Database(URL.create("sqlite", database=path_in(rest)))
+    return Database(_postgres(f"postgresql+psycopg://{rest}"))
 
 
 def _postgres(url: str) -> URL:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import StoreError, StoreSchemaError
-from ergon_framework.providers.mapping_text import message_of
+from ergon_framework.providers.mapping.text import message_of
 from ergon_framework.providers.telling import tell
 
 T = TypeVar("T")
@@ -32,7 +31,7 @@ class Late(Generic[T]):
         self._failure: StoreError | None = None
         self._failed_at = float("-inf")
         self._lock = threading.Lock()
-        _all.add(self)
+        renew_after_fork(self)
 
     def begin(self) -> None:
         """Open it; if it is only away, the first who needs it tries again.
@@ -75,14 +74,3 @@ class Late(Generic[T]):
                 raise
             self._failure = None
             return self.found
-
-
-_all: weakref.WeakSet[Late[Any]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for late in list(_all):
-        late.renew()
-
-
-os.register_at_fork(after_in_child=_after_fork)

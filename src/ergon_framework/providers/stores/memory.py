@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +12,7 @@ from typing import Any
 
 from ergon_framework.core.breaker import Breaker
 from ergon_framework.core.quota import Account, Window
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import (
     AttemptRow,
@@ -58,7 +57,7 @@ class MemoryProviderStore:
         self._keys = Keys(rows)
         self._letters = Letters(rows)
         self.is_closed = False
-        _stores.add(self)
+        renew_after_fork(self)
 
     # -- gates ---------------------------------------------------------------------------------
 
@@ -102,13 +101,11 @@ class MemoryProviderStore:
             elif account.window is not window or account.limit != limit:
                 account = account.at(window, limit)
             after = account.reserve(units)
-            lane.counted_at = now = self._clock()
+            lane.counted_at = self._clock()
             if after is not None:
                 lane.account = after
                 return _new(Quota, (after, True))
             lane.account = account
-            if not account.remaining:
-                lane.exhausted_at = now
         return Quota(account, is_granted=False)
 
     def refund(self, key: LaneKey, window: Window, units: int) -> None:
@@ -251,14 +248,3 @@ def _closed() -> StoreUnavailableError:
     return StoreUnavailableError(
         "the memory store is closed", remedy="open a new one; what it held is gone"
     )
-
-
-_stores: weakref.WeakSet[MemoryProviderStore] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.renew()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -27,7 +27,6 @@ class MemoryLane:
     standing: Standing = _FRESH
     account: Account | None = None
     counted_at: float = 0.0
-    exhausted_at: float | None = None
     updated_at: float | None = None
     """None until somebody wrote more than its quota."""
     hour: Hour = field(default_factory=Hour)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, TypeVar, cast
@@ -15,6 +13,7 @@ import msgspec
 import psycopg
 from sqlalchemy import Engine, PoolProxiedConnection, create_engine, event, exc
 
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.providers.migrations import HEAD
 from ergon_framework.providers.migrations.database import Database
@@ -152,7 +151,7 @@ class PostgresGround:
         self._inherited: list[Any] = []
         self._given_clock = clock
         self._late = Late(self._opened, ticks)
-        _grounds.add(self)
+        renew_after_fork(self)
         try:
             self._late.begin()
         except BaseException:
@@ -366,14 +365,3 @@ class PostgresGround:
 def _line(connection: PoolProxiedConnection) -> Line:
     found: Any = connection.dbapi_connection
     return cast("Line", found)
-
-
-_grounds: weakref.WeakSet[PostgresGround] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for ground in list(_grounds):
-        ground.renew()
-
-
-os.register_at_fork(after_in_child=_after_fork)

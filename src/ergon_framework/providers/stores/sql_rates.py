@@ -8,14 +8,13 @@ somebody wrote late, after having been cut off, and everything is read again.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ergon_framework.core.rollup import Durations, Hour, Rollup, merged
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.stores.folding import (
     MINUTE,
@@ -61,7 +60,7 @@ class Rates:
         self._views: OrderedDict[str, _View] = OrderedDict()
         self._written_at: dict[LaneKey, float] = {}
         self._stale: set[LaneKey] = set()
-        _all.add(self)
+        renew_after_fork(self)
 
     def of_tenant(self, hand: Hand, tenant_id: str, now: float) -> dict[Lane, Rate]:
         """Each lane's share of successes, and the milliseconds that 95 of 100 did not exceed."""
@@ -173,14 +172,3 @@ def _move_on(view: _View, oldest: int, since: int) -> None:
 
 def _rollup_of(succeeded: int, failed: int, dead_lettered: int, histogram: Any) -> Rollup:
     return Rollup(succeeded, failed, dead_lettered, Durations.decode(histogram))
-
-
-_all: weakref.WeakSet[Rates] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for rates in list(_all):
-        rates.renew()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ergon_framework.boundary.logs.memory.lease import refuse_late, refuse_others
 from ergon_framework.boundary.logs.memory.shelf import Shelf, fitting
 from ergon_framework.boundary.logs.memory.state import State, Steps
+from ergon_framework.boundary.logs.refusing import refuse_held, refuse_late
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
 
@@ -78,7 +78,7 @@ class MemoryDesk(Steps):
             one = state.consumer(name)
             if one.is_overlong(now):
                 one.held_until = now + one.lease
-            refuse_others(one, holder, now)
+            refuse_held(one, holder, now)
             page = _released(state, one, limit, max_bytes)
             is_released = page is not None
             if page is None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ergon_framework.boundary.logs.losses import in_order
 from ergon_framework.boundary.logs.memory.shelf import Shelf
 from ergon_framework.boundary.logs.memory.state import State, Steps
+from ergon_framework.boundary.logs.refusing import conflicting
 from ergon_framework.errors import DataLossError
 from ergon_framework.ports.factstore import (
     INBOUND,
@@ -150,7 +151,7 @@ class MemoryLogs(Steps):
                 elif state.shelf(log).lose_at_peer(entry, now):
                     state.is_longer = True
             conflicts = [
-                _conflicting(log, fact, now)
+                conflicting(peer, log, fact, now)
                 for fact, outcome in zip(facts, outcomes, strict=True)
                 if isinstance(outcome, Conflict)
             ]
@@ -205,21 +206,6 @@ def _bound(state: State, reference: Reference) -> Reference | None:
     """What the name that a fact mentions stands for."""
     kept = state.objects.get((reference.bucket, reference.key))
     return None if kept is None else Reference(kept.bucket, kept.key, kept.digest, kept.size)
-
-
-def _conflicting(log: str, new: NewFact, now: float) -> Quarantined:
-    return Quarantined(
-        id=0,
-        consumer="",
-        log=log,
-        offset=new.source_offset or 0,
-        reason="conflicting_duplicate",
-        message=f"message id {new.message_id!r} of {new.from_zone!r} stands for other content",
-        attempts=1,
-        at=now,
-        envelope=new.envelope,
-        fact=new.fact,
-    )
 
 
 def _settled_by_all(state: State, log: str) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ergon_framework.boundary.logs.memory.lease import refuse_late
 from ergon_framework.boundary.logs.memory.state import OPEN, Steps
+from ergon_framework.boundary.logs.refusing import refuse_late
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
 from ergon_framework.ports.factstore import Quarantined
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 
+from ergon_framework.boundary.logs.refusing import refuse_late
 from ergon_framework.boundary.logs.sqlite import quarantine
 from ergon_framework.boundary.logs.sqlite.ground import SQL, note
 from ergon_framework.boundary.logs.sqlite.quarantine import SqliteQuarantine
 from ergon_framework.boundary.logs.sqlite.readers import (
     reader_named,
     reader_of,
-    refuse_late,
     refuse_truncated,
     with_lag,
 )

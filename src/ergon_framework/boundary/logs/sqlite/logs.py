@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
-from ergon_framework.boundary.grouping import Grouping
+from ergon_framework.boundary.logs.grouping import Grouping
 from ergon_framework.boundary.logs.sqlite import pages, receiving, retention, walking
 from ergon_framework.boundary.logs.sqlite.entering import Entry
 from ergon_framework.boundary.logs.sqlite.ground import SQL, Ground

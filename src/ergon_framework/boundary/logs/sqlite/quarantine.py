@@ -7,7 +7,7 @@ import sqlite3
 from ergon_framework.boundary.logs.sqlite.ground import SQL, Ground, note
 from ergon_framework.boundary.logs.sqlite.rows import Row
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
-from ergon_framework.ports.factstore import NewFact, Quarantined
+from ergon_framework.ports.factstore import Quarantined
 from ergon_framework.storage.statements import load
 
 _SQL = load(SQL, "quarantine.sql")
@@ -80,22 +80,6 @@ def state_at(cursor: sqlite3.Cursor, consumer: str, offset: int) -> str | None:
     """Whether a fact is set aside for a consumer, or released to it."""
     found = cursor.execute(_SQL["open_at"], (consumer, offset)).fetchone()
     return None if found is None else str(found[1])
-
-
-def conflicting(peer: str, log: str, fact: NewFact, now: float) -> Quarantined:
-    """The item for a fact whose id stands for other content here."""
-    return Quarantined(
-        id=0,
-        consumer=f"pull:{peer}",
-        log=log,
-        offset=fact.source_offset or 0,
-        reason="conflicting_duplicate",
-        message=f"message id {fact.message_id!r} of {fact.from_zone!r} stands for other content",
-        attempts=1,
-        at=now,
-        envelope=fact.envelope,
-        fact=fact.fact,
-    )
 
 
 def _numbered(cursor: sqlite3.Cursor, number: int) -> Quarantined:

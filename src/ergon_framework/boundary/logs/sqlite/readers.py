@@ -7,7 +7,7 @@ import sqlite3
 from ergon_framework.boundary.logs.sqlite.ground import SQL
 from ergon_framework.boundary.logs.sqlite.rows import LogRow, Row, log_numbered
 from ergon_framework.boundary.logs.sqlite.runs import next_after
-from ergon_framework.errors import BoundaryError, BoundaryNotFoundError, ConsumerHeldError
+from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
 from ergon_framework.ports.factstore import ConsumerInfo
 from ergon_framework.storage.statements import load
 
@@ -53,33 +53,6 @@ def with_lag(cursor: sqlite3.Cursor, info: ConsumerInfo, log: LogRow) -> Consume
     if ahead is not None:
         info.lag, info.waiting_since = ahead.lag, ahead.recorded_at
     return info
-
-
-def refuse_held(info: ConsumerInfo, holder: str | None, now: float) -> None:
-    """Only who holds a leased name may use it."""
-    if info.holder == holder or not info.is_held(now):
-        return
-    raise ConsumerHeldError(
-        f"the consumer {info.name!r} is in use by {info.holder!r}",
-        remedy="use another name, or wait until the other one stops",
-        details={"consumer_name": info.name, "holder": info.holder},
-        retry_after=info.held_until - now,
-    )
-
-
-def refuse_late(info: ConsumerInfo, holder: str | None, now: float) -> None:
-    """Also who held the name once, and lost it to another one or to a seek, may not use it.
-
-    Who was merely slow may finish, as long as nobody has taken its place.
-    """
-    refuse_held(info, holder, now)
-    if holder is not None and holder != info.holder:
-        raise ConsumerHeldError(
-            f"{holder!r} no longer holds the consumer {info.name!r}",
-            remedy="fetch again",
-            details={"consumer_name": info.name, "holder": info.holder},
-            retry_after=0.0,
-        )
 
 
 def refuse_truncated(info: ConsumerInfo, lost: tuple[int, int] | None) -> None:

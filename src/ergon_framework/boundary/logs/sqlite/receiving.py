@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ergon_framework.boundary.logs import losses
+from ergon_framework.boundary.logs.refusing import conflicting
 from ergon_framework.boundary.logs.sqlite import quarantine
 from ergon_framework.boundary.logs.sqlite.entering import Entry
 from ergon_framework.boundary.logs.sqlite.ground import SQL
@@ -65,7 +66,7 @@ def take_in(
             continue
         outcomes.append(outcome)
         if isinstance(outcome, Conflict):
-            quarantine.keep(cursor, quarantine.conflicting(peer, arrived.log, each, now))
+            quarantine.keep(cursor, conflicting(peer, arrived.log, each, now))
     for item in arrived.refused:
         quarantine.keep(cursor, item, consumer=f"pull:{peer}")
     link = arrived.link

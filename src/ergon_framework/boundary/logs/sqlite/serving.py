@@ -10,12 +10,12 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ergon_framework.boundary.logs.refusing import refuse_held
 from ergon_framework.boundary.logs.sqlite import pages, quarantine
 from ergon_framework.boundary.logs.sqlite.desk import SqliteDesk
 from ergon_framework.boundary.logs.sqlite.ground import SQL
 from ergon_framework.boundary.logs.sqlite.readers import (
     reader_named,
-    refuse_held,
     refuse_truncated,
     with_lag,
 )

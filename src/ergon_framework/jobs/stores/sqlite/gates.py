@@ -6,15 +6,12 @@ import sqlite3
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from ergon_framework.core.rate import Bucket
-from ergon_framework.errors import JobError
+from ergon_framework.jobs.stores.queue_changes import checked_changes
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.storage.statements import load
 
 _SQL = load(SQL, "claim.sql")
-_CHANGES = {"is_paused": bool, "max_active": int | None, "rate": float | None, "burst": int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +36,7 @@ class Settings:
 
     def changed(self, changes: dict[str, Any], now: float) -> Settings:
         """The settings after a change; tokens that are missing are missing still."""
-        checked = {name: _checked(name, value) for name, value in changes.items()}
-        after = replace(self, **checked)
+        after = replace(self, **checked_changes(changes))
         if after.rate is None or self.bucket is None:
             return replace(after, full_at=0.0)
         bucket = self.bucket.changed(after.rate, after.burst, now)
@@ -120,17 +116,3 @@ class Gates:
         """Write down what the claim used."""
         for gate in self._gates.values():
             gate.save(self._cursor)
-
-
-def _checked(name: str, value: Any) -> Any:
-    if name not in _CHANGES:
-        raise JobError(
-            f"a queue has no setting {name!r}", remedy=f"known are {', '.join(_CHANGES)}"
-        )
-    try:
-        checked = msgspec.convert(value, _CHANGES[name])
-    except msgspec.ValidationError as error:
-        raise JobError(f"{name} of a queue: {error}", remedy="give a value of that type") from None
-    if checked is not None and name != "is_paused" and not checked > 0:
-        raise JobError(f"{name} of a queue must be above zero", remedy="None means no limit")
-    return checked

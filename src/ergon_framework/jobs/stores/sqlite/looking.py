@@ -66,7 +66,7 @@ def _place(wanted: Search) -> str:
 def _values(wanted: Search) -> dict[str, Any]:
     statuses = [status.value for status in wanted.statuses]
     return {
-        "below": _END,
+        "below": _END if wanted.below is None else wanted.below,
         "ids": text_of(wanted.ids),
         "status": statuses[0] if statuses else None,
         "statuses": text_of(statuses) if statuses else None,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ergon_framework.errors import JobError, StoreUnavailableError
 from ergon_framework.jobs.stores.sqlite import adding
 from ergon_framework.jobs.stores.sqlite.claiming import Claim, Turns
 from ergon_framework.jobs.stores.sqlite.desk import SqliteDesk
@@ -23,9 +21,8 @@ from ergon_framework.ports.jobstore import (
     NewJob,
     Settlement,
 )
-from ergon_framework.storage.faults import translate
+from ergon_framework.storage.joining import joined
 from ergon_framework.storage.statements import load
-from ergon_framework.storage.writer import same_file
 
 _SQL = load(SQL, "jobs.sql")
 
@@ -58,16 +55,8 @@ class SqliteJobStore(SqliteDesk):
         They are there when it commits and not before, or never. Workers find them at their next
         look; :meth:`announce`, called after the commit, wakes them at once.
         """
-        with _plain_text(connection):
-            cursor = self._join(connection)
-            cursor.execute("SAVEPOINT ergon_add")
-            try:
-                return adding.add(Moves(cursor, self.now()), jobs) if jobs else []
-            except BaseException:
-                cursor.execute("ROLLBACK TO ergon_add")
-                raise
-            finally:
-                cursor.execute("RELEASE ergon_add")
+        with joined(connection, self.path, _SQL["lock"]) as cursor:
+            return adding.add(Moves(cursor, self.now()), jobs) if jobs else []
 
     def exchange(
         self, settlements: Sequence[Settlement], ask: Ask | None
@@ -105,47 +94,6 @@ class SqliteJobStore(SqliteDesk):
         values = (unique_key,)
         row = self._read(lambda cursor: cursor.execute(_SQL["key_holder"], values).fetchone())
         return None if row is None else str(row[1])
-
-    def _join(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """A cursor in the caller's transaction, which holds the write lock."""
-        if not same_file(connection, self.path):
-            raise JobError(
-                f"the connection does not have {self.path} as its main database",
-                remedy="connect to the store's own file, or enqueue without a connection",
-            )
-        cursor = sqlite3.Cursor(connection)  # not the caller's kind: its rows are tuples
-        try:
-            if not connection.in_transaction:
-                if connection.isolation_level is None:
-                    raise JobError(
-                        "the connection has no transaction open, and begins none by itself",
-                        remedy="execute BEGIN IMMEDIATE first",
-                    )
-                cursor.execute("BEGIN IMMEDIATE")
-            cursor.execute(_SQL["lock"])
-        except sqlite3.OperationalError as error:
-            raise _not_joined(error, self.path) from error
-        return cursor
-
-
-@contextmanager
-def _plain_text(connection: sqlite3.Connection) -> Iterator[None]:
-    """Text is text, whatever the caller has made of it; a cursor has no say in that."""
-    before = connection.text_factory
-    connection.text_factory = str
-    try:
-        yield
-    finally:
-        connection.text_factory = before
-
-
-def _not_joined(error: sqlite3.OperationalError, path: Path) -> Exception:
-    if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT:
-        return StoreUnavailableError(
-            f"{path} was written by others since this transaction began to read",
-            remedy="roll back, and begin again with BEGIN IMMEDIATE",
-        )
-    return translate(error, path) or error
 
 
 def _renew(cursor: sqlite3.Cursor, hold: Hold, until: float) -> bool:

@@ -40,7 +40,7 @@ def unserialisable_payload_is_refused(s: Subject) -> None:
     bad = one(_unserialisable())
     error = s.refusal(lambda: s.call("dispatch", [bad]))
     if error is None:
-        came = [each.payload for each in s.drain()]
+        came = [s.payload_of(each) for each in s.drain()]
         expect(came == [bad.payload], "it was accepted, and did not come back as it was")
         return
     expect(isinstance(error, PayloadError), f"it raised {type(error).__name__}")
@@ -91,3 +91,25 @@ def dispatch_keeps_the_order_of_a_batch(s: Subject) -> None:
     given = some(9)
     s.call("dispatch", given)
     expect(ids_of(s.drain(2)) == ids_of(given), "they came in another order")
+
+
+@check("dispatch", "unique_ids")
+def same_again_changes_nothing(s: Subject) -> None:
+    """A transaction that is dispatched again, in one batch or later, is delivered once."""
+    given = some(2)
+    s.call("dispatch", [*given, given[0]])
+    s.call("dispatch", given)
+    expect(sorted(ids_of(s.drain())) == ids_of(given), "something came twice, or not at all")
+    s.call("dispatch", given)
+    expect(s.drain() == [], "it came again, although it was done with")
+
+
+@check("dispatch", "unique_ids")
+def other_content_under_an_id_is_refused(s: Subject) -> None:
+    """Another payload under an id that is taken is an error that names the id."""
+    s.call("dispatch", [Transaction("same", {"n": 1})])
+    error = s.refusal(lambda: s.call("dispatch", [Transaction("same", {"n": 2})]))
+    expect(error, "it was accepted")
+    expect("same" in str(error), "the error does not name the id")
+    came = [s.payload_of(each) for each in s.drain()]
+    expect(came == [{"n": 1}], "the first one did not come as it was")

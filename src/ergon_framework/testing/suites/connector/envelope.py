@@ -32,7 +32,7 @@ def _keeps(s: Subject, field: str, value: Any) -> None:
 
 
 def _keeps_payload(s: Subject, payload: Any) -> None:
-    came = _round_trip(s, one(payload)).payload
+    came = s.payload_of(_round_trip(s, one(payload)))
     expect(type(came) is type(payload), f"{type(payload).__name__} became {type(came).__name__}")
     expect(came == payload, "the payload came back different")
 
@@ -45,37 +45,37 @@ def keeps_the_id(s: Subject) -> None:
         expect(came == identity, f"{identity[:20]!r} became {came[:20]!r}")
 
 
-@check("put")
+@check("put", "carries metadata")
 def keeps_metadata(s: Subject) -> None:
     """Metadata survives, nested values included."""
     _keeps(s, "metadata", {"tenant": "blue", "attempts": 3, "route": {"hops": ["a", "b"]}})
 
 
-@check("put")
+@check("put", "carries correlation_id")
 def keeps_correlation_id(s: Subject) -> None:
     """correlation_id survives."""
     _keeps(s, "correlation_id", "flow-1")
 
 
-@check("put")
+@check("put", "carries trace_id")
 def keeps_trace_id(s: Subject) -> None:
     """trace_id survives."""
     _keeps(s, "trace_id", "0af7651916cd43dd8448eb211c80319c")
 
 
-@check("put")
+@check("put", "carries source")
 def keeps_source(s: Subject) -> None:
     """A source that is set survives."""
     _keeps(s, "source", "till-7")
 
 
-@check("put")
+@check("put", "carries parent_id")
 def keeps_parent_id(s: Subject) -> None:
     """parent_id survives."""
     _keeps(s, "parent_id", "cause-1")
 
 
-@check("put")
+@check("put", "carries created_at")
 def keeps_created_at(s: Subject) -> None:
     """created_at survives to the microsecond, whatever time zone it was given in."""
     instant = datetime(2021, 3, 4, 5, 6, 7, 891011, tzinfo=timezone(timedelta(hours=5, minutes=30)))
@@ -141,8 +141,9 @@ def dispatch_takes_a_snapshot(s: Subject) -> None:
     payload["late"] = True
     route.append("b")
     came = s.take(1)[0]
-    expect(came.payload == {"items": [1, 2]}, "a later change to the payload came through")
-    expect(came.metadata.get("route") == ["a"], "a later change to the metadata came through")
+    expect(s.payload_of(came) == {"items": [1, 2]}, "a later change to the payload came through")
+    if "carries metadata" in s.promised:
+        expect(came.metadata.get("route") == ["a"], "a later change to the metadata came through")
 
 
 @check("put", "release", required=False)
@@ -150,10 +151,10 @@ def redelivery_is_pristine(s: Subject) -> None:
     """What a handler does to the payload is not seen by the next delivery."""
     s.put([one({"items": [1, 2]})])
     first = s.take(1)[0]
-    first.payload["items"].append(3)
+    s.payload_of(first)["items"].append(3)
     s.call("release", first)
     again = s.take(1)[0]
-    expect(again.payload == {"items": [1, 2]}, "the redelivery has the handler's changes")
+    expect(s.payload_of(again) == {"items": [1, 2]}, "the redelivery has the handler's changes")
 
 
 def _change_payload(transaction: Transaction) -> None:

@@ -20,6 +20,7 @@ from ergon_framework.testing.suites.connector import (
 from ergon_framework.testing.suites.connector.subject import (
     DeadLetters,
     Seed,
+    Shape,
     Subject,
     methods_of,
 )
@@ -44,6 +45,9 @@ ORDERS = {
     "fifo": frozenset({"fifo"}),
     "strict": frozenset({"fifo", "strict_order"}),
 }
+IDS = {"repeat": "repeating_ids", "unique": "unique_ids"}
+FIELDS = ("metadata", "correlation_id", "trace_id", "source", "parent_id", "created_at")
+"""What a connector may carry beside id and payload."""
 
 
 def exercise_connector(
@@ -53,6 +57,9 @@ def exercise_connector(
     seed: Seed | None = None,
     dead_letters: DeadLetters | None = None,
     order: Literal["none", "fifo", "strict"] = "fifo",
+    ids: Literal["repeat", "unique"] = "repeat",
+    carries: Collection[str] = FIELDS,
+    shape: Shape | None = None,
     skip: Collection[str] = (),
     patience: float = 5.0,
     raises: bool = True,
@@ -68,18 +75,24 @@ def exercise_connector(
     ``seed(connector, transactions)`` puts transactions in when it cannot be dispatched to.
     ``dead_letters(connector)`` gives the (id, reason) pairs that were set aside; without it an
     attribute ``dead`` of (transaction, reason) pairs is used. ``order``: ``strict`` promises that
-    released transactions come back in their old order. ``skip`` waives checks by name.
+    released transactions come back in their old order. ``ids``: ``unique`` promises that the same
+    transaction dispatched again changes nothing, and that other content under its id is refused;
+    otherwise it is new work. ``carries`` names the fields that the system behind the connector has
+    room for. ``shape`` is a pair of functions for a connector that takes payloads of one shape
+    only: any data put into that shape, and taken out again. ``skip`` waives checks by name.
     ``patience`` is how many seconds one call may take.
     """
     _refuse_an_instance(make_connector)
     _refuse_unknown(skip)
-    suite = _Suite(make_connector, seed, dead_letters, ORDERS[order], frozenset(skip), patience)
+    promised = ORDERS[order] | {IDS[ids]} | {f"carries {field}" for field in carries}
+    suite = _Suite(make_connector, seed, dead_letters, promised, frozenset(skip), patience, shape)
+    other_ids = frozenset(IDS.values()) - {IDS[ids]}
     title, colours = suite.probe(colour)
     results = tuple(
         suite.result(check, each)
         for each in colours
         for check in CONNECTOR_CHECKS
-        if each in check.colours
+        if each in check.colours and not check.needs & other_ids
     )
     report = SuiteReport(title, results, ConnectorSuiteError)
     if raises:
@@ -98,6 +111,7 @@ class _Suite:
         promised: frozenset[str],
         waived: frozenset[str],
         patience: float,
+        shape: Shape | None,
     ) -> None:
         self._make = make_connector
         self._seed = seed
@@ -105,6 +119,7 @@ class _Suite:
         self._promised = promised
         self._waived = waived
         self._patience = patience
+        self._shape = shape
 
     def probe(self, colour: str) -> tuple[str, list[str]]:
         """The connector's name, and the colours to exercise."""
@@ -160,6 +175,8 @@ class _Suite:
                 seed=self._seed,
                 dead_letters=self._dead_letters,
                 patience=self._patience,
+                promised=self._promised,
+                shape=self._shape,
             )
 
 

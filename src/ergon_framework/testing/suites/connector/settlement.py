@@ -117,13 +117,14 @@ def settlement_is_idempotent(s: Subject) -> None:
 @check("put", "ack", "release", required=False)
 def second_settlement_does_no_harm(s: Subject) -> None:
     """Settling a delivery again, refused or not, neither loses nor repeats anything."""
-    s.put([Transaction("same", 1), Transaction("same", 2), Transaction("other", 3)])
-    by_payload = {each.payload: each for each in s.take(3)}
+    second = "same" if "repeating_ids" in s.promised else "second"
+    s.put([Transaction("same", 1), Transaction(second, 2), Transaction("other", 3)])
+    by_payload = {s.payload_of(each): each for each in s.take(3)}
     for verb, payload in (("ack", 1), ("release", 3)):
         s.call(verb, by_payload[payload])
         _refusal(s, verb, by_payload[payload])
     s.call("release", by_payload[2])
-    came = sorted(each.payload for each in s.drain())
+    came = sorted(s.payload_of(each) for each in s.drain())
     expect(came == [2, 3], f"two were released, and {len(came)} came")
 
 
@@ -148,14 +149,14 @@ def settling_the_unknown_is_refused(s: Subject) -> None:
     expect(len(s.drain()) == 2, "what was waiting is no longer what was put in")
 
 
-@check("put", "ack", "release")
+@check("put", "ack", "release", "repeating_ids")
 def same_ids_settle_separately(s: Subject) -> None:
     """Of two deliveries with one id, each is settled by its own object."""
     s.put([Transaction("same", "done"), Transaction("same", "again")])
-    by_payload = {each.payload: each for each in s.take(2)}
+    by_payload = {s.payload_of(each): each for each in s.take(2)}
     s.call("ack", by_payload["done"])
     s.call("release", by_payload["again"])
-    came = [each.payload for each in s.drain()]
+    came = [s.payload_of(each) for each in s.drain()]
     expect(came == ["again"], f"one was released, and {came} came")
 
 

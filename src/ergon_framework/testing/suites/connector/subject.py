@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ergon_framework.ports.transaction import Transaction, new_id
+from ergon_framework.ports.transaction import FIELDS, Transaction, new_id
 from ergon_framework.testing.suites.check import CheckFailed, expect, fail
 from ergon_framework.testing.suites.hands import Hands, outcome
 
@@ -29,6 +29,7 @@ EITHER = ("health", "close")  # an async connector may offer these as plain meth
 
 Seed = Callable[[Any, list[Transaction]], Any]
 DeadLetters = Callable[[Any], Iterable[tuple[str, str]]]
+Shape = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 class Subject:
@@ -43,11 +44,15 @@ class Subject:
         seed: Seed | None,
         dead_letters: DeadLetters | None,
         patience: float,
+        promised: frozenset[str] = frozenset(),
+        shape: Shape | None = None,
     ) -> None:
         self.connector = connector
         self.colour = colour
         self.hands = hands
         self.patience = patience
+        self.promised = promised
+        self._shape = shape
         self._seed = seed
         self._dead_letters = dead_letters
         self.methods = methods_of(connector, colour)
@@ -65,6 +70,8 @@ class Subject:
     def call(self, verb: str, *args: Any, **extra: Any) -> Any:
         """Make a call and wait for it, but not for ever."""
         method = self.methods[verb]
+        if verb == "dispatch":
+            args = (self._shaped(args[0]), *args[1:])
         return self.run(lambda: method(*args, **extra), self._name(verb))
 
     def run(self, call: Callable[[], Any], what: str) -> Any:
@@ -73,7 +80,10 @@ class Subject:
 
     def together(self, calls: list[tuple[Any, ...]]) -> None:
         """Make several calls, each a verb and its arguments, at the same time."""
-        thunks = [_bound(self.methods[verb], args) for verb, *args in calls]
+        thunks = [
+            _bound(self.methods[verb], [self._shaped(*args)] if verb == "dispatch" else args)
+            for verb, *args in calls
+        ]
         for future, (verb, *_) in zip(self.hands.together(thunks), calls, strict=True):
             outcome(future, self.patience, self._name(verb))
 
@@ -93,7 +103,7 @@ class Subject:
         if self._seed is None:
             self.call("dispatch", given)
             return
-        seed = self._seed
+        seed, given = self._seed, list(self._shaped(given))
         self.run(lambda: seed(self.connector, given), "seed")
 
     def fetch(self, batch_size: int, **extra: Any) -> list[Any]:
@@ -145,6 +155,18 @@ class Subject:
             f"the connector still delivers after {MOST_FETCHES} fetches: {ids_of(drained[-3:])}"
         )
 
+    def payload_of(self, transaction: Transaction) -> Any:
+        """The payload as it was before it was given the connector's shape."""
+        if self._shape is None:
+            return transaction.payload
+        return self._shape[1](transaction.payload)
+
+    def _shaped(self, transactions: Iterable[Any]) -> Iterable[Any]:
+        """The same with payloads as the connector takes them; a generator stays one."""
+        if self._shape is None:
+            return transactions
+        return (_with_payload(each, self._shape[0]) for each in transactions)
+
     def dead(self) -> list[tuple[str, str]]:
         """The ids and reasons of what was set aside."""
         if self._dead_letters is not None:
@@ -191,7 +213,7 @@ def some(count: int, prefix: str = "t") -> list[Transaction]:
 
 def one(payload: Any = None, **fields: Any) -> Transaction:
     """A single transaction."""
-    return Transaction(new_id(), payload, **fields)
+    return Transaction(f"one-{new_id()}", payload, **fields)
 
 
 def ids_of(transactions: Iterable[Any]) -> list[Any]:
@@ -201,3 +223,10 @@ def ids_of(transactions: Iterable[Any]) -> list[Any]:
 
 def _bound(method: Callable[..., Any], args: list[Any]) -> Callable[[], Any]:
     return lambda: method(*args)
+
+
+def _with_payload(transaction: Any, change: Callable[[Any], Any]) -> Any:
+    if not isinstance(transaction, Transaction):
+        return transaction
+    fields = {name: getattr(transaction, name) for name in FIELDS}
+    return Transaction(**{**fields, "payload": change(transaction.payload)})

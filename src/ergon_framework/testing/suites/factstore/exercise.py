@@ -36,7 +36,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     Subject,
     Ways,
 )
-from ergon_framework.testing.suites.jobstore.subject import HandClock
+from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.report import SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.stores import StoreSuite
 

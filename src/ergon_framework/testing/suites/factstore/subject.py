@@ -24,7 +24,7 @@ from ergon_framework.ports.factstore import (
     StoredFact,
 )
 from ergon_framework.testing.suites.check import expect, fail
-from ergon_framework.testing.suites.jobstore.subject import HandClock
+from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.stores import StoreSubject
 
 PLENTY = 1 << 20  # bytes of a page that is cut by its number of facts alone

@@ -5,12 +5,12 @@ from __future__ import annotations
 from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked
 from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.hand_clock import START
 from ergon_framework.testing.suites.jobstore.subject import (
     DAY,
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     RELEASED,
-    START,
     SUCCEEDED,
     Subject,
     ids_of,

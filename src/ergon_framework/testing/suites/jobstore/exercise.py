@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ergon_framework.testing.suites.check import Check
+from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.jobstore import (
     adding,
     bells,
@@ -20,12 +21,7 @@ from ergon_framework.testing.suites.jobstore import (
     unique,
     upkeep,
 )
-from ergon_framework.testing.suites.jobstore.subject import (
-    HandClock,
-    MakeStore,
-    Reopen,
-    Subject,
-)
+from ergon_framework.testing.suites.jobstore.subject import MakeStore, Reopen, Subject
 from ergon_framework.testing.suites.report import SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.stores import StoreSuite
 

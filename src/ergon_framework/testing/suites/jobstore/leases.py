@@ -7,11 +7,11 @@ from functools import partial
 from ergon_framework.core.job import JobStatus, LeaseExpired
 from ergon_framework.ports.jobstore import Hold
 from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.hand_clock import START
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     LEASE,
     RELEASED,
-    START,
     SUCCEEDED,
     WAIT,
     Subject,

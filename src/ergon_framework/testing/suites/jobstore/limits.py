@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.hand_clock import START
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     RELEASED,
-    START,
     SUCCEEDED,
     Subject,
     ids_of,

@@ -13,13 +13,13 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.hand_clock import START
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     FLAKY,
     LEASE,
     RELEASED,
-    START,
     SUCCEEDED,
     Subject,
     hold,

@@ -16,13 +16,13 @@ from ergon_framework.core.job import (
     Seen,
 )
 from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.hand_clock import START
 from ergon_framework.testing.suites.jobstore.subject import (
     BAD,
     FAILS_FOR_GOOD,
     FAILS_ONCE,
     LEASE,
     RELEASED,
-    START,
     SUCCEEDED,
     WAIT,
     Subject,

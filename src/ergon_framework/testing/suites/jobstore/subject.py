@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -35,9 +34,9 @@ from ergon_framework.ports.jobstore import (
     Settlement,
 )
 from ergon_framework.testing.suites.check import expect, fail
+from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.stores import StoreSubject
 
-START = 1_750_000_000.0
 LEASE = 15.0
 DAY = 86_400.0
 WAIT = 10.0  # the first backoff of RULE
@@ -59,28 +58,6 @@ Clock = Callable[[], float]
 MakeStore = Callable[[Clock], Store]
 Reopen = Callable[[Store], Store]
 Slots = int | Mapping[str, int]  # of the one executor, or of several
-
-
-class HandClock:
-    """A clock that stands still until somebody moves it."""
-
-    def __init__(self, now: float = START) -> None:
-        self._now = now
-        self._lock = threading.Lock()
-
-    def __call__(self) -> float:
-        """The time it shows."""
-        return self._now
-
-    def forward(self, seconds: float) -> None:
-        """Let time pass."""
-        with self._lock:
-            self._now += seconds
-
-    def to(self, at: float) -> None:
-        """Let it be that instant."""
-        with self._lock:
-            self._now = at
 
 
 class Subject(StoreSubject[Store]):

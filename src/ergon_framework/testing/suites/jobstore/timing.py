@@ -6,11 +6,11 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.hand_clock import START
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     LEASE,
     RELEASED,
-    START,
     SUCCEEDED,
     WAIT,
     Subject,

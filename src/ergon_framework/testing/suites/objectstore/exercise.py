@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 
 from ergon_framework.testing.suites.check import Check
-from ergon_framework.testing.suites.jobstore.subject import HandClock
+from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.objectstore import giving, parts, taking, upkeep
 from ergon_framework.testing.suites.objectstore.subject import (
     Damage,

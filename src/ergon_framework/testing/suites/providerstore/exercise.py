@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ergon_framework.testing.suites.check import Check
-from ergon_framework.testing.suites.jobstore.subject import HandClock
+from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.providerstore import (
     attempts,
     budgets,

@@ -26,7 +26,7 @@ from ergon_framework.ports.providerstore import (
     StoredLetter,
 )
 from ergon_framework.testing.suites.check import expect, fail
-from ergon_framework.testing.suites.jobstore.subject import HandClock
+from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.stores import StoreSubject
 
 CLOCK = "a clock that can be set"

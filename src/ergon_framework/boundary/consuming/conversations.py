@@ -1,0 +1,233 @@
+"""The consumer's conversations: fetch, handle in order, confirm what is done, set poison aside.
+
+A page is handled in order, and confirmed when all of it is done. When an item fails, everything
+before it is confirmed and nothing at or above it; it is tried again here, and after so many
+attempts it is set aside, so that the ones behind it can pass. Whoever finds a page that was given
+out before, and never confirmed, goes on item by item: its last reader may have died of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ergon_framework.boundary.consuming.calls import Desk, Standing
+from ergon_framework.boundary.conversing.script import Dice, Handle, Now, Script, Send, Wait
+from ergon_framework.boundary.conversing.transport import BOUNDARY
+from ergon_framework.boundary.model import Batch, Delivery, Loss
+from ergon_framework.core.call import Call
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.retry import Again, RetryRule
+from ergon_framework.engine.classify import fetch_failure
+from ergon_framework.errors import (
+    BoundaryError,
+    ConsumerHeldError,
+    NonRetryableException,
+    WiringError,
+    describe,
+)
+from ergon_framework.storage.failpoints import declare, failpoint
+
+HANDLER_FAILED = "handler_failed"
+CRASH_LOOP = "crash_loop"
+LONGEST_MESSAGE = 1000
+declare("boundary.confirming.before", "boundary.confirming.after")
+IDLE = 0.25
+"""Seconds between two looks into an empty log at least."""
+
+
+@dataclass(slots=True)
+class ConsumeReport:
+    """What a run did."""
+
+    handled: int = 0
+    quarantined: int = 0
+    lost: int = 0
+    """Facts that were given up before this consumer had them, as it was told."""
+    cursor: int = 0
+    """The last offset known to be confirmed."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one consumer. It belongs to one driver."""
+
+    desk: Desk
+    handler: Callable[[Delivery], Any]
+    on_gap: Callable[[Loss], Any]
+    is_stopped: Callable[[], bool]
+    item_rule: RetryRule
+    dice: Dice
+    until_empty: bool
+    wait: float
+    limit: int
+    report: ConsumeReport = field(default_factory=ConsumeReport)
+    done: int = 0
+    """Everything up to here is handled, though perhaps not confirmed."""
+    confirmed_at: float = 0.0
+
+    # ---- the whole ----
+
+    def script(self) -> Script[ConsumeReport]:
+        """Pages until somebody says stop, or until there are none."""
+        try:
+            yield from self._pages()
+        except ConsumerHeldError as error:
+            self.desk.standing.lost = error  # the name is another's: not a word more
+            raise
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            yield from self._leave()
+            is_outage = isinstance(error, BoundaryError) and error.is_retryable
+            if not (is_outage and self.is_stopped()):
+                raise
+        else:
+            yield from self._leave()
+        return self.report
+
+    def _leave(self) -> Script[None]:
+        """Confirm what is done, if the node can be reached."""
+        if self.desk.standing.lost is None:
+            try:
+                yield from self._confirm()
+            except BoundaryError:
+                return  # it will be delivered again
+
+    def _pages(self) -> Script[None]:
+        while not self.is_stopped():
+            began_at = yield Now()
+            batch = yield from self.desk.fetch(self.limit, self.wait)
+            self.report.cursor = self.done = batch.cursor
+            self.confirmed_at = yield Now()
+            yield from self._page(batch, max(0, batch.deliveries - 1))
+            if not batch.facts and self.done == batch.cursor:
+                if self.until_empty:
+                    return
+                yield from self._pace((yield Now()) - began_at)
+
+    def _pace(self, waited: float) -> Script[None]:
+        """The node waits for facts on our behalf; should it not, nobody asks without a pause."""
+        pause = max(self.wait, IDLE)
+        if waited < pause / 2:
+            yield Wait(pause - waited)
+
+    # ---- a page ----
+
+    def _page(self, batch: Batch, earlier: int) -> Script[None]:
+        facts = batch.facts
+        is_released = bool(facts) and facts[0].released
+        if facts and not is_released and earlier >= self.item_rule.attempts:
+            for gap in batch.gaps:
+                if gap.first_offset < facts[0].offset:
+                    yield from self._gap(gap)
+            text = f"given to {earlier} processes before, none of which came back"
+            yield from self._set_aside(facts[0], CRASH_LOOP, text, earlier)
+            return
+        gaps = iter(batch.gaps)
+        pending = next(gaps, None)
+        for delivery in facts:
+            while pending is not None and pending.first_offset < delivery.offset:
+                yield from self._gap(pending)
+                pending = next(gaps, None)
+            if self.is_stopped():
+                return
+            is_alone = is_released or earlier > 0
+            if not (yield from self._item(delivery, is_alone=is_alone)):
+                return
+        yield from self._rest(pending, gaps)
+        if not is_released:
+            self.done = max(self.done, batch.through_offset)
+            yield from self._confirm()
+
+    def _rest(self, pending: Loss | None, gaps: Iterator[Loss]) -> Script[None]:
+        if pending is not None:
+            yield from self._gap(pending)
+        for loss in gaps:
+            yield from self._gap(loss)
+
+    def _gap(self, loss: Loss) -> Script[None]:
+        self.report.lost += loss.count
+        yield Handle(self.on_gap, loss)
+        self.done = max(self.done, loss.last_offset)  # all before it is handled: it is told once
+
+    def _item(self, delivery: Delivery, *, is_alone: bool) -> Script[bool]:
+        """Handle one fact, or set it aside; False when it has to wait for another run."""
+        yield from self._stay_holder()
+        call = Call(self.item_rule, (yield Now()))
+        while True:
+            try:
+                yield Handle(self.handler, delivery)
+                break
+            except Exception as error:
+                self.desk.standing.check()
+                yield from self._confirm()
+                verdict = call.failed(failure_of_handler(error), (yield Now()), self.dice())
+                if not isinstance(verdict, Again):
+                    text = describe(error)
+                    yield from self._set_aside(delivery, HANDLER_FAILED, text, call.attempts)
+                    return True
+            if (yield Wait(verdict.delay)):
+                return False
+        self.desk.standing.check()
+        self.report.handled += 1
+        if delivery.released:
+            yield from self.desk.confirm(delivery.offset)
+        else:
+            self.done = delivery.offset
+            if is_alone:
+                yield from self._confirm()
+        return True
+
+    def _set_aside(
+        self, delivery: Delivery, reason: str, message: str, attempts: int
+    ) -> Script[None]:
+        yield from self.desk.set_aside(delivery.offset, reason, message[:LONGEST_MESSAGE], attempts)
+        self.report.quarantined += 1
+        if not delivery.released:
+            self.done = delivery.offset
+            self.report.cursor = max(self.report.cursor, delivery.offset)
+
+    # ---- standing ----
+
+    def _stay_holder(self) -> Script[None]:
+        """Do not begin with a fact when the name may be another's by now, nor confirm too late."""
+        standing, now = self.desk.standing, (yield Now())
+        standing.check()
+        third = self.desk.lease / 3
+        if now - standing.renewed_at >= self.desk.lease:
+            yield from self.desk.renew()
+        if now - self.confirmed_at >= third:
+            yield from self._confirm()
+
+    def _confirm(self) -> Script[None]:
+        """Confirm the good prefix."""
+        if self.done > self.report.cursor:
+            failpoint("boundary.confirming.before")
+            self.report.cursor = yield from self.desk.confirm(self.done)
+            failpoint("boundary.confirming.after")
+        self.confirmed_at = yield Now()
+
+
+def keeping(desk: Desk, is_over: Callable[[], bool]) -> Script[None]:
+    """Renew the lease now and then, and note when it is lost."""
+    standing: Standing = desk.standing
+    while not is_over():
+        yield Wait(desk.lease / 3)
+        if is_over():
+            return
+        try:
+            yield Send(BOUNDARY + "ConfirmReceipt", desk.renewal(), desk.lease / 3)
+            standing.renewed_at = yield Now()
+        except ConsumerHeldError as error:
+            standing.lost = error
+        except BoundaryError:
+            continue  # the node is away; whoever begins with a fact looks at the time
+
+
+def failure_of_handler(error: Exception) -> Failure:
+    """What an exception of the user's code means: a refusal is not repeated, all else is."""
+    if isinstance(error, NonRetryableException | WiringError):
+        return Failure(Kind.REJECTED, type(error).__name__)
+    return fetch_failure(error)

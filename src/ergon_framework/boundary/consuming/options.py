@@ -1,0 +1,166 @@
+"""What both consumers are told when they are made."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, Protocol
+
+from ergon_framework.boundary.consuming.calls import Desk
+from ergon_framework.boundary.consuming.conversations import ConsumeReport, Run
+from ergon_framework.boundary.conversing.script import RETRIED, SCHEDULE, Dice
+from ergon_framework.boundary.model import Delivery, Loss
+from ergon_framework.boundary.producing.options import TlsOptions, check_options
+from ergon_framework.core.failure import Kind
+from ergon_framework.core.retry import Backoff, RetryRule
+from ergon_framework.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = RetryRule(
+    attempts=1 << 60,
+    backoff=Backoff(base=0.1, factor=2.0, cap=5.0, low=0.5, high=1.0),
+    on=RETRIED,
+    max_retry_after=30.0,
+)
+"""How a run waits for a node that is away: until it is back or somebody says stop."""
+
+BACKOFF = Backoff(base=0.5, factor=2.0, cap=30.0)
+"""Between two attempts at one fact."""
+
+
+class Stop(Protocol):
+    """A flag such as ``threading.Event`` or ``asyncio.Event``."""
+
+    def is_set(self) -> bool:
+        """Whether it is time to go."""
+
+
+class ConsumerOptions(TlsOptions, total=False):
+    """``Consumer(node, name, ...)``."""
+
+    log: str | None
+    """Create the consumer on this log, when there is none."""
+    start: Literal["start", "end"]
+    """Where one that is created begins."""
+    to_zone: str | None
+    """The view of one that is created."""
+    required: bool
+    """Whether retention waits for one that is created."""
+    holder: str | None
+    """Under which name the lease is taken; by default one that no other process has."""
+    lease: float
+    """Seconds after which another process may go on when this one has died."""
+    limit: int
+    """Facts in one page."""
+    max_attempts: int
+    """At one fact, before it is set aside."""
+    backoff: Backoff
+    """Between them."""
+    retry: RetryRule
+    """For calls; by default the producer's schedule, and in a run patience without end."""
+    timeout: float
+    expected_zone: str | None
+    connections: int
+    dice: Dice
+    on_gap: Callable[[Loss], Any]
+    """Is told of facts that were given up on purpose; by default they are logged."""
+
+
+def warn_of_gap(loss: Loss) -> None:
+    """Log a loss."""
+    first, last, where = loss.first_offset, loss.last_offset, ""
+    if loss.source_first_offset is not None and loss.source_last_offset is not None:
+        first, last, where = loss.source_first_offset, loss.source_last_offset, " of the peer"
+    logger.warning(
+        "facts %d to %d%s were given up before they were read: %s", first, last, where, loss.reason
+    )
+
+
+class Reading:
+    """The half of a consumer that does not wait."""
+
+    def __init__(self, name: str, options: ConsumerOptions) -> None:
+        check_options(type(self).__name__, options, ConsumerOptions)
+        self.name = name
+        self.holder = _holder(options.get("holder"))
+        self.limit = options.get("limit", 100)
+        self.rule = options.get("retry", SCHEDULE)
+        self.dice = options.get("dice", random.random)
+        self.connecting: dict[str, Any] = {
+            name: options[name]
+            for name in ("expected_zone", "timeout", "connections")
+            if name in options
+        }
+        self._options = options
+        self.desk = Desk(
+            name=name,
+            holder=self.holder,
+            lease=options.get("lease", 30.0),
+            rule=self.rule,
+            dice=self.dice,
+            log=options.get("log"),
+            start=options.get("start", "start"),
+            to_zone=options.get("to_zone"),
+            required=options.get("required", True),
+            timeout=options.get("timeout", 30.0),
+        )
+        self._check()
+
+    def _check(self) -> None:
+        for name, value in (
+            ("lease", self.desk.lease),
+            ("limit", self.limit),
+            ("max_attempts", self.max_attempts),
+        ):
+            if value <= 0:
+                raise ConfigurationError(f"{name} is {value}", remedy="give a positive number")
+        if self.desk.start not in {"start", "end"}:
+            raise ConfigurationError(f"start is {self.desk.start!r}", remedy="write start or end")
+
+    @property
+    def max_attempts(self) -> int:
+        """At one fact, before it is set aside."""
+        return self._options.get("max_attempts", 5)
+
+    def new_run(
+        self,
+        handler: Callable[[Delivery], Any],
+        is_stopped: Callable[[], bool],
+        *,
+        until_empty: bool,
+        wait: float,
+    ) -> Run:
+        """One run, ready to be driven."""
+        patience = SCHEDULE if until_empty else PATIENCE
+        desk = replace(self.desk, rule=self._options.get("retry", patience))
+        return Run(
+            desk=desk,
+            handler=handler,
+            on_gap=self._options.get("on_gap", warn_of_gap),
+            is_stopped=is_stopped,
+            item_rule=RetryRule(
+                attempts=self.max_attempts,
+                backoff=self._options.get("backoff", BACKOFF),
+                on=frozenset(Kind) - {Kind.REJECTED},
+            ),
+            dice=self.dice,
+            until_empty=until_empty,
+            wait=0.0 if until_empty else min(wait, desk.lease / 3),
+            limit=self.limit,
+        )
+
+
+def _holder(given: str | None) -> str:
+    """A name for this reader alone: two that are called the same must not both run."""
+    host = "".join(c for c in socket.gethostname() if (c.isascii() and c.isalnum()) or c in "-.")
+    name = given or f"{host[:64] or 'host'}:{os.getpid()}"
+    return f"{name}:{secrets.token_hex(6)}"
+
+
+__all__ = ["ConsumeReport", "ConsumerOptions", "Reading", "Stop"]

@@ -1,0 +1,1 @@
+"""Conversations with a node: written once as scripts, held by threads and by event loops."""

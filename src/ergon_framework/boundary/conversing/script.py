@@ -1,0 +1,185 @@
+"""Conversations with a node, written once for both colours.
+
+A script is a generator: it yields what is to be done and is given the result, or has the error
+raised where it stands. It waits for nothing itself. :mod:`.in_threads` and
+:mod:`.in_tasks` do what scripts say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from ergon_framework.boundary.conversing.files import Report, Source
+from ergon_framework.core.call import Call
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.retry import Again, Backoff, RetryRule
+from ergon_framework.errors import (
+    BoundaryError,
+    BufferFullError,
+    ConsumerHeldError,
+    NodeUnavailableError,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Make a unary call; the result is the answer's body."""
+
+    method: str
+    body: bytes
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Send a blob; the result is the answer's body."""
+
+    bucket: str
+    key: str
+    source: Source
+    digest: str
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Begin to receive an object; the result is a stream."""
+
+    bucket: str
+    key: str
+    start: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The next bytes of a stream."""
+
+    stream: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Let go of a stream."""
+
+    stream: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Run something that waits on a disk; the result is what it returns."""
+
+    work: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Call the user's code, which may be a coroutine function for tasks."""
+
+    function: Callable[[Any], Any]
+    argument: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Let seconds pass; the result is whether somebody said stop, which cuts it short."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The result is the time, in seconds that only ever grow."""
+
+
+Effect: TypeAlias = Send | Put | Get | Read | Shut | Do | Handle | Wait | Now
+Script: TypeAlias = Generator[Effect, Any, T]
+Dice: TypeAlias = Callable[[], float]
+
+_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+
+RETRIED = frozenset({Kind.TRANSIENT, Kind.THROTTLED, Kind.TIMEOUT})
+SCHEDULE = RetryRule(
+    attempts=4,
+    backoff=Backoff(base=0.1, factor=2.0, free=1),
+    on=RETRIED,
+    max_retry_after=1.0,
+)
+"""Again at once, then after 100 and after 200 ms; then the last error is raised."""
+
+
+def failure_of(error: BoundaryError) -> Failure:
+    """What a call's error means for another attempt.
+
+    A name that somebody else holds is no reason to ask again at once: who holds it is at work.
+    """
+    match error:
+        case BufferFullError():
+            kind = Kind.THROTTLED
+        case NodeUnavailableError(code="deadline_exceeded"):
+            kind = Kind.TIMEOUT
+        case ConsumerHeldError():
+            kind = Kind.HELD
+        case _:
+            kind = Kind.TRANSIENT if error.is_retryable else Kind.REJECTED
+    return Failure(kind, error.code, error.message, error.retry_after)
+
+
+def repeated(effect: Send | Put | Get, call: Call, dice: Dice) -> Script[Any]:
+    """Do the very same until it succeeds or is not worth repeating; then raise the last error."""
+    rule = call.rule
+    while True:
+        try:
+            return (yield effect if rule.budget is None else _hurried(effect, call, (yield Now())))
+        except BoundaryError as error:
+            yield from endured(error, call, dice)
+
+
+def endured(error: BoundaryError, call: Call, dice: Dice) -> Script[None]:
+    """Wait until it is time for another attempt; raise the error when there shall be none."""
+    chance = dice() if call.rule.backoff.is_jittered else 0.5
+    verdict = call.failed(failure_of(error), (yield Now()), chance)
+    if not isinstance(verdict, Again):
+        raise error
+    # The one who says stop wants to hear how it stands, not to wait for better news.
+    if verdict.delay > 0 and (yield Wait(verdict.delay)):
+        raise error
+
+
+def called(
+    method: str, body: bytes, rule: RetryRule, dice: Dice, *, timeout: float | None = None
+) -> Script[bytes]:
+    """One unary call under a rule."""
+    call = Call(rule, (yield Now()))
+    answer: bytes = yield from repeated(Send(method, body, timeout), call, dice)
+    return answer
+
+
+def understood(answer: bytes, shape: type[T]) -> T:
+    """The answer as a record."""
+    try:
+        decoder = _DECODERS.get(shape)
+        if decoder is None:
+            decoder = _DECODERS[shape] = msgspec.json.Decoder(shape)
+        found: T = decoder.decode(answer)
+        return found
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BoundaryError(
+            f"the node's answer is no {shape.__name__}: {error}",
+            reason="bad_answer",
+            remedy="check the URL, and that node and client are of versions that fit",
+        ) from None
+
+
+def _hurried(effect: Send | Put | Get, call: Call, now: float) -> Effect:
+    """A call does not outlast the budget of all its attempts."""
+    if not isinstance(effect, Send) or call.rule.budget is None:
+        return effect
+    left = max(0.001, call.began_at + call.rule.budget - now)
+    return replace(effect, timeout=left if effect.timeout is None else min(left, effect.timeout))

@@ -1,0 +1,1 @@
+"""What a fact is: its fields, its one spelling, its identity, and what refuses it."""

@@ -1,0 +1,241 @@
+"""JSON in one spelling: the canonical form of RFC 8785, and the strict reading that goes with it.
+
+Two spellings of the same content have the same canonical bytes, so a retry that orders its keys in
+another way is still the same fact. The C encoder writes that form for nearly every value there is;
+where it would not, the reference implementation does. What makes the difference is looked for in
+the bytes, so that the usual fact costs a few microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import rfc8785
+
+from ergon_framework.boundary.facts.fields import Problem, kind, place, refusal
+
+LARGEST = 2**53 - 1
+"""The largest whole number that every JSON reader keeps exact."""
+DEEPEST = 64
+"""Arrays and objects within each other."""
+OBJECT = "fact.object_json"
+
+_REMEDY = "send JSON as RFC 7493 describes it"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_EXPONENT = 1e21
+"""From here on the canonical form of a number has an exponent."""
+
+
+class _OddError(Exception):
+    """A number whose canonical spelling the C encoder does not know."""
+
+
+def _number(literal: str) -> float:
+    """A number with a fraction; a whole one as the integer that its canonical form shows."""
+    value = float(literal)
+    size = abs(value)
+    if 1e-5 <= size <= LARGEST or not size:
+        return int(value) if value.is_integer() else value
+    raise _OddError
+
+
+_decode = msgspec.json.Decoder(float_hook=_number).decode
+_encode = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_compact = msgspec.json.format
+
+
+def _mark(byte: int) -> int:
+    if 0x30 <= byte <= 0x39:
+        return ord("9")
+    return ord("[") if byte in b"[{" else ord("4") if byte >= 0xF0 else ord(" ")
+
+
+# The bytes that matter: digits, brackets, and those that begin a character beyond U+FFFF.
+_MARKS = bytes(_mark(byte) for byte in range(256))
+_LONG = b"9" * 16
+# An integer of so many digits, where one may begin; text is searched too, which only costs time.
+_BEYOND = re.compile(rb"(?:^|[:,\[])-?(?:[0-9]{17}|9[0-9]{15})")
+
+
+def canonical(value: Any, field: str = OBJECT) -> bytes:
+    """The canonical form of a value; ``FactInvalidError`` with its place for what JSON cannot say.
+
+    The encoder also takes what JSON has no word for: it writes NaN as null and a date as text. So
+    its work is read back and compared.
+    """
+    try:
+        form = _encode_sorted(value)
+        again = _decode(form)
+        if again == value and _is_plain(form, again):
+            return form if form.find(b".0") < 0 else _encode_sorted(again)
+    except (_OddError, RecursionError, TypeError, ValueError):
+        pass  # the slow way does it, or says what is wrong
+    problems = list(flaws(value, field))
+    if problems:
+        raise refusal(*problems)
+    return rfc8785.dumps(value)
+
+
+def decode(raw: bytes, field: str = OBJECT) -> Any:
+    """The value of strict JSON (RFC 7493): no name twice, no number that a reader would bend."""
+    return read(raw, field)[0]
+
+
+def read(raw: bytes, field: str = OBJECT) -> tuple[Any, bytes]:
+    """The value and its canonical form."""
+    try:
+        value = _decode(raw)
+        form = _encode_sorted(value)
+        if (form == raw or _is_said_once(value, raw)) and _is_plain(form, value):
+            return value, form
+    except (_OddError, msgspec.DecodeError, RecursionError, UnicodeError):
+        pass
+    value = load(raw, field)
+    return value, canonical(value, field)
+
+
+def load(raw: bytes, field: str) -> Any:
+    """The value as it is spelled, by the slow way: it understands every spelling there is.
+
+    No name stands twice in an object. What else JSON cannot say, the canonical form refuses.
+    """
+    doubled: list[str] = []
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) == len(pairs):
+            return found
+        counted = Counter(name for name, _ in pairs)
+        doubled.extend(name for name, times in counted.items() if times > 1)
+        return _Doubled(found, doubled[-1])
+
+    try:
+        value = json.loads(
+            raw.decode(), object_pairs_hook=members, parse_float=_fraction, parse_constant=float
+        )
+    except (ValueError, RecursionError) as error:
+        raise refusal(_unreadable(field, error)) from None
+    if doubled:  # in a whole request the object lies a little deeper
+        raise refusal(*flaws(value, field, DEEPEST + 4))
+    return value
+
+
+def _unreadable(field: str, error: Exception) -> Problem:
+    if isinstance(error, RecursionError):
+        return _too_deep(field)
+    if isinstance(error, UnicodeDecodeError):
+        return Problem(field, "encoding", f"is not UTF-8 at byte {error.start}", _REMEDY)
+    if isinstance(error, json.JSONDecodeError):
+        text = f"is not JSON at character {error.pos}: {error.msg}"
+        return Problem(field, "encoding", text, _REMEDY)
+    return Problem(field, "range", "holds a number of thousands of digits", _REMEDY)
+
+
+def flaws(value: Any, path: str, deepest: int = DEEPEST) -> Iterator[Problem]:
+    """What JSON cannot say so that everybody understands the same, with the place of each."""
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, str):
+        if _SURROGATE.search(value):
+            yield Problem(path, "encoding", "holds a lone surrogate", "decode the text properly")
+    elif isinstance(value, int | float):
+        if not _is_sayable(value):
+            text = "is beyond the numbers that every JSON reader keeps exact"
+            remedy = "stay within ±(2^53 - 1), or write it as text"
+            yield Problem(path, "range", text, remedy)
+    elif not isinstance(value, dict | list | tuple):
+        remedy = "use text, numbers, booleans, null, and lists and dicts of these"
+        text = f"is of type {type(value).__name__}, which JSON does not have"
+        yield Problem(path, "type", text, remedy)
+    elif not deepest:
+        yield _too_deep(path)
+    elif isinstance(value, dict):
+        yield from _flaws_of_members(value, path, deepest - 1)
+    else:
+        for n, item in enumerate(value):
+            yield from flaws(item, place(path, n), deepest - 1)
+
+
+def _flaws_of_members(members: dict[Any, Any], path: str, deepest: int) -> Iterator[Problem]:
+    if isinstance(members, _Doubled):
+        at = place(path, members.name)
+        yield Problem(at, "duplicate_key", "is given twice", "give each name once")
+    for name, item in members.items():
+        if not isinstance(name, str):
+            text = f"has a key that is {kind(name)}, and JSON keys are text"
+            yield Problem(path, "type", text, "write the key as text")
+        elif _SURROGATE.search(name):
+            text = "has a key with a lone surrogate"
+            yield Problem(path, "encoding", text, "decode the text properly")
+        else:
+            yield from flaws(item, place(path, name), deepest)
+
+
+def _too_deep(path: str) -> Problem:
+    at = path if len(path) <= 200 else path[:200] + "…"
+    return Problem(at, "depth", f"is nested more than {DEEPEST} deep", "make it flatter")
+
+
+def _is_sayable(value: float) -> bool:
+    """Whether a number survives; a large whole one would come back as another integer."""
+    if isinstance(value, int):
+        return -LARGEST <= value <= LARGEST
+    return math.isfinite(value) and not LARGEST < abs(value) < _EXPONENT
+
+
+def _is_said_once(value: Any, raw: bytes) -> bool:
+    """Whether the bytes spell the value as the encoder would, apart from blanks.
+
+    Then no name stands twice in an object, for the second one would have been lost.
+    """
+    plain = _encode(value)
+    return plain == raw or plain == _compact(raw, indent=-1)
+
+
+def _is_plain(form: bytes, value: Any) -> bool:
+    """Whether what the encoder wrote is the canonical form.
+
+    Its keys are in the order of their code points, which is that of UTF-16 up to U+FFFF, and its
+    integers are of any size.
+    """
+    marks = form.translate(_MARKS)
+    # To ask with `in` takes longer: it first tries whether the bytes are a number.
+    if marks.find(_LONG) >= 0 and _BEYOND.search(form):
+        return False
+    if marks.count(b"[") > DEEPEST and not _is_shallow(value):
+        return False
+    return form.isascii() or marks.find(b"4") < 0
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for node in level
+            for item in (node.values() if type(node) is dict else node)
+            if type(item) in {dict, list}
+        ]
+        if not level:
+            return True
+    return False
+
+
+class _Doubled(dict[str, Any]):
+    """An object in which a name stands twice."""
+
+    def __init__(self, members: dict[str, Any], name: str) -> None:
+        super().__init__(members)
+        self.name = name
+
+
+def _fraction(literal: str) -> float:
+    value = float(literal)
+    return int(value) if value.is_integer() and abs(value) <= LARGEST else value

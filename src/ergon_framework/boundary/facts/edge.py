@@ -1,0 +1,296 @@
+"""The edge of a node: what a producer sends becomes a :class:`NewFact`, or is refused by field.
+
+Everything is checked here, once. Stores take a ``NewFact`` as it is. A sound fact goes the fast
+way, which only says yes; whatever else comes is read again by the slow way, which understands more
+spellings and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Container, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from ergon_framework.boundary.facts import fields
+from ergon_framework.boundary.facts.canonical import OBJECT, canonical, decode, load, read
+from ergon_framework.boundary.facts.fields import Problem, Problems, refusal
+from ergon_framework.boundary.facts.id_lint import UNSTABLE, hash_of_object, lint
+from ergon_framework.boundary.facts.identity import identity_digest
+from ergon_framework.boundary.facts.references import MARK, references
+from ergon_framework.boundary.model import Envelope, Fact
+from ergon_framework.boundary.settings import LimitSettings
+from ergon_framework.errors import FactInvalidError
+from ergon_framework.ports.factstore import NewFact
+
+Message: TypeAlias = tuple[Envelope, Fact]
+T = TypeVar("T")
+
+_DAY_MS = 86_400_000
+_LENGTHY = 6
+"""How many times longer than the longest canonical form an object may be spelled."""
+_ENVELOPE_BYTES = 64 * 1024
+"""More than an envelope with all its labels takes."""
+
+
+class Admission(NamedTuple):
+    """A fact that may be stored, and what is worth telling about it."""
+
+    new_fact: NewFact
+    warnings: tuple[str, ...] = ()
+
+
+class _Envelope(Envelope, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As it arrives."""
+
+
+class _Fact(Fact, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As it arrives: the object is not looked at yet."""
+
+    object_json: Raw
+
+
+class _Item(msgspec.Struct, forbid_unknown_fields=True):
+    envelope: _Envelope
+    fact: _Fact
+
+
+class _Items(msgspec.Struct, forbid_unknown_fields=True):
+    items: list[_Item]
+
+
+class _RawItems(msgspec.Struct, forbid_unknown_fields=True):
+    items: list[Raw]
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_item = msgspec.json.Decoder(_Item).decode
+_decode_items = msgspec.json.Decoder(_Items).decode
+_decode_raw_items = msgspec.json.Decoder(_RawItems).decode
+
+_is_id = fields.MESSAGE_ID.fullmatch
+_is_subject = fields.SUBJECT.fullmatch
+_is_media_type = fields.MEDIA_TYPE.fullmatch
+_is_note = fields.NOTE.fullmatch
+# A producer has few zones, predicates and labels, and says them with every fact. Lengths are looked
+# at first, for what is remembered must be small.
+_is_zone = lru_cache(1024)(fields.ZONE.fullmatch)
+_is_predicate = lru_cache(1024)(fields.PREDICATE.fullmatch)
+_is_word = lru_cache(1024)(fields.NOTE.fullmatch)
+
+
+def parse_append(body: bytes, limits: LimitSettings | None = None) -> Message:
+    """The envelope and the fact of an ``AppendFact``; the object is read at admission."""
+    item = _parsed(_decode_item, body)
+    if item is not None:
+        return item.envelope, item.fact
+    if limits is not None:
+        _check_spelling(len(body) - _ENVELOPE_BYTES, limits)
+    given = _members(load(body, ""), "envelope", "fact")
+    return composed(given.get("envelope"), given.get("fact"))
+
+
+def parse_batch(
+    body: bytes, limits: LimitSettings | None = None
+) -> list[Message | FactInvalidError]:
+    """The items of an ``AppendFacts`` in order; one that is wrong is an error in its place."""
+    batch = _parsed(_decode_items, body)
+    if batch is not None:
+        _check_count(len(batch.items), limits)
+        return [(item.envelope, item.fact) for item in batch.items]
+    items = _raw_items(body)
+    _check_count(len(items), limits)
+    return [_attempted(item, limits) for item in items]
+
+
+def composed(envelope: Any, fact: Any) -> Message:
+    """The envelope and the fact that these words describe, or every mistake in them."""
+    problems: Problems = []
+    envelope_fields = fields.named(envelope, "envelope", fields.ENVELOPE, problems)
+    fact_fields = fields.named(fact, "fact", fields.FACT, problems)
+    if problems:
+        raise refusal(*problems)
+    return Envelope(**envelope_fields), Fact(**fact_fields)
+
+
+def admitted(
+    envelope: Envelope | Mapping[str, Any],
+    fact: Fact | Mapping[str, Any],
+    limits: LimitSettings,
+    *,
+    known_zones: Container[str] | None = None,
+    strict_ids: bool = False,
+    source_offset: int | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Admission:
+    """Check one fact and make it ready for a log; ``FactInvalidError`` names what is wrong.
+
+    ``known_zones`` are those that may be addressed; ``strict_ids`` refuses ids that would differ
+    when the event is told again, which otherwise is a warning.
+    """
+    if not (
+        isinstance(envelope, Envelope) and isinstance(fact, Fact) and _is_sound(envelope, fact)
+    ):
+        envelope, fact = composed(envelope, fact)
+    if known_zones is not None and envelope.to_zone not in known_zones:
+        text = "is not a zone that is known here"
+        raise refusal(Problem("envelope.to_zone", "range", text, "address a configured zone"))
+    spellings = _spellings(fact.object_json, limits)
+    form = spellings[0]
+    if len(form) > limits.fact_bytes:
+        raise _too_large(f"takes {len(form):,} bytes in canonical form", limits.fact_bytes)
+    new_fact = NewFact(
+        envelope.from_zone,
+        envelope.message_id,
+        envelope.to_zone,
+        identity_digest(envelope, fact, form),
+        _encode(envelope),
+        _encode(_Fact(subject=fact.subject, predicate=fact.predicate, object_json=Raw(form))),
+        references(decode(form)) if form.find(MARK) >= 0 else (),
+        source_offset,
+    )
+    return Admission(new_fact, _warnings(envelope, spellings, strict_ids, clock))
+
+
+def _parsed(decode: Callable[[bytes], T], body: bytes) -> T | None:
+    """What the bytes say, if they say it plainly.
+
+    Written again it is never longer than what was read, and shorter when a name stood twice; so
+    equal lengths, apart from blanks, mean that nothing was dropped.
+    """
+    try:
+        found = decode(body)
+        again = _encode(found)
+        if len(again) == len(body) or len(_compact(again)) == len(_compact(body)):
+            return found
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        pass
+    return None
+
+
+def _compact(raw: bytes) -> bytes:
+    return msgspec.json.format(raw, indent=-1)
+
+
+def _members(given: Any, *names: str) -> dict[str, Any]:
+    """The fields of a whole request, which may have these and no others."""
+    problems: Problems = []
+    found = fields.named(given, "", dict.fromkeys(names, (fields.anything, False)), problems)
+    if problems:
+        raise refusal(*problems)
+    return found
+
+
+def _raw_items(body: bytes) -> list[bytes]:
+    """The items of a batch, each as bytes, so that one cannot spoil the others."""
+    batch = _parsed(_decode_raw_items, body)
+    if batch is not None:
+        return [bytes(item) for item in batch.items]
+    items = _members(load(body, ""), "items").get("items")
+    if not isinstance(items, list):
+        reason = "missing" if items is None else "type"
+        text = "is missing" if items is None else f"is {fields.kind(items)} instead of an array"
+        raise refusal(Problem("items", reason, text, "give an array of facts"))
+    # Written with escapes only, so that text UTF-8 cannot carry spoils its own item alone.
+    return [json.dumps(item).encode() for item in items]
+
+
+def _attempted(item: bytes, limits: LimitSettings | None) -> Message | FactInvalidError:
+    try:
+        return parse_append(item, limits)
+    except FactInvalidError as error:
+        return error
+
+
+def _check_count(count: int, limits: LimitSettings | None) -> None:
+    if limits is not None and count > limits.batch_items:
+        text = f"has {count:,} facts, and the limit is {limits.batch_items:,}"
+        raise refusal(Problem("items", "length", text, "send several smaller batches"))
+
+
+def _is_sound(envelope: Envelope, fact: Fact) -> bool:
+    """Whether every field but the object is as it should be."""
+    try:
+        return bool(
+            _is_id(envelope.message_id)
+            and len(envelope.from_zone) <= fields.LONGEST_ZONE
+            and _is_zone(envelope.from_zone)
+            and len(envelope.to_zone) <= fields.LONGEST_ZONE
+            and _is_zone(envelope.to_zone)
+            and _is_subject(fact.subject)
+            and len(fact.subject) <= fields.LONGEST_SUBJECT
+            and len(fact.predicate) <= fields.LONGEST_PREDICATE
+            and _is_predicate(fact.predicate)
+            and type(envelope.produced_at_unix_ms) is int
+            and 0 < envelope.produced_at_unix_ms <= fields.INT64
+            and _has_sound_options(envelope)
+        )
+    except TypeError:  # something that is not text where text should be
+        return False
+
+
+def _has_sound_options(envelope: Envelope) -> bool:
+    correlation, causation = envelope.correlation_id, envelope.causation_id
+    media_type, schema = envelope.object_media_type, envelope.object_schema
+    return bool(
+        (correlation is None or _is_note(correlation))
+        and (causation is None or _is_note(causation))
+        and (schema is None or _is_note(schema))
+        and (media_type is None or (_is_note(media_type) and _is_media_type(media_type)))
+        and (envelope.labels is None or _are_labels(envelope.labels))
+    )
+
+
+def _are_labels(labels: dict[str, str]) -> bool:
+    if type(labels) is not dict or len(labels) > fields.MOST_LABELS:
+        return False
+    for name, value in labels.items():
+        if len(name) > fields.LONGEST_LABEL or not _is_word(name):
+            return False
+        if value != "" and (len(value) > fields.LONGEST_NOTE or not _is_word(value)):
+            return False
+    return True
+
+
+def _check_spelling(size: int, limits: LimitSettings) -> None:
+    """Refuse what is long and odd before it takes the node's time."""
+    if size > limits.fact_bytes * _LENGTHY:
+        raise _too_large(f"is spelled with {size:,} bytes", limits.fact_bytes * _LENGTHY)
+
+
+def _too_large(problem: str, limit: int) -> FactInvalidError:
+    remedy = "put the data as an artifact and refer to it"
+    return refusal(Problem(OBJECT, "too_large", f"{problem}, and the limit is {limit:,}", remedy))
+
+
+def _spellings(given: Any, limits: LimitSettings) -> tuple[bytes, ...]:
+    """The object's canonical form, and how it was spelled if that is another."""
+    if not isinstance(given, Raw):
+        return (canonical(given),)
+    raw = bytes(given)
+    _check_spelling(len(raw), limits)
+    form = read(raw)[1]
+    return (form,) if form == raw else (form, raw)
+
+
+def _warnings(
+    envelope: Envelope,
+    spellings: tuple[bytes, ...],
+    strict_ids: bool,
+    clock: Callable[[], float],
+) -> tuple[str, ...]:
+    warnings: tuple[str, ...] = ()
+    looks_like = lint(envelope.message_id) or hash_of_object(envelope.message_id, *spellings)
+    if looks_like:
+        text = f"looks like {looks_like}, which another attempt would not make again"
+        if strict_ids:
+            remedy = "derive it from the event, for example with message_id(...)"
+            raise refusal(Problem("envelope.message_id", UNSTABLE, text, remedy))
+        warnings += (f"envelope.message_id {text}",)
+    if envelope.produced_at_unix_ms > clock() * 1000 + _DAY_MS:
+        warnings += ("envelope.produced_at_unix_ms lies more than a day ahead of this clock",)
+    return warnings

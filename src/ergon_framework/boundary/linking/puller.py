@@ -1,0 +1,349 @@
+"""Pulls one peer's facts into this zone: page, artifacts, one commit, confirmation.
+
+The receiver pulls, so a zone needs no way in from its peers to get what they have for it. A pull
+that fails is tried again until it succeeds; nothing is confirmed before it is on disk here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY, AsyncTransport, encode
+from ergon_framework.boundary.linking import pulling
+from ergon_framework.boundary.linking.artifacts import Artifacts
+from ergon_framework.boundary.model import Batch
+from ergon_framework.boundary.offloop import InThread
+from ergon_framework.boundary.serving.policy import Policy
+from ergon_framework.boundary.serving.requests import CreateConsumer
+from ergon_framework.boundary.tracing import pulled
+from ergon_framework.boundary.zone import PEER, Zone
+from ergon_framework.core.gate import Gate, Mode
+from ergon_framework.engine.clocks import AsyncSignal
+from ergon_framework.errors import (
+    BoundaryError,
+    BoundaryNotFoundError,
+    NotPermittedError,
+    StoreError,
+)
+from ergon_framework.ports.factstore import OUTBOUND, Gap, Link, Quarantined
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.telemetry.tracers import is_traced
+
+declare("boundary.pull.fetched", "boundary.pull.received", "boundary.pull.confirmed")
+LOOKING = 1.0
+"""Seconds between two looks at a link that is sealed, should nobody wake it."""
+LEAVING = 1.0
+"""Seconds that saying goodbye to a peer may take."""
+_decode = msgspec.json.Decoder(Batch).decode
+
+
+class Puller:
+    """One link. Lives on an event loop."""
+
+    def __init__(
+        self,
+        zone: Zone,
+        peer: str,
+        transport: AsyncTransport,
+        *,
+        in_thread: InThread,
+        policy: Callable[[], Policy],
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self.zone = zone
+        self.peer = peer
+        self.gate = Gate()
+        self._settings = zone.settings.pull
+        self._rule = zone.settings.gate.rule()
+        self._transport = transport
+        self._in_thread = in_thread
+        self._policy = policy
+        self._dice = dice
+        self._consumer = f"{PEER}{zone.name}"
+        self._artifacts = Artifacts(zone, peer, transport, in_thread)
+        self._loop = asyncio.get_running_loop()
+        self._signal = AsyncSignal()
+        self._is_stopping = False
+        self._is_behind = True
+        self._lag_high = 0.0
+        self._show(lag=0)
+
+    async def run(self) -> None:
+        """Pull until :meth:`stop`; trouble of any kind is waited out."""
+        while not self._is_stopping:
+            try:
+                await self.turn()
+            except Exception as error:  # whatever a peer answers, the link goes on
+                await self._wait_out(error)
+
+    def wake(self) -> None:
+        """A sign of life of the peer, or an operator's act: do not wait any longer."""
+        self._signal.notify_all()
+
+    def stop(self) -> None:
+        """End after what is under way; a fetch that waits is cancelled by the node."""
+        self._is_stopping = True
+        self._signal.notify_all()
+
+    async def leave(self) -> None:
+        """Let go of the name at the peer, so that whoever comes next need not wait."""
+        asked = {"consumer_name": self._consumer, "holder": self._holder}
+        with contextlib.suppress(BoundaryError, OSError):
+            await self._transport.call(f"{ADMIN}ReleaseLease", encode(asked), timeout=LEAVING)
+
+    async def turn(self) -> None:
+        """One page, or a wait while the link is sealed."""
+        link = await self._in_thread(self._standing)
+        if link.is_sealed:
+            self._now_is(self.gate.sealed(), "sealed by an operator")
+            await self._signal.wait(self._loop.time() + LOOKING)
+            return
+        self._now_is(self.gate.opened(), "opened by an operator")
+        await self._take_back()
+        batch = await self._fetch()
+        failpoint("boundary.pull.fetched")
+        if (await self._in_thread(self._standing)).is_sealed:
+            return  # while the fetch waited: what it brought is asked for again
+        if batch.zone not in ("", self.peer):
+            raise self._other_zone(batch.zone)
+        if pulling.is_other_store(link, batch):
+            raise self._other_store(link, batch)
+        if batch.cursor < link.offset:
+            await self._go_on(link)
+            return  # the next page begins where our log ends, and shows the chain there
+        if batch.cursor > pulling.explained(link, batch):
+            await self._ask_back(link)
+            return
+        after = await self._receive(link, batch)
+        failpoint("boundary.pull.received")
+        if after.offset > batch.cursor:
+            await self._call(
+                f"{BOUNDARY}ConfirmReceipt",
+                {"consumer_name": self._consumer, "offset": after.offset, "holder": self._holder},
+            )
+            failpoint("boundary.pull.confirmed")
+        self._succeeded(batch, after)
+
+    # ---- the peer ----
+
+    @property
+    def _holder(self) -> str:
+        return f"{self.zone.store.info().epoch}"
+
+    async def _fetch(self) -> Batch:
+        wait = 0.0 if self._is_behind else self._settings.wait
+        asked = {
+            "consumer_name": self._consumer,
+            "limit": self._settings.page,
+            "wait_ms": round(wait * 1000),
+            "holder": self._holder,
+        }
+        try:
+            return _decode(await self._call(f"{BOUNDARY}FetchFacts", asked, wait))
+        except BoundaryNotFoundError:
+            new = {
+                "consumer_name": self._consumer,
+                "log": OUTBOUND,
+                "from": "start",
+                "to_zone": self.zone.name,
+            }
+            await self._call(f"{ADMIN}{CreateConsumer.__name__}", new)
+            return _decode(await self._call(f"{BOUNDARY}FetchFacts", asked, wait))
+
+    async def _ask_back(self, link: Link) -> None:
+        """Our log ends before what the peer believes we have: we were restored from a backup."""
+        try:
+            await self._seek(link.offset)
+        except BoundaryError as error:
+            if error.reason != "truncated":
+                raise
+            await self._pass(link, error)
+
+    async def _go_on(self, link: Link) -> None:
+        """The peer has not heard of our last confirmation, or has forgotten it."""
+        asked = {
+            "consumer_name": self._consumer,
+            "offset": link.offset,
+            "holder": self._holder,
+        }
+        try:
+            await self._call(f"{BOUNDARY}ConfirmReceipt", asked)
+        except BoundaryError as error:
+            if error.reason != "not_served":
+                raise
+            await self._seek(link.offset)
+
+    async def _seek(self, offset: int) -> None:
+        asked = {
+            "consumer_name": self._consumer,
+            "offset": offset,
+            "reason": f"the log of {self.zone.name} ends there",
+        }
+        await self._call(f"{ADMIN}SeekConsumer", asked)
+
+    async def _pass(self, link: Link, error: BoundaryError) -> None:
+        """The peer dropped facts before this zone had them: it is written down, and on we go."""
+        after, gaps = pulling.dropped(link, error.details, self.zone.clock())
+        if not gaps:
+            raise error  # it does not say what it dropped
+        await self._in_thread(lambda: self.zone.store.receive(self.peer, [], after, gaps=gaps))
+        self._told_lost(gaps)
+
+    async def _call(self, method: str, asked: dict[str, Any], wait: float = 0.0) -> bytes:
+        return await self._transport.call(
+            method, encode(asked), timeout=wait + self._settings.timeout
+        )
+
+    # ---- this zone ----
+
+    def _standing(self) -> Link:
+        """The link, sealed also when the whole zone is."""
+        store = self.zone.store
+        link = store.link(self.peer)
+        return store.link("") if store.link("").is_sealed else link
+
+    async def _receive(self, link: Link, batch: Batch) -> Link:
+        zone, came_at = self.zone, self._loop.time()
+        limits, now = zone.settings.limits, zone.clock()
+        may_assert = self._may_assert()
+        made = await self._in_thread(lambda: pulling.plan(link, batch, limits, now, may_assert))
+        with zone.blobs.pulling():  # what was fetched stays until its fact refers to it
+            made = await self._artifacts.fetched(made, link, batch, now)
+            after = pulling.moved(link, made, batch)
+            if after != link:
+                await self._in_thread(
+                    lambda: zone.store.receive(
+                        self.peer, made.facts, after, made.refused, made.gaps
+                    )
+                )
+                zone.telling.count("pulled", self.peer, len(made.facts))
+                self._trace(batch, made, self._loop.time() - came_at)
+        if made.facts:
+            zone.telling.tell(
+                "link.pulled", peer=self.peer, facts=len(made.facts), source_offset=after.offset
+            )
+        self._told_lost(made.gaps)
+        for item in made.refused:
+            self._told_aside(item)
+        if self._artifacts.trouble is not None:
+            raise self._artifacts.trouble
+        return after
+
+    def _trace(self, batch: Batch, made: pulling.Plan, seconds: float) -> None:
+        if not is_traced():
+            return
+        taken = {fact.source_offset for fact in made.facts}
+        for delivery in batch.facts:
+            if delivery.offset in taken:
+                pulled(self.zone.name, self.peer, delivery, seconds)
+
+    def _told_lost(self, gaps: Sequence[Gap]) -> None:
+        for gap in gaps:
+            self.zone.telling.warn(
+                "link.gap",
+                f"{self.peer} gave up its facts {gap.first} to {gap.last}: {gap.reason}",
+                peer=self.peer,
+                first=gap.first,
+                last=gap.last,
+                why=gap.reason,
+            )
+
+    def _told_aside(self, item: Quarantined) -> None:
+        self.zone.telling.warn(
+            "fact.quarantined",
+            f"the fact at {item.offset} of {self.peer} was set aside: {item.reason}",
+            consumer=item.consumer,
+            offset=item.offset,
+            why=item.reason,
+            attempts=item.attempts,
+        )
+
+    def _may_assert(self) -> Callable[[str], bool]:
+        permit = self._policy().permit(self.peer)
+        if permit is not None and permit.may_assert(self.peer):
+            return permit.may_assert
+        raise NotPermittedError(
+            f"the policy of {self.zone.name} does not let {self.peer} speak for its own zone",
+            reason="not_allowed",
+            remedy=f"add assert = [{self.peer!r}] for it to the policy file",
+        )
+
+    async def _take_back(self) -> None:
+        """Facts that were set aside on their way in, and that an operator released."""
+        name = f"{pulling.PULL}{self.peer}"
+        items = await self._in_thread(lambda: self.zone.store.quarantine(name, "released"))
+        for item in items:
+            try:
+                with self.zone.blobs.pulling():
+                    await self._artifacts.take_back(item)
+            except BoundaryError as error:  # it stays released, and the link goes on without it
+                self.zone.telling.tell("link.failed", peer=self.peer, error=error, delay=0.0)
+
+    # ---- how it stands ----
+
+    def _succeeded(self, batch: Batch, after: Link) -> None:
+        lag = max(0, batch.head_offset - after.offset)
+        self._is_behind = bool(batch.facts) and after.offset < batch.head_offset
+        oldest = batch.facts[0].recorded_at_unix_ms if batch.facts else None
+        seconds = 0.0 if oldest is None else max(0.0, self.zone.clock() - oldest / 1000)
+        self._lag_high = max(self._lag_high, seconds)
+        self._now_is(self.gate.pulled(self._rule, lag, self._loop.time()), "the peer answers")
+        self._show(lag=lag, lag_seconds=seconds if self._is_behind else 0.0)
+
+    async def _wait_out(self, error: BaseException) -> None:
+        zone = self.zone
+        is_other = getattr(error, "reason", "") == "epoch_changed"
+        failures = self.gate.failures
+        self._now_is(self.gate.failed(self._rule), str(error))
+        self._is_behind = True
+        self._show(error=str(error), epoch_changed=is_other)
+        delay = self._settings.backoff().delay(failures, self._dice())
+        zone.telling.count("pull_failures", self.peer)
+        zone.telling.tell("link.failed", peer=self.peer, error=error, delay=delay)
+        if isinstance(error, StoreError):
+            zone.failed(error)
+        if not self._is_stopping:
+            await self._signal.wait(self._loop.time() + delay)
+
+    def _other_store(self, link: Link, batch: Batch) -> BoundaryError:
+        self.zone.telling.tell("link.refused", peer=self.peer, epoch=batch.epoch, known=link.epoch)
+        return BoundaryError(
+            f"the store of {self.peer} is another one than before, or went back in time",
+            code="failed_precondition",
+            reason="epoch_changed",
+            remedy=f"look into it; `ergon boundary open --peer {self.peer} --accept-epoch` goes on",
+            details={"epoch": batch.epoch, "known": link.epoch},
+        )
+
+    def _other_zone(self, zone: str) -> BoundaryError:
+        return NotPermittedError(
+            f"the peer called {self.peer} is zone {zone!r}",
+            code="unauthenticated",
+            reason="zone_mismatch",
+            remedy="correct the URL, or the name of the peer",
+        )
+
+    def _now_is(self, gate: Gate, why: str) -> None:
+        before, self.gate = self.gate, gate
+        if gate.mode is not before.mode:
+            self.zone.telling.note(
+                "gate.changed",
+                f"the link to {self.peer} is {gate.mode}: {why}",
+                peer=self.peer,
+                mode=gate.mode,
+                why=why,
+            )
+            self._show()
+
+    def _show(self, **fields: Any) -> None:
+        shown = self.zone.gates.setdefault(self.peer, {"lag_seconds": 0.0, "error": ""})
+        if self.gate.mode is not Mode.AUTONOMOUS and "error" not in fields:
+            fields |= {"error": "", "epoch_changed": False}
+        shown.update(fields)
+        shown.update(mode=str(self.gate.mode), failures=self.gate.failures, lag_high=self._lag_high)

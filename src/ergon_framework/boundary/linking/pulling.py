@@ -1,0 +1,185 @@
+"""What a zone makes of a page that a peer sent: the decisions of a pull, without any I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ergon_framework.boundary.conversing.transport import encode
+from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.model import Batch, Delivery, Loss
+from ergon_framework.boundary.settings import LimitSettings
+from ergon_framework.core.frontier import Frontier, contiguous
+from ergon_framework.errors import BoundaryError, FactInvalidError
+from ergon_framework.ports.factstore import (
+    INBOUND,
+    OUTBOUND,
+    Gap,
+    Link,
+    NewFact,
+    Quarantined,
+)
+
+PULL = "pull:"
+"""What precedes the peer's name in the consumer of facts set aside on their way in."""
+
+
+def is_other_store(link: Link, batch: Batch) -> bool:
+    """Whether the peer's store is another one than before, or an older state of it."""
+    if link.epoch is None:
+        return False
+    if batch.epoch != link.epoch or batch.head_offset < link.offset:
+        return True
+    known = link.chain.hex()
+    return bool(batch.cursor == link.offset and known and batch.chain and batch.chain != known)
+
+
+def explained(link: Link, batch: Batch) -> int:
+    """Up to where the peer's cursor may be: our frontier, and the losses right behind it."""
+    return _across(link, batch).offset
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is taken over from a page, in order."""
+
+    facts: list[NewFact] = field(default_factory=list)
+    refused: list[Quarantined] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    """What the peer lost, in offsets of its log."""
+    frontier: Frontier = field(default_factory=Frontier)
+    is_cut: bool = False
+    """Something did not join on: the rest is asked for again."""
+
+
+def plan(
+    link: Link,
+    batch: Batch,
+    limits: LimitSettings,
+    now: float,
+    may_assert: Callable[[str], bool],
+) -> Plan:
+    """Take what joins on to the frontier; set aside what no log of ours may hold."""
+    new = [fact for fact in batch.facts if fact.offset > link.offset]
+    start = _across(link, batch)
+    steps = ((each.previous_offset or 0, each.offset) for each in new)
+    frontier, taken = contiguous(start, steps)
+    made = Plan(frontier=frontier, is_cut=taken < len(new))
+    for delivery in new[:taken]:
+        _sort(made, link.peer, delivery, limits, now, may_assert)
+    if not made.is_cut:
+        made.frontier = frontier.passed(batch.through_offset)
+    made.gaps = _lost(batch, link.offset, made.frontier.offset, now)
+    return made
+
+
+def cut_before(made: Plan, link: Link, offset: int) -> Plan:
+    """The part of a plan below an offset: what lies there cannot be taken yet."""
+    facts = [fact for fact in made.facts if (fact.source_offset or 0) < offset]
+    refused = [item for item in made.refused if item.offset < offset]
+    gaps = [gap for gap in made.gaps if gap.last < offset]
+    taken = [*(fact.source_offset or 0 for fact in facts), *(item.offset for item in refused)]
+    reached = max([link.offset, *taken, *(gap.last for gap in gaps)])
+    return Plan(facts, refused, gaps, Frontier(reached), is_cut=True)
+
+
+def moved(link: Link, made: Plan, batch: Batch) -> Link:
+    """The link after a plan was carried out."""
+    is_at_end = not made.is_cut and made.frontier.offset == batch.through_offset
+    return replace(
+        link,
+        epoch=batch.epoch,
+        offset=made.frontier.offset,
+        chain=bytes.fromhex(batch.through_chain) if is_at_end else b"",
+    )
+
+
+def set_aside(
+    peer: str,
+    delivery: Delivery,
+    reason: str,
+    message: str,
+    now: float,
+    content: tuple[bytes, bytes],
+) -> Quarantined:
+    """A fact that cannot enter the inbound log, kept whole."""
+    envelope, fact = content
+    return Quarantined(
+        0,
+        f"{PULL}{peer}",
+        f"{INBOUND}{peer}",
+        delivery.offset,
+        reason,
+        message,
+        1,
+        now,
+        envelope=envelope,
+        fact=fact,
+    )
+
+
+def dropped(link: Link, details: Mapping[str, object], now: float) -> tuple[Link, list[Gap]]:
+    """Where a link goes on behind facts that the peer no longer has, and the loss of them."""
+    last = details.get("last_lost")
+    if not isinstance(last, int) or last <= link.offset:
+        return link, []
+    gap = Gap(OUTBOUND, link.offset + 1, last, "dropped before we came", now)
+    return replace(link, offset=last, chain=b""), [gap]
+
+
+def _sort(
+    made: Plan,
+    peer: str,
+    delivery: Delivery,
+    limits: LimitSettings,
+    now: float,
+    may_assert: Callable[[str], bool],
+) -> None:
+    content = (encode(delivery.envelope), encode(delivery.fact))
+    try:
+        new = admitted(delivery.envelope, delivery.fact, limits).new_fact
+        _check(new, delivery, peer, may_assert)
+    except BoundaryError as error:
+        reason = error.reason or error.code
+        made.refused.append(set_aside(peer, delivery, reason, error.message, now, content))
+        return
+    new.source_offset = delivery.offset
+    made.facts.append(new)
+
+
+def _check(new: NewFact, delivery: Delivery, peer: str, may_assert: Callable[[str], bool]) -> None:
+    if delivery.digest and spelled(new.digest) != delivery.digest:
+        raise FactInvalidError(
+            "its content does not have the digest that the peer gave", reason="digest_mismatch"
+        )
+    if not may_assert(new.from_zone):
+        raise FactInvalidError(
+            f"{peer} may not speak for zone {new.from_zone!r}", reason="zone_not_allowed"
+        )
+
+
+def _across(link: Link, batch: Batch) -> Frontier:
+    """The frontier behind recorded losses, which come before the facts of a page."""
+    first = min((fact.offset for fact in batch.facts), default=batch.through_offset + 1)
+    frontier = Frontier(link.offset)
+    for gap in batch.gaps:
+        if gap.last_offset < first:
+            frontier = frontier.passed(gap.last_offset)
+    return frontier
+
+
+def _lost(batch: Batch, after: int, through: int, now: float) -> list[Gap]:
+    """The peer's losses within a stretch of its log, no offset twice."""
+    gaps: list[Gap] = []
+    for loss in sorted(batch.gaps, key=lambda each: each.first_offset):
+        first, last = max(loss.first_offset, after + 1), min(loss.last_offset, through)
+        if first <= last:
+            gaps.append(Gap(OUTBOUND, first, last, loss.reason, _instant(loss, now)))
+            after = last
+    return gaps
+
+
+def _instant(loss: Loss, now: float) -> float:
+    at = loss.recorded_at_unix_ms
+    return now if at is None else at / 1000

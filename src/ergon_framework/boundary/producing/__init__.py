@@ -1,0 +1,1 @@
+"""Telling a node what happened: facts and artifacts, each of them once."""

@@ -1,0 +1,135 @@
+"""The producer for threads: facts and artifacts into a zone's node, each of them once.
+
+What is confirmed is that the node has it on disk, and nothing about any consumer. Calls may be
+repeated at will, in this process or the next: the same id and content answer the same offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+from ergon_framework.boundary import tracing
+from ergon_framework.boundary.conversing.files import Artifact, Blob
+from ergon_framework.boundary.conversing.in_threads import ThreadHands
+from ergon_framework.boundary.conversing.script import Script
+from ergon_framework.boundary.conversing.transport import Transport
+from ergon_framework.boundary.http.client import HttpTransport
+from ergon_framework.boundary.model import ObjectReceipt, Receipt
+from ergon_framework.boundary.producing.options import (
+    EnvelopeOptions,
+    ProducerOptions,
+    Telling,
+    client_tls,
+)
+from ergon_framework.boundary.producing.publishing import (
+    EnvelopeLike,
+    FactLike,
+    appending,
+    appending_many,
+    looking_up,
+    message_json,
+    putting_blob,
+)
+from ergon_framework.boundary.producing.sequence import Progress, fact_of, publishing
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import BoundaryError
+
+T = TypeVar("T")
+
+
+class Producer(Telling):
+    """Tells a node what happened. Any thread may use it.
+
+    ::
+
+        with Producer("http://127.0.0.1:9443", from_zone="plant-a", to_zone="enterprise") as node:
+            node.publish(
+                {"subject": "work_order:WO-1", "predicate": "has_batch_attachment"},
+                ["batch_order.pdf"],
+                message_id=message_id("attached", "work_order", "WO-1", revision=1),
+            )
+    """
+
+    def __init__(self, node: str | Transport, **options: Unpack[ProducerOptions]) -> None:
+        super().__init__(options)
+        self._is_owner = isinstance(node, str)
+        self._transport: Transport
+        if isinstance(node, str):
+            self._transport = HttpTransport(node, tls=client_tls(options), **self.connecting)
+        else:
+            self._transport = node
+
+    def append_fact(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
+        """Append one fact; when this returns, the node has it on disk at ``offset``."""
+        with tracing.publishing(envelope) as on_its_way:
+            strict_ids = self.habits.strict_ids
+            message = message_json(on_its_way.envelope, fact, strict_ids=strict_ids)
+            return on_its_way.told(self._run(appending(message, self.habits)))
+
+    def append_facts(
+        self, items: Iterable[tuple[EnvelopeLike, FactLike]]
+    ) -> list[Receipt | BoundaryError]:
+        """Append in order, a few hundred in one commit; an outcome for each, in order.
+
+        Raises when the node cannot be reached; repeating all of it is harmless.
+        """
+        with tracing.publishing_many() as span:
+            told = self._run(appending_many(items, self.habits))
+            span.set_attribute("ergon.facts", len(told))
+        return told
+
+    def put_object(
+        self, bucket: str, key: str, blob: Blob, digest: str | None = None
+    ) -> ObjectReceipt:
+        """Store bytes, or a file, under a name; when this returns, the node has them on disk."""
+        return self._run(putting_blob(bucket, key, blob, digest, self.habits))
+
+    def lookup_fact(self, from_zone: str, message_id: str) -> Receipt | None:
+        """Where a fact lies that was appended at any time; None when it never was."""
+        return self._run(looking_up(from_zone, message_id, self.habits))
+
+    def publish(
+        self,
+        fact: FactLike,
+        files: Sequence[Artifact | Blob] = (),
+        *,
+        envelope: EnvelopeLike | None = None,
+        progress: Progress = None,
+        **fields: Unpack[EnvelopeOptions],
+    ) -> Receipt:
+        """Do the whole sequence: put every file, wait for its digest, then append the fact.
+
+        One file and no ``object_json``: the object is the reference to it. Otherwise references
+        are added as ``attachments``. A file that cannot be put means that no fact is appended.
+        """
+        with tracing.publishing(self.envelope_of(envelope, fields)) as on_its_way:
+            wrapping, habits = on_its_way.envelope, self.habits
+            script = publishing(fact_of(fact), wrapping, files, habits, progress)
+            return on_its_way.told(self._run(script))
+
+    def once(self) -> Producer:
+        """The same producer without patience: one attempt at each call, for who repeats himself."""
+        other = Producer(self._transport)
+        other.adopt(self)
+        return other
+
+    def close(self) -> None:
+        """Let go of the connections. Closing twice is fine."""
+        if self._is_owner:
+            self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, script: Script[T]) -> T:
+        return ThreadHands(self._transport, current_clock()).run(script)

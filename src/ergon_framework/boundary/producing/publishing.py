@@ -1,0 +1,257 @@
+"""The producer's conversations: put, append, look up, and the whole sequence of a publication.
+
+An artifact comes first, its acknowledgement is waited for, then the fact goes; a fact that was
+serialised is never serialised again, so that all its attempts are the same bytes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import msgspec
+
+from ergon_framework.boundary.conversing.files import (
+    Artifact,
+    Blob,
+    Report,
+    Source,
+    digest_of,
+    source_of,
+)
+from ergon_framework.boundary.conversing.script import (
+    SCHEDULE,
+    Dice,
+    Do,
+    Now,
+    Put,
+    Script,
+    called,
+    repeated,
+    understood,
+)
+from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY
+from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.http.codec_errors import error_of_shape
+from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
+from ergon_framework.boundary.settings import LimitSettings
+from ergon_framework.boundary.tracing import labelled
+from ergon_framework.core.call import Call
+from ergon_framework.core.retry import RetryRule
+from ergon_framework.errors import (
+    ArtifactError,
+    BoundaryError,
+    BoundaryNotFoundError,
+    DataLossError,
+    FactInvalidError,
+)
+
+EnvelopeLike: TypeAlias = Envelope | Mapping[str, Any]
+FactLike: TypeAlias = Fact | Mapping[str, Any]
+
+# How large a fact may be is the node's business: it may allow more than another.
+_LIMITS = LimitSettings(fact_bytes=1 << 40)
+BATCH_ITEMS = 500
+BATCH_BYTES = 4 << 20
+"""What goes into one ``AppendFacts`` at most."""
+
+
+class FactWarning(UserWarning):
+    """A fact that is taken, but not sound: its id may differ when the same event is told again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How a producer goes about it."""
+
+    rule: RetryRule = SCHEDULE
+    dice: Dice = field(default=lambda: 0.5, repr=False)
+    strict_ids: bool = False
+
+
+def message_json(
+    envelope: EnvelopeLike, fact: FactLike, *, strict_ids: bool, is_quiet: bool = False
+) -> bytes:
+    """The request of an append, checked: what is invalid is never sent."""
+    admission = admitted(envelope, fact, _LIMITS, strict_ids=strict_ids)
+    for text in () if is_quiet else admission.warnings:
+        warnings.warn(text, FactWarning, stacklevel=3)
+    return b'{"envelope":%b,"fact":%b}' % (admission.new_fact.envelope, admission.new_fact.fact)
+
+
+def appending(message: bytes, habits: Habits) -> Script[Receipt]:
+    """Append one fact, which was serialised once and for all."""
+    answer = yield from called(BOUNDARY + "AppendFact", message, habits.rule, habits.dice)
+    return understood(answer, Receipt)
+
+
+def looking_up(from_zone: str, message_id: str, habits: Habits) -> Script[Receipt | None]:
+    """What the node's ledger knows about an id; None when it never saw it."""
+    asked = msgspec.json.encode({"from_zone": from_zone, "message_id": message_id})
+    try:
+        answer = yield from called(ADMIN + "LookupFact", asked, habits.rule, habits.dice)
+    except BoundaryNotFoundError:
+        return None
+    found = understood(answer, Receipt)
+    return msgspec.structs.replace(found, duplicate=True)
+
+
+# ---- many facts ----
+
+
+def appending_many(
+    items: Iterable[tuple[EnvelopeLike, FactLike]], habits: Habits
+) -> Script[list[Receipt | BoundaryError]]:
+    """Append in order; what is invalid is not sent and keeps its place in the results."""
+    results: list[Receipt | BoundaryError | None] = []
+    messages: list[tuple[int, bytes]] = []
+    for place, (envelope, fact) in enumerate(items):
+        results.append(None)
+        try:
+            message = message_json(labelled(envelope), fact, strict_ids=habits.strict_ids)
+            messages.append((place, message))
+        except FactInvalidError as error:
+            results[place] = error
+    for batch in _batches(messages):
+        body = b'{"items":[' + b",".join([message for _, message in batch]) + b"]}"
+        answer = yield from called(ADMIN + "AppendFacts", body, habits.rule, habits.dice)
+        for (place, _), outcome in zip(batch, _outcomes(answer, len(batch)), strict=True):
+            results[place] = outcome
+    return [result for result in results if result is not None]
+
+
+def _batches(messages: Sequence[tuple[int, bytes]]) -> Iterable[list[tuple[int, bytes]]]:
+    batch: list[tuple[int, bytes]] = []
+    size = 0
+    for place, message in messages:
+        if batch and (len(batch) == BATCH_ITEMS or size + len(message) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((place, message))
+        size += len(message)
+    if batch:
+        yield batch
+
+
+class _Results(msgspec.Struct):
+    results: list[dict[str, Any]]
+
+
+def _outcomes(answer: bytes, count: int) -> list[Receipt | BoundaryError]:
+    results = understood(answer, _Results).results
+    if len(results) != count:
+        raise BoundaryError(
+            f"{count} facts were sent and {len(results)} results came back", reason="bad_answer"
+        )
+    return [_outcome(result) for result in results]
+
+
+def _outcome(result: dict[str, Any]) -> Receipt | BoundaryError:
+    if "error" in result:
+        return error_of_shape(result["error"])
+    return understood(msgspec.json.encode(result), Receipt)
+
+
+# ---- artifacts ----
+
+
+def putting(
+    bucket: str, key: str, source: Source, digest: str, report: Report, habits: Habits
+) -> Script[ObjectReceipt]:
+    """Put a blob and make sure that what the node has is what was meant."""
+    call = Call(habits.rule, (yield Now()))
+    effect = Put(bucket, key, source, digest, report)
+    answer: bytes = yield from repeated(effect, call, habits.dice)
+    receipt = understood(answer, ObjectReceipt)
+    if (receipt.digest, receipt.size) != (digest, source.size):
+        raise DataLossError(
+            f"the node acknowledged {bucket}/{key} with another digest or size",
+            reason="artifact_mismatch",
+            remedy="do not append a fact that refers to it; put it under another key",
+            details={"digest": digest, "size": source.size, "found_digest": receipt.digest},
+        )
+    return receipt
+
+
+def putting_blob(
+    bucket: str, key: str, blob: Blob, digest: str | None, habits: Habits
+) -> Script[ObjectReceipt]:
+    """Put bytes or a file; the digest is computed here unless the caller knows it."""
+    source: Source = yield Do(lambda: source_of(blob))
+    try:
+        if digest is None:
+            digest = yield Do(lambda: digest_of(source))
+        spelled = digest if digest.startswith("sha256:") else f"sha256:{digest}"
+        return (yield from putting(bucket, key, source, spelled, None, habits))
+    finally:
+        source.close()
+
+
+@dataclass(slots=True)
+class Publication:
+    """A fact and its artifacts on their way: the fact may go when each artifact is acknowledged."""
+
+    fact: Fact
+    artifacts: Sequence[Artifact]
+    receipts: list[ObjectReceipt] = field(default_factory=list)
+
+    def acknowledged(self, receipt: ObjectReceipt) -> None:
+        """The node has the next artifact on disk."""
+        self.receipts.append(receipt)
+
+    def ready(self) -> Fact:
+        """The fact with its references; an error as long as an artifact is not acknowledged."""
+        if len(self.receipts) != len(self.artifacts):
+            missing = self.artifacts[len(self.receipts)]
+            raise ArtifactError(
+                f"the artifact {missing.name!r} is not acknowledged yet",
+                remedy="put it first, wait for the answer, then append the fact",
+            )
+        if not self.artifacts:
+            return self.fact
+        pairs = zip(self.artifacts, self.receipts, strict=True)
+        return _referring(self.fact, [_reference(artifact, it) for artifact, it in pairs])
+
+
+def placed(artifact: Artifact, subject: str, digest: str) -> Artifact:
+    """The artifact with its bucket and key."""
+    kind = subject.partition(":")[0].replace("_", "-")
+    folder = digest.removeprefix("sha256:")[:16]
+    return replace(
+        artifact,
+        bucket=artifact.bucket or f"{kind}-files",
+        key=artifact.key or f"{folder}/{artifact.name or 'blob'}",
+    )
+
+
+def _reference(artifact: Artifact, receipt: ObjectReceipt) -> dict[str, Any]:
+    reference = {
+        "bucket": receipt.bucket,
+        "key": receipt.key,
+        "digest": receipt.digest,
+        "size": receipt.size,
+        "media_type": artifact.kind,
+    }
+    return {**reference, "file_name": artifact.name} if artifact.name else reference
+
+
+def check_object(fact: Fact, artifacts: Sequence[Artifact]) -> None:
+    """Refuse, before anything is sent, an object that has no room for references."""
+    given = fact.object_json
+    if not artifacts or given is None or (isinstance(given, dict) and "attachments" not in given):
+        return
+    raise FactInvalidError(
+        "object_json must be an object without attachments: the files are added there",
+        reason="type",
+        remedy="publish without files, or leave attachments to publish",
+        details={"field": "fact.object_json"},
+    )
+
+
+def _referring(fact: Fact, references: list[dict[str, Any]]) -> Fact:
+    if fact.object_json is None and len(references) == 1:
+        return msgspec.structs.replace(fact, object_json=references[0])
+    given = fact.object_json or {}
+    return msgspec.structs.replace(fact, object_json={**given, "attachments": references})

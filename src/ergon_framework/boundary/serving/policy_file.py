@@ -1,0 +1,182 @@
+"""The policy file.
+
+::
+
+    [identities."plant-a"]
+    operations = ["produce", "GetStatus"]   # operations and groups of them
+    assert = ["plant-a"]                    # zones it may speak for
+    target = ["*"]                          # zones it may speak to
+    logs = ["outbound", "inbound:*"]        # what it may read
+    consumers = ["plant-a-*"]
+    buckets = ["batch-files"]
+
+    [anonymous]                             # callers without a certificate, on loopback only
+    operations = ["observe"]
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ergon_framework.boundary.serving.policy import GROUPS, OPERATIONS, Names, Permit, Policy
+from ergon_framework.boundary.watched import Told, Watched
+from ergon_framework.errors import ErgonError, SettingsError
+
+_LISTS = ("operations", "assert", "target", "logs", "consumers", "buckets")
+_TABLES = ("identities", "anonymous")
+
+
+class PolicyFile:
+    """The policy as its file is now; a file that is wrong leaves the last good one in force."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        on_problem: Told | None = None,
+        every: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file = Watched(
+            (path,), lambda: read_policy(path), on_problem=on_problem, every=every, clock=clock
+        )
+
+    def current(self) -> Policy:
+        """The policy in force; the file is looked at now and then."""
+        return self._file.current()
+
+    @property
+    def problem(self) -> ErgonError | None:
+        """Why the file as it is now is not in force, if so."""
+        return self._file.problem
+
+
+def read_policy(path: str | os.PathLike[str]) -> Policy:
+    """The policy in a file; whatever is wrong with it is told with its place."""
+    return _Reader(path).policy()
+
+
+class _Reader:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        try:
+            self._text = Path(path).read_text(encoding="utf-8")
+            self._tables = tomllib.loads(self._text)
+        except OSError as error:
+            raise SettingsError(
+                f"the policy file {path} cannot be read: {error.strerror or error}",
+                remedy="check the path and who may read it",
+            ) from error
+        except ValueError as error:  # no UTF-8, or no TOML
+            raise SettingsError(
+                f"the policy file {path} is not TOML: {error}", remedy="correct the file"
+            ) from error
+
+    def policy(self) -> Policy:
+        self._check_keys((), self._tables, _TABLES)
+        tables = self._table(("identities",), self._tables.get("identities", {}))
+        permits = {name: self._permit(("identities", name), tables[name], name) for name in tables}
+        if "" in permits:
+            raise self._wrong(
+                ("identities", ""), "has an empty name", "use [anonymous] for callers without one"
+            )
+        if "anonymous" not in self._tables:
+            return Policy(permits)
+        anonymous = self._permit(("anonymous",), self._tables["anonymous"], "")
+        return Policy(permits, anonymous)
+
+    def _permit(self, path: tuple[str, ...], value: object, identity: str) -> Permit:
+        table = self._table(path, value)
+        self._check_keys(path, table, _LISTS)
+        lists = {key: self._names((*path, key), table.get(key, [])) for key in _LISTS}
+        operations = self._operations((*path, "operations"), lists.pop("operations"))
+        asserts, targets, *rest = (Names.read(names) for names in lists.values())
+        return Permit(identity, operations, asserts, targets, *rest)
+
+    def _operations(self, path: tuple[str, ...], names: list[str]) -> frozenset[str]:
+        found: set[str] = set()
+        for name in names:
+            if name == "*":
+                found.update(OPERATIONS)
+            elif name in GROUPS:
+                found.update(GROUPS[name])
+            elif name in OPERATIONS:
+                found.add(name)
+            else:
+                known = (*GROUPS, *OPERATIONS)
+                raise self._wrong(path, f"names {name!r}, which is none", _hint(name, known))
+        return frozenset(found)
+
+    def _table(self, path: tuple[str, ...], value: object) -> Mapping[str, Any]:
+        if isinstance(value, dict):
+            return value
+        raise self._wrong(path, "must be a table", f"write [{_spelled(path)}]")
+
+    def _names(self, path: tuple[str, ...], value: object) -> list[str]:
+        if isinstance(value, list) and all(isinstance(each, str) and each for each in value):
+            return value
+        raise self._wrong(path, "must be a list of names", f'write {path[-1]} = ["…"]')
+
+    def _check_keys(
+        self, path: tuple[str, ...], table: Mapping[str, Any], known: tuple[str, ...]
+    ) -> None:
+        for key in table:
+            if key not in known:
+                raise self._wrong((*path, key), "is an unknown key", _hint(key, known))
+
+    def _wrong(self, path: tuple[str, ...], problem: str, remedy: str) -> SettingsError:
+        line = _line_of(self._text, path)
+        place = f"{self._path}, line {line}" if line else f"{self._path}"
+        return SettingsError(f"{place}: {_spelled(path)} {problem}", remedy=remedy)
+
+
+def _hint(word: str, known: tuple[str, ...]) -> str:
+    close = get_close_matches(word, known, 1)
+    return f"did you mean {close[0]!r}?" if close else "known are " + ", ".join(known)
+
+
+def _spelled(path: tuple[str, ...]) -> str:
+    plain = (part.replace("-", "").replace("_", "") for part in path)
+    return ".".join(
+        part if bare.isalnum() and bare.isascii() else f'"{part}"'
+        for part, bare in zip(path, plain, strict=True)
+    )
+
+
+def _line_of(text: str, path: tuple[str, ...]) -> int | None:
+    """The line that has this key, or else its table; a help for people, so a guess may do."""
+    table: tuple[str, ...] = ()
+    best: int | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if stripped.startswith("["):
+            table = _keys(stripped)
+            here = table
+        elif "=" in stripped:
+            here = table + _keys(stripped.partition("=")[0] + "= 0")
+        else:
+            continue
+        if here[: len(path)] == path:
+            return number
+        if here == path[:-1]:
+            best = best or number
+    return best
+
+
+def _keys(line: str) -> tuple[str, ...]:
+    """The names in one line of TOML, from the outside in."""
+    try:
+        table: object = tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return ()
+    names: list[str] = []
+    while isinstance(table, dict) and table:
+        name, table = next(iter(table.items()))
+        names.append(name)
+    return tuple(names)

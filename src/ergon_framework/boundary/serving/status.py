@@ -1,0 +1,119 @@
+"""How a zone stands, and which of it deserves an alert."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ergon_framework.boundary.serving.pages import consumer_shape, link_shape, milliseconds
+from ergon_framework.boundary.settings import DAY
+from ergon_framework.ports.factstore import ConsumerInfo, LogInfo
+
+if TYPE_CHECKING:
+    from ergon_framework.boundary.zone import Zone
+
+BACKLOG = 10_000
+"""Facts waiting for one consumer from which an operator wants to know."""
+EXPIRY = 30 * DAY
+"""Seconds before a certificate ends from which an operator wants to know."""
+_MENDED = (3, 51, 3)
+"""The SQLite release from which two writers of one file cannot spoil its log."""
+
+
+def status(zone: Zone) -> dict[str, Any]:
+    """Everything about a zone, and ``alerts``: what a person should look at."""
+    now = zone.clock()
+    store = zone.store
+    info = store.info()
+    logs, consumers = store.logs(), store.consumers()
+    quarantined = store.quarantine()
+    links = [{**link_shape(link), **zone.gates.get(link.peer, {})} for link in store.links()]
+    known = {link["peer"] for link in links}
+    links += [
+        {"peer": peer, "sealed": False, **gate}
+        for peer, gate in sorted(zone.gates.items())
+        if peer not in known
+    ]
+    shape: dict[str, Any] = {
+        "zone": info.zone,
+        "epoch": info.epoch,
+        "created_at_unix_ms": milliseconds(info.created_at),
+        "now_unix_ms": milliseconds(now),
+        "logs": [_log_shape(log, zone) for log in logs],
+        "consumers": [consumer_shape(each, now) for each in consumers],
+        "links": links,
+        "quarantined": len(quarantined),
+        "gaps": len(store.gaps()),
+        "lost_facts": sum(gap.count for gap in store.gaps()),
+        "acknowledgement": store.acknowledgement,
+        "sqlite_version": sqlite3.sqlite_version,
+        "certificate_expires_unix_ms": milliseconds(zone.certificate_expiry),
+        "is_read_only": zone.is_broken,
+    }
+    shape["alerts"] = list(_alerts(shape, consumers, now))
+    shape["notes"] = list(_notes())
+    return shape
+
+
+def _log_shape(log: LogInfo, zone: Zone) -> dict[str, Any]:
+    capacity = zone.settings.capacity_bytes
+    return {
+        "log": log.name,
+        "head_offset": log.head,
+        "first_offset": log.first,
+        "bytes": log.size,
+        "last_at_unix_ms": milliseconds(log.last_at),
+        "fill_percent": round(100 * log.size / capacity, 1) if capacity else None,
+    }
+
+
+def _alerts(
+    shape: dict[str, Any], consumers: list[ConsumerInfo], now: float
+) -> Iterator[dict[str, Any]]:
+    if shape["is_read_only"]:
+        yield _alert("read_only", "the disk did not confirm a write: start the node again")
+    for log in shape["logs"]:
+        fill = log["fill_percent"]
+        if fill is not None and fill >= 50:
+            yield _alert("fill", f"{log['log']} is {fill} % full", log=log["log"])
+    for info in consumers:
+        if info.lag >= BACKLOG:
+            yield _alert("backlog", f"{info.lag} facts wait for {info.name}", consumer=info.name)
+    for link in shape["links"]:
+        yield from _link_alerts(link)
+    if shape["quarantined"]:
+        yield _alert("quarantine", f"{shape['quarantined']} facts are set aside")
+    if shape["lost_facts"]:
+        yield _alert("loss", f"{shape['lost_facts']} facts were given up; see the gaps")
+    expiry = shape["certificate_expires_unix_ms"]
+    if expiry is not None and expiry / 1000 - now < EXPIRY:
+        days = max(0, int((expiry / 1000 - now) / DAY))
+        yield _alert("certificate", f"the certificate ends in {days} days")
+
+
+def _link_alerts(link: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    peer = link["peer"] or "every peer"
+    if link["sealed"]:
+        yield _alert("sealed", f"sealed for {peer}: {link.get('reason', '')}", peer=link["peer"])
+    if link.get("epoch_changed"):
+        yield _alert(
+            "epoch",
+            f"the store of {peer} is another one or went back in time: nothing is pulled until"
+            " an operator accepts it",
+            peer=link["peer"],
+        )
+    elif link.get("mode") == "autonomous" and not link["sealed"]:
+        yield _alert("link", f"{peer} does not answer: {link.get('error', '')}", peer=link["peer"])
+
+
+def _alert(kind: str, text: str, **about: Any) -> dict[str, Any]:
+    return {"kind": kind, "text": text, **about}
+
+
+def _notes() -> Iterator[str]:
+    if sqlite3.sqlite_version_info < _MENDED:
+        yield (
+            f"SQLite {sqlite3.sqlite_version} has a defect that only two writing processes meet;"
+            " this node is the only one that writes its file"
+        )

@@ -1,0 +1,337 @@
+"""The outbox: facts go to disk here first, and from here to the node, in order, once.
+
+::
+
+    outbox = Outbox("outbox.db", Producer("https://node:9443", …))
+    outbox.start()                      # drains in the background
+    outbox.add(envelope, fact)          # returns when it is on disk
+
+A node that is away, for a second or for weeks, costs nothing but disk. Whatever dies, nothing that
+``add`` has returned for is lost, and the node has it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypeAlias
+
+from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
+from ergon_framework.boundary.settings import LimitSettings
+from ergon_framework.boundary.spool import driving
+from ergon_framework.boundary.spool.attaching import Attached, attached
+from ergon_framework.boundary.spool.draining import (
+    PATIENCE,
+    Drain,
+    DrainReport,
+    DrainRule,
+    Ended,
+    OnRefusal,
+    Recovery,
+    Script,
+    Witness,
+)
+from ergon_framework.boundary.spool.records import Entry, Figures, Refused, Spooled
+from ergon_framework.boundary.spool.store import Spool
+from ergon_framework.boundary.tracing import publishing
+from ergon_framework.core.retry import Backoff
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import BoundaryError, ErgonError, WiringError, describe
+from ergon_framework.ports.factstore import NewFact
+
+__all__ = ["DrainReport", "Ended", "Figures", "Outbox", "Refused"]
+
+logger = logging.getLogger("ergon_framework.boundary")
+
+WhenHeld: TypeAlias = Literal["wait", "raise"]
+
+
+class Sender(Protocol):
+    """What an outbox needs of a producer. It brings the patience; each call is one attempt."""
+
+    def append_fact(self, envelope: Envelope, fact: Fact) -> Receipt:
+        """Append one fact."""
+
+    def append_facts(
+        self, items: Sequence[tuple[Envelope, Fact]]
+    ) -> Sequence[Receipt | BoundaryError]:
+        """Append several in one commit, with an answer for each."""
+
+    def put_object(
+        self, bucket: str, key: str, blob: Path, *, digest: str | None = None
+    ) -> ObjectReceipt:
+        """Put an artifact."""
+
+    def lookup_fact(self, from_zone: str, message_id: str) -> Receipt | None:
+        """What the node has under an id."""
+
+
+class Outbox:
+    """A durable spool of facts. Any thread may call any method; any process may add."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        producer: Sender | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        max_items: int | None = None,
+        max_bytes: int | None = None,
+        limits: LimitSettings | None = None,
+        strict_ids: bool = False,
+        on_refusal: OnRefusal = "set_aside",
+        recover: Recovery = "append",
+        backoff: Backoff = PATIENCE,
+        batch_items: int = 500,
+        batch_bytes: int = 1 << 20,
+        poll: float = 1.0,
+        busy_timeout: float = 5.0,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self.rule = DrainRule(on_refusal, recover, backoff, batch_items, batch_bytes, poll)
+        self.last_error: Exception | None = None
+        """What the node or the network said last; None once something got through again."""
+        self._spool = Spool(
+            path, clock=clock, max_items=max_items, max_bytes=max_bytes, busy_timeout=busy_timeout
+        )
+        self._producer = producer
+        self._clock = clock
+        self._limits = limits or LimitSettings()
+        self._strict_ids = strict_ids
+        self._dice = dice
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._switch = threading.Lock()
+
+    # ---- putting facts in ----
+
+    def add(
+        self,
+        envelope: Envelope | Mapping[str, Any],
+        fact: Fact | Mapping[str, Any],
+        files: Iterable[Attached] = (),
+        *,
+        copy: bool = True,
+    ) -> int:
+        """Spool a fact and return its id once it is on disk; what is invalid is refused here.
+
+        Files go to the node before the fact, which is given references to them. They are copied
+        first, unless ``copy=False``: then they must stay as they are until they are sent. The same
+        fact again answers the id it has; another one of the same message id is refused.
+        """
+        fact, kept = attached(self._spool.folder, fact, list(files), is_copied=copy)
+        try:
+            with publishing(envelope, "boundary.spool") as on_its_way:
+                entry = Entry(self._admitted(on_its_way.envelope, fact), kept)
+                seq, is_new = self._spool.add(entry)
+        except BoundaryError:  # after any other the fact may be there; if not, they are swept
+            self._spool.folder.drop(kept)
+            raise
+        if not is_new:
+            self._spool.folder.drop(kept)
+        return seq
+
+    def add_in(
+        self,
+        connection: sqlite3.Connection,
+        envelope: Envelope | Mapping[str, Any],
+        fact: Fact | Mapping[str, Any],
+    ) -> int:
+        """Spool a fact in the caller's own transaction on the same file, which the caller commits.
+
+        It is there when that is committed, and never when it is rolled back. :meth:`wake`, called
+        after the commit, sends it at once; otherwise it is found at the next look.
+        """
+        with publishing(envelope, "boundary.spool") as on_its_way:
+            return self._spool.add_in(connection, Entry(self._admitted(on_its_way.envelope, fact)))
+
+    # ---- sending ----
+
+    def drain(
+        self,
+        stop: threading.Event | None = None,
+        *,
+        until_empty: bool = False,
+        when_held: WhenHeld = "wait",
+    ) -> DrainReport:
+        """Send what is there and what comes, in order, until stopped; or until nothing waits.
+
+        An outage is waited out. ``stop`` is noticed within a second, or at once with :meth:`wake`.
+        Only one drains a spool at a time: another one waits for its turn, or is told.
+        """
+        return driving.drain(
+            self._spool,
+            self._script(until_empty=until_empty),
+            _impatient(self._sender()),
+            stop=stop or threading.Event(),
+            poll=self.rule.poll,
+            waits=when_held == "wait",
+        )
+
+    async def drain_async(
+        self,
+        producer: Any,
+        stop: asyncio.Event | None = None,
+        *,
+        until_empty: bool = False,
+        when_held: WhenHeld = "wait",
+    ) -> DrainReport:
+        """The same in an event loop, with a producer whose methods are awaited."""
+        return await driving.drain_async(
+            self._spool,
+            self._script(until_empty=until_empty),
+            _impatient(producer),
+            stop=stop or asyncio.Event(),
+            poll=self.rule.poll,
+            waits=when_held == "wait",
+        )
+
+    def start(self) -> None:
+        """Drain in the background from now on. Starting twice is fine."""
+        self._sender()
+        with self._switch:
+            if self._thread is None or not self._thread.is_alive():  # as after a fork
+                self._ending.clear()
+                self._thread = current_clock().spawn("ergon-outbox", self._run)
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """End the background drain after what it is sending; whether it has ended in time."""
+        with self._switch:
+            if self._thread is None:
+                return True
+            self._ending.set()
+            self.wake()
+            self._thread.join(timeout)
+            return not self._thread.is_alive()
+
+    def wake(self) -> None:
+        """Let whoever drains look now, in any process: after a commit, or a sign of life."""
+        self._spool.ring()
+
+    # ---- what was refused ----
+
+    def refused(self) -> list[Refused]:
+        """Facts that the node will not have, with what it said, in the order they were added."""
+        return self._spool.refused()
+
+    def retry(self, refused_id: int) -> None:
+        """Send a refused fact again, before everything that was added after it."""
+        self._spool.retry(refused_id)
+
+    def discard(self, refused_id: int) -> None:
+        """Give a refused fact up for good."""
+        self._spool.discard(refused_id)
+
+    # ---- looking ----
+
+    def pending(self) -> int:
+        """How many facts wait for the node."""
+        return self.figures().pending
+
+    @property
+    def oldest_at(self) -> float | None:
+        """Since when the first of them waits, in Unix seconds; None when none does."""
+        return self._spool.oldest_at()
+
+    @property
+    def size(self) -> int:
+        """The bytes of everything in the spool, files and refused facts included."""
+        figures = self.figures()
+        return figures.pending_bytes + figures.refused_bytes
+
+    def figures(self) -> Figures:
+        """All of it at once."""
+        return self._spool.figures()
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Stop and let go of the file; what is in it stays. Closing twice is fine."""
+        self.stop()
+        self._spool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- inside ----
+
+    def _sender(self) -> Sender:
+        if self._producer is None:
+            raise WiringError("this outbox has no producer", remedy="give it one to drain it")
+        return self._producer
+
+    def _admitted(self, envelope: Any, fact: Any) -> NewFact:
+        admission = admitted(
+            envelope, fact, self._limits, strict_ids=self._strict_ids, clock=self._clock
+        )
+        for warning in admission.warnings:
+            logger.warning("fact %s: %s", admission.new_fact.message_id, warning)
+        return admission.new_fact
+
+    def _script(self, *, until_empty: bool) -> driving.MakeScript:
+        def make(is_stopped: Callable[[], bool]) -> Script[DrainReport]:
+            return Drain(
+                self._spool,
+                self.rule,
+                is_stopped=is_stopped,
+                dice=self._dice,
+                until_empty=until_empty,
+                witness=_Reporter(self),
+            ).script()
+
+        return make
+
+    def _run(self) -> None:
+        """The background: only its end ends it."""
+        while not self._ending.is_set():
+            pause = self.rule.poll
+            try:
+                self.drain(self._ending)
+            except Exception as error:
+                self.last_error = error
+                log = logger.error if isinstance(error, ErgonError | OSError) else logger.exception
+                log("the outbox cannot be drained for now: %s", describe(error))
+                pause = self.rule.backoff.cap
+            self._ending.wait(pause)
+
+
+class _Reporter(Witness):
+    """Says once that the node is away and once that it is back, and each refusal."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+
+    def failed(self, error: Exception) -> None:
+        if self._outbox.last_error is None:
+            logger.warning("facts wait in the outbox: %s", describe(error))
+        self._outbox.last_error = error
+
+    def answered(self) -> None:
+        if self._outbox.last_error is not None:
+            logger.info("the outbox is drained again")
+        self._outbox.last_error = None
+
+    def refused(self, spooled: Spooled, error: BoundaryError) -> None:
+        logger.error("fact %d of the outbox was refused: %s", spooled.seq, describe(error))
+
+
+def _impatient(producer: Any) -> Any:
+    """The producer for single attempts, so that its patience and ours do not multiply."""
+    once: Callable[[], Any] | None = getattr(producer, "once", None)
+    return producer if once is None else once()

@@ -1,0 +1,1 @@
+"""Looking after a zone: what it lets go of, whether all is sound, and copies of it."""

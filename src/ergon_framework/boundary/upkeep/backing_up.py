@@ -1,0 +1,162 @@
+"""A copy of a zone, taken while its node runs.
+
+The objects come first, then the log in one consistent copy, then the objects that came meanwhile:
+so everything the copied log names is in the copy, even what is collected while it is made. The copy
+is made beside its place and gets its name when it is whole and synced: a crash leaves nothing that
+looks like a backup and is none. Objects never change, so on the same disk they are shared by a hard
+link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ergon_framework.boundary.folder import OBJECTS
+from ergon_framework.boundary.objects.disk import make_folder, sync_folder
+from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.upkeep.local import looked_into
+from ergon_framework.boundary.upkeep.verifying import named_objects
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
+from ergon_framework.storage.failpoints import declare, failpoint
+
+declare(
+    "boundary.backup_log.before",
+    "boundary.backup_log.after",
+    "boundary.backup_name.before",
+    "boundary.backup_name.after",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUp:
+    """What a backup holds."""
+
+    zone: str
+    folder: str
+    facts: int
+    objects: int
+    object_bytes: int
+    missing: str = ""
+    """What could not be copied because it is damaged where it was; empty when all is well."""
+
+
+def back_up(
+    data: str | Path,
+    target: str | Path,
+    *,
+    shares: bool = True,
+    report: Callable[[int], None] = lambda _objects: None,
+) -> BackedUp:
+    """Copy the zone in ``data`` to the new folder ``target``; opened, it begins a new epoch.
+
+    Without ``shares`` the bytes of objects are copied even where a hard link would do.
+    """
+    place = Path(target).absolute()
+    _check_free(place)
+    draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with looked_into(data) as zone:
+            draft.mkdir(parents=True)
+            objects = zone.objects
+            assert isinstance(objects, FilesystemObjectStore)  # noqa: S101 - it is a folder
+            missing = _copy(zone, objects, draft, shares, report)
+        with looked_into(draft) as copy:
+            told = _summed(copy, place, missing)
+        _give_name(draft, place)
+    except OSError as error:
+        _remove(draft)
+        raise StoreUnavailableError(
+            f"no backup could be written to {place}: {error.strerror or error}",
+            remedy="see that the folder can be written and has room, then try again",
+        ) from error
+    except BaseException:
+        _remove(draft)
+        raise
+    return told
+
+
+def _copy(
+    zone: Zone,
+    objects: FilesystemObjectStore,
+    draft: Path,
+    shares: bool,
+    report: Callable[[int], None],
+) -> str:
+    """Objects, log, objects again; what was missing of those that the copied log names."""
+    folder = draft / OBJECTS
+    make_folder(folder)
+    with contextlib.suppress(DataLossError):  # told below, if the copied log still names them
+        _copy_objects(zone, objects, folder, shares, report)
+    failpoint("boundary.backup_log.before")
+    zone.store.backup(str(draft))
+    failpoint("boundary.backup_log.after")
+    with looked_into(draft) as copy:
+        try:
+            _copy_objects(copy, objects, folder, shares, report)
+        except DataLossError as error:
+            return error.message
+    return ""
+
+
+def _copy_objects(
+    names: Zone,
+    objects: FilesystemObjectStore,
+    folder: Path,
+    shares: bool,
+    report: Callable[[int], None],
+) -> None:
+    def digests() -> Iterator[bytes]:
+        for count, stored in enumerate(named_objects(names), start=1):
+            place = _path(folder, stored.digest)
+            if not place.exists():  # by another name, or by the round before
+                if shares:
+                    _share(_path(objects.folder, stored.digest), place)
+                yield stored.digest
+            report(count)
+
+    objects.copy_to(str(folder), digests())  # what is shared is only synced
+
+
+def _share(source: Path, target: Path) -> None:
+    """Give the bytes a second name; where that is impossible they are copied afterwards."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # another disk, too many links, no links at all, or no file
+        os.link(source, target)
+
+
+def _path(folder: Path, digest: bytes) -> Path:
+    name = digest.hex()
+    return folder / "sha256" / name[:2] / name[2:4] / name
+
+
+def _summed(copy: Zone, place: Path, missing: str) -> BackedUp:
+    sizes = {stored.digest: stored.size for stored in named_objects(copy)}
+    facts = sum(log.head - log.first + 1 for log in copy.store.logs())
+    return BackedUp(copy.name, str(place), facts, len(sizes), sum(sizes.values()), missing)
+
+
+def _check_free(place: Path) -> None:
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        raise ConfigurationError(
+            f"{place} is there already; nothing was changed", remedy="name a new or empty folder"
+        )
+
+
+def _give_name(draft: Path, place: Path) -> None:
+    for path in (draft / OBJECTS, draft):
+        sync_folder(path)
+    failpoint("boundary.backup_name.before")
+    draft.rename(place)
+    failpoint("boundary.backup_name.after")
+    sync_folder(place.parent)
+
+
+def _remove(draft: Path) -> None:
+    shutil.rmtree(draft, ignore_errors=True)

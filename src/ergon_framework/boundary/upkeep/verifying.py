@@ -1,0 +1,101 @@
+"""Whether everything a zone acknowledged is still what it was: the hash chains and the objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.ports.factstore import Flaw, LogInfo, StoredObject
+
+SLICE = 500
+"""Names read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it was acknowledged: a fact, or an object."""
+
+    kind: str
+    where: str
+    what: str
+    about: dict[str, Any]
+
+    def shape(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"kind": self.kind, "where": self.where, "what": self.what, **self.about}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much has been looked at so far."""
+
+    facts: int
+    objects: int
+
+
+def size_of(zone: Zone) -> int:
+    """About how many facts and objects there are to look at."""
+    facts = sum(log.head - log.first + 1 for log in zone.store.logs())
+    return facts + sum(1 for _ in named_objects(zone))
+
+
+def verified(zone: Zone) -> Iterator[Finding | Progress]:
+    """Walk every log and read every object; what is wrong as it is found, and how far it is."""
+    facts = objects = 0
+    for log in zone.store.logs():
+        for told in zone.store.verify(log.name):
+            if isinstance(told, Flaw):
+                yield _fact(told)
+            else:
+                yield Progress(facts + _walked(log, told), objects)
+        facts += log.head - log.first + 1
+    sound: set[bytes] = set()
+    for stored in named_objects(zone):
+        if stored.digest not in sound:
+            wrong = _wrong(zone, stored)
+            if wrong is None:
+                sound.add(stored.digest)
+            else:
+                yield _object(stored, wrong)
+        objects += 1
+        yield Progress(facts, objects)
+
+
+def named_objects(zone: Zone) -> Iterator[StoredObject]:
+    """Every object that has a name, in order of bucket and key."""
+    after = ("", "")
+    while page := zone.store.objects(after=after, limit=SLICE):
+        yield from page
+        after = (page[-1].bucket, page[-1].key)
+
+
+def _walked(log: LogInfo, reached: int) -> int:
+    return max(0, min(reached, log.head) - log.first + 1)
+
+
+def _wrong(zone: Zone, stored: StoredObject) -> str | None:
+    wrong = zone.objects.verify(stored.digest, stored.size)
+    if wrong is None:
+        return None
+    # An orphan may have been collected since its name was read; then nothing is wrong.
+    still = zone.store.object(stored.bucket, stored.key)
+    is_there = still is not None and still.digest == stored.digest
+    return wrong if is_there else None
+
+
+def _fact(flaw: Flaw) -> Finding:
+    about = {"log": flaw.log, "offset": flaw.offset}
+    return Finding("fact", f"{flaw.log} {flaw.offset}", flaw.what, about)
+
+
+def _object(stored: StoredObject, what: str) -> Finding:
+    about = {
+        "bucket": stored.bucket,
+        "key": stored.key,
+        "digest": spelled(stored.digest),
+        "is_referenced": stored.is_referenced,
+    }
+    return Finding("object", f"{stored.bucket}/{stored.key}", what, about)

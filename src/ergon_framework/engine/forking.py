@@ -1,0 +1,36 @@
+"""After a fork: the child gets locks of its own, and counts only what it does itself."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Renewable(Protocol):
+    """Holds locks, or counts what the threads of this process do."""
+
+    def renew(self) -> None:
+        """In the child: a lock that another thread held at the fork would never be free."""
+
+
+_alive: weakref.WeakSet[Renewable] = weakref.WeakSet()
+
+
+def renew_after_fork(part: Renewable) -> None:
+    """From now on ``part`` is renewed in every forked child, for as long as it lives."""
+    _alive.add(part)
+
+
+def _after_fork_in_child() -> None:
+    failures = []
+    for part in list(_alive):
+        try:
+            part.renew()
+        except Exception as error:  # the others are renewed all the same
+            failures.append(error)
+    if failures:
+        raise ExceptionGroup("not everything was renewed after a fork", failures)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,1 @@
+"""What stands before a call: the lanes, their circuits, and how many may retry at once."""

@@ -1,0 +1,1 @@
+"""How providers stand, over HTTP: the route, and who may read it."""

@@ -1,0 +1,1 @@
+"""One guarded call on its way: how it is checked, driven, made, and written down."""

@@ -1,0 +1,257 @@
+"""The two drivers of a guarded call: a thread, and an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ergon_framework.core.guard import Do
+from ergon_framework.engine.clocks import asleep_until, sleep_until
+from ergon_framework.errors import HookError
+from ergon_framework.ports.providerstore import AttemptRow
+from ergon_framework.providers.errors import ProviderTimeoutError
+from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.pipeline.calling import Calling
+from ergon_framework.providers.pipeline.stepping import Errand, Outcome, step
+
+if TYPE_CHECKING:
+    from ergon_framework.providers.pipeline.express import Ticket
+    from ergon_framework.providers.pipeline.fitting import Ending, Fitted
+
+Body = Callable[..., Any]
+Ended = tuple[ProviderExecutionResult, list[AttemptRow]]
+
+
+def body(
+    implementation: Callable[..., Any],
+    tenant_id: str,
+    campaign_id: str | None,
+    operation: str,
+    payload: dict[str, Any],
+) -> Body:
+    """One attempt; what it lacks is the context."""
+    return partial(
+        implementation,
+        tenant_id=tenant_id,
+        campaign_id=campaign_id,
+        operation=operation,
+        payload=payload,
+    )
+
+
+def drive(fitted: Fitted, call: Calling, body: Body) -> Ended:
+    """Do what the machine says, in this thread, until it says that it is over."""
+    try:
+        return _go_on(fitted, call, body, call.begin())
+    except BaseException:
+        _give_up(fitted, call)
+        raise
+
+
+def ride(
+    fitted: Fitted, ticket: Ticket, body: Body, ending: Ending | None
+) -> ProviderExecutionResult:
+    """Go the short way, and on with the machine when it turns out longer."""
+    data, raised = None, None
+    if ticket.is_late:
+        result, rows = ticket.machine().too_late()
+        fitted.conclude(result, rows, ending)
+        return result
+    try:
+        data = body(context=ticket.context)
+    except Exception as error:
+        raised = error
+    except BaseException:
+        _give_up(fitted, ticket.machine())
+        raise
+    arrived = None if raised is not None else ticket.arrived(data)
+    if arrived is not None:
+        fitted.conclude(arrived[0], [arrived[1]])
+        return arrived[0]
+    call = ticket.machine()
+    try:
+        do = call.succeeded(data) if raised is None else call.failed(raised)
+        result, rows = _go_on(fitted, call, body, do)
+    except BaseException:
+        _give_up(fitted, call)
+        raise
+    fitted.conclude(result, rows, ending)
+    return result
+
+
+def _give_up(fitted: Fitted, call: Calling) -> None:
+    """Give back what the call holds; what it did is on record all the same."""
+    fitted.recorder.add(call.abandon())
+
+
+def _go_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
+    while do is not Do.END:
+        if do is Do.ATTEMPT:
+            do = _attempt(fitted, call, body)
+        elif do is Do.ADMIT:
+            do = call.admit_quickly() or call.admit()
+        elif do is Do.RESERVE:
+            do = call.reserve()
+        else:
+            sleep_until(call.clock, call.until)
+            do = call.waited()
+    return call.finish()
+
+
+def _attempt(fitted: Fitted, call: Calling, body: Body) -> Do:
+    context = call.attempt_context()
+    try:
+        if fitted.is_plain:
+            data = body(context=context)
+        elif fitted.is_async:
+            data = asyncio.run(_bounded(body, context))
+        else:
+            data = fitted.isolation.run(
+                call.clock, _end_of(call, context), partial(body, context=context)
+            )
+    except Exception as error:
+        return call.failed(error)
+    return call.succeeded(data)
+
+
+def _end_of(call: Calling, context: ProviderExecutionContext) -> float:
+    return call.clock.now() + (context.attempt_timeout_seconds or 0.0)
+
+
+def refuse_inside_loop() -> None:
+    """An async provider cannot be called synchronously from inside an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise HookError(
+        "execute() of a provider with an async _execute_impl cannot run inside an event loop",
+        remedy="await aexecute() instead",
+    )
+
+
+async def adrive(fitted: Fitted, call: Calling, body: Body) -> Ended:
+    """Do what the machine says, in this task; what reads or writes a store does so on a thread."""
+    is_quick = fitted.is_local or not call.reads_store
+    try:
+        return await _ago_on(fitted, call, body, await step(call.begin, is_quick=is_quick))
+    except BaseException as error:
+        await _abandon(fitted, call, error)
+        raise
+
+
+async def aride(
+    fitted: Fitted, ticket: Ticket, body: Body, ending: Ending | None
+) -> ProviderExecutionResult:
+    """The short way, on an event loop."""
+    data, raised = None, None
+    if ticket.is_late:
+        result, rows = ticket.machine().too_late()
+        await fitted.aconclude(result, rows, ending)
+        return result
+    try:
+        data = await _bounded(body, ticket.context)
+    except Exception as error:
+        raised = error
+    except BaseException as error:
+        await _abandon(fitted, ticket.machine(), error)
+        raise
+    arrived = None if raised is not None else ticket.arrived(data)
+    if arrived is not None:
+        await fitted.aconclude(arrived[0], [arrived[1]])
+        return arrived[0]
+    call = ticket.machine()
+    try:
+        judged = partial(call.succeeded, data) if raised is None else partial(call.failed, raised)
+        do = await step(judged, is_quick=fitted.is_local)
+        result, rows = await _ago_on(fitted, call, body, do)
+    except BaseException as error:
+        await _abandon(fitted, call, error)
+        raise
+    await fitted.aconclude(result, rows, ending)
+    return result
+
+
+async def _ago_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
+    is_local = fitted.is_local
+    while do is not Do.END:
+        if do is Do.ATTEMPT:
+            do = await _aattempt(fitted, call, body)
+        elif do is Do.ADMIT:
+            passed = call.admit_quickly()
+            do = passed if passed is not None else await step(call.admit, is_quick=is_local)
+        elif do is Do.RESERVE:
+            do = await step(call.reserve, is_quick=is_local)
+        else:
+            await asleep_until(call.clock, call.until)
+            do = await step(call.waited, is_quick=is_local or not call.reads_store)
+    return await step(call.finish, is_quick=is_local or not call.holds_anything)
+
+
+async def _abandon(fitted: Fitted, call: Calling, error: BaseException) -> None:
+    if call.is_handed_over:
+        return
+    # A coroutine that is thrown away cannot wait for a thread.
+    is_quick = fitted.is_local or not call.holds_anything or isinstance(error, GeneratorExit)
+    await step(partial(_give_up, fitted, call), is_quick=is_quick)
+
+
+async def _aattempt(fitted: Fitted, call: Calling, body: Body) -> Do:
+    context = call.attempt_context()
+    try:
+        if fitted.is_async:
+            data = await _bounded(body, context)
+        else:
+            data = await _on_thread(fitted, call, body, context)
+    except Exception as error:
+        return await step(partial(call.failed, error), is_quick=fitted.is_local)
+    is_quick = fitted.is_local or not call.writes_success
+    return await step(partial(call.succeeded, data), is_quick=is_quick)
+
+
+async def _bounded(body: Body, context: ProviderExecutionContext) -> Any:
+    limit = context.attempt_timeout_seconds
+    if limit is None:
+        return await body(context=context)
+    bound = asyncio.timeout(limit)
+    try:
+        async with bound:
+            return await body(context=context)
+    except TimeoutError as error:
+        if not bound.expired():
+            raise
+        raise ProviderTimeoutError(f"no answer within {limit:.3g} seconds") from error
+
+
+async def _on_thread(
+    fitted: Fitted, call: Calling, body: Body, context: ProviderExecutionContext
+) -> Any:
+    """An attempt on a thread. Cancelled, it goes on there, and is settled when it has ended."""
+    work = partial(body, context=context)
+    if fitted.options.isolate:
+        # Not on a thread of the event loop's pool: its end would wait for a call that hangs.
+        work = partial(fitted.isolation.run, call.clock, _end_of(call, context), work)
+    settle = partial(_settle, fitted, call)
+    errand = Errand(work, settle)
+    try:
+        return await errand.run()
+    except Exception:
+        raise
+    except BaseException as error:
+        call.is_handed_over, outcome = errand.leave()
+        if outcome is not None:
+            is_quick = fitted.is_local or isinstance(error, GeneratorExit)
+            await step(partial(settle, outcome), is_quick=is_quick)
+        raise
+
+
+def _settle(fitted: Fitted, call: Calling, outcome: Outcome) -> None:
+    """The end of an attempt whose call was given up meanwhile."""
+    data, error = outcome
+    if error is None:
+        call.succeeded(data)
+    elif isinstance(error, Exception):
+        call.failed(error)
+    fitted.recorder.add(call.abandon())

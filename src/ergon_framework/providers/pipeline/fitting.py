@@ -1,0 +1,300 @@
+"""A provider's parts, put together once when it is built."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from ergon_framework.core.guard import GuardRule, RetryBudget, Scope
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.ports.clock import Clock
+from ergon_framework.ports.providerstore import (
+    EVERYBODY,
+    AttemptRow,
+    Batch,
+    DeadLetter,
+    LaneKey,
+    Outcome,
+    ProviderStore,
+)
+from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.decisions import DecisionOptions, decisions
+from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
+from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.finite import is_finite
+from ergon_framework.providers.gates.circuits import Circuit
+from ergon_framework.providers.gates.instants import steady
+from ergon_framework.providers.gates.lanes import Lane, Lanes
+from ergon_framework.providers.gates.retries import Retries
+from ergon_framework.providers.mapping import Rule
+from ergon_framework.providers.mapping.tidying import tidy
+from ergon_framework.providers.pipeline.calling import Calling
+from ergon_framework.providers.pipeline.edge import MOST
+from ergon_framework.providers.pipeline.isolation import Isolation
+from ergon_framework.providers.pipeline.manner import Manner
+from ergon_framework.providers.pipeline.stepping import step
+from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
+from ergon_framework.providers.recorder import CLOSING, recorder_of
+from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.providers.telling import tell
+
+Ending = Callable[[ProviderExecutionResult], DeadLetter | None]
+"""Says whether a call that failed becomes a dead letter."""
+
+NEVER = 2**31
+"""Failures in a row that open no circuit."""
+
+_KINDS = {
+    "retry_policy": RetryPolicy,
+    "circuit_breaker": CircuitBreaker,
+    "parent_breaker": CircuitBreaker,
+    "quota": QuotaPolicy,
+    "retry_budget": RetryBudget,
+    "decisions": DecisionOptions,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a provider was given."""
+
+    retry_policy: RetryPolicy
+    circuit_breaker: CircuitBreaker | Literal[False]
+    quota: QuotaPolicy | None
+    store: str | ProviderStore | None
+    timeout_seconds: float | None
+    attempt_timeout_seconds: float | None
+    isolate: bool
+    durable: bool
+    parent_breaker: CircuitBreaker | None
+    retry_budget: RetryBudget | None
+    breaker_scope: str
+    quota_unit: str
+    quota_fails_open: bool
+    decisions: DecisionOptions
+    default_cooldown_seconds: float
+    max_cooldown_seconds: float
+    max_lanes: int
+    spill: str | Path | None
+    clock: Clock | None
+    wall: Callable[[], float]
+
+
+class RowIds:
+    """Ids that are unique without asking anybody, and cost next to nothing."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """A process of its own: after a fork the numbers would repeat."""
+        prefix = os.urandom(12).hex()
+        numbers = itertools.count(1)
+
+        def following() -> str:
+            return f"{prefix}{next(numbers):012x}"
+
+        self._next = following
+
+    def __call__(self) -> str:
+        """The next one."""
+        return self._next()
+
+
+_new_id = RowIds()
+
+
+class Fitted:
+    """The parts of one provider."""
+
+    def __init__(
+        self,
+        name: str,
+        capability: str,
+        options: Options,
+        rules: Sequence[Rule],
+        *,
+        is_async: bool,
+    ) -> None:
+        self.provider_name = name
+        self.capability = capability
+        self.options = options
+        self.is_async = is_async
+        self.is_plain = not options.isolate and not is_async
+        """Whether an attempt is nothing but a call in this thread."""
+        self.has_express = options.retry_budget is None and options.circuit_breaker is not False
+        """Whether a call may go the short way, which counts nothing."""
+        self.store = _store_of(options)
+        self.is_local = isinstance(self.store, MemoryProviderStore)
+        """Whether the store answers without waiting for anything."""
+        self.recorder = recorder_of(self.store, spill=options.spill)
+        self.isolation = Isolation()
+        self.retries = Retries(options.retry_budget)
+        self._breaker = options.circuit_breaker or CircuitBreaker(failure_threshold=NEVER)
+        self._parent = self._parent_circuit()
+        self.lanes = Lanes(self._new_lane, self._breaker.forget, options.max_lanes)
+        self.manner = _manner(options, rules, self.retries)
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """After a fork, in the child: locks and counts of its own."""
+        self.lanes.renew()
+        self.retries.renew()
+        self.isolation.renew()
+
+    def lane(self, tenant_id: str) -> Lane:
+        """What this tenant's calls share."""
+        lane = self.lanes.get(tenant_id)
+        if lane is None:
+            if tenant_id == EVERYBODY:
+                raise ProviderBadRequestError(
+                    f"tenant_id must not be {EVERYBODY!r}: that stands for all tenants",
+                    never_sent=True,
+                    details={"path": "tenant_id"},
+                )
+            lane = self.lanes.of(LaneKey(tenant_id, self.provider_name, self.capability))
+        return lane
+
+    def calling(
+        self,
+        lane: Lane,
+        who: tuple[str | None, str],
+        context: ProviderExecutionContext,
+    ) -> Calling:
+        """A call that is about to begin; ``who`` is the campaign and the operation."""
+        self.retries.began()
+        return Calling(self.manner, lane, who, context, self.options.timeout_seconds)
+
+    def conclude(
+        self,
+        result: ProviderExecutionResult,
+        rows: list[AttemptRow],
+        ending: Ending | None = None,
+    ) -> None:
+        """Hand the rows on, and the dead letter if ``ending`` has one.
+
+        A letter is on disk together with the last row before this returns, or the result says that
+        there is none. With ``durable`` that holds for every call.
+        """
+        letter = None if ending is None or result.success else ending(result)
+        if letter is not None:
+            last = rows[-1]._replace(outcome=Outcome.DEAD_LETTER.value)
+            if self.recorder.write_now(Batch([*rows[:-1], last], [letter])):
+                result.dead_letter = letter
+                return
+        if not self.options.durable or not self.recorder.write_now(Batch(rows)):
+            self.recorder.add(rows)
+
+    async def aconclude(
+        self,
+        result: ProviderExecutionResult,
+        rows: list[AttemptRow],
+        ending: Ending | None = None,
+    ) -> None:
+        """The same without holding up an event loop."""
+        if self.options.durable or (ending is not None and not result.success):
+            await step(partial(self.conclude, result, rows, ending), is_quick=False)
+        else:
+            self.recorder.add(rows)
+
+    def close(self) -> None:
+        """Give back what was taken ahead, and write what is on its way."""
+        for lane in self.lanes.all():
+            if lane.quota is not None:
+                lane.quota.give_back_block()
+        self.recorder.flush(CLOSING)
+
+    def _new_lane(self, key: LaneKey) -> Lane:
+        policy = self.options.quota
+        own = self._breaker.circuit(self.store, key, self.options.timeout_seconds, tell)
+        circuits = (own,) if self._parent is None else (own, self._parent)
+        return Lane(key, circuits, None if policy is None else QuotaDesk(self.store, key, policy))
+
+    def _parent_circuit(self) -> Circuit | None:
+        parent = self.options.parent_breaker
+        if parent is None:
+            return None
+        key = LaneKey(EVERYBODY, self.provider_name, self.capability)
+        return parent.circuit(self.store, key, self.options.timeout_seconds, tell)
+
+
+def fit(
+    name: str, capability: str, options: Options, rules: Sequence[Rule], *, is_async: bool
+) -> Fitted:
+    """Check the options against each other, and put the parts together."""
+    for field, kind in _KINDS.items():
+        value = getattr(options, field)
+        is_off = value is None or (value is False and field == "circuit_breaker")
+        if not is_off and not isinstance(value, kind):
+            raise ConfigurationError(f"{field} must be a {kind.__name__}, not {value!r}")
+    for field in ("timeout_seconds", "attempt_timeout_seconds"):
+        value = getattr(options, field)
+        if value is not None:
+            _check_above_zero(field, value)
+    for field in ("default_cooldown_seconds", "max_cooldown_seconds", "max_lanes"):
+        _check_above_zero(field, getattr(options, field), may_be_zero=field.startswith("default"))
+    for field in ("breaker_scope", "quota_unit"):
+        value = getattr(options, field)
+        if value not in ("attempt", "execution"):
+            raise ConfigurationError(f"{field} must be 'attempt' or 'execution', not {value!r}")
+    has_end = options.timeout_seconds is not None or options.attempt_timeout_seconds is not None
+    if options.isolate and not has_end:
+        raise ConfigurationError(
+            "isolate=True needs a time after which a call is left behind",
+            remedy="give timeout_seconds or attempt_timeout_seconds",
+        )
+    if options.isolate and is_async:
+        raise ConfigurationError(
+            "isolate=True is for calls on threads, and this provider's _execute_impl is async",
+            remedy="leave it out: an async call is cancelled when its time is over",
+        )
+    return Fitted(name, capability, options, rules, is_async=is_async)
+
+
+def _store_of(options: Options) -> ProviderStore:
+    if options.store is not None:
+        return open_store(options.store)
+    return MemoryProviderStore(clock=steady(options.clock, options.wall))
+
+
+def _manner(options: Options, rules: Sequence[Rule], retries: Retries) -> Manner:
+    policy, clock = options.retry_policy, options.clock
+    known = tuple(rules)
+
+    def mapped(error: Exception) -> ProviderError:
+        return tidy(error, known, options.wall)
+
+    return Manner(
+        guard=GuardRule(
+            policy.rule,
+            options.quota is not None,
+            Scope(options.quota_unit),
+            Scope(options.breaker_scope),
+        ),
+        table=decisions(options.decisions),
+        canonical=mapped,
+        clock=current_clock if clock is None else lambda: clock,
+        wall=options.wall,
+        max_attempts=min(policy.max_attempts, MOST),
+        attempt_timeout=options.attempt_timeout_seconds,
+        default_cooldown=options.default_cooldown_seconds,
+        longest_cooldown=options.max_cooldown_seconds,
+        fails_open=options.quota_fails_open,
+        retries=retries,
+        new_id=_new_id,
+    )
+
+
+def _check_above_zero(name: str, value: Any, *, may_be_zero: bool = False) -> None:
+    if not is_finite(value) or value < 0 or (value == 0 and not may_be_zero):
+        raise ConfigurationError(f"{name} must be a number above 0, not {value!r}")

@@ -1,0 +1,80 @@
+"""How one provider makes its calls, and what follows from what a caller gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ergon_framework.core.guard import GuardRule
+from ergon_framework.core.quota import Account
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.clock import Clock
+from ergon_framework.providers.decisions import Decision
+from ergon_framework.providers.errors import ProviderError
+from ergon_framework.providers.execution import ProviderExecutionContext, QuotaSnapshot
+from ergon_framework.providers.gates.lanes import Lane
+from ergon_framework.providers.gates.retries import Retries
+from ergon_framework.providers.quota import Reservation
+
+_LONGEST_BUDGET = 2**31 / 1000 - 1  # seconds: the column holds milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How one provider makes its calls: fixed when it is built."""
+
+    guard: GuardRule
+    table: dict[str, Decision]
+    canonical: Callable[[Exception], ProviderError]
+    clock: Callable[[], Clock]
+    wall: Callable[[], float]
+    max_attempts: int
+    attempt_timeout: float | None
+    default_cooldown: float
+    longest_cooldown: float
+    fails_open: bool
+    retries: Retries
+    new_id: Callable[[], str]
+
+    def rule_of(self, context: ProviderExecutionContext) -> GuardRule:
+        """How one call is guarded: as all are, with fewer attempts if its caller says so."""
+        most, retry = context.max_attempts, self.guard.retry
+        if most is None or most >= retry.attempts:
+            return self.guard
+        return replace(self.guard, retry=replace(retry, attempts=most))
+
+
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
+
+
+def quota_snapshot(account: Account) -> QuotaSnapshot:
+    """A budget as a result shows it."""
+    window, limit, used = account
+    return _new(QuotaSnapshot, (limit, used, limit - used if used < limit else 0, window.end))
+
+
+def deadline_of(
+    context: ProviderExecutionContext, budget: float | None, now: float
+) -> float | None:
+    """The earliest of what the caller, the context and the provider say."""
+    deadline = context.deadline
+    for seconds in (context.timeout_seconds, budget):
+        if seconds is not None and (deadline is None or now + seconds < deadline):
+            deadline = now + seconds
+    return deadline
+
+
+def budget_ms(began_at: float, deadline: float | None) -> int | None:
+    """A budget as a row has it: neither below nothing nor longer than its column holds."""
+    if deadline is None:
+        return None
+    return round(min(max(0.0, deadline - began_at), _LONGEST_BUDGET) * 1000)
+
+
+def give_back(manner: Manner, lane: Lane, reservation: Reservation) -> None:
+    """Return units that were not used, and count those that the store does not take."""
+    try:
+        if lane.quota is not None and reservation.is_open:
+            lane.quota.refund(reservation)
+    except StoreError:
+        manner.retries.unreturned(reservation.units)

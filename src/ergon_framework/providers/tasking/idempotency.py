@@ -1,0 +1,154 @@
+"""One call per key: how a key is made of a request, and who may make the call under it.
+
+This is no promise of exactly once: a process may die after the provider did its work and before
+anybody wrote that down. Providers that take an idempotency key themselves find it in
+``context.idempotency_key``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.failure import Kind
+from ergon_framework.ports.providerstore import Claim, ClaimState, ProviderStore
+from ergon_framework.providers.decisions import Decision
+from ergon_framework.providers.errors import (
+    ERROR_OF,
+    ProviderBadRequestError,
+    ProviderError,
+    Reason,
+)
+from ergon_framework.providers.pipeline.redaction import strip_secrets
+from ergon_framework.storage.failpoints import declare, failpoint
+
+LONGEST_KEY = 255
+
+NOT_KEPT = "_ergon_result"
+"""The one field of a replayed result that was not kept; its value says why."""
+
+declare("providers.claim.after", "providers.finish.before", "providers.finish.after")
+
+
+def check_key(key: Any) -> str:
+    """A key that a caller gave, or a bad request that says what is wrong with it."""
+    if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY or not key.isprintable():
+        raise ProviderBadRequestError(
+            f"idempotency_key must be a text of 1 to {LONGEST_KEY} printable characters",
+            never_sent=True,
+            details={"path": "idempotency_key"},
+            remedy="leave it out to have one made of the request",
+        )
+    return key
+
+
+def capped(
+    data: dict[str, Any], largest: int, secret_names: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """What is kept of a result for replays: all of it, or the reason why none of it is."""
+    try:
+        text = msgspec.json.encode(data)
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return {NOT_KEPT: "not_json"}
+    if len(text) > largest:
+        return {NOT_KEPT: "too_large"}
+    try:
+        plain: dict[str, Any] = msgspec.json.decode(text)
+        has_secrets = strip_secrets(plain, secret_names)[1]
+    except RecursionError:
+        return {NOT_KEPT: "too_deep"}
+    return {NOT_KEPT: "has_secrets"} if has_secrets else plain
+
+
+def may_run_again(decision: Decision, reason_code: str) -> bool:
+    """Whether a call that failed so may be made again under its key.
+
+    It may when nothing came of it, and whoever comes next can do better: time heals, a gate opens,
+    and credentials are put right on our side.
+    """
+    is_curable = decision.kind is Kind.HELD or reason_code == Reason.AUTH_FAILED
+    return decision.retries or is_curable
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGuard:
+    """One delivery that wants a key. ``owner`` is its own; ``message`` is that of all of them."""
+
+    store: ProviderStore
+    tenant_id: str
+    key: str
+    fingerprint: str
+    owner: str
+    message: str
+
+    def claim(self, lease: float, keep: float) -> Claim:
+        """Ask for the key. The lease outlasts the longest call, so nobody has to renew it."""
+        answer = self.store.claim(
+            self.tenant_id, self.key, self.fingerprint, self.owner, lease, keep
+        )
+        failpoint("providers.claim.after")
+        return answer
+
+    def claim_after(self, dead: str, lease: float, keep: float) -> Claim:
+        """The same after an owner that is known to be dead: its lease need not run out."""
+        self.store.finish(self.tenant_id, self.key, dead, None, None, may_run_again=True)
+        return self.claim(lease, keep)
+
+    def succeed(self, kept: dict[str, Any]) -> bool:
+        """Write the result down; whether the key was still ours."""
+        failpoint("providers.finish.before")
+        is_ours = self.store.finish(self.tenant_id, self.key, self.owner, kept, None)
+        failpoint("providers.finish.after")
+        return is_ours
+
+    def fail(self, reason_code: str, message: str) -> bool:
+        """Whoever comes with this key is told the same from now on."""
+        return self.store.finish(self.tenant_id, self.key, self.owner, None, reason_code, message)
+
+    def free(self, reason_code: str | None = None) -> bool:
+        """Let the next one try."""
+        return self.store.finish(
+            self.tenant_id, self.key, self.owner, None, reason_code, may_run_again=True
+        )
+
+    def mark_redelivery(self, most: int, keep: float) -> str | None:
+        """Count a message that came back; None when it came back too often.
+
+        Every try leaves a mark under a name of its own, because a name can be taken only once, and
+        takes it away when it has ended: what is left are the tries whose worker was lost.
+        """
+        mark = hashlib.sha256(f"{self.key}\n{self.message}".encode()).hexdigest()
+        for number in range(1, most + 1):
+            name = f"redelivery {number} of {mark}"
+            found = self.store.claim(self.tenant_id, name, mark, self.owner, keep, keep)
+            if found.state is ClaimState.MINE:
+                return name
+        return None
+
+    def unmark(self, name: str) -> None:
+        """Take a mark away."""
+        self.store.finish(self.tenant_id, name, self.owner, None, None, may_run_again=True)
+
+    @property
+    def name(self) -> str:
+        """Under which the call is held while it is made."""
+        return f"{self.tenant_id}\n{self.key}\n{self.message}"
+
+
+def earlier_failure(claim: Claim) -> ProviderError:
+    """The error that ended an earlier call under the same key."""
+    kind = ERROR_OF.get(claim.reason_code or "", ERROR_OF[Reason.INTERNAL_ERROR.value])
+    return kind(claim.error_message or "an earlier call under this idempotency key failed")
+
+
+def conflict() -> ProviderBadRequestError:
+    """The key was used for another request."""
+    return ProviderBadRequestError(
+        "this idempotency key was used for another request",
+        never_sent=True,
+        details={"path": "idempotency_key"},
+        remedy="one key belongs to one request: give each its own",
+    )

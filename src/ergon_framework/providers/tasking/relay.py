@@ -1,0 +1,245 @@
+"""From the store to the queue: dead letters are published, and calls to be made again are sent.
+
+A letter is published at least once, under an id that never changes; then the store is told. Any
+number of relays may work on one store: one at a time sends a call, and what is sent twice because
+one of them died has one id.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ergon_framework.core.retry import Backoff
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.providerstore import (
+    ClaimState,
+    DeadLetter,
+    LetterStatus,
+    ProviderStore,
+    StoredLetter,
+)
+from ergon_framework.providers.mapping.text import message_of
+from ergon_framework.providers.tasking.letters import letter_message, why_not_sendable
+from ergon_framework.providers.telling import tell
+from ergon_framework.storage.failpoints import declare, failpoint
+
+BATCH = 100
+FOREIGN = 10_000
+"""Letters of other apps beyond which a relay does not look."""
+
+IDLE = 2.0
+"""Seconds between two looks at a store in which nothing was waiting."""
+
+SENDING = 60.0
+"""Seconds for which no other relay sends what one is sending."""
+
+PAUSES = Backoff(base=1.0, factor=2.0, cap=60.0, low=0.8, high=1.2)
+"""After a look that failed."""
+
+declare(
+    "providers.publish.before",
+    "providers.publish.after",
+    "providers.redrive.before",
+    "providers.redrive.after",
+)
+
+
+class Counter(Protocol):
+    """A queue, open for a while."""
+
+    def publish(self, message: dict[str, Any]) -> None:
+        """Put a dead letter on the dead-letter queue; return when the queue has it."""
+
+    def knows(self, letter: DeadLetter) -> bool:
+        """Whether there is a task of its name here."""
+
+    def send(self, letter: DeadLetter) -> None:
+        """Send its call again, counted; twice sent, it has the same id."""
+
+
+Post = Callable[[], AbstractContextManager[Counter]]
+"""Opens a queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """What one look came to."""
+
+    published: int = 0
+    redriven: int = 0
+    has_more: bool = False
+    """Whether it looked only at letters that others have to send, and there may be more behind."""
+
+    def __bool__(self) -> bool:
+        return bool(self.published or self.redriven or self.has_more)
+
+
+class Relay:
+    """Carries the letters of one store to one queue. It belongs to one thread."""
+
+    def __init__(self, store: ProviderStore, post: Post, *, batch: int = BATCH) -> None:
+        self._store = store
+        self._post = post
+        self._batch = batch
+        self._foreign = 0
+        """Letters at the head that only a relay of another app can send."""
+        self._refused = 0
+        """Letters at the head that the queue does not take."""
+        self._owner = str(uuid.uuid4())
+
+    def pump(self) -> Relayed:
+        """Carry what waits now. Raises what the store or the queue raises; the rest waits on.
+
+        A letter that the queue refuses is told of when those behind it were carried.
+        """
+        done, refusal = self._look()
+        if refusal is not None:
+            raise refusal
+        return done
+
+    def drain(self) -> Relayed:
+        """Carry until nothing waits that this queue can take."""
+        published = redriven = 0
+        first: Exception | None = None
+        while True:
+            done, refusal = self._look()
+            published += done.published
+            redriven += done.redriven
+            first = first or refusal
+            if not done:
+                break
+        if first is not None:
+            raise first
+        return Relayed(published, redriven)
+
+    def _look(self) -> tuple[Relayed, Exception | None]:
+        pending = self._store.due_letters(LetterStatus.PENDING, self._batch + self._refused)
+        limit = self._batch + min(self._foreign, FOREIGN)
+        redrive = self._store.due_letters(LetterStatus.REDRIVE, limit)
+        if not pending and not redrive:
+            return Relayed(), None
+        refusals: list[Exception] = []
+        with self._post() as counter:
+            published = [self._try(self._publish, counter, each, refusals) for each in pending]
+            self._refused = min(len(refusals), FOREIGN)
+            sendable = self._sendable(redrive)
+            sent = [self._try(self._redrive, counter, each, refusals) for each in sendable]
+        known, self._foreign = self._foreign, len(sent) - sum(sent)
+        has_more = len(redrive) == limit and known < self._foreign < FOREIGN
+        done = Relayed(sum(published), sum(sent), has_more)
+        return done, refusals[0] if refusals else None
+
+    def _try(
+        self,
+        carry: Callable[[Counter, StoredLetter], bool],
+        counter: Counter,
+        stored: StoredLetter,
+        refusals: list[Exception],
+    ) -> bool:
+        """Carry one letter. What is wrong with one must not keep back those behind it."""
+        try:
+            return carry(counter, stored)
+        except (OSError, StoreError):  # the queue is away, or the store: the next would fare alike
+            raise
+        except Exception as error:
+            refusals.append(error)
+            return False
+
+    def _publish(self, counter: Counter, stored: StoredLetter) -> bool:
+        failpoint("providers.publish.before")
+        counter.publish(letter_message(stored.letter))
+        failpoint("providers.publish.after")
+        return self._move(stored, LetterStatus.PUBLISHED, LetterStatus.PENDING)
+
+    def _redrive(self, counter: Counter, stored: StoredLetter) -> bool:
+        failpoint("providers.redrive.before")
+        if not counter.knows(stored.letter) or not self._is_mine(stored.letter):
+            return False
+        counter.send(stored.letter)
+        failpoint("providers.redrive.after")
+        if stored.published_at is None:  # it was wanted back before anybody heard of it
+            counter.publish(letter_message(stored.letter))
+        return self._move(stored, LetterStatus.REDRIVEN, LetterStatus.REDRIVE)
+
+    def _is_mine(self, letter: DeadLetter) -> bool:
+        """Whether no other relay is sending it, or was until a moment ago."""
+        name = f"redrive {letter.redrive_count} of {letter.dead_letter_id}"
+        claim = self._store.claim(letter.tenant_id, name, name, self._owner, SENDING, SENDING)
+        return claim.state is ClaimState.MINE
+
+    def _sendable(self, letters: list[StoredLetter]) -> Iterator[StoredLetter]:
+        for stored in letters:
+            if why_not_sendable(stored.letter) is None:
+                yield stored
+            else:  # nothing can come of it: it must not stand in the way of the others
+                self._move(stored, LetterStatus.PUBLISHED, LetterStatus.REDRIVE)
+
+    def _move(self, stored: StoredLetter, status: LetterStatus, when: LetterStatus) -> bool:
+        return self._store.move_letter(stored.letter.dead_letter_id, status, when=[when])
+
+
+class RelayThread:
+    """Looks at relays over and over, on a thread of its own."""
+
+    def __init__(
+        self,
+        relays: Callable[[], Iterable[Relay]],
+        *,
+        idle: float = IDLE,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        """``relays`` is asked at every look, on the thread: it may take its time, and fail."""
+        self._relays = relays
+        self._idle = idle
+        self._dice = dice
+        self._bell = threading.Event()
+        self._is_stopped = False
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name="ergon-relay", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to carry."""
+        self._bell.set()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Have a last look, and end. What was not carried waits in its store."""
+        self._is_stopped = True
+        self._bell.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            self._bell.clear()
+            wait = self.look()
+            if self._is_stopped:
+                return
+            if wait > 0.0:
+                self._bell.wait(wait)
+
+    def look(self) -> float:
+        """Pump every relay once; the seconds until the next look."""
+        moved, failure = False, None
+        try:
+            for relay in self._relays():
+                try:
+                    moved = bool(relay.pump()) or moved
+                except Exception as error:  # the next one may have another store, or another queue
+                    failure = error
+        except Exception as error:
+            failure = error
+        if failure is None:
+            self._failures = 0
+            return 0.0 if moved else self._idle
+        self._failures += 1
+        tell("relay.failed", error=message_of(failure), failures=self._failures)
+        return PAUSES.delay(self._failures - 1, self._dice())

@@ -1,0 +1,61 @@
+"""Working in a transaction that belongs to the caller, on the caller's own connection."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.storage.connections import same_file
+from ergon_framework.storage.faults import translate
+
+
+@contextmanager
+def joined(connection: sqlite3.Connection, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
+    """A cursor in the caller's transaction; an error undoes what was done with it, and only that.
+
+    ``lock`` is a statement that changes nothing and takes the write lock.
+    """
+    if not same_file(connection, path):
+        raise StoreError(
+            f"the connection does not have {path} as its main database",
+            remedy="connect to that very file, or leave the connection out",
+        )
+    # A cursor of ours and plain text: what the caller makes of rows and of text is not asked.
+    text, connection.text_factory = connection.text_factory, str
+    try:
+        with closing(sqlite3.Cursor(connection)) as cursor:
+            _begin(connection, cursor, path, lock)
+            cursor.execute("SAVEPOINT ergon_joined")
+            try:
+                yield cursor
+            except BaseException:
+                cursor.execute("ROLLBACK TO ergon_joined")
+                raise
+            finally:
+                cursor.execute("RELEASE ergon_joined")
+    finally:
+        connection.text_factory = text
+
+
+def _begin(connection: sqlite3.Connection, cursor: sqlite3.Cursor, path: Path, lock: str) -> None:
+    # Newer Pythons have a second way to leave transactions to the caller.
+    is_bare = connection.isolation_level is None or getattr(connection, "autocommit", 0) is True
+    if not connection.in_transaction and is_bare:
+        raise StoreError(
+            "the connection has no transaction open, and begins none by itself",
+            remedy="execute BEGIN IMMEDIATE first",
+        )
+    try:
+        if not connection.in_transaction:
+            cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute(lock)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT:
+            raise StoreUnavailableError(
+                f"{path} was written by others since this transaction began to read",
+                remedy="roll back, and begin again with BEGIN IMMEDIATE",
+            ) from error
+        raise translate(error, path) or error from error

@@ -1,0 +1,72 @@
+"""What the URL of a store says: of which kind it is, and which file one on SQLite is.
+
+What stands behind the scheme may hold a password: no error shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from ergon_framework.errors import ConfigurationError
+
+SQLITE = "sqlite:///"
+"""How the URL of a store on SQLite begins; the path of its file follows."""
+
+_DRIVERS = {"postgresql": "psycopg"}
+_ALIASES = {"postgres": "postgresql"}
+
+
+def taken_apart(url: str, known: Sequence[str], forms: str) -> tuple[str, str]:
+    """The kind of store, one of those ``known``, and what follows it; ``forms`` shows examples."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        kind = url.partition(":")[0].lower()
+        if kind in known or kind in _ALIASES:
+            raise ConfigurationError(f"the URL of a {kind} store lacks ://", remedy=forms)
+        raise ConfigurationError(
+            "the URL of a store must say of which kind it is", remedy=f"for a file, {forms}"
+        )
+    kind, _, driver = scheme.lower().partition("+")
+    kind = _ALIASES.get(kind, kind)
+    if kind not in known:
+        close = get_close_matches(kind, known, n=1)
+        meant = f"did you mean {close[0]}://? Otherwise " if close else ""
+        raise ConfigurationError(
+            f"there is no store of the kind {scheme.lower()[:32]!r}", remedy=f"{meant}{forms}"
+        )
+    if driver and driver != _DRIVERS.get(kind):
+        raise ConfigurationError(
+            f"a store on {kind} takes no other driver than ours", remedy=f"leave out +{driver}"
+        )
+    return kind, rest
+
+
+def path_in(rest: str) -> str:
+    """The file of a store on SQLite, by what follows the scheme of its URL."""
+    path = rest.removeprefix("/")
+    if path in {"", ":memory:"}:
+        raise ConfigurationError(
+            "an SQLite store needs a file: other processes could not see it",
+            remedy="write sqlite:///work.db; memory:// keeps everything in this process only",
+        )
+    if path == rest:
+        raise ConfigurationError(
+            "an SQLite URL has no host: three slashes come before the path",
+            remedy="write sqlite:///work.db, or four slashes for an absolute path",
+        )
+    if {*path} & {"?", "#"}:
+        raise ConfigurationError(
+            "an SQLite store takes no options in its URL", remedy="leave out ? and #"
+        )
+    if "\0" in path:
+        raise ConfigurationError(
+            "the path of an SQLite store has a NUL character", remedy="leave it out"
+        )
+    return path
+
+
+def file_of(url: str) -> Path | None:
+    """The file of a store on SQLite; None for any other."""
+    return Path(url[len(SQLITE) :]) if url.lower().startswith(SQLITE) else None
