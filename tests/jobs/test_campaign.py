@@ -61,7 +61,7 @@ ELSEWHERE = {
 def points() -> list[str]:
     """Every failpoint that a running worker passes."""
     assert WorkerChores is not None  # imported for its failpoint
-    known = (name for name in NAMES if not name.startswith(("boundary.", "providers.")))
+    known = (name for name in NAMES if name.startswith(("jobs.", "storage.", "worker.")))
     return sorted(name for name in known if name not in ELSEWHERE)
 
 

@@ -12,7 +12,7 @@ import pytest
 from ergon_framework.errors import (
     ConfigurationError,
     DuplicateJobError,
-    JobError,
+    StoreError,
     StoreUnavailableError,
 )
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -111,7 +111,7 @@ def test_another_file_is_refused(store: SqliteJobStore, tmp_path: Path) -> None:
     for other in (tmp_path / "other.db", ":memory:"):
         with (
             closing(sqlite3.connect(other)) as connection,
-            pytest.raises(JobError, match=r"does not have .* as its main database"),
+            pytest.raises(StoreError, match=r"does not have .* as its main database"),
         ):
             store.add_in(connection, [new("a")])
 
@@ -131,7 +131,7 @@ def test_the_same_file_by_another_name(store: SqliteJobStore, tmp_path: Path) ->
 def test_without_a_transaction_it_is_refused(store: SqliteJobStore) -> None:
     """A connection that commits each statement by itself must begin a transaction first."""
     with closing(sqlite3.connect(store.path, isolation_level=None)) as connection:
-        with pytest.raises(JobError, match="no transaction open"):
+        with pytest.raises(StoreError, match="no transaction open"):
             store.add_in(connection, [new("a")])
         connection.execute("BEGIN")
         store.add_in(connection, [new("a")])
@@ -215,7 +215,7 @@ def test_a_store_in_memory() -> None:
         ("redis://:hunter2@host", "Redis come with a later version"),
         ("nats://hunter2@host", "NATS come with a later version"),
         ("sqllite:///work.db", "did you mean sqlite://"),
-        ("mysql://me:hunter2@host/db", "no job store of the kind 'mysql'"),
+        ("mysql://me:hunter2@host/db", "no store of the kind 'mysql'"),
         ("hunter2", "must say of which kind"),
     ],
 )

@@ -27,7 +27,8 @@ WORKER = """
 import os, sys
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Hold, NewJob, WorkerRecord
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, HandClock, Subject, ask
+from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask
 
 def say(*words):
     os.write(1, (" ".join(words) + "\\n").encode())
@@ -59,7 +60,8 @@ say("end")
 CLAIMER = """
 import os, sys
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, HandClock, Subject, ask
+from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask
 
 store = SqliteJobStore(sys.argv[1])
 s = Subject(store, HandClock(), None, 15.0)

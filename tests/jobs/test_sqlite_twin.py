@@ -25,6 +25,7 @@ from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Job, Leased, NewJob, OnDuplicate, Search
+from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,
@@ -32,7 +33,6 @@ from ergon_framework.testing.suites.jobstore.subject import (
     LEASE,
     RELEASED,
     SUCCEEDED,
-    HandClock,
     Subject,
     ask,
     hold,

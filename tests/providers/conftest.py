@@ -1,7 +1,31 @@
-"""Servers that the tests of this folder share."""
+"""Servers, time and stores that the tests of this folder share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.ports.providerstore import ProviderStore
+from ergon_framework.testing import VirtualClock
+from tests.providers.scripted import new_store
 from tests.providers.servers import postgres_server, postgres_url
 
 __all__ = ["postgres_server", "postgres_url"]
+
+
+@pytest.fixture
+def clock() -> Iterator[VirtualClock]:
+    """Time for one test: it passes when everybody waits for it."""
+    with VirtualClock() as clock:
+        yield clock
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(
+    request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path
+) -> Iterator[ProviderStore]:
+    """Both kinds of store: one answers at once, the other is asked on a thread."""
+    with new_store(request.param, clock, tmp_path) as store:
+        yield store

@@ -60,13 +60,6 @@ def endless() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
-
-
 # -- callers -------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -71,13 +70,6 @@ RAISED = [row for row in WANTED if row.reason not in {"quota_exhausted", "circui
 def by_reason(found: list[Row]) -> pytest.MarkDecorator:
     """A test for each reason."""
     return pytest.mark.parametrize("row", found, ids=[row.reason for row in found])
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
 
 
 def failing(row: Row, *, never_sent: bool = False) -> Scripted:

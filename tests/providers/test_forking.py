@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.guard import RetryBudget
-from ergon_framework.providers import forking
+from ergon_framework.engine import forking
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.quota import QuotaPolicy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ from ergon_framework.core.guard import Do, Guard, GuardRule
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.ports.providerstore import Quota
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
-from ergon_framework.providers.circuits import Circuit
 from ergon_framework.providers.errors import ProviderRateLimitError, ProviderTimeoutError
+from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -33,13 +33,6 @@ from tests.providers.scripted import (
 )
 
 RULE = BreakerRule(1, 30.0)
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
 
 
 def let_in(circuit: Circuit) -> Permit:

@@ -16,15 +16,8 @@ from hypothesis import strategies as st
 
 from ergon_framework.ports.providerstore import ClaimState, LaneKey
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
-from ergon_framework.providers.holding import dead_owner, take
-from ergon_framework.providers.idempotency import (
-    NOT_KEPT,
-    KeyGuard,
-    capped,
-    check_key,
-    fingerprint,
-)
-from ergon_framework.providers.redaction import (
+from ergon_framework.providers.pipeline.fingerprints import fingerprint
+from ergon_framework.providers.pipeline.redaction import (
     is_secret,
     message_of,
     plain_json,
@@ -32,6 +25,13 @@ from ergon_framework.providers.redaction import (
     strip_secrets,
 )
 from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.providers.tasking.holding import dead_owner, take
+from ergon_framework.providers.tasking.idempotency import (
+    NOT_KEPT,
+    KeyGuard,
+    capped,
+    check_key,
+)
 from ergon_framework.providers.tasks import Carried, Gate, TaskEnd
 from ergon_framework.testing import VirtualClock
 from tests.providers.task_hands import call, provider, runner

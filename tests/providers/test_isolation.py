@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,13 +28,6 @@ from tests.providers.scripted import (
 )
 
 pytestmark = pytest.mark.req("PROVIDERS:badinput")
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
 
 
 def run(provider: Scripted, clock: VirtualClock, colour: str) -> Any:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.providers.mapping import canonical
-from ergon_framework.providers.mapping_text import LONGEST_MESSAGE, message_of, veiled
+from ergon_framework.providers.mapping.text import LONGEST_MESSAGE, message_of, veiled
 
 
 @pytest.mark.req("PEF:T-8")

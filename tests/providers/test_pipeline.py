@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -42,13 +41,6 @@ from tests.providers.scripted import (
 )
 
 DOWN = ProviderDependencyError("down", http_status=503)
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
 
 
 # -- the contract --------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +35,6 @@ from tests.providers.scripted import (
 
 DOWN = ProviderDependencyError("down", http_status=503)
 COLOURS = pytest.mark.parametrize("kind", [Scripted, AsyncScripted])
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def store(
-    request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path
-) -> Iterator[ProviderStore]:
-    """Both kinds of store: one answers at once, the other is asked on a thread."""
-    with new_store(request.param, clock, tmp_path) as store:
-        yield store
 
 
 @COLOURS

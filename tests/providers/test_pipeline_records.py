@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import pytest
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, DeadLetter
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
-from ergon_framework.providers.circuits import Circuit
 from ergon_framework.providers.errors import (
     ProviderDependencyError,
     ProviderRateLimitError,
 )
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.testing import VirtualClock
@@ -35,13 +34,6 @@ from tests.providers.scripted import (
 )
 
 DOWN = ProviderDependencyError("down", http_status=503)
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
 
 
 # -- cooldown ------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +10,12 @@ from ergon_framework.core.breaker import Breaker, Probe, State, Vote
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import EVERYBODY, LaneKey, ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
-from ergon_framework.providers.circuits import Circuit
 from ergon_framework.providers.errors import (
     ProviderAuthError,
     ProviderCircuitOpenError,
     ProviderDependencyError,
 )
+from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.testing import VirtualClock
@@ -28,7 +26,6 @@ from tests.providers.scripted import (
     Scripted,
     WatchedStore,
     call,
-    new_store,
     standing,
     used,
     wall_of,
@@ -36,22 +33,6 @@ from tests.providers.scripted import (
 
 DOWN = ProviderDependencyError("down")
 BREAKER: dict[str, Any] = {"failure_threshold": 3, "open_cooldown_seconds": 10}
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def store(
-    request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path
-) -> Iterator[ProviderStore]:
-    """Both kinds of store."""
-    with new_store(request.param, clock, tmp_path) as store:
-        yield store
 
 
 def build(store: ProviderStore | None, *steps: Any, **options: Any) -> Scripted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,22 +33,6 @@ from tests.providers.scripted import (
 )
 
 UNSENT = ProviderConnectionError("refused", never_sent=True)
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def store(
-    request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path
-) -> Iterator[ProviderStore]:
-    """Both kinds of store."""
-    with new_store(request.param, clock, tmp_path) as store:
-        yield store
 
 
 def health_of(store: ProviderStore, tenant_id: str = "t") -> LaneHealth:

@@ -22,8 +22,6 @@ from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 
 from ergon_framework.errors import ConfigurationError, WiringError
 from ergon_framework.ports.providerstore import Batch, LetterStatus
-from ergon_framework.providers import celery_process
-from ergon_framework.providers.celery_process import relay_app
 from ergon_framework.providers.celery_task import CeleryProviderTask
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
@@ -35,7 +33,9 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.synthetic import SyntheticProvider
-from ergon_framework.providers.task_letters import sent_id
+from ergon_framework.providers.tasking import celery_process
+from ergon_framework.providers.tasking.celery_process import relay_app
+from ergon_framework.providers.tasking.letters import sent_id
 from ergon_framework.testing import VirtualClock
 
 pytestmark = pytest.mark.req("PROVIDERS:celery", "PEF:X-2", "PEF:T-1")

@@ -13,7 +13,7 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, LetterStatus, ProviderStore
 from ergon_framework.providers.health import health_of, lane_dict, provider_health
 from ergon_framework.providers.recorder import Recorder, recorder_of
-from ergon_framework.providers.spill_files import find_left
+from ergon_framework.providers.recording.spill_files import find_left
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from tests.providers.recorder_fakes import WAIT, letter, row
@@ -67,7 +67,8 @@ def test_what_is_written_again_counts_once(store: ProviderStore, tmp_path: Path)
     assert recorder.write_now(Batch([bad], [letter("d1", {"q": "ü"})]))
     doubtful.is_away = False
     doubtful.silent = 2
-    [lane] = health_of(store, recorder, "t1")
+    assert recorder.flush(WAIT)
+    [lane] = store.health("t1")
     assert lane.success_rate_1h == 0.9
     assert lane.last_error_code == "timeout"
     assert len(store.attempts_of("c1")) == 10

@@ -13,8 +13,8 @@ import pytest
 from ergon_framework.core.instants import parse_instant
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, DeadLetter, LetterStatus
-from ergon_framework.providers.relay import Relay, Relayed, RelayThread
 from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.providers.tasking.relay import Relay, Relayed, RelayThread
 from ergon_framework.storage.failpoints import armed
 
 pytestmark = pytest.mark.req("PEF:A-19", "PROVIDERS:celery")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.providers.retry_after import (
+from ergon_framework.providers.mapping.retry_after import (
     header,
     is_used_up,
     parse_retry_after,

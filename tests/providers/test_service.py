@@ -31,7 +31,7 @@ from ergon_framework.providers.service import (
 )
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.task_letters import letter_message
+from ergon_framework.providers.tasking.letters import letter_message
 from tests.providers.recorder_fakes import letter, row
 
 TENANT = "3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"

@@ -35,13 +35,6 @@ DOWN = ProviderDependencyError("down")
 CHILD = Path(__file__).with_name("shared_child.py")
 
 
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
-
-
 @pytest.fixture(params=["memory", "sqlite"])
 def stores(
     request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path

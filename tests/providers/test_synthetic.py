@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,13 +20,6 @@ from ergon_framework.providers.synthetic import SyntheticHTTPError, SyntheticPro
 from ergon_framework.testing.clock import VirtualClock
 
 ONCE = RetryPolicy(max_attempts=1)
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time that passes when everybody waits for it."""
-    with VirtualClock() as clock:
-        yield clock
 
 
 def _call(

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from ergon_framework.ports.providerstore import Claim, LetterStatus
-from ergon_framework.providers import holding
 from ergon_framework.providers.errors import ProviderTimeoutError
-from ergon_framework.providers.idempotency import NOT_KEPT
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
+from ergon_framework.providers.tasking import holding
+from ergon_framework.providers.tasking.idempotency import NOT_KEPT
 from ergon_framework.providers.tasks import TaskEnd
 from tests.providers.task_hands import call, provider, runner
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ import pytest
 from ergon_framework.core.breaker import Permit, State, Vote
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
-from ergon_framework.providers.circuits import Circuit
 from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderDependencyError
+from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
@@ -25,7 +24,6 @@ from tests.providers.scripted import (
     Scripted,
     WatchedStore,
     call,
-    new_store,
     rows,
     standing,
     used,
@@ -33,22 +31,6 @@ from tests.providers.scripted import (
 
 THREADS = 16
 DOWN = ProviderDependencyError("down")
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def store(
-    request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path
-) -> Iterator[ProviderStore]:
-    """Both kinds of store."""
-    with new_store(request.param, clock, tmp_path) as store:
-        yield store
 
 
 def together(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:

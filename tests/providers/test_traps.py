@@ -20,7 +20,6 @@ import pytest
 from ergon_framework.core.breaker import Permit, State, Vote
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
-from ergon_framework.providers.circuits import Circuit
 from ergon_framework.providers.errors import (
     ERROR_OF,
     ProviderBadRequestError,
@@ -28,6 +27,7 @@ from ergon_framework.providers.errors import (
     ProviderError,
     ProviderTimeoutError,
 )
+from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
@@ -44,29 +44,12 @@ from tests.providers.scripted import (
     acall,
     after,
     call,
-    new_store,
     rows,
     standing,
     used,
 )
 
 DOWN = ProviderDependencyError("down")
-
-
-@pytest.fixture
-def clock() -> Iterator[VirtualClock]:
-    """Time for one test."""
-    with VirtualClock() as clock:
-        yield clock
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def store(
-    request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path
-) -> Iterator[ProviderStore]:
-    """Both kinds of store."""
-    with new_store(request.param, clock, tmp_path) as store:
-        yield store
 
 
 # -- breakers ------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Protocol
@@ -12,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from ergon_framework.core.instants import parse_instant
+from ergon_framework.ports.surroundings import RUNNING
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 CORRELATION = "correlation_id"
@@ -65,13 +65,10 @@ class HasContext(Protocol):
         ...
 
 
-current: ContextVar[HasContext] = ContextVar("ergon_job")
-
-
 def current_job() -> JobContext | None:
     """The job of the handler that is running here; None outside of one."""
-    running = current.get(None)
-    return None if running is None else running.context
+    context = getattr(RUNNING.get(), "context", None)
+    return context if isinstance(context, JobContext) else None
 
 
 def _moment(text: str | None) -> datetime | None:

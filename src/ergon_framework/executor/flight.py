@@ -10,12 +10,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.core.instants import parse_instant
-from ergon_framework.core.wire import Outcome, Request
+from ergon_framework.core.wire import ATTEMPTS, Outcome, Request
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.binding import InvalidArgumentsError
-from ergon_framework.executor.context import JobContext, current
+from ergon_framework.executor.context import CORRELATION, JobContext
 from ergon_framework.executor.registry import Handler
 from ergon_framework.executor.streams import say
+from ergon_framework.ports.surroundings import RUNNING, Surroundings
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 LATE = "the deadline had passed before the handler was begun"
 CUT_OFF = "the handler ran past its deadline"
+_NO_TRACE = (CORRELATION, ATTEMPTS)  # they travel in the same place
 _Call = tuple[Callable[..., Any], list[Any], dict[str, Any]]
 
 
@@ -50,7 +52,8 @@ class Flight:
         self.request = request
         self.handler = handler
         self.is_async = handler is not None and handler.is_async
-        self.is_traced = is_traced or bool(request.context.trace_context)
+        carried = request.context.trace_context or ()
+        self.is_traced = is_traced or any(name not in _NO_TRACE for name in carried)
         self.ends_at = _on_our_clock(request.context.deadline)
         self.scope = contextvars.copy_context()  # what a handler sets in it ends with it
         self._context: JobContext | None = None
@@ -76,6 +79,20 @@ class Flight:
             )
         return self._context
 
+    def surroundings(self) -> Surroundings:
+        """The job, for whoever is called by its handler."""
+        carrier = self.request.context.trace_context or {}
+        return Surroundings(
+            "job",
+            self.request.job_id,
+            self.request.function_name,
+            self.request.context.attempt,
+            None if self.ends_at == NEVER else self.ends_at,
+            carrier.get(CORRELATION),
+            carrier,
+            carrier.get(ATTEMPTS) != "1",
+        )
+
     def _prepare(self) -> _Call | Outcome:
         """The call to make, or why there will be none. Runs inside the scope."""
         request, handler = self.request, self.handler
@@ -84,7 +101,7 @@ class Flight:
         if self.is_cancelled or (self.ends_at != NEVER and self.ends_at <= time.monotonic()):
             return outcomes.timed_out(request.job_id, LATE)
         self.is_begun = True
-        current.set(self)
+        RUNNING.set(self)
         if self.is_traced:
             self._begin_span()
         try:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ergon_framework.core.failure import Kind
 from ergon_framework.core.wire import (
     HANDLER_NOT_FOUND,
     HELD,
@@ -14,6 +15,7 @@ from ergon_framework.core.wire import (
     Status,
     encode_outcome,
 )
+from ergon_framework.engine.classify import known_failure
 from ergon_framework.executor.asking import Held, RetryLater
 
 UNSERIALISABLE = "unserialisable_result"
@@ -37,6 +39,11 @@ def failed(job_id: str, error: BaseException) -> Outcome:
         return Outcome(job_id, Status.RETRY, None, message, kind, error.delay)
     if isinstance(error, Held):
         return Outcome(job_id, Status.RETRY, None, message, HELD, error.delay)
+    known = known_failure(error)
+    if known is not None and known.kind is Kind.HELD:
+        return Outcome(job_id, Status.RETRY, None, _clean(known.message), HELD, known.retry_after)
+    if known is not None and known.retry_after is not None:
+        return Outcome(job_id, Status.RETRY, None, message, kind, known.retry_after)
     status = Status.TIMEOUT if isinstance(error, TimeoutError) else Status.ERROR
     return Outcome(job_id, status, None, message, kind)
 

@@ -50,6 +50,7 @@ def serve(app: str, *, is_debug: bool = False, is_process: bool = True) -> int:
         code = _told(error, _WRONG, is_debug=is_debug)
     except BaseException as error:
         code = _told(error, _FAILED, is_debug=is_debug)
+    _finish_tracing()
     if is_process:
         _leave_soon(code)
     return code
@@ -165,6 +166,12 @@ def _told(error: BaseException, code: int, *, is_debug: bool) -> int:
         traceback.print_exception(error, file=sys.stderr)
     say(str(error) if isinstance(error, ErgonError) else describe(error))
     return code
+
+
+def _finish_tracing() -> None:
+    tracing = sys.modules.get("ergon_framework.executor.tracing")
+    if tracing is not None:  # otherwise there was nothing to trace
+        tracing.finish()
 
 
 def _leave_soon(code: int) -> None:

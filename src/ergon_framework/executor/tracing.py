@@ -1,11 +1,14 @@
 """Continues the trace a request came with: the span ``rrq.executor``, current in the handler.
 
 Imported at the first need: OpenTelemetry takes longer to load than an executor to start. Where no
-SDK is set up nothing is recorded, but what the handler sends out still belongs to the trace.
+SDK is set up, spans go to the journal that the worker named; without one nothing is recorded, but
+what the handler sends out still belongs to the trace.
 """
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from typing import Any
 
 from opentelemetry import context as api
@@ -14,14 +17,17 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from ergon_framework.core.wire import Outcome, Request
 from ergon_framework.core.wire import Status as OutcomeStatus
+from ergon_framework.telemetry.following import follow_parent
+from ergon_framework.telemetry.journalling import JournalWriter
+from ergon_framework.telemetry.tracers import SCOPE, tracer, trail
 
 SPAN = "rrq.executor"
-_SCOPE = "ergon"
 _FAILURES = (OutcomeStatus.ERROR, OutcomeStatus.TIMEOUT)
 
 
 def begin(request: Request) -> trace.Span:
     """A span for this request, current from here on in the calling context."""
+    _writer()
     about = request.context
     parent = propagate.extract(about.trace_context or {}, api.get_current())
     attributes: dict[str, Any] = {
@@ -32,7 +38,7 @@ def begin(request: Request) -> trace.Span:
     }
     if about.worker_id is not None:
         attributes["rrq.worker_id"] = about.worker_id
-    span = trace.get_tracer(_SCOPE).start_span(
+    span = (tracer() or trace.get_tracer(SCOPE)).start_span(
         SPAN, parent, kind=SpanKind.CONSUMER, attributes=attributes
     )
     # Never detached: the context belongs to this request alone and goes with it.
@@ -48,3 +54,15 @@ def end(span: trace.Span, outcome: Outcome) -> None:
     if outcome.status in _FAILURES:
         span.set_status(Status(StatusCode.ERROR, outcome.error_type or str(outcome.status)))
     span.end()
+
+
+def finish() -> None:
+    """Write what is not written yet: the process ends."""
+    writer = _writer()
+    if writer is not None:
+        writer.close()
+
+
+@cache
+def _writer() -> JournalWriter | None:
+    return follow_parent(f"executor {os.getpid()}") if trail() is None else None

@@ -134,6 +134,8 @@ class WorkerChores:
 
     def _sweep(self) -> float:
         swept = self._store.sweep(SWEEP_AT_ONCE)
+        if swept.outdated:
+            self._report("job.expired", {"count": swept.outdated})
         return 0.1 if swept.more else SWEEP_EVERY
 
     def _maintain(self) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pydantic import ValidationError
@@ -27,6 +28,9 @@ from ergon_framework.core.wire import HANDLER_NOT_FOUND, HELD, Reply, Status
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.ports.jobstore import Hold, Job, Leased, Settlement
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
 LONGEST_MESSAGE = 4096
 """Characters of an error message that are kept."""
 _encode = msgspec.json.Encoder().encode
@@ -37,7 +41,7 @@ _SUCCEEDED = Succeeded()
 class Claim:
     """One claimed job. The dispatcher and the keeper of the store both look at it."""
 
-    __slots__ = ("handler", "is_recorded", "is_written", "job", "lost", "written_at")
+    __slots__ = ("handler", "is_recorded", "is_written", "job", "lost", "span", "written_at")
 
     def __init__(self, job: Leased) -> None:
         self.job = job
@@ -46,6 +50,7 @@ class Claim:
         self.is_recorded = False  # … and the store has charged the attempt
         self.written_at = 0.0
         self.lost = False  # the store says that somebody else holds it now
+        self.span: Span | None = None  # of the attempt under way, if the job is traced
 
     def hold(self) -> Hold:
         """What the store needs to prolong the lease."""
@@ -88,10 +93,13 @@ class Judgement:
             return Failed(Failure(Kind.TIMEOUT, code or "timeout", text))
         if code == HANDLER_NOT_FOUND:
             return Failed(Failure(Kind.REJECTED, code, text or "Handler not found"))
-        own = _own_retry(job.retry)
-        final = self._give_up_on if own is None or own.give_up_on is None else own.give_up_on
-        kind = Kind.REJECTED if code in final else Kind.DEFECT
+        kind = Kind.REJECTED if code in self.final_codes(job) else Kind.DEFECT
         return Failed(Failure(kind, code or "error", text or "Job failed"))
+
+    def final_codes(self, job: Leased) -> Collection[str]:
+        """Codes of errors after which the job is given up."""
+        own = _own_retry(job.retry)
+        return self._give_up_on if own is None or own.give_up_on is None else own.give_up_on
 
     def settled(
         self, claim: Claim, seen: Seen, now: float, seconds: float | None, result: bytes | None

@@ -16,6 +16,7 @@ import msgspec
 
 from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked, RunAsked
 from ergon_framework.errors import JobError, JobStateError
+from ergon_framework.jobs import tracing
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.edge import JobOptions, JobSpec, new_job, spread
 from ergon_framework.jobs.enqueued import EnqueuedJob
@@ -26,6 +27,8 @@ from ergon_framework.jobs.shape import job_shape
 from ergon_framework.ports.context import current_attempt
 from ergon_framework.ports.jobstore import Added, Job, NewJob, OnDuplicate, Search
 from ergon_framework.telemetry import outgoing_metadata
+from ergon_framework.telemetry.fan_out import has_listeners
+from ergon_framework.telemetry.telling import tell
 
 __all__ = ["EnqueuedJob", "JobClient", "JobSpec", "OnDuplicate"]
 
@@ -70,8 +73,12 @@ class JobClient:
         file: it exists when that is committed, and never when it is rolled back. Workers find it
         at their next look; :meth:`announce`, called after the commit, wakes them at once.
         """
-        job = self.job(handler, args, kwargs, **options)
-        return self._added([job], connection)[0]
+        with tracing.enqueuing(options) as span:
+            joined = tracing.joined(span, options)
+            job = self._new(handler, args, kwargs, {**self._context(), **joined})
+            (added,) = self._added([job], connection)
+            tracing.enqueued(span, job, added)
+        return added
 
     def enqueue_many(
         self,
@@ -89,17 +96,19 @@ class JobClient:
         before a mistake stays; its error then tells in ``details["stored"]`` how many those are.
         With ``connection``, all of them are the caller's to commit; call :meth:`announce` then.
         """
-        context = self._context()
-        made = (self._new(*spread(spec, {**context, **options})) for spec in jobs)
         ids: list[EnqueuedJob] = []
-        try:
-            for batch in batches(made, chunk or MOST_AT_ONCE + 1):
-                ids += self._added(_bounded(batch), connection)
-                if progress is not None:
-                    progress(len(ids))
-        except JobError as error:
-            error.details["stored"] = len(ids)
-            raise
+        with tracing.enqueuing(options, begins=False) as span:
+            common = {**self._context(), **tracing.joined(span, options)}
+            made = (self._new(*spread(spec, common)) for spec in jobs)
+            try:
+                for batch in batches(made, chunk or MOST_AT_ONCE + 1):
+                    ids += self._added(_bounded(batch), connection)
+                    if progress is not None:
+                        progress(len(ids))
+            except JobError as error:
+                error.details["stored"] = len(ids)
+                raise
+            span.set_attribute("ergon.jobs", len(ids))
         return ids
 
     def announce(self) -> None:
@@ -221,7 +230,12 @@ class JobClient:
         self, jobs: Sequence[NewJob], connection: sqlite3.Connection | None
     ) -> list[EnqueuedJob]:
         add = self.store.add if connection is None else _adder(self.store, connection)
-        return [EnqueuedJob.of(added, self) for added in add(jobs)]
+        found = add(jobs)
+        if connection is None and has_listeners():
+            for job, added in zip(jobs, found, strict=True):
+                if added.is_new:
+                    tell("job.enqueued", job_id=added.id, handler=job.handler, queue=job.queue)
+        return [EnqueuedJob.of(added, self) for added in found]
 
     def _context(self) -> dict[str, Any]:
         """What the code that enqueues is part of: its trace, and what its work belongs to."""

@@ -17,13 +17,13 @@ from typing import Any, Protocol
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import Died, Failed, Released, Seen
 from ergon_framework.core.startup import StartGate
-from ergon_framework.core.wire import Reply, Status, encode_request
+from ergon_framework.core.wire import ATTEMPTS, Reply, Status, encode_request
 from ergon_framework.jobs.child import Child
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.runner import Fate, Flight, Runner
 from ergon_framework.jobs.selecting import Selecting
 from ergon_framework.jobs.settings import ExecutorSettings
-from ergon_framework.ports.jobstore import Leased
+from ergon_framework.jobs.tracing import set_out
 from ergon_framework.storage.failpoints import VARIABLE, declare, failpoint
 
 logger = logging.getLogger(__name__)
@@ -347,13 +347,23 @@ class Pool:
             enqueued_at=job.created_at,
             queue_name=job.queue,
             deadline_at=self._host.wall() + timeout + grace,
-            trace_context=_carried(job),
+            trace_context=self._carrier(claim),
             worker_id=self._host.name,
         )
         failpoint("worker.before_send")
         claim.written_at = now
         claim.is_written = True
         runner.give(claim, line, timeout)
+
+    def _carrier(self, claim: Claim) -> dict[str, str] | None:
+        """What goes along beside the job; version 1 of the protocol has no other place for it.
+
+        Who calls others on a job's behalf leaves trying again to us, unless we never do.
+        """
+        carrier = set_out(claim, self._host.name)
+        if self._host.judgement.rule_of(claim.job).retry.attempts > 1:
+            return carrier
+        return {**(carrier or {}), ATTEMPTS: "1"}
 
     def _slots(self, now: float) -> int:
         return sum(max(0, each.room) for each in self.runners if self._is_usable(each, now))
@@ -363,13 +373,6 @@ class Pool:
         wanted = max(0, free) if self.is_open else 0
         if wanted != self._offered:
             self._offered += self._host.offer(self.name, wanted - self._offered)
-
-
-def _carried(job: Leased) -> dict[str, str] | None:
-    """The trace's carrier; version 1 of the protocol has no other place for a correlation id."""
-    if job.correlation_id is None:
-        return job.trace_context
-    return {**(job.trace_context or {}), "correlation_id": job.correlation_id}
 
 
 def _dice() -> float:

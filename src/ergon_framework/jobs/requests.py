@@ -14,6 +14,7 @@ from ergon_framework.errors import DuplicateJobError, JobStateError
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.results import found
 from ergon_framework.ports.jobstore import Job, JobDesk, JobStore, ScheduleStore, Search
+from ergon_framework.telemetry.telling import tell
 
 T = TypeVar("T")
 Progress = Callable[[int], object]
@@ -60,6 +61,8 @@ def ask(store: Store, judgement: Judgement, job_id: str, asked: Asked) -> JobSta
             ) from error
         (is_applied,), _ = store.exchange([settlement], None)
         if is_applied:
+            is_cancelled = isinstance(asked, CancelAsked)
+            tell("job.cancelled" if is_cancelled else "job.requeued", job_id=job.id)
             return job.status
         holder = _holder(store, job)
         if holder is not None:
@@ -93,6 +96,9 @@ def requeue_all(
         settlements = [judgement.decided(job, RequeueAsked(), now) for job in dead]
         applied, _ = store.exchange(settlements, None)
         done += sum(applied)
+        for job, is_applied in zip(dead, applied, strict=True):
+            if is_applied:
+                tell("job.requeued", job_id=job.id)
         left = [job for job, is_applied in zip(dead, applied, strict=True) if not is_applied]
         held += sum(_holder(store, job) is not None for job in left)
         progress(done)
@@ -105,6 +111,8 @@ def purge_all(store: Store, search: Search, limit: int | None, progress: Progres
     for batch in _batches(store.search(search, limit)):
         done += store.purge([job for job in batch if job.status.is_final])
         progress(done)
+    if done:
+        tell("dead_letters.purged", kind="job", count=done)
     return done
 
 

@@ -22,6 +22,7 @@ from ergon_framework.core.schedule import ON_TIME, Due, Misfire, due, upcoming
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cron
 from ergon_framework.jobs.edge import new_job
+from ergon_framework.jobs.tracing import fired, firing
 from ergon_framework.ports.document import (
     Count,
     Document,
@@ -34,6 +35,7 @@ from ergon_framework.ports.document import (
     thawed,
 )
 from ergon_framework.ports.jobstore import DEFAULT_QUEUE, NewJob, Schedule, ScheduleStore
+from ergon_framework.telemetry.telling import tell
 
 logger = logging.getLogger("ergon.jobs")
 
@@ -276,8 +278,11 @@ class Scheduler:
         except (ValueError, msgspec.MsgspecError) as error:
             self._complain(schedule, error)
             return None
+        jobs, spans = firing(schedule.name, jobs)
         if not self._store.fire(schedule.name, expected, plan.next_at, jobs):
             return now  # somebody else moved it on: look again
+        fired(spans)
+        tell("schedule.fired", schedule=schedule.name, jobs=len(jobs), late=now - expected)
         if now - expected > ON_TIME:
             _tell_late(schedule, expected, now, len(jobs))
         return plan.next_at

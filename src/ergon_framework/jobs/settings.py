@@ -99,7 +99,15 @@ class JobsSettings(Document):
     on_timeout: Literal["retry", "dead-letter"] = "retry"
     max_retry_after: PositiveOrZero = DAY
     held_delay: PositiveOrZero = 30.0
-    give_up_on: Names = ("invalid_arguments", "invalid_request", "unsupported_protocol_version")
+    give_up_on: Names = (
+        "invalid_arguments",
+        "invalid_request",
+        "unsupported_protocol_version",
+        "NonRetryableException",
+        "ProviderAuthError",
+        "ProviderBadRequestError",
+        "ProviderResponseFormatError",
+    )
     lease: Annotated[Positive, Field(ge=0.5, le=3600)] = 15.0
     grace: PositiveOrZero = 30.0
     result_ttl: PositiveOrZero = DAY

@@ -11,6 +11,7 @@ from typing import Any
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.instants import format_instant
 from ergon_framework.core.job import WHY_ENDED, JobStatus
+from ergon_framework.core.wording import coded, span, times
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.shape import entries, executor_of
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
@@ -47,7 +48,7 @@ def _state(
         case JobStatus.ACTIVE:
             yield from _running(job, workers, now)
         case JobStatus.COMPLETED:
-            yield f"It completed{_at(job.finished_at)}, after {_times(job.attempts, 'attempt')}."
+            yield f"It completed{_at(job.finished_at)}, after {times(job.attempts, 'attempt')}."
         case JobStatus.FAILED:
             yield from _died(job)
         case JobStatus.CANCELLED:
@@ -60,7 +61,7 @@ def _state(
 
 
 def _later(job: Job, now: float, settings: JobsSettings) -> str:
-    when = f"at {format_instant(job.run_at)}, in {_span(job.run_at - now)}"
+    when = f"at {format_instant(job.run_at)}, in {span(job.run_at - now)}"
     failure = job.last_error
     if failure is not None and failure.kind is Kind.HELD and job.why == failure.code:
         return f"It is held{_told(failure)}; it is looked at again {when}. No attempt was charged."
@@ -79,7 +80,7 @@ def _due(
     now: float,
     settings: JobsSettings,
 ) -> Iterator[str]:
-    yield f"It has been due for {_span(now - job.run_at)} and waits."
+    yield f"It has been due for {span(now - job.run_at)} and waits."
     reasons = [
         *_held_by_queue(queue),
         *_held_by_key(job),
@@ -145,23 +146,23 @@ def _held_by_pools(pools: Sequence[dict[str, Any]], now: float) -> Iterator[str]
         reason = str(first.get("reason") or "its process does not start")
         again = max(now, float(first.get("opens_at") or 0.0))
         yield (
-            f"Its executor does not start ({reason}; {_times(first['failed_starts'], 'time')}"
+            f"Its executor does not start ({reason}; {times(first['failed_starts'], 'time')}"
             f" so far) and is tried again at {format_instant(again)}."
             " No attempt is charged meanwhile."
         )
     elif pools and all(each.get("slots") == 0 for each in pools):
         flying = sum(int(each.get("in_flight", 0)) for each in pools)
         if flying:
-            yield f"All slots of its executor are taken: {_times(flying, 'job')} in flight."
+            yield f"All slots of its executor are taken: {times(flying, 'job')} in flight."
         else:
             yield "Its executor is starting."
 
 
 def _running(job: Job, workers: Sequence[WorkerRecord], now: float) -> Iterator[str]:
-    since = "" if job.claimed_at is None else f" for {_span(now - job.claimed_at)}"
+    since = "" if job.claimed_at is None else f" for {span(now - job.claimed_at)}"
     yield f"It runs: the worker {job.worker!r} has held it{since}."
     if job.lease_expires_at is not None and job.lease_expires_at < now:
-        late = _span(now - job.lease_expires_at)
+        late = span(now - job.lease_expires_at)
         yield f"That worker's lease ended {late} ago; the next worker to look takes the job over."
         if not any(now - each.seen_at < SILENT for each in workers):
             yield "No worker is alive to do so (ergon worker starts one)."
@@ -172,7 +173,7 @@ def _died(job: Job) -> Iterator[str]:
     yield f"It is dead-lettered{_since(job.finished_at)}, because {reason}."
     if job.last_error is not None and job.why != "expired":
         failure = job.last_error
-        yield f"Its last failure was {_coded(failure.code, failure.message)}."
+        yield f"Its last failure was {coded(failure.code, failure.message)}."
     yield f"ergon dlq requeue {job.id} sends it back with fresh counters."
 
 
@@ -191,7 +192,7 @@ def _past(job: Job) -> Iterator[str]:
     lost = words.count("lost")
     if lost and (job.deliveries > 1 or "requeued" in words):
         yield (
-            f"It may have run more than once: {_times(lost, 'delivery')} ended without an outcome,"
+            f"It may have run more than once: {times(lost, 'delivery')} ended without an outcome,"
             " and nobody knows how far the handler had come."
         )
     told = events[-MOST_EVENTS:]
@@ -200,7 +201,7 @@ def _past(job: Job) -> Iterator[str]:
     for event in told:
         yield _event(event)
     if job.excused:
-        yield f"{_times(job.excused, 'delivery')} did not count, being nobody's fault."
+        yield f"{times(job.excused, 'delivery')} did not count, being nobody's fault."
 
 
 _EVENTS = {
@@ -225,27 +226,16 @@ def _event(entry: dict[str, Any]) -> str:
     if word == "failed" and entry.get("attempt") == 0:
         text = "it was refused without an attempt"
     if entry.get("code"):
-        text += f": {_coded(entry['code'], entry.get('message'))}"
+        text += f": {coded(entry['code'], entry.get('message'))}"
     if entry.get("lost_by"):
         text += f" (held by the worker {entry['lost_by']!r})"
     if entry.get("delay"):
-        text += f"; due again {_span(float(entry['delay']))} later"
+        text += f"; due again {span(float(entry['delay']))} later"
     return f"{entry.get('at', 'At an unknown time')}: {text}."
 
 
 def _told(failure: Failure) -> str:
-    return f" ({_coded(failure.code, failure.message)})"
-
-
-def _coded(code: object, message: object) -> str:
-    told = _quoted(message)
-    return f"{code}: {told}" if told else str(code)
-
-
-def _quoted(message: object) -> str:
-    """One line of somebody else's text, without the dot that our sentence brings."""
-    text = " ".join(str(message or "").split())
-    return (text if len(text) <= 200 else text[:200] + "…").rstrip(".")
+    return f" ({coded(failure.code, failure.message)})"
 
 
 def _at(instant: float | None) -> str:
@@ -254,17 +244,3 @@ def _at(instant: float | None) -> str:
 
 def _since(instant: float | None) -> str:
     return "" if instant is None else f" since {format_instant(instant)}"
-
-
-def _times(count: int, what: str) -> str:
-    plural = what[:-1] + "ies" if what.endswith("y") else what + "s"
-    return f"{count} {what if count == 1 else plural}"
-
-
-def _span(seconds: float) -> str:
-    """A duration in the largest unit that fits."""
-    seconds = max(0.0, seconds)
-    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} seconds"

@@ -30,6 +30,7 @@ from ergon_framework.jobs.keeper import Keeper, executor_of
 from ergon_framework.jobs.pool import Pool
 from ergon_framework.jobs.selecting import Selecting
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
+from ergon_framework.jobs.tracing import came_back
 from ergon_framework.ports.jobstore import Ask, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.fan_out import FanOut, has_listeners
@@ -248,6 +249,8 @@ class Worker:
 
     def finish(self, claim: Claim, seen: Seen, seconds: float | None, result: bytes | None) -> None:
         """A claimed job leaves our hands."""
+        if claim.span is not None:
+            came_back(claim, seen)
         self._settled.append(self.judgement.settled(claim, seen, self.wall(), seconds, result))
 
     def wall(self) -> float:

@@ -246,6 +246,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None  # of the last failure
     before: float | None = None  # last changed before that instant
     ids: tuple[str, ...] = ()
+    below: Any = None  # older than the job with this key, for the next page
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):

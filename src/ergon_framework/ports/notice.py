@@ -1,30 +1,60 @@
 """The catalogue of notices: every state change Ergon tells anybody about, named once.
 
-A notice is a name, an instant and a few fields. Spans, metrics, logs, progress displays and the
-operator's commands are readers of notices; none of them is fed in another way. Later parts add
-their names here. A name is dotted and in the past tense.
+A notice is a name, an instant and a few fields. Spans, metrics, logs, progress displays, the
+journal and the operator's commands are readers of notices; none of them is fed in another way. A
+name is dotted and in the past tense. ``docs/reference/notices.md`` is written from here.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
 
+
+class Routine(StrEnum):
+    """Whether a notice belongs to the happy path, which the journal leaves out."""
+
+    NEVER = "no"
+    WHEN_WELL = "when it went well"
+    ALWAYS = "yes"
+
+
+class Meaning(NamedTuple):
+    """What is known about a notice."""
+
+    text: str
+    fields: tuple[str, ...]
+    routine: Routine = Routine.NEVER
+    part: str = ""
+    """Who tells it, for example ``jobs``."""
+
+
+_ALWAYS, _WHEN_WELL = Routine.ALWAYS, Routine.WHEN_WELL
 _JOB = ("job_id", "attempt", "failure", "delay", "why")
+_LANE = ("tenant_id", "provider_name", "capability")
+_CALL = ("call_id", *_LANE, "operation", "reason_code", "attempt")
 
-CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
-    "call.began": ("A consume or produce call started.", ("call",)),
-    "call.ended": ("It ended; the report says how.", ("call", "report", "error")),
-    "fetch.began": ("A fetch attempt started.", ("call", "attempt", "requested")),
+_ENGINE: dict[str, tuple[Any, ...]] = {
+    "call.began": ("A consume or produce call started.", ("call",), _ALWAYS),
+    "call.ended": ("It ended; the report says how.", ("call", "report", "error"), _WHEN_WELL),
+    "fetch.began": ("A fetch attempt started.", ("call", "attempt", "requested"), _ALWAYS),
     "fetch.ended": (
         "A fetch attempt ended with a delivery or a failure.",
         ("call", "attempt", "requested", "delivered", "failure", "began_at"),
+        _WHEN_WELL,
     ),
     "fetch.late": ("A fetch returned after its timeout.", ("call", "delivered")),
-    "queue.empty": ("Nothing was delivered; the next fetch waits.", ("call", "empties", "delay")),
-    "transaction.began": ("A lifecycle started.", ("call", "run")),
+    "queue.empty": (
+        "Nothing was delivered; the next fetch waits.",
+        ("call", "empties", "delay"),
+        _ALWAYS,
+    ),
+    "transaction.began": ("A lifecycle started.", ("call", "run"), _ALWAYS),
     "attempt.ended": (
         "A hook returned, raised or ran out of time.",
-        ("attempt", "failure", "exception", "result"),
+        ("call", "attempt", "failure", "exception", "result"),
+        _WHEN_WELL,
     ),
     "retry.scheduled": (
         "Another attempt will follow.",
@@ -32,12 +62,13 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "attempt.abandoned": (
         "The engine gave up on a call that cannot be stopped.",
-        ("attempt", "abandoned"),
+        ("call", "attempt", "abandoned"),
     ),
-    "attempt.late": ("An abandoned call came back; its result was dropped.", ("attempt",)),
+    "attempt.late": ("An abandoned call came back; its result was dropped.", ("call", "attempt")),
     "transaction.ended": (
         "A lifecycle reached its one outcome.",
         ("call", "run", "ending", "failure", "handler_failure"),
+        _WHEN_WELL,
     ),
     "transaction.duplicate": ("A producer was given an id twice.", ("call", "transaction_id")),
     "transaction.stranded": (
@@ -53,42 +84,69 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         ("call", "abandoned"),
     ),
     "stop.asked": ("A graceful stop was requested.", ("call", "grace")),
-    "job.completed": ("A job ended well.", _JOB),
+}
+
+_JOBS: dict[str, tuple[Any, ...]] = {
+    "job.enqueued": ("A job is in its queue.", ("job_id", "handler", "queue"), _ALWAYS),
+    "job.completed": ("A job ended well.", _JOB, _ALWAYS),
     "job.retrying": ("An attempt of a job failed; another will follow.", _JOB),
     "job.dead_lettered": ("A job was given up, with its reason.", _JOB),
     "job.returned": ("A job went back to its queue without an outcome.", _JOB),
+    "job.expired": (
+        "Jobs were not started before their expiry, and were dead-lettered.",
+        ("count",),
+    ),
     "job.rescued": ("The lease of a job had expired: its worker is gone.", ("job_id",)),
     "job.late": ("A result came after its lease was lost, and was ignored.", ("job_id",)),
+    "job.cancelled": ("Somebody cancelled a job that waited.", ("job_id",)),
+    "job.requeued": ("Somebody sent a job back, or wants it to run now.", ("job_id",)),
     "lease.lost": ("A running job now belongs to somebody else.", ("job_id",)),
+    "schedule.fired": (
+        "A schedule enqueued its jobs; so many seconds late.",
+        ("schedule", "jobs", "late"),
+    ),
+    "schedule.paused": ("An operator paused a schedule.", ("schedule",)),
+    "schedule.resumed": ("An operator let a schedule fire again.", ("schedule",)),
+    "queue.paused": ("An operator paused a queue; what runs goes on.", ("queue",)),
+    "queue.resumed": ("An operator let a queue's jobs start again.", ("queue",)),
+    "queue.limited": (
+        "An operator limited a queue across all workers.",
+        ("queue", "max_active", "rate", "burst"),
+    ),
     "executor.started": ("A process of an executor was started.", ("executor", "pid")),
     "executor.died": ("A process of an executor ended.", ("executor", "pid", "how")),
     "executor.held_back": (
         "An executor does not start; its jobs wait and lose no attempt.",
         ("executor", "delay", "reason"),
     ),
+    "worker.started": ("A worker started.", ("worker",)),
+    "worker.stopped": ("A worker stopped.", ("worker", "report")),
+}
+
+_PROVIDERS: dict[str, tuple[Any, ...]] = {
     "circuit.opened": (
         "A circuit opened: the provider is not called for a while.",
-        ("tenant_id", "provider_name", "capability", "failures"),
+        (*_LANE, "failures"),
     ),
-    "circuit.half_opened": (
-        "A circuit lets probes in.",
-        ("tenant_id", "provider_name", "capability", "failures"),
-    ),
-    "circuit.closed": (
-        "A circuit closed: the provider answers again.",
-        ("tenant_id", "provider_name", "capability", "failures"),
-    ),
+    "circuit.half_opened": ("A circuit lets probes in.", (*_LANE, "failures")),
+    "circuit.closed": ("A circuit closed: the provider answers again.", (*_LANE, "failures")),
     "cooldown.began": (
         "A provider asked for a pause; nobody calls it meanwhile.",
-        ("tenant_id", "provider_name", "capability", "seconds"),
+        (*_LANE, "seconds"),
     ),
+    "quota.exhausted": (
+        "A window's budget is used up; calls are refused for so many seconds.",
+        (*_LANE, "limit", "seconds"),
+    ),
+    "provider.failed": ("A provider call ended in failure.", _CALL),
+    "provider.refused": ("A gate refused a provider call; nothing was sent.", _CALL),
     "key.left_open": (
         "A call ended, but its idempotency key could not be told; its lease will run out.",
-        ("tenant_id", "provider_name", "capability", "error"),
+        (*_LANE, "error"),
     ),
     "key.lost": (
         "A call ended after somebody else had taken over its idempotency key.",
-        ("tenant_id", "provider_name", "capability"),
+        _LANE,
     ),
     "task.unbuilt": (
         "The provider of a task could not be built; its calls go back to the queue until it can.",
@@ -102,9 +160,17 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     "records.spilled": ("Rows went to the disk: the store did not take them.", ("rows",)),
     "records.replayed": ("Rows from the disk reached the store.", ("rows",)),
     "records.lost": ("Rows were taken by neither the store nor the disk.", ("rows",)),
+}
+
+_STORES: dict[str, tuple[Any, ...]] = {
     "store.lost": ("The store does not answer; it is asked again and again.", ("error",)),
     "store.back": ("The store answers again.", ()),
-    "fact.appended": ("A fact is on disk, now or since before.", ("message_id", "offset")),
+    "dead_letters.redriven": ("An operator sent provider calls back to their tasks.", ("count",)),
+    "dead_letters.purged": ("An operator deleted dead letters for good.", ("kind", "count")),
+}
+
+_BOUNDARY: dict[str, tuple[Any, ...]] = {
+    "fact.appended": ("A fact is on disk, now or since before.", ("message_id", "offset"), _ALWAYS),
     "fact.refused": ("An append was refused.", ("message_id", "code", "why")),
     "fact.doubted": ("A fact was taken, but its id or time looks wrong.", ("message_id", "why")),
     "fact.differed": (
@@ -117,34 +183,54 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "quarantine.released": ("A fact that was set aside goes out again.", ("id", "consumer")),
     "quarantine.discarded": ("A fact that was set aside was given up.", ("id", "consumer")),
-    "receipt.confirmed": ("A consumer has handled facts.", ("consumer", "cursor")),
+    "receipt.confirmed": ("A consumer has handled facts.", ("consumer", "cursor"), _ALWAYS),
     "consumer.sought": (
         "An operator set a consumer's cursor.",
         ("consumer", "before", "cursor", "reason"),
     ),
+    "consumer.deleted": ("An operator had a consumer forgotten.", ("consumer",)),
     "gate.sealed": ("An operator shut a link.", ("peer", "reason")),
     "gate.opened": ("An operator opened a link.", ("peer", "reason")),
     "gate.changed": ("A link got another mode.", ("peer", "mode", "why")),
-    "link.pulled": ("Facts of a peer are in the inbound log.", ("peer", "facts", "source_offset")),
+    "link.pulled": (
+        "Facts of a peer are in the inbound log.",
+        ("peer", "facts", "source_offset"),
+        _ALWAYS,
+    ),
     "link.gap": (
         "A peer gave facts up; consumers of the inbound log are told.",
         ("peer", "first", "last", "why"),
     ),
     "link.failed": ("A pull failed; it is tried again.", ("peer", "error", "delay")),
     "link.refused": ("A peer's store is another one than before.", ("peer", "epoch", "known")),
-    "artifact.fetched": ("A peer's artifact is here.", ("peer", "bucket", "size")),
+    "link.accepted": ("An operator trusts a peer's changed store.", ("peer",)),
+    "artifact.fetched": ("A peer's artifact is here.", ("peer", "bucket", "size"), _ALWAYS),
     "log.truncated": ("Payloads past their time were dropped.", ("log", "facts", "lost")),
-    "object.collected": ("An object that no fact refers to was removed.", ("bucket", "size")),
+    "object.collected": (
+        "An object that no fact refers to was removed.",
+        ("bucket", "size"),
+        _ALWAYS,
+    ),
     "call.denied": ("A caller may not do this.", ("identity", "operation", "address")),
     "certificate.rejected": ("New certificates cannot be used; the old ones stay.", ("error",)),
     "policy.rejected": ("A new policy cannot be used; the old one stays.", ("error",)),
     "zone.troubled": ("The zone's store is in trouble.", ("error",)),
     "zone.started": ("A node serves its zone.", ("zone", "address")),
     "zone.stopped": ("A node has stopped.", ("zone",)),
-    "worker.started": ("A worker started.", ("worker",)),
-    "worker.stopped": ("A worker stopped.", ("worker", "report")),
 }
-"""Name to (what it means, its fields)."""
+
+CATALOGUE: Mapping[str, Meaning] = {
+    name: Meaning(*known)._replace(part=part)
+    for part, table in (
+        ("engine", _ENGINE),
+        ("jobs", _JOBS),
+        ("providers", _PROVIDERS),
+        ("jobs and providers", _STORES),
+        ("boundary", _BOUNDARY),
+    )
+    for name, known in table.items()
+}
+"""Name to what it means, its fields, whether it is routine, and who tells it."""
 
 
 class Notice:

@@ -1,0 +1,70 @@
+"""Queues, workers and schedules as plain values: the one shape in which they leave the process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.shape import decoded, moment
+from ergon_framework.jobs.why import SILENT
+from ergon_framework.ports.jobstore import Queue, Schedule, WorkerRecord
+
+
+def queue_settings_shape(queue: Queue) -> dict[str, Any]:
+    """What holds a queue back."""
+    return {
+        "name": queue.name,
+        "paused": queue.is_paused,
+        "max_active": queue.max_active,
+        "rate": queue.rate,
+        "burst": queue.burst,
+    }
+
+
+def queue_shape(queue: Queue) -> dict[str, Any]:
+    """A queue with its limits and its counts."""
+    return {
+        **queue_settings_shape(queue),
+        "counts": {status.value: queue.counts.get(status.value, 0) for status in JobStatus},
+        "oldest_due_at": moment(queue.oldest_due_at),
+    }
+
+
+def worker_shape(record: WorkerRecord, now: float) -> dict[str, Any]:
+    """A worker; one that has told nothing for long is ``silent``."""
+    pools = [each for each in record.executors.values() if isinstance(each, dict)]
+    return {
+        "id": record.id,
+        "host": record.host,
+        "pid": record.pid,
+        "version": record.version,
+        "state": worker_state(record, now),
+        "queues": None if record.queues is None else list(record.queues),
+        "busy": sum(int(each.get("in_flight", 0)) for each in pools),
+        "executors": dict(record.executors),
+        "counters": dict(record.counters),
+        "started_at": moment(record.started_at),
+        "seen_at": moment(record.seen_at),
+    }
+
+
+def worker_state(record: WorkerRecord, now: float) -> str:
+    """What a worker says of itself, unless it has been silent for too long."""
+    return record.state if now - record.seen_at < SILENT else "silent"
+
+
+def schedule_shape(schedule: Schedule) -> dict[str, Any]:
+    """A cron schedule; the arguments of its job stay out."""
+    job = decoded(schedule.job) or {}
+    return {
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "zone": schedule.zone,
+        "misfire": schedule.misfire,
+        "handler": job.get("handler"),
+        "queue": job.get("queue"),
+        "paused": schedule.is_paused,
+        "next_at": None if schedule.is_paused else moment(schedule.next_at),
+        "last_at": moment(schedule.last_at),
+        "source": schedule.source,
+    }

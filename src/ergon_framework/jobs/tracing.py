@@ -1,0 +1,107 @@
+"""The spans of a job: ``job.enqueue`` where it is stored, ``job.run`` for each attempt.
+
+An attempt hangs below the enqueuing, so that retries stand side by side, and is what the executor's
+span hangs below. A job that brought no trace has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+from opentelemetry.trace import Span
+
+from ergon_framework.core.job import Died, Failed, Held, Released, Seen
+from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.enqueued import EnqueuedJob
+from ergon_framework.ports.jobstore import NewJob
+from ergon_framework.telemetry.edges import SpanKind, begin, begin_first, carried, edge, end
+
+
+def enqueuing(options: Mapping[str, Any], *, begins: bool = True) -> AbstractContextManager[Span]:
+    """The span in which jobs are stored; many at once begin no trace, since they share nothing."""
+    given = options.get("trace_context")
+    carrier = given if isinstance(given, Mapping) else None
+    return edge("job.enqueue", SpanKind.PRODUCER, {}, carrier, begins=begins)
+
+
+def joined(span: Span, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of a job whose own trace context, if it was given one, goes on below a span."""
+    given = options.get("trace_context")
+    if not isinstance(given, Mapping) or not span.is_recording():
+        return options
+    return {**options, "trace_context": {**given, **carried(span)}}
+
+
+def enqueued(span: Span, job: NewJob, added: EnqueuedJob) -> None:
+    """What was stored, or was there already."""
+    span.set_attribute("rrq.job_id", added.id)
+    span.set_attribute("rrq.function", job.handler)
+    span.set_attribute("rrq.queue", job.queue)
+    span.set_attribute("ergon.is_new", added.is_new)
+
+
+def firing(schedule: str, jobs: Sequence[NewJob]) -> tuple[list[NewJob], list[Span]]:
+    """The jobs of a schedule, each in a trace of its own, and spans to end once they are stored.
+
+    Several workers may try to fire; the spans of those who come too late are never ended.
+    """
+    spans = [_fire_span(schedule, job) for job in jobs]
+    traced = [
+        job if span is None else msgspec.structs.replace(job, trace_context=carried(span))
+        for job, span in zip(jobs, spans, strict=True)
+    ]
+    return traced, [span for span in spans if span is not None]
+
+
+def _fire_span(schedule: str, job: NewJob) -> Span | None:
+    about = {"rrq.job_id": job.id, "rrq.function": job.handler, "rrq.queue": job.queue}
+    about["ergon.schedule"] = schedule
+    return begin_first("job.enqueue", SpanKind.PRODUCER, about)
+
+
+def fired(spans: Sequence[Span]) -> None:
+    """The jobs are stored."""
+    for span in spans:
+        end(span)
+
+
+def set_out(claim: Claim, worker: str) -> dict[str, str] | None:
+    """Begin the span of an attempt; the trace context that its executor is given."""
+    job = claim.job
+    carrier = job.trace_context
+    if carrier:
+        attributes = {
+            "rrq.job_id": job.id,
+            "rrq.function": claim.handler,
+            "rrq.queue": job.queue,
+            "rrq.attempt": job.attempts + 1,
+            "rrq.worker_id": worker,
+        }
+        claim.span = begin("job.run", SpanKind.CONSUMER, attributes, carrier)
+        if claim.span is not None:
+            carrier = {**carrier, **carried(claim.span)}
+    if job.correlation_id is None:
+        return carrier
+    # Version 1 of the protocol has no other place for it.
+    return {**(carrier or {}), "correlation_id": job.correlation_id}
+
+
+def came_back(claim: Claim, seen: Seen) -> None:
+    """End the span of an attempt with what was seen of it."""
+    span, claim.span = claim.span, None
+    if span is not None:
+        outcome, failure = _told(seen)
+        end(span, failure, {"rrq.outcome": outcome})
+
+
+def _told(seen: Seen) -> tuple[str, str | None]:
+    if isinstance(seen, Failed):
+        return "failed", seen.failure.code
+    if isinstance(seen, Died):
+        return "died", "executor_died"
+    if isinstance(seen, Held):
+        return "held", None
+    return ("released" if isinstance(seen, Released) else "success"), None
