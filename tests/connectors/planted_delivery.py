@@ -409,3 +409,51 @@ class ChokesOnNothing(Honest):
         batch = list(transactions)
         assert batch[0] is not None
         super().dispatch_transactions(batch)
+
+
+class Unique(Honest):
+    """Honest, and an id stands for one transaction for ever; its bugs follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contents: dict[str, Any] = {}
+
+    def is_known(self, transaction: Transaction) -> bool:
+        """Whether it was dispatched before."""
+        if transaction.transaction_id not in self.contents:
+            return False
+        if self.contents[transaction.transaction_id] != transaction.payload:
+            raise ValueError(f"{transaction.transaction_id} stands for something else")
+        return True
+
+    def dispatch_transactions(self, transactions: Iterable[Transaction]) -> None:
+        with self.lock:
+            for each, stored in [(each, self.encode(each)) for each in transactions]:
+                if not self.is_known(each):
+                    self.contents[each.transaction_id] = json.loads(stored)["payload"]
+                    self.add(stored)
+
+
+class ForgetsWhatIsDone(Unique):
+    """Knows an id only while it waits."""
+
+    def ack(self, transaction: Transaction) -> None:
+        super().ack(transaction)
+        self.contents.pop(transaction.transaction_id, None)
+
+
+class TakesTheFirstOnly(Unique):
+    """Takes an id for the same work, whatever it says."""
+
+    def is_known(self, transaction: Transaction) -> bool:
+        return transaction.transaction_id in self.contents
+
+
+class RefusesWithoutAName(Unique):
+    """Does not say which of them it was."""
+
+    def is_known(self, transaction: Transaction) -> bool:
+        try:
+            return super().is_known(transaction)
+        except ValueError:
+            raise ValueError("something stands for something else") from None

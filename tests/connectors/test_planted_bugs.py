@@ -74,6 +74,14 @@ LESSER: list[tuple[type[delivery.Honest], str]] = [
 ]
 
 
+UNIQUE: list[tuple[type[delivery.Honest], str]] = [
+    (delivery.Honest, "same_again_changes_nothing"),
+    (delivery.ForgetsWhatIsDone, "same_again_changes_nothing"),
+    (delivery.TakesTheFirstOnly, "other_content_under_an_id_is_refused"),
+    (delivery.RefusesWithoutAName, "other_content_under_an_id_is_refused"),
+]
+
+
 def all_but(check: str) -> list[str]:
     """The names of the other checks."""
     return [each.name for each in CONNECTOR_CHECKS if each.name != check]
@@ -92,6 +100,23 @@ def test_a_planted_bug_is_rejected(bug: type[delivery.Honest], check: str) -> No
     """Each bug is rejected, by the check that is about it."""
     with pytest.raises(ConnectorSuiteError) as caught:
         exercise_connector(bug, order="strict", skip=all_but(check))
+    assert caught.value.report.failed == (check,)
+
+
+def test_an_honest_connector_of_unique_ids_passes() -> None:
+    """One that keeps ids apart for ever is exercised with checks of its own."""
+    report = exercise_connector(delivery.Unique, order="strict", ids="unique")
+    report.raise_for_failures(recommended=True)
+    assert report.skipped == ()
+    assert {check for _, check in UNIQUE} <= set(report.passed)
+    assert "same_ids_settle_separately" not in report.passed
+
+
+@pytest.mark.parametrize(("bug", "check"), UNIQUE, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_planted_bug_of_unique_ids_is_rejected(bug: type[delivery.Honest], check: str) -> None:
+    """Whoever promises unique ids is held to it."""
+    with pytest.raises(ConnectorSuiteError) as caught:
+        exercise_connector(bug, ids="unique", skip=all_but(check))
     assert caught.value.report.failed == (check,)
 
 

@@ -194,6 +194,29 @@ def test_the_report_tells_everything() -> None:
     assert {one["outcome"] for one in told["results"]} == {"passed", "failed", "skipped"}
 
 
+class Wrapping(MemoryConnector):
+    """Takes payloads of one shape only, and has no room for metadata."""
+
+    def dispatch_transactions(self, transactions: Any, **extra: Any) -> None:
+        taken = []
+        for each in transactions:
+            if isinstance(each, Transaction) and set(each.payload) != {"item"}:
+                raise ValueError("not the right shape")
+            shape = each.to_dict() if isinstance(each, Transaction) else each
+            taken.append(Transaction.from_dict({**shape, "metadata": {}}))
+        super().dispatch_transactions(taken, **extra)
+
+
+def test_payloads_may_have_a_shape_and_fields_no_room() -> None:
+    """A connector of one shape is exercised in that shape; what it cannot carry is skipped."""
+    shape = (lambda data: {"item": data}, lambda payload: payload["item"])
+    carries = ("correlation_id", "trace_id", "source", "parent_id", "created_at")
+    report = exercise_connector(Wrapping, shape=shape, carries=carries)
+    assert "keeps_metadata" in report.skipped
+    assert {"keeps_nested_payload", "keeps_created_at", "finds_by_id"} <= set(report.passed)
+    assert "keeps_nested_payload" in exercise_connector(Wrapping, raises=False).failed
+
+
 def test_colours_are_told_apart() -> None:
     """A bug in one colour is reported for that colour."""
 

@@ -1,0 +1,342 @@
+"""The connector itself: both colours, settlement by object."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from ergon_framework.boundary.consuming.objects import getting, reference_of, saving
+from ergon_framework.boundary.consuming.options import ConsumerOptions, warn_of_gap
+from ergon_framework.boundary.conversing.script import SCHEDULE, Script
+from ergon_framework.boundary.model import Loss
+from ergon_framework.connector.boundary.consuming import Driver
+from ergon_framework.connector.boundary.envelope import Delivered, delivered
+from ergon_framework.connector.boundary.faults import BoundaryConnectorError
+from ergon_framework.connector.boundary.line import Node
+from ergon_framework.connector.boundary.options import (
+    MOST_IN_WINDOW,
+    Shared,
+    parts_of,
+    refuse_extra,
+)
+from ergon_framework.connector.boundary.window import Entry, State
+from ergon_framework.core.retry import RetryRule
+from ergon_framework.errors import ConfigurationError, TransactionException, describe
+from ergon_framework.ports.factstore import Reference
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.telemetry.edges import dispatching
+
+_SPAN = ("boundary.publish", "ergon.message_id")
+_set = object.__setattr__
+
+
+class BoundaryConnector:
+    """Consumes the facts of one named consumer of a node, and produces facts into the node.
+
+    ``node`` is its URL, or a transport, which stays the caller's to close. ``consumer`` is the
+    durable name under which facts are read; with ``log`` it is created when the node has none of
+    that name. ``from_zone`` and ``to_zone`` are those of facts that are produced. With ``outbox``,
+    the path of a file, facts are on disk there when a dispatch returns, and reach the node later.
+    ``name`` becomes the source of what is delivered.
+    """
+
+    redelivers: ClassVar[bool] = False
+    """What failed is set aside: whether a task tries again before that is the task's business."""
+    joins_trace: ClassVar[bool] = True
+    """What is delivered goes on with the trace that its fact was told in."""
+    exclusive_with: ClassVar[tuple[str, ...]] = ("consumer",)
+    """A consumer's name belongs to one process at a time."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        consumer: str | None = None,
+        log: str | None = None,
+        from_zone: str | None = None,
+        to_zone: str | None = None,
+        name: str | None = None,
+        start: Literal["start", "end"] = "start",
+        view: str | None = None,
+        required: bool = True,
+        lease: float = 30.0,
+        wait: float = 0.0,
+        limit: int = MOST_IN_WINDOW,
+        max_deliveries: int = 5,
+        on_gap: Callable[[Loss], Any] = warn_of_gap,
+        outbox: str | PathLike[str] | None = None,
+        strict_ids: bool = False,
+        retry: RetryRule = SCHEDULE,
+        timeout: float = 30.0,
+        expected_zone: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        ca: str | None = None,
+    ) -> None:
+        self.name = name
+        self._wait = wait
+        reading: ConsumerOptions = {
+            "log": log,
+            "start": start,
+            "to_zone": view,
+            "required": required,
+            "lease": lease,
+            "limit": limit,
+            "max_attempts": max_deliveries,
+            "on_gap": on_gap,
+        }
+        shared: Shared = {"retry": retry, "timeout": timeout, "expected_zone": expected_zone}
+        self._line, self._driver, self._writer = parts_of(
+            node,
+            consumer,
+            (from_zone, to_zone),
+            reading,
+            {"strict_ids": strict_ids, "cert": cert, "key": key, "ca": ca},
+            shared,
+            wait,
+            outbox,
+        )
+        self._lock = threading.Lock()
+        self._undoing: set[asyncio.Future[None]] = set()
+
+    # ---- both ends of its life ----
+
+    def health(self) -> bool:
+        """Whether it can be used: not closed, and the consumer's name not another's."""
+        is_held = self._driver is None or self._driver.reader.desk.standing.lost is None
+        return not self._line.is_closed and is_held
+
+    def close(self) -> None:
+        """Confirm what is done, let go of the consumer's name. Closing twice is fine."""
+        if not self._line.is_closed and self._driver is not None and self._line.tasks is None:
+            self._driver.leave()
+        self._writer.close()
+        self._line.close()
+
+    async def aclose(self) -> None:
+        """The asyncio twin of :meth:`close`."""
+        if self._line.tasks is None:
+            await asyncio.to_thread(self.close)
+            return
+        if not self._line.is_closed and self._driver is not None:
+            await self._driver.leave_async()
+        self._line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- producing ----
+
+    def dispatch_transactions(self, transactions: Iterable[Transaction], **extra: Any) -> None:
+        """Publish a fact for each, in order; the same ones again change nothing.
+
+        When this returns, the node has all of them on disk, or with an outbox this machine has.
+        """
+        refuse_extra(extra)
+        self._line.check()
+        given = list(transactions)
+        with dispatching(*_SPAN, given):
+            messages = self._writer.messages(given)
+            if self._writer.spools:
+                self._writer.spool(messages)
+            else:
+                self._line.run(self._writer.publish(messages))
+
+    async def dispatch_transactions_async(
+        self, transactions: Iterable[Transaction], **extra: Any
+    ) -> None:
+        """The asyncio twin of :meth:`dispatch_transactions`."""
+        if self._line.tasks is None:
+            await asyncio.to_thread(self.dispatch_transactions, list(transactions), **extra)
+            return
+        refuse_extra(extra)
+        self._line.check()
+        given = list(transactions)
+        with dispatching(*_SPAN, given):
+            await self._line.run_async(self._writer.publish(self._writer.messages(given)))
+
+    # ---- consuming ----
+
+    def fetch_transactions(
+        self, batch_size: int, *, wait: float | None = None, **extra: Any
+    ) -> list[Transaction]:
+        """Up to ``batch_size`` facts in order; empty at once, or after ``wait`` seconds."""
+        driver = self._asked(batch_size, extra)
+        return self._handed(driver.fetch(batch_size, self._wait if wait is None else wait))
+
+    def ack(self, transaction: Transaction) -> None:
+        """It succeeded: confirmed as soon as everything before it has its outcome."""
+        self._settle(transaction, "ack", State.DONE)
+
+    def nack(self, transaction: Transaction, exc: Exception) -> None:
+        """It failed: set aside with its reason, as soon as its turn has come."""
+        self._settle(transaction, "nack", State.FAILED, _reason(exc))
+
+    def release(self, transaction: Transaction) -> None:
+        """It was not worked to an end: it is delivered again."""
+        self._settle(transaction, "release", State.WAITING)
+
+    def release_after(self, transaction: Transaction, seconds: float) -> None:
+        """A gate is closed: it comes again then, and nothing at or behind it is confirmed."""
+        self._settle(transaction, "release_after", State.WAITING, hold=seconds)
+
+    # ---- the same for event loops ----
+
+    async def fetch_transactions_async(
+        self, batch_size: int, *, wait: float | None = None, **extra: Any
+    ) -> list[Transaction]:
+        """The asyncio twin of :meth:`fetch_transactions`; cancelled, it takes the facts back."""
+        driver = self._asked(batch_size, extra)
+        seconds = self._wait if wait is None else wait
+        if self._line.tasks is None:
+            work = asyncio.to_thread(driver.fetch, batch_size, seconds)
+        else:
+            work = driver.fetch_async(batch_size, seconds)
+        # Run to its end in any case: what a node has served must be known here.
+        fetching = asyncio.ensure_future(work)
+        try:
+            return self._handed(await asyncio.shield(fetching))
+        except asyncio.CancelledError:
+            undoing = asyncio.ensure_future(self._undone(driver, fetching))
+            self._undoing.add(undoing)  # the loop itself keeps no hold of it
+            undoing.add_done_callback(self._undoing.discard)
+            await asyncio.shield(undoing)
+            raise
+
+    async def ack_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`ack`."""
+        await self._settle_async(transaction, "ack", State.DONE)
+
+    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
+        """The asyncio twin of :meth:`nack`."""
+        await self._settle_async(transaction, "nack", State.FAILED, _reason(exc))
+
+    async def release_async(self, transaction: Transaction) -> None:
+        """The asyncio twin of :meth:`release`."""
+        await self._settle_async(transaction, "release", State.WAITING)
+
+    async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
+        """The asyncio twin of :meth:`release_after`."""
+        await self._settle_async(transaction, "release_after", State.WAITING, hold=seconds)
+
+    # ---- artifacts ----
+
+    def get_object(self, reference: Reference | Mapping[str, Any]) -> bytes:
+        """The artifact that a part of ``object_json`` refers to, verified."""
+        return self._line.run(self._getting(reference))
+
+    async def get_object_async(self, reference: Reference | Mapping[str, Any]) -> bytes:
+        """The asyncio twin of :meth:`get_object`."""
+        return await self._line.run_async(self._getting(reference))
+
+    def save_object(
+        self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
+    ) -> Path:
+        """The same into a file, which is there when it is whole and verified."""
+        return self._line.run(self._saving(reference, path))
+
+    async def save_object_async(
+        self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
+    ) -> Path:
+        """The asyncio twin of :meth:`save_object`."""
+        return await self._line.run_async(self._saving(reference, path))
+
+    def _getting(self, reference: Reference | Mapping[str, Any]) -> Script[bytes]:
+        desk = self._reading().reader.desk
+        return getting(reference_of(reference), desk.rule, desk.dice)
+
+    def _saving(
+        self, reference: Reference | Mapping[str, Any], path: str | PathLike[str]
+    ) -> Script[Path]:
+        desk = self._reading().reader.desk
+        return saving(reference_of(reference), path, desk.rule, desk.dice)
+
+    # ---- inside ----
+
+    def _reading(self) -> Driver:
+        self._line.check()
+        if self._driver is None:
+            raise ConfigurationError(
+                "this BoundaryConnector has no consumer, so it cannot consume",
+                remedy='give it the durable name to read under: consumer="billing"',
+            )
+        return self._driver
+
+    def _asked(self, batch_size: int, extra: Mapping[str, Any]) -> Driver:
+        refuse_extra(extra)
+        if batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
+        return self._reading()
+
+    def _handed(self, entries: list[Entry]) -> list[Transaction]:
+        return [
+            delivered(each, each.delivery, self) for each in entries if each.delivery is not None
+        ]
+
+    async def _undone(self, driver: Driver, fetching: asyncio.Future[list[Entry]]) -> None:
+        """Wait for a fetch nobody waits for any more, and take back what it brought."""
+        await asyncio.wait([fetching])
+        if fetching.exception() is None:
+            for entry in fetching.result():
+                driver.reader.note(entry, State.WAITING)
+
+    def _settle(
+        self, transaction: Transaction, verb: str, state: State, reason: str = "", hold: float = 0.0
+    ) -> None:
+        with self._claimed(transaction, verb) as entry:
+            if entry is not None:
+                driver = self._reading()
+                driver.reader.note(entry, state, reason, driver.now() + hold if hold else 0.0)
+                driver.advance()
+
+    async def _settle_async(
+        self, transaction: Transaction, verb: str, state: State, reason: str = "", hold: float = 0.0
+    ) -> None:
+        if self._line.tasks is None:
+            await asyncio.to_thread(self._settle, transaction, verb, state, reason, hold)
+            return
+        with self._claimed(transaction, verb) as entry:
+            if entry is not None:
+                driver, now = self._reading(), asyncio.get_running_loop().time()
+                driver.reader.note(entry, state, reason, now + hold if hold else 0.0)
+                await driver.advance_async()
+
+    @contextmanager
+    def _claimed(self, transaction: Transaction, verb: str) -> Iterator[Entry | None]:
+        """What is to be settled, or None when it was settled in this way before."""
+        self._reading()
+        if not isinstance(transaction, Delivered) or transaction.owner is not self:
+            raise BoundaryConnectorError(
+                f"cannot {verb} {transaction!r}: this connector did not deliver this object",
+                remedy="settle the very object that fetch_transactions returned, not a copy",
+            )
+        with self._lock:
+            before = transaction.verb
+            if before is None:
+                _set(transaction, "verb", verb)
+        if before not in (None, verb):
+            raise BoundaryConnectorError(
+                f"cannot {verb} {transaction!r}: it was settled with {before} before",
+                remedy="settle each delivery once",
+            )
+        try:
+            yield transaction.entry if before is None else None
+        except BaseException:
+            if before is None:
+                _set(transaction, "verb", None)  # it may be tried again
+            raise
+
+
+def _reason(error: Exception) -> str:
+    """What the task raised, without the category that the engine has put around it."""
+    cause = error.__cause__
+    is_wrapped = type(error) is TransactionException and isinstance(cause, Exception)
+    return describe(cause if is_wrapped and cause is not None else error)

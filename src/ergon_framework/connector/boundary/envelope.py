@@ -1,0 +1,225 @@
+"""A fact as a transaction, and a transaction as a fact."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from ergon_framework.boundary.conversing.files import Artifact, Blob
+from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.facts.fields import LONGEST_NOTE, MOST_LABELS
+from ergon_framework.boundary.model import Delivery, Fact
+from ergon_framework.boundary.producing.publishing import check_object
+from ergon_framework.boundary.producing.sequence import fact_of
+from ergon_framework.boundary.settings import LimitSettings
+from ergon_framework.connector.boundary.window import Entry
+from ergon_framework.errors import EnvelopeError, FactInvalidError, PayloadError
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.telemetry.propagation import extract, outgoing, read, written
+
+if TYPE_CHECKING:
+    from ergon_framework.connector.boundary.connector import BoundaryConnector
+
+_TRACE = ("traceparent", "tracestate")
+_FIELDS = ("to_zone", "causation_id", "object_media_type", "object_schema", "produced_at_unix_ms")
+"""What a transaction's metadata may say of its envelope."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# How large a fact may be is the node's business.
+_LIMITS = LimitSettings(fact_bytes=1 << 40)
+_set = object.__setattr__
+
+
+class Delivered(Transaction):
+    """A delivered fact that knows its place and how it was settled."""
+
+    __slots__ = ("entry", "owner", "verb")
+
+    entry: Entry
+    owner: BoundaryConnector
+    verb: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is to be published for one transaction."""
+
+    envelope: dict[str, Any]
+    fact: Fact
+    files: tuple[Artifact, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The transaction's id, and the fact's."""
+        return str(self.envelope["message_id"])
+
+
+# ---- to a transaction ----
+
+
+def delivered(entry: Entry, delivery: Delivery, owner: BoundaryConnector) -> Delivered:
+    """What is handed out for a fact: a copy, so that a redelivery finds nothing changed."""
+    envelope, fact = delivery.envelope, delivery.fact
+    labels = envelope.labels or {}
+    found = read(labels)
+    made = Delivered(
+        envelope.message_id,
+        {
+            "subject": fact.subject,
+            "predicate": fact.predicate,
+            "object_json": copy.deepcopy(fact.object_json),
+        },
+        _metadata(delivery),
+        correlation_id=envelope.correlation_id,
+        trace_id=None if found is None else f"{found.trace_id:032x}",
+        created_at=_instant(envelope.produced_at_unix_ms),
+        source=owner.name,
+        parent_id=envelope.causation_id,
+    )
+    _set(made, "entry", entry)
+    _set(made, "owner", owner)
+    _set(made, "verb", None)
+    return made
+
+
+def _metadata(delivery: Delivery) -> dict[str, Any]:
+    envelope, labels = delivery.envelope, delivery.envelope.labels or {}
+    about = {
+        "offset": delivery.offset,
+        "from_zone": envelope.from_zone,
+        "correlation_id": envelope.correlation_id,
+        "causation_id": envelope.causation_id,
+        "object_media_type": envelope.object_media_type,
+        "object_schema": envelope.object_schema,
+        "labels": {k: v for k, v in labels.items() if k not in _TRACE} or None,
+        **{name: labels.get(name) for name in _TRACE},
+    }
+    return {name: value for name, value in about.items() if value is not None}
+
+
+def _instant(milliseconds: int) -> datetime | None:
+    try:
+        return _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:  # valid for a node, but beyond the year 9999
+        return None
+
+
+# ---- to a fact ----
+
+
+def message_of(
+    transaction: Transaction,
+    zones: tuple[str | None, str | None],
+    trace: Mapping[str, str] | None,
+    *,
+    strict_ids: bool,
+) -> Message:
+    """The fact that a transaction becomes, checked; nothing is sent.
+
+    Its envelope is the same whenever the same transaction is dispatched: the instant is that of
+    the transaction. ``trace`` is that of an earlier dispatch whose outcome is not known.
+    """
+    if not isinstance(transaction, Transaction):
+        raise EnvelopeError(
+            f"dispatch_transactions takes Transactions, not {type(transaction).__name__}",
+            remedy="wrap the payload: Transaction(transaction_id=..., payload=...)",
+        )
+    try:
+        fact = _fact(transaction.payload)
+        files = _files(transaction.metadata.get("artifacts"))
+        check_object(fact, files)
+        envelope = _envelope(transaction, zones, trace_of(transaction) if trace is None else trace)
+        admitted(envelope, fact, _LIMITS, strict_ids=strict_ids)
+    except FactInvalidError as error:
+        raise PayloadError(
+            f"transaction {transaction.transaction_id!r} cannot become a fact: {error.message}",
+            remedy=error.remedy,
+            details={"transaction_id": transaction.transaction_id, **error.details},
+        ) from error
+    return Message(envelope, fact, files)
+
+
+def trace_of(transaction: Transaction) -> dict[str, str]:
+    """The trace that the fact belongs to: that of the code that tells it, or the one it carries."""
+    found = outgoing() or extract(transaction)
+    return {} if found is None else written(found)
+
+
+def _fact(payload: Any) -> Fact:
+    if not isinstance(payload, Fact | Mapping):
+        raise FactInvalidError(
+            f"the payload is {type(payload).__name__}",
+            reason="type",
+            remedy='give {"subject": "kind:id", "predicate": "happened", "object_json": ...}',
+            details={"field": "fact"},
+        )
+    found = fact_of(payload)
+    # A copy: what the caller changes while it is on its way changes nothing.
+    return Fact(
+        subject=found.subject,
+        predicate=found.predicate,
+        object_json=_copied(found.object_json),
+    )
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        raise FactInvalidError(
+            "fact.object_json holds something that is no data",
+            reason="type",
+            remedy="pass text, numbers, true or false, None, and lists and dicts of these",
+            details={"field": "fact.object_json"},
+        ) from error
+
+
+def _envelope(
+    transaction: Transaction, zones: tuple[str | None, str | None], trace: Mapping[str, str]
+) -> dict[str, Any]:
+    metadata = transaction.metadata
+    labels = metadata.get("labels")
+    if labels is not None and not isinstance(labels, Mapping):
+        raise FactInvalidError(
+            f"metadata['labels'] is {type(labels).__name__}",
+            reason="type",
+            remedy="give a mapping of text to text",
+            details={"field": "envelope.labels"},
+        )
+    fields: dict[str, Any] = {
+        "causation_id": transaction.parent_id,
+        "produced_at_unix_ms": round(transaction.created_at.timestamp() * 1000),
+        **{name: metadata[name] for name in _FIELDS if metadata.get(name) is not None},
+        "message_id": transaction.transaction_id,
+        "correlation_id": transaction.correlation_id,
+        "labels": _labelled(labels or {}, trace) or None,
+    }
+    from_zone, to_zone = zones
+    fields["from_zone"] = from_zone
+    fields["to_zone"] = to_zone or fields.get("to_zone")
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _labelled(labels: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, str]:
+    """The labels with the trace, as far as there is room for it: no fact is refused for that."""
+    fitting = {name: value for name, value in trace.items() if len(value) <= LONGEST_NOTE}
+    if len({**labels, **fitting}) > MOST_LABELS:
+        return dict(labels)
+    return {**labels, **fitting}
+
+
+def _files(given: Mapping[str, Blob] | Sequence[Artifact | Blob] | None) -> tuple[Artifact, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, Mapping):
+        return tuple(Artifact(blob, file_name=name) for name, blob in given.items())
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise FactInvalidError(
+            f"metadata['artifacts'] is {type(given).__name__}",
+            reason="type",
+            remedy="give a list of files, or a mapping of names to bytes or paths",
+            details={"field": "artifacts"},
+        )
+    return tuple(each if isinstance(each, Artifact) else Artifact(each) for each in given)

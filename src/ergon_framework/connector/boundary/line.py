@@ -1,0 +1,90 @@
+"""The way to a node, in both colours: scripts are run in threads, or in tasks where they can be."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from typing import Any, TypeAlias, TypeVar, cast
+
+from ergon_framework.boundary.conversing.in_tasks import TaskHands
+from ergon_framework.boundary.conversing.in_threads import ThreadHands
+from ergon_framework.boundary.conversing.script import Script
+from ergon_framework.boundary.conversing.transport import AsyncTransport, Transport
+from ergon_framework.boundary.http.client import HttpTransport
+from ergon_framework.boundary.producing.options import ProducerOptions, client_tls
+from ergon_framework.connector.boundary.faults import BoundaryConnectorError
+from ergon_framework.engine.clocks import current_clock
+from ergon_framework.errors import ConfigurationError, WiringError
+
+T = TypeVar("T")
+Node: TypeAlias = str | Transport | AsyncTransport
+
+
+class Line:
+    """One node. A URL is connected to at the first use; a transport stays the caller's to close."""
+
+    def __init__(self, node: Node, files: ProducerOptions, connecting: dict[str, Any]) -> None:
+        if not node:
+            raise ConfigurationError(
+                "a BoundaryConnector needs a node",
+                remedy='BoundaryConnector("http://127.0.0.1:9443"), or node in its settings',
+            )
+        call = getattr(node, "call", None)
+        if not isinstance(node, str) and not callable(call):
+            raise ConfigurationError(
+                f"{type(node).__name__} is no node", remedy="give its URL or a transport"
+            )
+        self._node = node
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.tasks: AsyncTransport | None = None
+        self._threads: Transport | None = None
+        if inspect.iscoroutinefunction(call):
+            self.tasks = cast(AsyncTransport, node)
+        elif isinstance(node, str):
+            # Made now, so that a URL or certificates that are wrong are told at once.
+            self._threads = HttpTransport(node, tls=client_tls(files), **connecting)
+        else:
+            self._threads = cast(Transport, node)
+
+    def threads(self) -> Transport:
+        """The transport for threads."""
+        self.check()
+        if self._threads is None:
+            raise WiringError(
+                "this node can be reached from an event loop only",
+                remedy="use an async task, or give the connector the node's URL",
+            )
+        return self._threads
+
+    def run(self, script: Script[T]) -> T:
+        """Do what the script says, in this thread."""
+        return ThreadHands(self.threads(), current_clock()).run(script)
+
+    async def run_async(self, script: Script[T]) -> T:
+        """Do what the script says, in this task, which must not be cancelled meanwhile."""
+        self.check()
+        if self.tasks is None:
+            return await asyncio.to_thread(self.run, script)
+        return await TaskHands(self.tasks).run(script)
+
+    def check(self) -> None:
+        """Raise when it is closed."""
+        if self._is_closed:
+            raise BoundaryConnectorError(
+                "this BoundaryConnector is closed",
+                remedy="make a new one; close it after the last use",
+            )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing goes any more."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Let go. Closing twice is fine."""
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+        if is_first and isinstance(self._node, str) and self._threads is not None:
+            self._threads.close()

@@ -1,0 +1,145 @@
+"""The facts between the consumer's cursor and what was read: which are in hand, which are done.
+
+Outcomes come in any order, but a cursor only says "everything up to here". So an outcome is noted,
+and the cursor moves over the longest prefix of facts that have theirs. A fact that failed is put
+into quarantine when its turn has come, which takes the cursor past it.
+
+Facts that an operator released from quarantine lie below the cursor. They come before all others:
+a node takes a confirmation for them too, wherever it points.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+from ergon_framework.boundary.model import Delivery
+
+Key: TypeAlias = tuple[bool, int]
+
+
+class State(Enum):
+    """Where a fact stands."""
+
+    WAITING = auto()
+    IN_HAND = auto()
+    DONE = auto()
+    FAILED = auto()
+    GONE = auto()  # confirmed, set aside, or another's by now
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One fact, or without a delivery a stretch of the log that needs no handling."""
+
+    offset: int
+    delivery: Delivery | None = None
+    state: State = State.WAITING
+    code: str = ""  # why it failed, in a word …
+    reason: str = ""  # … and in a sentence
+    not_before: float = 0.0
+
+    @property
+    def key(self) -> Key:
+        """Its place: what was released from quarantine comes first."""
+        return (self.delivery is None or not self.delivery.released, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Everything up to ``offset`` has its outcome."""
+
+    offset: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """The next fact failed."""
+
+    entry: Entry
+
+
+Step: TypeAlias = Confirm | SetAside
+
+
+class Window:
+    """A pure record. Whoever shares it between threads locks it."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._known: set[Key] = set()
+        self.careful_until = 0
+        """Up to here one fact at a time: a process that had them in hand has died."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    @property
+    def in_hand(self) -> int:
+        """How many are with somebody."""
+        return sum(each.state is State.IN_HAND for each in self._entries)
+
+    def extend(self, entries: Iterable[Entry], cursor: int) -> None:
+        """Add what was read, and drop what lies below a cursor that others have moved."""
+        for entry in entries:
+            if entry.key not in self._known:
+                self._known.add(entry.key)
+                bisect.insort(self._entries, entry, key=lambda each: each.key)
+        self._drop([each for each in self._entries if each.key <= (True, cursor) and each.key[0]])
+
+    def knows(self, entry: Entry) -> bool:
+        """Whether it is here already."""
+        return entry.key in self._known
+
+    def clear(self) -> None:
+        """None of them is ours any more."""
+        self._drop(list(self._entries))
+        self.careful_until = 0
+
+    def take(self, most: int, now: float) -> list[Entry]:
+        """The first that may be handed out."""
+        taken: list[Entry] = []
+        for entry in self._entries:
+            if len(taken) == most:
+                break
+            if entry.offset <= self.careful_until and entry.key[0]:
+                most = 1  # it may have been the death of the last process that had it
+                if taken or self.in_hand:
+                    break
+            if entry.state is State.WAITING and entry.not_before <= now:
+                entry.state = State.IN_HAND
+                taken.append(entry)
+        return taken
+
+    def next_step(self) -> Step | None:
+        """What the node may be told now."""
+        prefix: list[Entry] = []
+        for entry in self._entries:
+            if entry.state is not State.DONE:
+                if not prefix and entry.state is State.FAILED:
+                    return SetAside(entry)
+                break
+            prefix.append(entry)
+        # Those from quarantine are below the others, whose confirmation covers them.
+        return Confirm(prefix[-1].offset, tuple(prefix)) if prefix else None
+
+    def told(self, step: Step) -> None:
+        """The node has taken it."""
+        self._drop(step.entries if isinstance(step, Confirm) else (step.entry,))
+
+    def _drop(self, entries: Iterable[Entry]) -> None:
+        gone = set(map(id, entries))
+        if not gone:
+            return
+        for entry in self._entries:
+            if id(entry) in gone:
+                entry.state = State.GONE
+                self._known.discard(entry.key)
+        self._entries = [each for each in self._entries if id(each) not in gone]

@@ -1,0 +1,134 @@
+"""The producing half: transactions are published as the producer contract says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ergon_framework.boundary.conversing.script import Script
+from ergon_framework.boundary.producing.options import Telling
+from ergon_framework.boundary.producing.producer import Producer
+from ergon_framework.boundary.producing.publishing import appending_many
+from ergon_framework.boundary.producing.sequence import publishing
+from ergon_framework.boundary.spool.outbox import Outbox
+from ergon_framework.connector.boundary.envelope import Message, message_of
+from ergon_framework.connector.boundary.line import Line
+from ergon_framework.errors import BoundaryError, ConfigurationError
+from ergon_framework.ports.transaction import Transaction
+
+MOST_REMEMBERED = 10_000
+"""Dispatches of unknown outcome whose trace is remembered."""
+
+
+class Writer:
+    """Says facts to a node, or to an outbox that will."""
+
+    def __init__(
+        self,
+        line: Line,
+        telling: Telling,
+        zones: tuple[str | None, str | None],
+        outbox: str | Path | None,
+    ) -> None:
+        self._line = line
+        self._telling = telling
+        self._zones = zones
+        self._path = outbox
+        self._outbox: Outbox | None = None
+        self._opening = threading.Lock()
+        self._traces: dict[str, dict[str, str]] = {}
+
+    @property
+    def spools(self) -> bool:
+        """Whether facts go to disk here first."""
+        return self._path is not None
+
+    def messages(self, transactions: Iterable[Transaction]) -> list[Message]:
+        """What is to be published; one that cannot be means that none is."""
+        if self._zones[0] is None:
+            raise ConfigurationError(
+                "this BoundaryConnector has no from_zone, so it cannot produce",
+                remedy='give it the zone that speaks: from_zone="plant-a"',
+            )
+        is_strict = self._telling.habits.strict_ids
+        return [
+            message_of(each, self._zones, self._traces.get(_id_of(each)), strict_ids=is_strict)
+            for each in transactions
+        ]
+
+    def publish(self, messages: list[Message]) -> Script[None]:
+        """All of them in order: those without files some hundreds to a commit."""
+        # Another attempt shall have the same envelopes, and with them the same trace.
+        self._remember(messages)
+        for has_files, group in groupby(messages, key=lambda each: bool(each.files)):
+            if has_files:
+                for message in group:
+                    yield from self._publish(message)
+            else:
+                yield from self._append(list(group))
+        for message in messages:
+            self._traces.pop(message.id, None)
+
+    def _publish(self, message: Message) -> Script[None]:
+        try:
+            yield from publishing(
+                message.fact, message.envelope, message.files, self._telling.habits, False
+            )
+        except BoundaryError as error:
+            raise _named(message, error) from None
+
+    def _append(self, messages: list[Message]) -> Script[None]:
+        items = [(each.envelope, each.fact) for each in messages]
+        outcomes = yield from appending_many(items, self._telling.habits)
+        for message, outcome in zip(messages, outcomes, strict=True):
+            if isinstance(outcome, BoundaryError):
+                raise _named(message, outcome)
+
+    def _remember(self, messages: list[Message]) -> None:
+        for message in messages:
+            labels = message.envelope.get("labels") or {}
+            trace = {k: labels[k] for k in ("traceparent", "tracestate") if k in labels}
+            if trace and len(self._traces) < MOST_REMEMBERED:
+                self._traces[message.id] = trace
+
+    # ---- through the outbox ----
+
+    def spool(self, messages: list[Message]) -> None:
+        """On disk here when this returns; a thread beside us tells the node."""
+        outbox = self.outbox()
+        for message in messages:
+            try:
+                outbox.add(message.envelope, message.fact, message.files)
+            except BoundaryError as error:
+                raise _named(message, error) from None
+
+    def outbox(self) -> Outbox:
+        """The outbox, open and draining."""
+        with self._opening:
+            if self._outbox is None:
+                if self._path is None:
+                    raise ConfigurationError("this BoundaryConnector has no outbox")
+                habits = self._telling.habits
+                producer = Producer(self._line.threads(), retry=habits.rule)
+                self._outbox = Outbox(self._path, producer, strict_ids=habits.strict_ids)
+                self._outbox.start()
+            return self._outbox
+
+    def close(self) -> None:
+        """Stop draining; what is in the outbox stays there."""
+        if self._outbox is not None:
+            self._outbox.close()
+
+
+def _id_of(transaction: Any) -> str:
+    return str(getattr(transaction, "transaction_id", ""))
+
+
+def _named(message: Message, error: BoundaryError) -> BoundaryError:
+    """The same error, which says whose it is."""
+    error.message = f"transaction {message.id!r}: {error.message}"
+    error.details.setdefault("transaction_id", message.id)
+    return error

@@ -1,0 +1,16 @@
+"""Jobs as a connector: a transaction becomes a job, and a job becomes a transaction.
+
+Dispatching enqueues: the job's id is the transaction's id, so dispatching again changes nothing.
+Fetching claims: the task that consumes is the jobs' executor, and its outcome settles them.
+"""
+
+from __future__ import annotations
+
+from ergon_framework.connector.jobs.connector import JobsConnector
+from ergon_framework.connector.jobs.faults import (
+    ConflictingJobError,
+    JobsConnectorError,
+    LeaseLostError,
+)
+
+__all__ = ["ConflictingJobError", "JobsConnector", "JobsConnectorError", "LeaseLostError"]

@@ -1,0 +1,186 @@
+"""How the connector talks to its store: it claims jobs, keeps them, and tells how they ended."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from typing import Any
+
+from ergon_framework.connector.jobs.faults import JobsConnectorError, LeaseLostError
+from ergon_framework.connector.jobs.holding import Holding
+from ergon_framework.core.job import Released, Seen
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import StoreError
+from ergon_framework.jobs.claims import Claim, Judgement
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.requests import Store
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.worker import NOTICE_OF
+from ergon_framework.ports.jobstore import Ask, Bell, Settlement, Topic
+from ergon_framework.ports.notice import Notice
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.telemetry.fan_out import FanOut, has_listeners
+
+declare("connector.jobs.settling.before", "connector.jobs.settling.after")
+
+
+class Desk:
+    """One queue of one store, as one process works on it. Any thread may call."""
+
+    def __init__(
+        self, store: str | Store, settings: JobsSettings, queue: str, executor: str
+    ) -> None:
+        self.queue = queue
+        self._given = store
+        self._settings = settings
+        self._executor = executor
+        self._worker = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.judgement = Judgement(settings, self._worker)
+        self._sink = FanOut(None, (), ())
+        self._lock = threading.Lock()
+        self._client: JobClient | None = None
+        self._holding: Holding | None = None
+        self._bell: Bell | None = None
+        self._is_closed = False
+
+    # ---- both ends of its life ----
+
+    def client(self) -> JobClient:
+        """A client of the store, which is opened now if it was not before."""
+        with self._lock:
+            if self._is_closed:
+                raise JobsConnectorError(
+                    "this JobsConnector is closed",
+                    remedy="make a new one; close it after the last use",
+                )
+            if self._client is None:
+                store = open_store(self._given) if isinstance(self._given, str) else self._given
+                self._client = JobClient(store=store, settings=self._settings)
+            return self._client
+
+    def close(self) -> None:
+        """Give back what is in hand and let go. Closing twice is fine."""
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+            client, holding, bell = self._client, self._holding, self._bell
+        if not is_first or client is None:
+            return
+        if holding is not None:
+            holding.stop()
+            self._give_back(client.store, holding.all())
+        if bell is not None:
+            bell.ring()
+            bell.close()
+        if isinstance(self._given, str):
+            client.close()
+
+    def _give_back(self, store: Store, claims: list[Claim]) -> None:
+        """What is still in hand goes back, if the store can be told; otherwise its lease ends."""
+        try:
+            now = store.now()
+            settled = self.judgement.settled
+            store.exchange([settled(each, Released(), now, None, None) for each in claims], None)
+        except StoreError:
+            return
+
+    # ---- claiming ----
+
+    def claim(self, most: int, wait: float, gave_up: threading.Event) -> list[Claim]:
+        """Up to so many jobs, kept from now on; none after ``wait`` seconds without any.
+
+        Whoever gives up sets the event, and then calls :meth:`wake`.
+        """
+        store, holding = self._consuming()
+        until = SYSTEM_CLOCK.now() + wait
+        bell = self._listening(store) if wait else None
+        while True:
+            claimed = store.exchange([], self._ask(most))[1]
+            left = until - SYSTEM_CLOCK.now()
+            if claimed.jobs or bell is None or left <= 0 or gave_up.is_set():
+                claims = [Claim(job) for job in claimed.jobs]
+                holding.add(claims)
+                return claims
+            if claimed.next_at is not None:
+                left = min(left, max(0.0, claimed.next_at - store.now()))
+            bell.wait(left)
+            self.client()  # raises when it was closed meanwhile
+
+    def wake(self) -> None:
+        """Let a fetch that waits for work look round."""
+        if self._bell is not None:
+            self._bell.ring()
+
+    def _consuming(self) -> tuple[Store, Holding]:
+        store = self.client().store
+        with self._lock:
+            if self._holding is None:
+                self._holding = Holding(
+                    store,
+                    self._settings,
+                    self.judgement,
+                    self._worker,
+                    (self.queue, self._executor),
+                    self._tell,
+                )
+            holding = self._holding
+        holding.start()
+        return store, holding
+
+    def _listening(self, store: Store) -> Bell:
+        with self._lock:
+            if self._bell is None:
+                self._bell = store.listen(Topic.WORK)
+            return self._bell
+
+    def _ask(self, most: int) -> Ask:
+        ours = frozenset({self._executor})
+        return Ask(
+            worker=self._worker,
+            lease=self._settings.lease,
+            slots={self._executor: most},
+            default=self._executor,
+            known=ours,
+            own=ours,
+            queues=(self.queue,),
+            most_unknown=0,
+            asks_more=False,
+        )
+
+    # ---- settling ----
+
+    def settle(self, claim: Claim, seen: Seen, took: float) -> None:
+        """Record how a claim ended; raises when the job is somebody else's by now."""
+        store, holding = self._consuming()
+        # Renewed no longer, whatever comes: should the store be away now, the lease ends by itself.
+        holding.let_go(claim)
+        settlement = self.judgement.settled(claim, seen, store.now(), took, b"null")
+        failpoint("connector.jobs.settling.before")
+        (is_applied,), _ = store.exchange([settlement], None)
+        failpoint("connector.jobs.settling.after")
+        if not is_applied:
+            self._tell("job.late", {"job_id": settlement.id})
+            raise LeaseLostError(
+                f"job {settlement.id}: its lease was lost, and its outcome is somebody else's",
+                remedy="raise lease if something stops the whole process for longer than that",
+                details={"job_id": settlement.id},
+            )
+        self._tell_of(settlement)
+
+    def _tell_of(self, settlement: Settlement) -> None:
+        move = settlement.move
+        about = {
+            "job_id": settlement.id,
+            "attempt": move.attempts,
+            "failure": move.failure,
+            "delay": move.delay,
+            "why": move.why,
+        }
+        self._tell(NOTICE_OF.get(move.status, "job.returned"), about)
+
+    def _tell(self, name: str, fields: dict[str, Any]) -> None:
+        """A notice to whoever listens."""
+        if has_listeners() and self._client is not None:
+            self._sink.emit(Notice(name, self._client.store.now(), fields))

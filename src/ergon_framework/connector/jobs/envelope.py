@@ -1,0 +1,193 @@
+"""A transaction as a job, and a job as a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ergon_framework.connector.jobs.faults import ConflictingJobError, JobsConnectorError
+from ergon_framework.errors import DuplicateJobError, EnvelopeError, JobError, PayloadError
+from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.requests import Store
+from ergon_framework.ports.jobstore import Job, Leased, NewJob
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.telemetry.propagation import extract, outgoing, written
+
+if TYPE_CHECKING:
+    from ergon_framework.connector.jobs.connector import JobsConnector
+
+_PAYLOAD = ("args", "kwargs")
+_TRACE = ("traceparent", "tracestate")
+_RACES = 100
+"""How often others may add jobs of the same batch before we give up."""
+_T = TypeVar("_T", bound=Transaction)
+_decode = msgspec.json.decode
+_set = object.__setattr__
+
+
+class Delivery(Transaction):
+    """A delivered job that knows its claim and how it was settled."""
+
+    __slots__ = ("claim", "claimed_at", "owner", "verb")
+
+    claim: Claim
+    claimed_at: float
+    owner: JobsConnector
+    verb: str | None
+
+
+# ---- to a job ----
+
+
+def job_of(
+    transaction: Transaction,
+    client: JobClient,
+    routed: tuple[str | None, str],
+    options: Mapping[str, Any],
+) -> NewJob:
+    """The job that a transaction becomes, checked; nothing is stored.
+
+    ``routed`` are the handler of transactions that name none, and the executor.
+    """
+    if not isinstance(transaction, Transaction):
+        raise EnvelopeError(
+            f"dispatch_transactions takes Transactions, not {type(transaction).__name__}",
+            remedy="wrap the payload: Transaction(transaction_id=..., payload=...)",
+        )
+    payload = transaction.payload
+    args, kwargs = ([], payload) if isinstance(payload, dict) else ([payload], None)
+    about: dict[str, Any] = {**options, "id": transaction.transaction_id}
+    if transaction.correlation_id is not None:
+        about["correlation_id"] = transaction.correlation_id
+    trace = outgoing() or extract(transaction)
+    if trace is not None:
+        about["trace_context"] = written(trace)
+    try:
+        return client.job(_routed(transaction, *routed), args, kwargs, **about)
+    except JobError as error:
+        raise _refused(transaction.transaction_id, error) from error
+
+
+def _routed(transaction: Transaction, handler: str | None, executor: str) -> str:
+    named = transaction.metadata.get("handler", handler)
+    if named is None:
+        raise JobsConnectorError(
+            f"transaction {transaction.transaction_id!r} names no handler for its job",
+            remedy='give the connector handler="...", or the transaction metadata["handler"]',
+            details={"transaction_id": transaction.transaction_id},
+        )
+    is_plain = isinstance(named, str) and bool(named) and "#" not in named
+    return f"{executor}#{named}" if executor and is_plain else named
+
+
+def _refused(transaction_id: str, error: JobError) -> PayloadError | JobsConnectorError:
+    kind = PayloadError if error.details.get("field") in _PAYLOAD else JobsConnectorError
+    details = {"transaction_id": transaction_id, **error.details}
+    text = f"transaction {transaction_id!r} cannot become a job: {error.message}"
+    return kind(text, remedy=error.remedy, details=details)
+
+
+def add_once(store: Store, jobs: list[NewJob]) -> None:
+    """Store those that are not there yet, in one commit; other content under an id is refused."""
+    left = _distinct(jobs)
+    for _ in range(_RACES):
+        if not left:
+            return
+        try:
+            store.add(left)
+        except DuplicateJobError:
+            absent = [job for job in left if not _is_there(store.find(job.id), job)]
+            if len(absent) == len(left):
+                raise  # not an id, but a unique key that somebody holds
+            left = absent
+        else:
+            return
+    raise JobsConnectorError("others dispatch the same jobs all the time", remedy="try again later")
+
+
+def _distinct(jobs: list[NewJob]) -> list[NewJob]:
+    """Each id once; twice with other content is as wrong as twice in the store."""
+    found: dict[str, NewJob] = {}
+    for job in jobs:
+        _is_there(found.get(job.id), job)
+        found.setdefault(job.id, job)
+    return list(found.values())
+
+
+def _is_there(found: Job | NewJob | None, job: NewJob) -> bool:
+    """Whether that very job is there; raises when it is another one of the same id."""
+    if found is None:
+        return False
+    if _content(found) == _content(job):
+        return True
+    raise ConflictingJobError(
+        f"the id {job.id!r} stands for a job with another handler, queue or payload",
+        remedy="a new unit of work needs an id of its own: transaction.derive(...) gives one",
+        details={"transaction_id": job.id},
+    )
+
+
+def _content(job: Job | NewJob) -> tuple[str, str, bytes, bytes]:
+    return job.handler, job.queue, _canonical(job.args), _canonical(job.kwargs)
+
+
+def _canonical(text: bytes) -> bytes:
+    return msgspec.json.encode(_decode(text), order="sorted")
+
+
+# ---- and back ----
+
+
+def delivery_of(claim: Claim, owner: JobsConnector, claimed_at: float) -> Delivery:
+    """What is handed out for a claimed job."""
+    job = claim.job
+    delivery = _made(Delivery, job, owner.name)
+    _set(delivery, "claim", claim)
+    _set(delivery, "claimed_at", claimed_at)
+    _set(delivery, "owner", owner)
+    _set(delivery, "verb", None)
+    return delivery
+
+
+def transaction_of(job: Job, source: str | None) -> Transaction:
+    """A job that is only looked at."""
+    return _made(Transaction, job, source)
+
+
+def _made(kind: type[_T], job: Leased | Job, source: str | None) -> _T:
+    trace = job.trace_context or {}
+    metadata: dict[str, Any] = {
+        "handler": job.handler,
+        "queue": job.queue,
+        "attempt": job.attempts + 1,
+        **{key: trace[key] for key in _TRACE if key in trace},
+    }
+    if job.correlation_id is not None:
+        metadata["correlation_id"] = job.correlation_id
+    return kind(
+        job.id,
+        _payload(job),
+        metadata,
+        correlation_id=job.correlation_id,
+        trace_id=_trace_id(trace.get("traceparent")),
+        created_at=datetime.fromtimestamp(job.created_at, UTC),
+        source=source,
+    )
+
+
+def _payload(job: Leased | Job) -> Any:
+    args, kwargs = _decode(job.args), _decode(job.kwargs)
+    if not args:
+        return kwargs
+    if len(args) == 1 and not kwargs:
+        return args[0]
+    return {"args": args, "kwargs": kwargs}
+
+
+def _trace_id(header: str | None) -> str | None:
+    parts = (header or "").split("-")
+    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else None

@@ -1,0 +1,457 @@
+"""Jobs as a connector: what is enqueued, what is delivered, and how an outcome settles it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.connector.jobs import (
+    ConflictingJobError,
+    JobsConnector,
+    JobsConnectorError,
+    LeaseLostError,
+)
+from ergon_framework.connector.jobs.envelope import Delivery
+from ergon_framework.core.failure import Kind
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import (
+    ConfigurationError,
+    NonRetryableException,
+    PayloadError,
+    StoreUnavailableError,
+    TransactionException,
+)
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.requests import Store
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.why import explain_job
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.notice import Notice
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.telemetry import add_listener, remove_listener
+from ergon_framework.testing.suites import exercise_connector
+from tests.connectors.zone_node import eventually
+
+pytestmark = pytest.mark.req("ONE:connector-jobs")
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CARRIED = ("correlation_id", "trace_id")  # a job has no room for the other fields
+ROOMY = JobsSettings(max_payload=4 << 20)
+
+
+class Clock:
+    """A store's clock that only moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.at = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The time."""
+    return Clock()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Store]:
+    """An open store whose clock the test moves."""
+    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+    opened = open_store(url, clock=clock)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def connector(store: Store) -> Iterator[JobsConnector]:
+    """A connector that dispatches to the handler ``work``."""
+    with JobsConnector(store, handler="work", name="queue") as made:
+        yield made
+
+
+def dead_letters(connector: JobsConnector) -> list[tuple[str, str]]:
+    """The ids and reasons of dead-lettered jobs."""
+    store = connector._desk.client().store
+    found = store.search(Search(statuses=(JobStatus.FAILED,)))
+    return [(job.id, job.last_error.message) for job in found if job.last_error is not None]
+
+
+@pytest.mark.parametrize("kind", ["memory", pytest.param("sqlite", marks=pytest.mark.slow)])
+def test_the_suite_is_passed(kind: str, tmp_path: Path) -> None:
+    """Everything a connector promises, in both colours, on both stores."""
+    numbers = iter(range(10_000))
+
+    def make() -> JobsConnector:
+        url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path}/{next(numbers)}.db"
+        # One attempt: what failed is dead-lettered at once, as the suite expects it of a nack.
+        once = {"max_attempts": 1}
+        return JobsConnector(url, handler="work", settings=ROOMY, options=once)
+
+    report = exercise_connector(
+        make, colour="both", dead_letters=dead_letters, ids="unique", carries=CARRIED
+    )
+    report.raise_for_failures(recommended=True)
+
+
+# ---- producing ----
+
+
+def test_a_dict_becomes_named_arguments(store: Store, connector: JobsConnector) -> None:
+    """A dict is the job's kwargs, anything else its only argument; the ids are the same."""
+    connector.dispatch_transactions([Transaction("a", {"x": 1}), Transaction("b", [1, 2])])
+    client = JobClient(store=store)
+    assert (client.find("a").args, client.find("a").kwargs) == (b"[]", b'{"x":1}')
+    assert (client.find("b").args, client.find("b").kwargs) == (b"[[1,2]]", b"{}")
+    assert client.find("a").handler == "work"
+
+
+def test_handler_and_executor_route_a_job(store: Store) -> None:
+    """Metadata names the handler of one transaction, and the executor precedes it."""
+    with JobsConnector(store, handler="work", executor="py", queue="q") as connector:
+        connector.dispatch_transactions(
+            [
+                Transaction("a"),
+                Transaction("b", metadata={"handler": "other"}),
+                Transaction("c", metadata={"handler": "node#third"}),
+            ]
+        )
+    found = [store.find(each) for each in "abc"]
+    assert [job.handler for job in found if job] == ["py#work", "py#other", "node#third"]
+    assert {job.queue for job in found if job} == {"q"}
+
+
+def test_a_transaction_without_a_handler_is_refused(store: Store) -> None:
+    """Nobody could run its job; the error names it, and nothing of the batch is stored."""
+    with JobsConnector(store) as connector:
+        good = Transaction("good", metadata={"handler": "work"})
+        with pytest.raises(JobsConnectorError, match="'bad' names no handler"):
+            connector.dispatch_transactions([good, Transaction("bad")])
+    assert store.find("good") is None
+
+
+def test_correlation_and_trace_flow_along(store: Store, connector: JobsConnector) -> None:
+    """What a transaction belongs to goes with its job, and comes back with it."""
+    given = Transaction("a", 1, {"traceparent": TRACE}, correlation_id="flow-1")
+    connector.dispatch_transactions([given])
+    job = store.find("a")
+    assert job is not None
+    assert (job.correlation_id, job.trace_context) == ("flow-1", {"traceparent": TRACE})
+    (came,) = connector.fetch_transactions(1)
+    assert (came.correlation_id, came.trace_id) == ("flow-1", TRACE[3:35])
+    assert came.metadata == {
+        "handler": "work",
+        "queue": "default",
+        "attempt": 1,
+        "correlation_id": "flow-1",
+        "traceparent": TRACE,
+    }
+    assert came.source == "queue"
+
+
+def test_dispatching_again_changes_nothing(store: Store, connector: JobsConnector) -> None:
+    """The same transaction is one job, also when its payload was built in another order."""
+    connector.dispatch_transactions([Transaction("a", {"x": 1, "y": 2})])
+    more = [Transaction("a", {"y": 2, "x": 1}), Transaction("b", 1)]
+    connector.dispatch_transactions(more)
+    assert store.count(Search()) == 2
+
+
+@pytest.mark.parametrize("other", [{"x": 2}, {"x": True}, {"x": 1.0}, [1]])
+def test_other_content_under_an_id_is_refused(
+    store: Store, connector: JobsConnector, other: Any
+) -> None:
+    """An id stands for one unit of work for ever; nothing of the batch is stored."""
+    connector.dispatch_transactions([Transaction("a", {"x": 1})])
+    with pytest.raises(ConflictingJobError, match="'a'"):
+        connector.dispatch_transactions([Transaction("new", 1), Transaction("a", other)])
+    with pytest.raises(ConflictingJobError, match="'twice'"):
+        connector.dispatch_transactions([Transaction("twice", 1), Transaction("twice", 2)])
+    assert store.find("new") is None
+    assert store.count(Search()) == 1
+
+
+def test_a_payload_that_json_cannot_carry_is_refused(connector: JobsConnector) -> None:
+    """The error names the transaction and the place, and shows no value."""
+    with pytest.raises(PayloadError) as caught:
+        connector.dispatch_transactions([Transaction("a", {"x": {"y": {1, 2, 3}}})])
+    assert "'a'" in str(caught.value)
+    assert "kwargs" in str(caught.value)
+    assert "1, 2" not in str(caught.value)
+
+
+def test_options_are_those_of_each_job(store: Store) -> None:
+    """Priority, attempts and the like may be said once for all."""
+    options = {"priority": 7, "max_attempts": 2, "retry": {"backoff": {"base": 1.0}}}
+    with JobsConnector(store, handler="work", options=options) as connector:
+        connector.dispatch_transactions([Transaction("a")])
+    job = store.find("a")
+    assert job is not None
+    assert (job.priority, job.max_attempts) == (7, 2)
+
+
+# ---- consuming ----
+
+
+def test_arguments_of_other_clients_are_payloads(store: Store, connector: JobsConnector) -> None:
+    """One argument is the payload itself; several come with their names and places."""
+    client = JobClient(store=store)
+    client.enqueue("work", [5], id="one")
+    client.enqueue("work", [1, 2], {"z": 3}, id="many")
+    client.enqueue("work", id="none")
+    came = {each.transaction_id: each.payload for each in connector.fetch_transactions(5)}
+    assert came == {"one": 5, "many": {"args": [1, 2], "kwargs": {"z": 3}}, "none": {}}
+
+
+def test_only_jobs_for_this_executor_are_claimed(store: Store) -> None:
+    """Jobs of another queue, and those that name another executor, are left alone."""
+    client = JobClient(store=store)
+    for handler in ("plain", "ours#mine", "python#theirs"):
+        client.enqueue(handler, id=handler, queue="q")
+    client.enqueue("plain", id="elsewhere")
+    with JobsConnector(store, queue="q", executor="ours") as connector:
+        came = {each.transaction_id for each in connector.fetch_transactions(9)}
+        assert came == {"plain", "ours#mine"}
+        assert connector.get_transactions_count() == 1
+        assert connector.fetch_transaction_by_id("elsewhere") is None
+
+
+def test_ack_completes(store: Store, connector: JobsConnector) -> None:
+    """A success is a completed job, with one attempt and no result."""
+    connector.dispatch_transactions([Transaction("a")])
+    connector.ack(connector.fetch_transactions(1)[0])
+    job = store.find("a")
+    assert job is not None
+    assert (job.status, job.attempts, job.result) == (JobStatus.COMPLETED, 1, b"null")
+
+
+def test_nack_follows_the_jobs_own_rule(
+    store: Store, connector: JobsConnector, clock: Clock
+) -> None:
+    """Backoff between the attempts, then the dead letters with the task's own exception."""
+    options: Any = {"max_attempts": 2, "retry": {"backoff": {"base": 10.0, "jitter": 0.0}}}
+    JobClient(store=store).enqueue("work", id="a", **options)
+    wrapped = TransactionException("ValueError: no", cause=ValueError("no"))
+    connector.nack(connector.fetch_transactions(1)[0], wrapped)
+    assert connector.fetch_transactions(1) == []
+    clock.at += 10
+    (again,) = connector.fetch_transactions(1)
+    assert again.metadata["attempt"] == 2
+    connector.nack(again, wrapped)
+    job = store.find("a")
+    assert job is not None
+    assert job.last_error is not None
+    assert (job.status, job.why) == (JobStatus.FAILED, "attempts_spent")
+    assert (job.last_error.code, job.last_error.message) == ("ValueError", "ValueError: no")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NonRetryableException("never"),
+        TransactionException("refused", "business"),
+        type("invalid_arguments", (Exception,), {})("bad"),
+    ],
+)
+def test_a_refusal_is_final(store: Store, connector: JobsConnector, error: Exception) -> None:
+    """Business and non-retryable errors, and codes that jobs give up on, go to the dead letters."""
+    connector.dispatch_transactions([Transaction("a")])
+    connector.nack(connector.fetch_transactions(1)[0], error)
+    job = store.find("a")
+    assert job is not None
+    assert job.last_error is not None
+    assert (job.status, job.last_error.kind) == (JobStatus.FAILED, Kind.REJECTED)
+
+
+def test_release_charges_nothing(store: Store, connector: JobsConnector) -> None:
+    """A job that was given back is due at once, with all its attempts."""
+    connector.dispatch_transactions([Transaction("a")])
+    for _ in range(20):  # more often than it may be delivered when somebody is to blame
+        connector.release(connector.fetch_transactions(1)[0])
+    job = store.find("a")
+    assert job is not None
+    assert (job.status, job.attempts) == (JobStatus.PENDING, 0)
+
+
+@pytest.mark.req("ONE:parked")
+def test_release_after_parks(store: Store, connector: JobsConnector, clock: Clock) -> None:
+    """A closed gate parks the job: others flow, no attempt is charged, and why says so."""
+    connector.dispatch_transactions([Transaction("a"), Transaction("b")])
+    first, second = connector.fetch_transactions(2)
+    connector.release_after(first, 60.0)
+    connector.ack(second)
+    assert connector.fetch_transactions(1) == []
+    job = store.find("a")
+    assert job is not None
+    assert (job.attempts, job.run_at) == (0, clock.at + 60)
+    told = explain_job(job, None, [], clock.at, JobsSettings())[0]
+    assert told.startswith("It is held")
+    assert told.endswith("No attempt was charged.")
+    clock.at += 60
+    assert [each.transaction_id for each in connector.fetch_transactions(1)] == ["a"]
+
+
+def test_a_late_outcome_is_an_error(store: Store, connector: JobsConnector, clock: Clock) -> None:
+    """When the lease was lost, another process has the job, and its outcome counts."""
+    connector.dispatch_transactions([Transaction("a")])
+    (late,) = connector.fetch_transactions(1)
+    clock.at += 3600
+    heard: list[Notice] = []
+    add_listener(heard.append)
+    try:
+        with JobsConnector(store) as other:  # it looks round before it claims
+            (mine,) = other.fetch_transactions(1)
+            with pytest.raises(LeaseLostError, match="job a"):
+                connector.ack(late)
+            other.ack(mine)
+    finally:
+        remove_listener(heard.append)
+    job = store.find("a")
+    assert job is not None
+    assert (job.status, job.deliveries) == (JobStatus.COMPLETED, 2)
+    assert [each.name for each in heard if each.name.startswith("job.")] == [
+        "job.rescued",
+        "job.late",
+        "job.completed",
+    ]
+
+
+def test_leases_are_renewed_while_a_job_is_in_hand(store: Store, clock: Clock) -> None:
+    """The connector's thread keeps what is in hand, and notes what it has lost."""
+    with JobsConnector(store, handler="work", lease=10.0) as connector:
+        connector.dispatch_transactions([Transaction("a"), Transaction("b")])
+        kept, lost = connector.fetch_transactions(2)
+        clock.at += 9
+        holding = connector._desk._holding
+        assert holding is not None
+        holding.renew()
+        clock.at += 9
+        assert store.overdue(9) == []
+        assert isinstance(lost, Delivery)
+        clock.at += 9
+        with JobsConnector(store) as other:
+            assert len(other.fetch_transactions(2)) == 2
+            holding.renew()
+            assert lost.claim.lost
+            with pytest.raises(LeaseLostError):
+                connector.release(kept)
+
+
+def test_close_gives_back_what_is_in_hand(store: Store) -> None:
+    """Nobody has to wait for a lease after a clean end; closing twice is fine."""
+    connector = JobsConnector(store, handler="work")
+    connector.dispatch_transactions([Transaction("a")])
+    (came,) = connector.fetch_transactions(1)
+    connector.close()
+    connector.close()
+    job = store.find("a")
+    assert job is not None
+    assert (job.status, job.attempts) == (JobStatus.PENDING, 0)
+    assert store.workers() == []
+    with pytest.raises(JobsConnectorError, match="closed"):
+        connector.ack(came)
+
+
+def test_workers_and_why_know_the_connector(store: Store, connector: JobsConnector) -> None:
+    """It tells that it lives, so that workers leave its executor's jobs alone."""
+    connector.fetch_transactions(1)
+    (record,) = store.workers()
+    assert (record.queues, list(record.executors)) == (("default",), ["connector"])
+
+
+def test_a_fetch_may_wait_for_work(store: Store) -> None:
+    """With ``wait`` a fetch returns when a job arrives."""
+    came: list[Transaction] = []
+    with JobsConnector(store, handler="work", wait=30.0) as connector:
+        connector.open()
+        fetching = threading.Thread(target=lambda: came.extend(connector.fetch_transactions(1)))
+        fetching.start()
+        eventually(lambda: bool(store.workers()))  # it has begun
+        connector.dispatch_transactions([Transaction("a")])
+        fetching.join(30)
+        assert [each.transaction_id for each in came] == ["a"]
+        assert connector.fetch_transactions(1, wait=0.0) == []
+
+
+def test_a_cancelled_waiting_fetch_takes_nothing(store: Store) -> None:
+    """What arrives for a fetch that was cancelled is there for the next one."""
+
+    async def scenario() -> list[Transaction]:
+        connector = JobsConnector(store, handler="work")
+        fetching = asyncio.ensure_future(connector.fetch_transactions_async(1, wait=30.0))
+        await asyncio.to_thread(eventually, lambda: connector._desk._bell is not None)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        await connector.dispatch_transactions_async([Transaction("a")])
+        came = await connector.fetch_transactions_async(1)
+        await connector.ack_async(came[0])
+        await connector.aclose()
+        return came
+
+    assert len(asyncio.run(scenario())) == 1
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: JobsConnector(""), "needs a store"),
+        (lambda: JobsConnector("memory://", queue=""), "queue"),
+        (lambda: JobsConnector("memory://", queue=" q"), "queue begins or ends with a blank"),
+        (lambda: JobsConnector("memory://", handler=""), "handler"),
+        (lambda: JobsConnector("memory://", executor="a#b"), "'#'"),
+        (lambda: JobsConnector("memory://", lease=0.0), "lease"),
+        (lambda: JobsConnector("memory://", wait=-1.0), "wait is -1.0"),
+        (lambda: JobsConnector("memory://", wait=float("nan")), "wait is nan"),
+        (lambda: JobsConnector("memory://", options={"id": "x"}), "the transaction's id"),
+        (lambda: JobsConnector("memory://", options={"priorty": 1}), "priorty"),
+        (lambda: JobsConnector("memory://", options={"max_attempts": 0}), "max_attempts"),
+        (lambda: JobsConnector("memory://", settings={"lease": "soon"}), "lease"),
+    ],
+)
+def test_bad_options_are_refused_at_once(make: Callable[[], Any], told: str) -> None:
+    """Before anything is opened, and in words that name the option."""
+    with pytest.raises(ConfigurationError, match=told):
+        make()
+
+
+def test_a_bad_url_is_told_when_it_is_opened() -> None:
+    """Opening says which kinds of stores there are."""
+    with pytest.raises(ConfigurationError, match="sqlit"):
+        JobsConnector("sqlit:///x.db").open()
+
+
+def test_settings_of_a_call_are_refused(connector: JobsConnector) -> None:
+    """A setting that nobody knows would be lost without a word."""
+    with pytest.raises(ConfigurationError, match="'nap'"):
+        connector.fetch_transactions(1, nap=1)
+    with pytest.raises(ConfigurationError, match="'nap'"):
+        connector.dispatch_transactions([], nap=1)
+
+
+def test_a_store_that_was_closed_is_an_error(clock: Clock) -> None:
+    """Each call says so; nothing hangs, and the connector is not healthy."""
+    store = MemoryJobStore(clock)
+    with JobsConnector(store, handler="work") as connector:
+        connector.dispatch_transactions([Transaction("a")])
+        (came,) = connector.fetch_transactions(1)
+        store.close()
+        assert not connector.health()
+        for call in (
+            lambda: connector.ack(came),
+            lambda: connector.fetch_transactions(1),
+            lambda: connector.dispatch_transactions([Transaction("b")]),
+        ):
+            with pytest.raises(StoreUnavailableError):
+                call()

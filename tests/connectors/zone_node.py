@@ -1,0 +1,178 @@
+"""A zone's node for the tests of its connector: in memory, in this process, or over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.model import Envelope, Fact
+from ergon_framework.boundary.node import Node
+from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.serving.application import NodeApplication
+from ergon_framework.boundary.serving.inprocess import InProcessTransport
+from ergon_framework.boundary.serving.policy import Policy
+from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.connector.boundary import BoundaryConnector
+from ergon_framework.ports.transaction import Transaction
+
+T = TypeVar("T")
+PATIENCE = 30.0
+OPTIONS: dict[str, Any] = {"consumer": "c", "log": "outbound", "from_zone": "a", "to_zone": "b"}
+
+
+def told(n: int, **fields: Any) -> Transaction:
+    """The n-th transaction, which becomes a fact."""
+    payload = {"subject": f"order:{n}", "predicate": "created", "object_json": {"n": n}}
+    return Transaction(f"order:{n}:created", payload, **fields)
+
+
+def numbers(transactions: list[Transaction]) -> list[int]:
+    """Which facts these are."""
+    return [each.payload["object_json"]["n"] for each in transactions]
+
+
+def new_zone(clock: Callable[[], float] | None = None) -> Zone:
+    """A zone in memory."""
+    limits = LimitSettings(fact_bytes=4 << 20)
+    settings = ZoneSettings(listen="127.0.0.1:0", insecure=True, limits=limits)
+    if clock is None:
+        return Zone("a", MemoryFactStore("a"), MemoryObjectStore(), settings)
+    return Zone("a", MemoryFactStore("a", clock=clock), MemoryObjectStore(), settings, clock=clock)
+
+
+def dead_letters(zone: Zone) -> list[tuple[str, str]]:
+    """The ids and reasons of what was set aside."""
+    found = []
+    for item in zone.store.quarantine():
+        page = zone.store.page("outbound", item.offset - 1, 1, 1 << 20)
+        found.append((page.facts[0].message_id, item.message))
+    return found
+
+
+def cursor(zone: Zone, consumer: str = "c") -> int:
+    """How far a consumer has confirmed."""
+    return zone.store.consumer(consumer).cursor
+
+
+def settled(zone: Zone) -> set[int]:
+    """Offsets that are done with: below the cursor, or set aside."""
+    return {*range(1, cursor(zone) + 1)} | {item.offset for item in zone.store.quarantine()}
+
+
+def fill(zone: Zone, *ns: int) -> None:
+    """Append facts directly."""
+    facts = []
+    for n in ns:
+        envelope = Envelope(
+            message_id=f"order:{n}:created",
+            from_zone="a",
+            to_zone="b",
+            produced_at_unix_ms=1_741_248_600_000,
+        )
+        fact = Fact(subject=f"order:{n}", predicate="created", object_json={"n": n})
+        facts.append(admitted(envelope, fact, LimitSettings()).new_fact)
+    zone.store.append("outbound", facts)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for something that another thread brings about."""
+    never = threading.Event()
+    for _ in range(round(PATIENCE / 0.01)):
+        if condition():
+            return
+        never.wait(0.01)
+    raise AssertionError("it did not happen")
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for a coroutine that runs there."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
+
+    def close(self) -> None:
+        """End it."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(PATIENCE)
+        self.loop.close()
+
+
+class HttpNode:
+    """A node that can go away and come back, on the same port and with the same zone."""
+
+    def __init__(self, zone: Zone, loop: Loop) -> None:
+        self.zone = zone
+        self._loop = loop
+        self._settings = zone.settings
+        self._node: Node | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://{self._settings.listen}"
+
+    def start(self) -> None:
+        """Serve."""
+
+        async def begin() -> Node:
+            node = Node("a", self._settings, zone=self.zone)
+            await node.start()
+            return node
+
+        self._node = self._loop.run(begin())
+        self._settings = self._settings.model_copy(update={"listen": self._node.address})
+
+    def stop(self) -> None:
+        """Go away; the zone stays as it is."""
+        if self._node is not None:
+            self._loop.run(self._node.stop(0.0))
+            self._node = None
+
+
+@contextmanager
+def http_node(clock: Callable[[], float] | None = None) -> Iterator[HttpNode]:
+    """A node over HTTP for a while."""
+    loop = Loop()
+    node = HttpNode(new_zone(clock), loop)
+    try:
+        yield node
+    finally:
+        node.stop()
+        node.zone.close()
+        loop.close()
+
+
+@contextmanager
+def over_http(**options: Any) -> Iterator[BoundaryConnector]:
+    """A connector of a node of its own, over HTTP; the zone is its attribute."""
+    with http_node() as node, BoundaryConnector(node.url, **OPTIONS, **options) as connector:
+        connector.zone = node.zone  # type: ignore[attr-defined]
+        yield connector
+
+
+@asynccontextmanager
+async def in_process(**options: Any) -> AsyncIterator[BoundaryConnector]:
+    """A connector of a node on the same event loop."""
+    zone = new_zone()
+    application = NodeApplication(zone, Policy.open)
+    connector = BoundaryConnector(InProcessTransport(application), **OPTIONS, **options)
+    connector.zone = zone  # type: ignore[attr-defined]
+    try:
+        yield connector
+    finally:
+        await connector.aclose()
+        await application.close()
+        zone.close()
