@@ -36,15 +36,14 @@ from ergon_framework.core.lifecycle import ROUTES, Cue, Ending, Step
 from ergon_framework.core.loop import StopReason
 from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES
 from ergon_framework.core.settlement import VERBS, Verb
-from ergon_framework.ports.notice import CATALOGUE
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/reference/states.md"
 INTRO = """\
-# States and notices
+# States
 
 The tables the engines run on, written by `make docs` from the code itself; `make check` fails when
-this page is stale. Do not edit."""
+this page is stale. Do not edit. What is told about these changes is in [notices](notices.md)."""
 
 LIFECYCLE = """\
 ## A transaction's lifecycle
@@ -77,11 +76,6 @@ JOBS = """\
 
 What may be seen of a job, in which states, and what becomes of it. A charge is a spent attempt."""
 
-NOTICES = """\
-## Notices
-
-Everything telemetry, logs and progress displays are made of."""
-
 CUES = {
     Cue.OK: "the hook returned",
     Cue.FAILED: "its attempts are used up, or its failure is not retryable",
@@ -92,6 +86,7 @@ MEANINGS = {
     Verb.ACK: "it is done; forget it",
     Verb.NACK: "it has failed for good",
     Verb.RELEASE: "it has no outcome; give it to somebody else",
+    Verb.RELEASE_AFTER: "a gate kept it from beginning; bring it again in so many seconds",
 }
 _ERROR = Failure(Kind.DEFECT, "error")
 _REFUSED = Failure(Kind.REJECTED, "handler_not_found")
@@ -192,36 +187,30 @@ def jobs() -> str:
     return table(["seen", "in", "becomes", "charge"], rows)
 
 
-def notices() -> str:
-    """The catalogue."""
-    return table(
-        ["notice", "meaning", "fields"],
-        (
-            [f"`{name}`", meaning, ", ".join(f"`{one}`" for one in fields)]
-            for name, (meaning, fields) in CATALOGUE.items()
-        ),
-    )
-
-
 def render() -> str:
     """The whole page."""
     parts = [INTRO, LIFECYCLE, cues(), lifecycle(), TIMED_OUT, RETRIES, retries()]
-    parts += [SETTLEMENT, settlement(), STOPPING, stopping(), JOBS, jobs(), NOTICES, notices()]
+    parts += [SETTLEMENT, settlement(), STOPPING, stopping(), JOBS, jobs()]
     return "\n\n".join(parts) + "\n"
 
 
 def main() -> int:
     """Write or check the page; 1 when it is stale."""
-    page, text = ROOT / PAGE, render()
+    return keep_page(ROOT, PAGE, render(), "tools/state_docs.py")
+
+
+def keep_page(root: Path, page: str, text: str, tool: str) -> int:
+    """Write a generated page or, with ``--check``, compare it; 1 when it is stale."""
+    file = root / page
     if "--check" not in sys.argv[1:]:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(text, encoding="utf-8")
-        print(f"{PAGE}: written")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        print(f"{page}: written")
         return 0
-    if page.exists() and page.read_text(encoding="utf-8") == text:
-        print("states: the page is up to date")
+    if file.exists() and file.read_text(encoding="utf-8") == text:
+        print(f"{file.stem}: the page is up to date")
         return 0
-    print(f"{PAGE} is stale: run make docs, or python tools/state_docs.py")
+    print(f"{page} is stale: run make docs, or python {tool}")
     return 1
 
 

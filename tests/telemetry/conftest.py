@@ -12,10 +12,18 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import Sampler
 
+from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.ports.sink import Sink
-from ergon_framework.telemetry import TelemetrySettings, make_sink, uninstall_log_context
+from ergon_framework.telemetry import (
+    TelemetrySettings,
+    configure,
+    make_sink,
+    tracers,
+    uninstall_log_context,
+)
 from ergon_framework.telemetry.fan_out import FanOut
 from ergon_framework.telemetry.spans import SpanSink
+from ergon_framework.telemetry.trail import Trail
 from ergon_framework.telemetry.writer import ApiWriter
 
 
@@ -133,3 +141,12 @@ def numbers() -> Iterator[Numbers]:
     provider = MeterProvider([reader], shutdown_on_exit=False)
     yield Numbers(provider, reader)
     provider.shutdown()
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SpanRecord]]:
+    """What a trail that is set for the test has kept."""
+    spans: list[SpanRecord] = []
+    monkeypatch.setattr(tracers, "_trail", Trail(spans.append, "here"))
+    yield spans
+    configure(TelemetrySettings())

@@ -301,7 +301,7 @@ def test_every_kind_of_sink_hears_the_same(colour: Colour, monkeypatch: pytest.M
     """A sink with nothing but emit is told what listeners beside the spans are told."""
     plain, listened = Plain(), list[Notice]()
     for sink in (plain, make_sink(listeners=[listened.append])):
-        monkeypatch.setattr("ergon_framework.task.calls.make_sink", lambda made=sink: made)
+        monkeypatch.setattr("ergon_framework.task.calls.make_sink", lambda made=sink, **_: made)
         everything(colour)
 
     def shape(notice: Notice) -> tuple[object, ...]:
@@ -320,7 +320,7 @@ def test_a_broken_sink_harms_nobody(
     colour: Colour, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever a sink raises is logged, and every transaction gets its outcome."""
-    monkeypatch.setattr("ergon_framework.task.calls.make_sink", Broken)
+    monkeypatch.setattr("ergon_framework.task.calls.make_sink", lambda **_: Broken())
     report = everything(colour).report
     assert (report.succeeded, report.failed, report.handler_failures) == (2, 1, 1)
     assert any("a listener failed" in record.getMessage() for record in caplog.records)

@@ -120,6 +120,6 @@ def _place(loop: LoopSpans, transaction: Transaction) -> tuple[Below, Sequence[L
     incoming = extract(transaction)
     if incoming is None:
         return loop.below, _NO_LINKS
-    if loop.settings.parent == "link":
+    if not loop.joins:
         return loop.below, [Link(incoming)]
     return Below(NonRecordingSpan(incoming), loop.base), [Link(loop.below.parent)]

@@ -14,6 +14,7 @@ from opentelemetry.trace import Link, Span, SpanKind, get_current_span
 from ergon_framework.core.failure import Failure
 from ergon_framework.errors import describe
 from ergon_framework.ports.context import Call
+from ergon_framework.telemetry import loop_traces
 from ergon_framework.telemetry.attributes import (
     FETCH_SPAN,
     LIFECYCLE_SPAN,
@@ -70,6 +71,7 @@ class LoopSpans:
         self.call = call
         self.writer = writer
         self.settings = settings
+        self.joins = settings.parent == "parent" or call.settings.get("joins_trace") is True
         self.base = get_current()
         self.shared = task_attributes(call)
         self.lifecycle = (LIFECYCLE_SPAN[call.role], _KIND[call.role])
@@ -126,11 +128,12 @@ class LoopSpans:
         """A fetch attempt starts; the first one of a row begins a fetch."""
         if self.settings.rotate == "batch" and self._batches > self._batches_before:
             self.rotate_at = at
-        self.rotate(at)
+        if not self.is_quiet:
+            self.rotate(at)
         if self._in_batches:
             self.batch = self._batches
-        if self.call.role == "producer":
-            return  # it is given its input: the specification knows no fetch there
+        if self.is_quiet or self.call.role == "producer":
+            return  # a producer is given its input: the specification knows no fetch there
         self._close_fetch_attempt(at)
         if number == 0:
             self._close_fetch(at, {})
@@ -177,9 +180,13 @@ class LoopSpans:
         attributes = dict(self._attributes)
         span = self.writer.start(name, self._parent, self.ns(at), attributes, links)
         self.below = Below(span, self.base)
+        # Of no trace at all, as on the trail: then only those who bring a trace have spans.
+        self.is_quiet = not self.below.parent.is_valid
+        if not self.is_quiet and not self._parent.parent.is_valid:
+            loop_traces.add(self.below.parent.trace_id)
         self._batches_before = self._batches
         every = self.settings.rotate
-        self.rotate_at = None if isinstance(every, str) else at + every
+        self.rotate_at = None if self.is_quiet or isinstance(every, str) else at + every
 
     def _close_fetch_attempt(self, at: float) -> None:
         """A fetch that hangs ends unheard, when the next thing is tried."""

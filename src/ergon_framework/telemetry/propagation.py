@@ -7,6 +7,8 @@ spans, the context the current transaction came with) on a transaction before it
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, TraceFlags, get_current_span
@@ -34,19 +36,27 @@ def extract(transaction: Transaction) -> SpanContext | None:
         return None
     if _TRACE_ID.fullmatch(header):
         return _of_trace_id(int(header, 16))
-    carrier = {"traceparent": header}
-    state = metadata.get("tracestate")
-    if isinstance(state, str):
-        carrier["tracestate"] = state
-    found = get_current_span(_W3C.extract(carrier, Context())).get_span_context()
+    return read({"traceparent": header, "tracestate": metadata.get("tracestate")})
+
+
+def read(carrier: Mapping[str, Any]) -> SpanContext | None:
+    """The trace context in ``traceparent`` and ``tracestate``; None when it cannot be read."""
+    plain = {name: carrier.get(name) for name in ("traceparent", "tracestate")}
+    words = {name: value for name, value in plain.items() if isinstance(value, str)}
+    if "traceparent" not in words:
+        return None
+    found = get_current_span(_W3C.extract(words, Context())).get_span_context()
     return found if found.is_valid else None
 
 
 def outgoing_metadata() -> dict[str, str]:
     """``traceparent`` and ``tracestate`` for what the current code sends out; may be empty."""
-    context = _outgoing()
-    if context is None:
-        return {}
+    context = outgoing()
+    return {} if context is None else written(context)
+
+
+def written(context: SpanContext) -> dict[str, str]:
+    """A trace context as it travels."""
     # The words of the W3C propagator. It is asked only to read: writing is done for each attempt
     # of each producer, and the way through its layers costs more than a span.
     trace_id, span_id, flags = context.trace_id, context.span_id, context.trace_flags
@@ -70,7 +80,8 @@ def inject(transaction: Transaction, carrier: dict[str, str] | None = None) -> T
     return transaction.with_trace(metadata, carrier["traceparent"][3:35])
 
 
-def _outgoing() -> SpanContext | None:
+def outgoing() -> SpanContext | None:
+    """The trace that the current code is part of."""
     current = get_current_span().get_span_context()
     if current.is_valid:
         return current

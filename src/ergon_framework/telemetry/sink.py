@@ -13,12 +13,11 @@ from ergon_framework.ports.sink import Sink
 from ergon_framework.telemetry.fan_out import FanOut, Listener, has_listeners
 from ergon_framework.telemetry.logs import install_log_context
 from ergon_framework.telemetry.metrics import Instruments, MetricSink
+from ergon_framework.telemetry.propagation import outgoing
 from ergon_framework.telemetry.settings import TelemetrySettings
 from ergon_framework.telemetry.spans import SpanSink
+from ergon_framework.telemetry.tracers import SCOPE, is_real, real_provider, switch, trail
 from ergon_framework.telemetry.writer import SpanWriter, best_writer
-
-SCOPE = "ergon"
-"""The instrumentation scope of all spans and metrics."""
 
 _chosen = TelemetrySettings()
 _writers: WeakKeyDictionary[Any, SpanWriter | None] = WeakKeyDictionary()
@@ -31,11 +30,14 @@ def configure(settings: TelemetrySettings) -> None:
     """What the calls of this process record from now on, unless they are given settings."""
     global _chosen  # noqa: PLW0603 - one process has one set of switches
     _chosen = settings
+    switch(is_on=settings.spans)
 
 
 def is_tracing() -> bool:
-    """Whether spans are recorded in this process."""
-    return _chosen.spans and _is_real(trace.get_tracer_provider())
+    """Whether spans are recorded in this process; on the trail, those of the current trace."""
+    if not _chosen.spans:
+        return False
+    return real_provider() is not None or (trail() is not None and outgoing() is not None)
 
 
 def make_sink(
@@ -44,17 +46,20 @@ def make_sink(
     *,
     tracer_provider: trace.TracerProvider | None = None,
     meter_provider: metrics.MeterProvider | None = None,
+    joins_trace: bool = False,
 ) -> Sink | None:
     """The sink for an engine call; None when nobody would read it.
 
     Providers default to the ones configured globally. With neither a real tracer provider, nor a
     real meter provider, nor a listener, the engine builds no notices at all. Log records get their
-    ids either way, unless ``settings.logs`` is off.
+    ids either way, unless ``settings.logs`` is off. ``joins_trace`` says that transactions may
+    bring traces which they are part of: without an SDK, only such calls have spans.
     """
     chosen = settings or _chosen
     if chosen.logs:
         install_log_context()
-    spans = _spans(chosen, tracer_provider or trace.get_tracer_provider())
+    joins = joins_trace or chosen.parent == "parent"
+    spans = _spans(chosen, tracer_provider or _provider(joins=joins))
     numbers = _numbers(chosen, meter_provider or metrics.get_meter_provider())
     told = tuple(listeners)
     if spans is None and numbers is None and not told and not has_listeners():
@@ -64,8 +69,18 @@ def make_sink(
     return FanOut(spans, () if numbers is None else (numbers,), told)
 
 
-def _spans(settings: TelemetrySettings, provider: trace.TracerProvider) -> SpanSink | None:
-    if not settings.spans or not _is_real(provider):
+def _provider(*, joins: bool) -> Any:
+    """The SDK's provider; else the trail, for a call in which there can be traces."""
+    real, follower = real_provider(), trail()
+    if real is not None:
+        if follower is not None:
+            follower.accompany(real)
+        return real
+    return follower if joins or trace.get_current_span().is_recording() else None
+
+
+def _spans(settings: TelemetrySettings, provider: Any) -> SpanSink | None:
+    if provider is None or not settings.spans or not is_real(provider):
         return None
     writer = _once(_writers, provider, _writer)
     return None if writer is None else SpanSink(writer, settings)
@@ -73,18 +88,13 @@ def _spans(settings: TelemetrySettings, provider: trace.TracerProvider) -> SpanS
 
 def _writer(provider: trace.TracerProvider) -> SpanWriter | None:
     tracer = provider.get_tracer(SCOPE)
-    return best_writer(tracer) if _is_real(tracer) else None
+    return best_writer(tracer) if is_real(tracer) else None
 
 
 def _numbers(settings: TelemetrySettings, provider: metrics.MeterProvider) -> MetricSink | None:
-    if not settings.metrics or not _is_real(provider):
+    if not settings.metrics or not is_real(provider):
         return None
     return MetricSink(_once(_instruments, provider, lambda it: Instruments(it.get_meter(SCOPE))))
-
-
-def _is_real(thing: object) -> bool:
-    # The API's own classes are stand-ins: proxies of a provider that never came, and no-ops.
-    return not type(thing).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 
 
 def _once(made: WeakKeyDictionary[Any, _T], provider: Any, make: Callable[[Any], _T]) -> _T:

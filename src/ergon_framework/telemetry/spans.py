@@ -35,6 +35,7 @@ from ergon_framework.telemetry.current import make_current
 from ergon_framework.telemetry.fan_out import complain
 from ergon_framework.telemetry.lifecycle_spans import LifecycleSpans
 from ergon_framework.telemetry.loop_spans import LoopSpans
+from ergon_framework.telemetry.propagation import extract
 from ergon_framework.telemetry.settings import TelemetrySettings
 from ergon_framework.telemetry.writer import SpanWriter
 
@@ -109,6 +110,8 @@ class SpanSink:
         try:
             loop = self._loops.get(call.call_id)
             if loop is not None:
+                if loop.is_quiet and extract(run.transaction) is None:
+                    return
                 if loop.rotate_at is not None:
                     loop.rotate(run.began_at)
                 run.note = LifecycleSpans(loop, run.transaction, run.began_at)

@@ -1,0 +1,209 @@
+"""Spans at the places where a unit of work enters, crosses or leaves a process.
+
+Whoever stands at such a place says so here; when nobody records spans, that costs a look. A span
+that cannot be written is told once, and the work goes on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from time import time_ns
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context, get_current
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
+
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.telemetry.propagation import extract, outgoing, read, written
+from ergon_framework.telemetry.tracers import may_have_sdk, tracer
+from ergon_framework.telemetry.trail import EDGES
+
+__all__ = [
+    "SpanKind",
+    "begin",
+    "begin_first",
+    "carried",
+    "crossed",
+    "dispatching",
+    "edge",
+    "end",
+    "may_begin",
+]
+
+logger = logging.getLogger(__name__)
+
+_NOWHERE: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
+
+
+def edge(
+    name: str,
+    kind: SpanKind,
+    attributes: Mapping[str, Any],
+    carrier: Mapping[str, Any] | None = None,
+    *,
+    begins: bool = True,
+) -> AbstractContextManager[Span]:
+    """A span that is current in the block; it ends with it, as failed when the block raises.
+
+    It hangs below what is current, else below what ``carrier`` says. Where there is neither, it is
+    the first of a trace; with ``begins=False`` there is none then.
+    """
+    chosen = tracer()
+    if chosen is None:
+        return _NOWHERE
+    above = outgoing() or (None if carrier is None else read(carrier))
+    if above is None and not (begins and may_begin(name)):
+        return _NOWHERE
+    return _current(chosen, name, kind, attributes, above)
+
+
+def dispatching(
+    name: str, unit: str, transactions: Sequence[Transaction]
+) -> AbstractContextManager[Span]:
+    """The span in which a connector hands transactions over.
+
+    ``unit`` is the attribute that names one. Alone it may begin a trace, and goes on with its own;
+    many at once only join the current one.
+    """
+    if len(transactions) != 1 or not isinstance(transactions[0], Transaction):
+        return edge(name, SpanKind.PRODUCER, {"ergon.count": len(transactions)}, begins=False)
+    (alone,) = transactions
+    found = extract(alone)
+    carrier = None if found is None else written(found)
+    return edge(name, SpanKind.PRODUCER, {unit: alone.transaction_id}, carrier)
+
+
+def may_begin(name: str) -> bool:
+    """Whether a span of that name may be the first of its trace."""
+    return name in EDGES or may_have_sdk()
+
+
+@contextmanager
+def _current(
+    chosen: trace.Tracer,
+    name: str,
+    kind: SpanKind,
+    attributes: Mapping[str, Any],
+    above: SpanContext | None,
+) -> Iterator[Span]:
+    span = _started(chosen, name, _below(above), kind, attributes)
+    # A span of nobody must not hide the context that is handed on.
+    current = span if span.get_span_context().is_valid else get_current_span()
+    with trace.use_span(current, record_exception=False, set_status_on_exception=False):
+        try:
+            yield span
+        except BaseException as error:
+            end(span, type(error).__name__)
+            raise
+    end(span)
+
+
+def begin(
+    name: str, kind: SpanKind, attributes: Mapping[str, Any], carrier: Mapping[str, Any]
+) -> Span | None:
+    """A span below what ``carrier`` says, which is current nowhere; None when nobody records it."""
+    chosen = tracer()
+    above = None if chosen is None else read(carrier)
+    if chosen is None or above is None:
+        return None
+    span = _started(chosen, name, _below(above, Context()), kind, attributes)
+    return span if span.is_recording() else None
+
+
+def begin_first(name: str, kind: SpanKind, attributes: Mapping[str, Any]) -> Span | None:
+    """The first span of a new trace, whatever is current; None when nobody records it."""
+    chosen = tracer()
+    if chosen is None:
+        return None
+    span = _started(chosen, name, Context(), kind, attributes)
+    return span if span.is_recording() else None
+
+
+def end(
+    span: Span,
+    failure: str | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    at: int | None = None,
+) -> None:
+    """End it; ``failure`` is a word, never a text that could hold a payload."""
+    if not span.is_recording():
+        return
+    try:
+        if attributes:
+            span.set_attributes(attributes)
+        if failure is not None:
+            span.set_attribute("error.type", failure)
+            span.set_status(StatusCode.ERROR, failure)
+        span.end(at)
+    except Exception as error:  # a processor of the user's
+        _complain(type(error).__qualname__)
+
+
+def crossed(
+    name: str,
+    kind: SpanKind,
+    carrier: Mapping[str, Any],
+    seconds: float,
+    attributes: Mapping[str, Any],
+    failure: str | None = None,
+    ago: float = 0.0,
+) -> None:
+    """A span of something that has taken so many seconds and has ended, now or a while ago."""
+    chosen = tracer()
+    above = None if chosen is None else read(carrier)
+    if chosen is None or above is None:
+        return
+    now = time_ns() - int(ago * 1e9)
+    began_at = now - int(seconds * 1e9)
+    span = _started(chosen, name, _below(above, Context()), kind, attributes, began_at)
+    end(span, failure, at=now)
+
+
+def carried(span: Span) -> dict[str, str]:
+    """``traceparent`` and ``tracestate`` that make others go on below this span; may be empty."""
+    context = span.get_span_context()
+    return written(context) if context.is_valid else {}
+
+
+def _below(above: SpanContext | None, base: Context | None = None) -> Context:
+    """The current context, or another one, with that span current in it."""
+    current = get_current() if base is None else base
+    if above is None:
+        return current
+    known = get_current_span(current)
+    if known.get_span_context() == above:
+        return current
+    return set_span_in_context(NonRecordingSpan(above), current)
+
+
+def _started(
+    chosen: trace.Tracer,
+    name: str,
+    context: Context,
+    kind: SpanKind,
+    attributes: Mapping[str, Any],
+    at: int | None = None,
+) -> Span:
+    try:
+        return chosen.start_span(name, context, kind=kind, attributes=attributes, start_time=at)
+    except Exception as error:  # a sampler or processor of the user's
+        _complain(type(error).__qualname__)
+        return INVALID_SPAN
+
+
+@cache
+def _complain(kind: str) -> None:
+    logger.error("a span cannot be written: %s; said once", kind)

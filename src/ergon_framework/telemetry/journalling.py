@@ -1,0 +1,223 @@
+"""Brings notices and spans into a journal in the background; the work never waits for it.
+
+What cannot be written, because there is too much of it or because the journal is in trouble, is
+dropped and counted. One warning says so, and one line that it goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ergon_framework.errors import StoreError, describe
+from ergon_framework.ports.journal import Entry, Journal, SpanRecord
+from ergon_framework.ports.notice import Notice
+from ergon_framework.telemetry.flattening import entry_of, is_routine
+
+logger = logging.getLogger("ergon.journal")
+
+MOST_WAITING = 10_000
+"""Entries and spans that wait to be written."""
+AT_ONCE = 500
+"""Entries and spans in one commit."""
+EVERY = 0.2
+"""Seconds that something waits for others to be written with."""
+LEAVING = 2.0
+"""Seconds that the end of a process waits for what is not written yet."""
+_PAUSE = 5.0  # seconds without another try after the journal was in trouble
+
+_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
+
+
+class JournalWriter:
+    """Takes entries and spans from any thread and writes them in one of its own.
+
+    The journal is opened when there is something to write, and again after trouble. In a forked
+    child it begins with nothing: what waited is the parent's to write.
+    """
+
+    def __init__(
+        self,
+        opening: Callable[[], Journal],
+        *,
+        most_waiting: int = MOST_WAITING,
+        every: float = EVERY,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._opening = opening
+        self._most_waiting = most_waiting
+        self._every = every
+        self._monotonic = monotonic
+        self._journal: Journal | None = None
+        self._dropped = 0
+        self.renew()
+        _writers.add(self)
+
+    @property
+    def dropped(self) -> int:
+        """How many entries and spans were not kept."""
+        return self._dropped
+
+    def tell(self, entry: Entry) -> None:
+        """Have an entry written soon; never blocks and never fails."""
+        self._add(entry)
+
+    def keep(self, span: SpanRecord) -> None:
+        """Have a span written soon; never blocks and never fails."""
+        self._add(span)
+
+    def flush(self, timeout: float = LEAVING) -> bool:
+        """Wait until everything told so far is written or given up; False when time was short."""
+        with self._changed:
+            self._is_urgent = True
+            self._changed.notify_all()
+            return self._changed.wait_for(self._is_idle, timeout)
+
+    def close(self, timeout: float = LEAVING) -> None:
+        """Write what waits, as far as time allows, and let go of the journal."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+        _writers.discard(self)
+        if self._dropped:
+            logger.warning("the journal is incomplete: %d entries were not kept", self._dropped)
+
+    def renew(self) -> None:
+        """Begin with nothing: at first, and in a forked child."""
+        self._changed = threading.Condition()
+        self._waiting: deque[Entry | SpanRecord] = deque()
+        self._thread: threading.Thread | None = None
+        self._is_busy = False
+        self._is_closed = False
+        self._is_urgent = False
+        self._is_in_trouble = False
+        self._retry_at = float("-inf")
+
+    def write_now(self) -> None:
+        """Write what waits, in this thread; trouble is told once and what waited is dropped."""
+        with self._changed:
+            batch = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+        if not batch:
+            return
+        if self._monotonic() < self._retry_at:
+            self._dropped += len(batch)
+            return
+        try:
+            if self._journal is None:
+                self._journal = self._opening()
+            self._journal.write(
+                [each for each in batch if isinstance(each, Entry)],
+                [each for each in batch if isinstance(each, SpanRecord)],
+            )
+        except Exception as error:
+            self._dropped += len(batch)
+            self._give_up(error)
+        else:
+            if self._is_in_trouble:
+                self._is_in_trouble = False
+                logger.info("the journal is written again; %d entries are missing", self._dropped)
+
+    def _add(self, thing: Entry | SpanRecord) -> None:
+        with self._changed:
+            if self._is_closed or len(self._waiting) >= self._most_waiting:
+                self._dropped += 1
+                return
+            self._waiting.append(thing)
+            if self._thread is None:
+                self._start()
+            elif len(self._waiting) in (1, AT_ONCE):
+                self._changed.notify_all()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="ergon-journal", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads, or the interpreter is ending
+            self._dropped += len(self._waiting)
+            self._waiting.clear()
+        else:
+            self._thread = thread
+
+    def _run(self) -> None:
+        try:
+            while self._await_batch():
+                self.write_now()
+                with self._changed:
+                    self._is_busy = False
+                    self._changed.notify_all()
+        finally:
+            self._let_go()
+
+    def _await_batch(self) -> bool:
+        """Wait for something to write, and then a moment for more; False: it is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            self._changed.wait_for(self._is_full, self._every)
+            if not self._waiting:
+                return not self._is_closed
+            self._is_busy = True
+            return True
+
+    def _is_full(self) -> bool:
+        return len(self._waiting) >= AT_ONCE or self._is_closed or self._is_urgent
+
+    def _is_idle(self) -> bool:
+        is_idle = not self._waiting and not self._is_busy
+        if is_idle:
+            self._is_urgent = False
+        return is_idle
+
+    def _give_up(self, error: Exception) -> None:
+        self._let_go()
+        self._retry_at = self._monotonic() + _PAUSE
+        if not self._is_in_trouble:
+            self._is_in_trouble = True
+            told = str(error) if isinstance(error, StoreError) else describe(error)
+            logger.warning("the journal cannot be written, and the work goes on: %s", told)
+
+    def _let_go(self) -> None:
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            try:
+                journal.close()
+            except Exception:
+                logger.debug("the journal could not be closed", exc_info=True)
+
+
+class JournalListener:
+    """A listener of notices that has those worth keeping written; see ``add_listener``."""
+
+    def __init__(
+        self,
+        writer: JournalWriter | Any,
+        source: str,
+        *,
+        keeps_all: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._tell: Callable[[Entry], None] = writer.tell
+        self._source = source
+        self._keeps_all = keeps_all
+        self._clock = clock
+
+    def __call__(self, notice: Notice) -> None:
+        """Take note of it, unless it is routine."""
+        if self._keeps_all or not is_routine(notice):
+            self._tell(entry_of(notice, self._source, self._clock()))
+
+
+def _after_fork_in_child() -> None:
+    for writer in list(_writers):
+        writer.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,245 @@
+"""The trail: a tracer provider that needs no SDK and keeps what belongs to somebody's trace.
+
+A trace begins only at our edges, where a unit enters: a fact is published, a job is enqueued. What
+arrives with a trace goes on with it, if its sender wanted it recorded. A span that has neither is
+none at all, so work that nobody traces costs nothing. Only Ergon's own spans are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from time import time_ns
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    get_current_span,
+)
+
+from ergon_framework.ports.journal import SpanRecord
+from ergon_framework.telemetry.tracers import SCOPE
+
+EDGES = frozenset({"boundary.publish", "boundary.spool", "job.enqueue"})
+"""The spans that may be the first of a trace."""
+UNITS = ("rrq.job_id", "ergon.message_id", "transaction_id", "ergon.correlation_id")
+"""The attributes that name the unit a span is about."""
+MOST_ATTRIBUTES = 64
+LONGEST_TEXT = 500
+LONGEST_FAILURE = 80
+
+Keep = Callable[[SpanRecord], None]
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+_ids = random.Random()  # noqa: S311 - of our own: a program may seed the common one
+os.register_at_fork(after_in_child=_ids.seed)
+
+
+class Trail(trace.TracerProvider):
+    """Gives tracers whose spans are handed to ``keep`` when they end; it must not block."""
+
+    def __init__(self, keep: Keep, source: str) -> None:
+        self.keep = keep
+        self.source = source
+        self._tracer = TrailTracer(self)
+        self._others = _PassingTracer()
+        self._accompanied: Any = None
+
+    def get_tracer(self, instrumenting_module_name: str, *_: Any, **__: Any) -> trace.Tracer:
+        """Ours records; anybody else's hands the trace on."""
+        return self._tracer if instrumenting_module_name == SCOPE else self._others
+
+    def accompany(self, provider: trace.TracerProvider) -> None:
+        """Hear of the spans of an SDK's provider too, from now on."""
+        if self._accompanied is provider:
+            return
+        self._accompanied = provider
+        add = getattr(provider, "add_span_processor", None)
+        if add is not None:
+            from ergon_framework.telemetry.trail_processor import TrailProcessor
+
+            add(TrailProcessor(self))
+
+
+class _PassingTracer(trace.Tracer):
+    """Records nothing, and keeps the trace that is current."""
+
+    def start_span(self, name: str, context: Context | None = None, *_: Any, **__: Any) -> Span:
+        """The span that is current."""
+        return NonRecordingSpan(get_current_span(context).get_span_context())
+
+    @contextmanager
+    def start_as_current_span(  # type: ignore[override]
+        self, name: str, context: Context | None = None, *rest: Any, **options: Any
+    ) -> Iterator[Span]:
+        """The same, made current."""
+        with trace.use_span(self.start_span(name, context, *rest, **options)) as span:
+            yield span
+
+
+class TrailTracer(_PassingTracer):
+    """Starts spans of traces that are recorded, and of those that begin at an edge."""
+
+    def __init__(self, trail: Trail) -> None:
+        self._trail = trail
+
+    def start_span(
+        self,
+        name: str,
+        context: Context | None = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Mapping[str, Any] | None = None,
+        links: Any = None,
+        start_time: int | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> Span:
+        """A span below the current one; without one, a new trace at an edge and nothing else."""
+        parent = get_current_span(context).get_span_context()
+        if not parent.is_valid:
+            if name not in EDGES:
+                return INVALID_SPAN
+            shape = SpanContext(_new_id(128), _new_id(64), False, _SAMPLED)
+            return TrailSpan(self._trail, name, shape, None, start_time, attributes)
+        if not parent.trace_flags.sampled:
+            return NonRecordingSpan(parent)
+        shape = SpanContext(
+            parent.trace_id, _new_id(64), False, parent.trace_flags, parent.trace_state
+        )
+        return TrailSpan(self._trail, name, shape, parent, start_time, attributes)
+
+    @contextmanager
+    def start_as_current_span(  # type: ignore[override]
+        self, name: str, *rest: Any, **options: Any
+    ) -> Iterator[Span]:
+        """Start one that is current inside the block and ends with it."""
+        with trace.use_span(self.start_span(name, *rest, **options), end_on_exit=True) as span:
+            yield span
+
+
+class TrailSpan(Span):
+    """A span of the trail. Events and links are not kept."""
+
+    def __init__(
+        self,
+        trail: Trail,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        began_at: int | None,
+        attributes: Mapping[str, Any] | None,
+    ) -> None:
+        self._trail = trail
+        self._name = name
+        self._context = context
+        self._parent = parent
+        self._began_at = time_ns() if began_at is None else began_at
+        self._attributes: dict[str, Any] = dict(attributes) if attributes else {}
+        self._failure: str | None = None
+        self._is_ended = False
+
+    def get_span_context(self) -> SpanContext:
+        """The span's identity."""
+        return self._context
+
+    def is_recording(self) -> bool:
+        """Whether it has not ended."""
+        return not self._is_ended
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Note something, as long as there is room."""
+        if not self._is_ended and len(self._attributes) < MOST_ATTRIBUTES:
+            self._attributes[key] = value
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Note several things."""
+        for key, value in attributes.items():
+            self.set_attribute(key, value)
+
+    def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
+        """Events are not kept."""
+
+    def update_name(self, name: str) -> None:
+        """Call it otherwise."""
+        if not self._is_ended:
+            self._name = name
+
+    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
+        """Only that it failed is kept."""
+        if isinstance(status, Status):
+            self.set_status(status.status_code, status.description)
+        elif not self._is_ended and status is not StatusCode.UNSET:
+            self._failure = (description or "failed") if status is StatusCode.ERROR else None
+
+    def record_exception(self, exception: BaseException, *_: Any, **__: Any) -> None:
+        """Its class is noted; its text may hold a payload."""
+        self.set_attribute("exception.type", type(exception).__qualname__)
+
+    def end(self, end_time: int | None = None) -> None:
+        """Hand it over, once."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        ended_at = time_ns() if end_time is None else end_time
+        self._trail.keep(
+            record(
+                self._trail.source,
+                self._name,
+                (self._context, self._parent),
+                (self._began_at, ended_at),
+                self._attributes,
+                self._failure,
+            )
+        )
+
+
+def record(
+    source: str,
+    name: str,
+    family: tuple[SpanContext, SpanContext | None],
+    times: tuple[int, int],
+    attributes: Mapping[str, Any],
+    failure: str | None,
+) -> SpanRecord:
+    """A span that has ended, as a journal keeps it."""
+    own, parent = family
+    plain = {key: _plain(value) for key, value in attributes.items()}
+    if failure is not None:
+        failure = str(plain.get("exception.type") or plain.get("error.type") or failure)
+    return SpanRecord(
+        trace_id=f"{own.trace_id:032x}",
+        span_id=f"{own.span_id:016x}",
+        parent_id="" if parent is None else f"{parent.span_id:016x}",
+        name=name,
+        source=source,
+        unit=next((str(plain[key]) for key in UNITS if key in plain), ""),
+        began_at=times[0] / 1e9,
+        ended_at=times[1] / 1e9,
+        failure=(failure or "")[:LONGEST_FAILURE],
+        attributes=plain,
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:LONGEST_TEXT]
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value[:MOST_ATTRIBUTES]]
+    return str(value)[:LONGEST_TEXT]
+
+
+def _new_id(bits: int) -> int:
+    return _ids.getrandbits(bits) or 1

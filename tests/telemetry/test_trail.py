@@ -1,0 +1,361 @@
+"""The trail: spans without an SDK, for traces that began at an edge of ours or came in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags
+
+from ergon_framework.connector.memory import MemoryConnector
+from ergon_framework.ports.journal import SpanRecord
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.journal import SqliteJournal
+from ergon_framework.task.ready import AsyncHybridTask, HybridTask
+from ergon_framework.telemetry import (
+    TelemetrySettings,
+    configure,
+    edges,
+    is_tracing,
+    make_sink,
+    outgoing_metadata,
+    tracers,
+)
+from ergon_framework.telemetry.edges import begin, carried, crossed, edge, end
+from ergon_framework.telemetry.following import VARIABLE, follow_parent, following
+from ergon_framework.telemetry.spans import SpanSink
+from ergon_framework.telemetry.trail import LONGEST_TEXT, MOST_ATTRIBUTES
+
+pytestmark = pytest.mark.req("ONE:trace")
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+UNSAMPLED = f"00-{TRACE}-b7ad6b7169203331-00"
+BROKEN = ["", "00", "00-zz", f"00-{'0' * 32}-b7ad6b7169203331-01", "ff-" + PARENT[3:], "x" * 9999]
+
+
+class Joining(MemoryConnector):
+    """A source whose transactions are part of the traces they bring."""
+
+    joins_trace = True
+
+
+class Copying(HybridTask):
+    """Notes what it would send out."""
+
+    sent: list[dict[str, str]]
+
+    def process_transaction(self, transaction: Transaction) -> None:
+        """Nothing but a look."""
+        self.sent.append(outgoing_metadata())
+
+
+class AsyncCopying(AsyncHybridTask):
+    """The same with asyncio."""
+
+    sent: list[dict[str, str]]
+
+    async def process_transaction(self, transaction: Transaction) -> None:
+        """Nothing but a look."""
+        self.sent.append(outgoing_metadata())
+
+
+def consumed(colour: str, connector: MemoryConnector) -> list[dict[str, str]]:
+    """Consume everything; what each transaction would have sent out."""
+    task = (Copying if colour == "sync" else AsyncCopying)({"memory": connector}, {})
+    task.sent = []
+    done = task.consume_transactions({"loop": {"streaming": False}})
+    if asyncio.iscoroutine(done):
+        asyncio.run(done)
+    return task.sent
+
+
+def test_a_trace_begins_at_an_edge_and_nowhere_else(kept: list[SpanRecord]) -> None:
+    """Publishing and enqueuing may begin one; what else has no parent is no span."""
+    with edge("provider.call", SpanKind.CLIENT, {}) as span:
+        assert not span.is_recording()
+    with edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j1"}) as span:
+        assert span.is_recording()
+        with edge("provider.call", SpanKind.CLIENT, {}):
+            pass
+    call, enqueue = kept
+    assert (enqueue.name, enqueue.parent_id, enqueue.unit) == ("job.enqueue", "", "j1")
+    assert (call.trace_id, call.parent_id) == (enqueue.trace_id, enqueue.span_id)
+    assert len(enqueue.trace_id) == 32
+    assert enqueue.began_at <= call.began_at <= call.ended_at <= enqueue.ended_at
+
+
+def test_many_at_once_begin_no_trace(kept: list[SpanRecord]) -> None:
+    """An edge that only joins has no span of its own outside of a trace."""
+    with edge("job.enqueue", SpanKind.PRODUCER, {}, begins=False) as span:
+        assert not span.is_recording()
+    assert kept == []
+
+
+def test_a_sender_who_does_not_record_is_followed_in_that(kept: list[SpanRecord]) -> None:
+    """Nothing is kept of an unsampled trace, and it is handed on as it came."""
+    carrier = {"traceparent": UNSAMPLED}
+    assert begin("job.run", SpanKind.CONSUMER, {}, carrier) is None
+    with edge("boundary.publish", SpanKind.PRODUCER, {}, carrier) as span:
+        assert carried(span) == carrier
+    assert kept == []
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_broken_context_is_ignored(text: str, kept: list[SpanRecord]) -> None:
+    """It begins a trace at an edge, and elsewhere there is none."""
+    carrier = {"traceparent": text, "tracestate": "=,="}
+    assert begin("job.run", SpanKind.CONSUMER, {}, carrier) is None
+    crossed("boundary.append", SpanKind.SERVER, carrier, 1.0, {})
+    with edge("boundary.publish", SpanKind.PRODUCER, {}, carrier):
+        pass
+    (span,) = kept
+    assert span.parent_id == ""
+
+
+@pytest.mark.parametrize("odd", [None, 7, b"x", [PARENT]])
+def test_a_context_of_another_type_is_ignored(odd: Any, kept: list[SpanRecord]) -> None:
+    """A carrier may hold anything."""
+    assert begin("job.run", SpanKind.CONSUMER, {}, {"traceparent": odd}) is None
+    assert kept == []
+
+
+def test_a_failure_is_told_by_its_class_alone(kept: list[SpanRecord]) -> None:
+    """The text of an exception may hold a payload."""
+    with suppress(LookupError), edge("job.enqueue", SpanKind.PRODUCER, {}):
+        raise LookupError("secret")
+    (span,) = kept
+    assert span.failure == "LookupError"
+    assert "secret" not in repr(span)
+
+
+def test_a_span_ends_once_and_is_bounded(kept: list[SpanRecord]) -> None:
+    """What comes after the end, and what is too much, is left out."""
+    with edge("job.enqueue", SpanKind.PRODUCER, {"long": "x" * 9999}) as span:
+        for number in range(1000):
+            span.set_attribute(f"n{number}", number)
+        span.add_event("event")
+        span.record_exception(ValueError("secret"))
+        span.update_name("other")
+        end(span, "odd")
+        end(span)
+        span.set_attribute("late", 1)
+        span.update_name("late")
+    (found,) = kept
+    assert (found.name, found.failure) == ("other", "odd")
+    assert len(found.attributes) <= MOST_ATTRIBUTES
+    assert len(found.attributes["long"]) == LONGEST_TEXT
+    assert "secret" not in repr(found)
+
+
+def test_foreign_tracers_hand_the_trace_on(kept: list[SpanRecord]) -> None:
+    """Spans of other libraries are not kept, and do not cut the trace."""
+    trail: Any = tracers.trail()
+    with edge("job.enqueue", SpanKind.PRODUCER, {}) as span:
+        with trail.get_tracer("theirs").start_as_current_span("theirs") as inner:
+            assert carried(inner) == carried(span)
+            with edge("provider.call", SpanKind.CLIENT, {}):
+                pass
+        with trail.get_tracer("ergon").start_as_current_span("ours"):
+            pass
+    call, ours, enqueue = kept
+    assert call.parent_id == ours.parent_id == enqueue.span_id
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_transaction_joins_the_trace_it_brings(colour: str, kept: list[SpanRecord]) -> None:
+    """From a source that says so: its lifecycle hangs below the sender; the others have no span."""
+    source = Joining([Transaction("t1", metadata={"traceparent": PARENT}), Transaction("t2")])
+    sent = consumed(colour, source)
+    by_name = {span.name: span for span in kept}
+    assert by_name.keys() == {"start_processing", "process", "process.attempt"}
+    assert {span.trace_id for span in kept} == {TRACE}
+    assert by_name["start_processing"].parent_id == PARENT[36:52]
+    assert by_name["process.attempt"].parent_id == by_name["process"].span_id
+    assert by_name["start_processing"].unit == "t1"
+    assert sent == [{"traceparent": f"00-{TRACE}-{by_name['process.attempt'].span_id}-01"}, {}]
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("parent", ["link", "parent"])
+def test_others_join_when_the_settings_say_so(
+    colour: str, parent: str, kept: list[SpanRecord]
+) -> None:
+    """With "link" a call has no spans and no sink, and the context is handed on all the same."""
+    configure(TelemetrySettings(parent=parent))
+    sent = consumed(colour, MemoryConnector([Transaction("t", metadata={"traceparent": PARENT})]))
+    assert bool(kept) == (parent == "parent")
+    assert sent[0]["traceparent"][3:35] == TRACE
+
+
+def test_a_call_that_cannot_have_traces_has_no_sink(kept: list[SpanRecord]) -> None:
+    """So it keeps the engine's short way; inside of a trace it has one."""
+    assert make_sink() is None
+    assert not is_tracing()
+    assert isinstance(make_sink(joins_trace=True), SpanSink)
+    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+        assert isinstance(make_sink(), SpanSink)
+        assert is_tracing()
+    configure(TelemetrySettings(spans=False))
+    assert make_sink(joins_trace=True) is None
+    assert not is_tracing()
+
+
+def test_spans_that_are_switched_off_are_nowhere(kept: list[SpanRecord]) -> None:
+    """``spans = false`` counts for edges too."""
+    configure(TelemetrySettings(spans=False))
+    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+        pass
+    assert kept == []
+
+
+def test_an_sdk_takes_over_and_the_journal_hears_of_its_spans(
+    kept: list[SpanRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set up at any time; only our own spans are kept, each once, with failures."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+        pass
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    with suppress(LookupError), edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j"}) as own:
+        with provider.get_tracer("theirs").start_as_current_span("theirs"):
+            pass
+        raise LookupError("secret")
+    _, told = kept
+    assert (told.name, told.unit, told.failure) == ("job.enqueue", "j", "LookupError")
+    assert told.span_id == f"{own.get_span_context().span_id:016x}"
+
+
+class Spiteful(SpanProcessor):
+    """Fails whenever it is told of a span."""
+
+    def __init__(self, moment: str) -> None:
+        self._moment = moment
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        """At the beginning, if that is its moment."""
+        if self._moment == "start":
+            raise RuntimeError("no")
+
+    def on_end(self, span: Any) -> None:
+        """At the end."""
+        if self._moment == "end":
+            raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("moment", ["start", "end"])
+def test_an_sdk_that_fails_does_not_fail_the_work(
+    moment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A processor of the user's may raise anything; it is said once."""
+    edges._complain.cache_clear()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Spiteful(moment))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    done = []
+    for _ in range(2):
+        with edge("job.enqueue", SpanKind.PRODUCER, {}):
+            done.append(1)
+        crossed("boundary.append", SpanKind.SERVER, {"traceparent": PARENT}, 1.0, {})
+    assert done == [1, 1]
+    assert caplog.text.count("RuntimeError") == 1
+
+
+def test_a_trail_that_is_over_hears_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An SDK keeps its processors for ever; each span goes to the trail of its time."""
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider(shutdown_on_exit=False))
+    heard: dict[str, list[SpanRecord]] = {"first": [], "second": []}
+    for name, spans in heard.items():
+        with following(spans.append, name, tmp_path), edge("job.enqueue", SpanKind.PRODUCER, {}):
+            pass
+    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+        pass
+    assert [[span.source for span in spans] for spans in heard.values()] == [["first"], ["second"]]
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_with_an_sdk_a_loops_own_trace_is_not_kept(
+    joins: bool, kept: list[SpanRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One trace for thousands of units explains none; those that bring a trace are kept."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    kind = Joining if joins else MemoryConnector
+    source = kind([Transaction("t1", metadata={"traceparent": PARENT}), Transaction("t2")])
+    consumed("sync", source)
+    assert {span.name for span in kept} == (
+        {"start_processing", "process", "process.attempt"} if joins else set()
+    )
+    assert {span.trace_id for span in kept} == ({TRACE} if joins else set())
+
+
+def test_a_disabled_sdk_leaves_the_trail(
+    kept: list[SpanRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider whose tracers do nothing is no reason to lose the trace."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider(shutdown_on_exit=False))
+    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+        pass
+    assert len(kept) == 1
+
+
+def test_nobody_traces_and_nothing_happens() -> None:
+    """Without SDK and trail an edge is nothing, and what came in is handed on."""
+    context = SpanContext(int(TRACE, 16), 7, True, TraceFlags(1))
+    with (
+        trace.use_span(NonRecordingSpan(context)),
+        edge("job.enqueue", SpanKind.PRODUCER, {}) as span,
+    ):
+        assert not span.is_recording()
+        assert outgoing_metadata()["traceparent"].startswith(f"00-{TRACE}-{7:016x}")
+    assert begin("job.run", SpanKind.CONSUMER, {}, {"traceparent": PARENT}) is None
+
+
+def test_children_learn_of_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a variable, which is as it was when the process no longer follows."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    path = tmp_path / "journal.db"
+    with following(print, "here", path):
+        assert os.environ[VARIABLE] == f"sqlite:///{path}"
+        assert tracers.trail() is not None
+        with following(print, "inside", tmp_path / "other.db"):
+            pass
+        assert os.environ[VARIABLE] == f"sqlite:///{path}"
+    assert VARIABLE not in os.environ
+    assert tracers.trail() is None
+
+
+@pytest.mark.parametrize("named", ["", "none", "sqlite:////nowhere/at/all/journal.db", "odd:x"])
+def test_a_child_without_a_journal_writes_none(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An odd or useless name harms nothing."""
+    monkeypatch.setenv(VARIABLE, named)
+    assert follow_parent("child") is None
+    assert tracers.trail() is None
+
+
+def test_a_child_writes_the_spans_of_its_parents_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are there when the writer is closed."""
+    path = tmp_path / "journal.db"
+    monkeypatch.setenv(VARIABLE, f"sqlite:///{path}")
+    monkeypatch.setattr(tracers, "_trail", None)
+    writer = follow_parent("executor 1")
+    assert writer is not None
+    with edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j1"}) as span:
+        pass
+    writer.close()
+    with SqliteJournal(path, read_only=True) as journal:
+        (trace_id,) = journal.traces_of("j1")
+        (found,) = journal.trace(trace_id)
+    assert found.span_id == f"{span.get_span_context().span_id:016x}"
+    assert found.source == "executor 1"

@@ -1,0 +1,114 @@
+"""The span of a provider call: who was called and how it ended, and nothing private."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ergon_framework.ports.journal import SpanRecord
+from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.errors import ProviderBadRequestError, ProviderDependencyError
+from ergon_framework.telemetry.edges import SpanKind, edge
+from ergon_framework.testing import VirtualClock
+from tests.providers.scripted import ONCE, AsyncScripted, Scripted, acall, call
+
+pytestmark = pytest.mark.req("ONE:trace")
+
+DOWN = ProviderDependencyError("secret", http_status=503)
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+def called(colour: str, *steps: Any, options: dict[str, Any] | None = None, **context: Any) -> Any:
+    """A provider that was called in a trace, and the result."""
+    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+        if colour == "sync":
+            provider = Scripted(*steps, clock=VirtualClock(), **(options or {}))
+            return provider, call(provider, **context)
+        provider = AsyncScripted(*steps, **(options or {}))
+        return provider, asyncio.run(acall(provider, **context))
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_call_is_a_span_below_its_caller(colour: str, kept: list[SpanRecord]) -> None:
+    """It is what the attempt is told as its trace."""
+    provider, result = called(colour, tenant_id="secret", payload={"a": "secret"})
+    span, root = kept
+    assert (span.name, span.parent_id, span.failure) == ("provider.call", root.span_id, "")
+    assert provider.seen[0].traceparent == f"00-{span.trace_id}-{span.span_id}-01"
+    assert span.attributes == {
+        "ergon.provider": "scripted",
+        "ergon.capability": "test",
+        "ergon.operation": "fetch",
+        "ergon.attempts": 1,
+        "ergon.breaker_state": "closed",
+        "ergon.stop_reason": "succeeded",
+        "ergon.correlation_id": result.correlation_id,
+    }
+    assert span.unit == result.correlation_id
+    assert "secret" not in repr(kept)
+
+
+def test_attempts_are_siblings_below_the_call(kept: list[SpanRecord]) -> None:
+    """Where there was more than one; with their reasons."""
+    called("sync", DOWN)
+    first, second, span, _root = kept
+    assert [each.name for each in (first, second)] == ["provider.attempt"] * 2
+    assert first.parent_id == second.parent_id == span.span_id
+    assert [first.failure, second.failure, span.failure] == ["dependency_unavailable", "", ""]
+    assert first.ended_at < second.began_at
+    assert span.attributes["ergon.attempts"] == 2
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_failed_call_says_its_reason(colour: str, kept: list[SpanRecord]) -> None:
+    """The code, and not the text."""
+    called(colour, DOWN, options={"retry_policy": ONCE})
+    span = kept[0]
+    assert span.failure == span.attributes["ergon.reason_code"] == "dependency_unavailable"
+    assert "secret" not in repr(kept)
+
+
+def test_a_refused_call_says_which_gate(kept: list[SpanRecord]) -> None:
+    """An open circuit is on the span, with no attempt."""
+    breaker = CircuitBreaker(failure_threshold=1)
+    provider = Scripted(DOWN, clock=VirtualClock(), retry_policy=ONCE, circuit_breaker=breaker)
+    with edge("job.enqueue", SpanKind.PRODUCER, {}):
+        call(provider)
+        call(provider)
+    refused = kept[1]
+    assert refused.failure == "circuit_open"
+    assert refused.attributes["ergon.attempts"] == 0
+    assert refused.attributes["ergon.breaker_state"] == "open"
+
+
+def test_a_call_goes_on_with_the_trace_of_its_context(kept: list[SpanRecord]) -> None:
+    """As of a task that a queue delivered; without any, there is no span on the trail."""
+    call(Scripted(clock=VirtualClock()))
+    assert kept == []
+    provider = Scripted(clock=VirtualClock())
+    call(provider, traceparent=PARENT)
+    (span,) = kept
+    assert (span.trace_id, span.parent_id) == (TRACE, PARENT[36:52])
+    assert provider.seen[0].traceparent == f"00-{TRACE}-{span.span_id}-01"
+
+
+def test_a_wrong_argument_is_a_failed_span(kept: list[SpanRecord]) -> None:
+    """It raises as ever."""
+    provider = Scripted(clock=VirtualClock())
+    with (
+        edge("job.enqueue", SpanKind.PRODUCER, {}),
+        pytest.raises((ProviderBadRequestError, TypeError)),
+    ):
+        call(provider, payload="secret")
+    assert kept[0].failure
+    assert "secret" not in repr(kept)
+
+
+def test_nobody_traces_and_the_context_is_as_it_was() -> None:
+    """Without SDK and trail a call is made as it is asked for."""
+    provider = Scripted(clock=VirtualClock())
+    call(provider, traceparent=PARENT)
+    assert provider.seen[0].traceparent == PARENT
