@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,10 +16,14 @@ import httpx
 import pytest
 
 from ergon_framework.cli import invoke
+from ergon_framework.jobs.client import JobClient
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.synthetic import SyntheticProvider
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("PROVIDERS:api", "PROVIDERS:cli")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.req("PROVIDERS:api", "PROVIDERS:cli", "ONE:serve"),
+]
 
 ERGON = [sys.executable, "-m", "ergon_framework.cli", "serve"]
 TENANT = "3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"
@@ -44,9 +49,19 @@ def place(tmp_path: Path) -> Path:
 def serving(
     place: Path, *arguments: str, **environ: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server that is ready, over a store in a file, and its first line."""
+    named = () if "--config" in arguments else ("--store", "sqlite:///work.db", "--port", "0")
+    with started(place, *named, *arguments, **environ) as found:
+        yield found
+
+
+@contextmanager
+def started(
+    place: Path, *arguments: str, **environ: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server that is ready, and its first line; it is killed at the end if it still runs."""
     process = subprocess.Popen(  # noqa: S603 - our own command
-        [*ERGON, "--store", "sqlite:///work.db", "--port", "0", *arguments],
+        [*ERGON, *arguments],
         cwd=place,
         env={**os.environ, **environ},
         stdout=subprocess.PIPE,
@@ -140,10 +155,112 @@ def test_a_server_that_is_away_is_waited_for(place: Path) -> None:
         with httpx.Client(base_url=line.split()[-1], trust_env=False, timeout=60) as client:
             assert client.get("/health/live").status_code == 200
             answer = client.get("/health/ready")
-            assert (answer.status_code, answer.json()["details"]) == (
-                503,
-                {"remedy": "ask again in 5 seconds"},
-            )
+            assert answer.status_code == 503
+            assert answer.json()["details"] == {
+                "remedy": "ask again in 5 seconds",
+                "away": {"providers": "store_unavailable"},
+            }
+            scraped = client.get("/metrics").text
+            assert 'ergon_part_up{part="providers"} 0' in scraped
         process.terminate()
         process.communicate(timeout=60)
         assert process.returncode == 0
+
+
+def test_everything_comes_from_the_settings(place: Path) -> None:
+    """Where to listen, what to tell and the token; a store that is not there yet is waited for."""
+    (place / "secret").write_text(TOKEN)
+    (place / "ergon.toml").write_text(
+        '[store]\nurl = "sqlite:///later.db"\n'
+        '[server]\nport = 0\ntoken = "file:secret"\naccess_log = true\n'
+    )
+    with serving(place, "--config", "ergon.toml", "--log-level", "info") as (process, line):
+        with httpx.Client(base_url=line.split()[-1], trust_env=False, timeout=60) as client:
+            assert client.get("/live").status_code == 200
+            assert client.get("/ready").json()["details"] == {"remedy": "ask again in 5 seconds"}
+            assert client.get("/v1/jobs").status_code == 401
+            client.headers["Authorization"] = f"Bearer {TOKEN}"
+            assert client.get("/v1/jobs").status_code == 503
+            assert not (place / "later.db").exists()
+            fill_later(place)
+            assert client.get("/ready").status_code == 200
+            assert [job["id"] for job in client.get("/v1/jobs").json()["items"]] == ["j1"]
+            assert client.head("/v1/jobs").content == b""
+            assert client.post("/v1/jobs", json={}).status_code == 405
+            foreign = client.get("/v1/jobs?queue=unseen", headers={"Host": "evil.example"})
+            assert (foreign.status_code, foreign.json()["code"]) == (403, "foreign_host")
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "GET /v1/jobs 200" in err
+    assert "GET /v1/jobs 401" in err
+    assert TOKEN not in err
+    assert "unseen" not in err
+
+
+def fill_later(place: Path) -> None:
+    """The store comes to be."""
+    with JobClient(f"sqlite:///{place}/later.db") as client:
+        client.enqueue("mail", ["x"], id="j1")
+
+
+def test_tokens_change_while_it_runs(place: Path) -> None:
+    """A file that changes is read again; SIGHUP ends nothing."""
+    file = place / "tokens"
+    file.write_text("alice:first\n")
+    with serving(place, "--token-file", "tokens") as (process, line):
+        with httpx.Client(base_url=line.split()[-1], trust_env=False, timeout=60) as client:
+
+            def status(token: str) -> int:
+                headers = {"Authorization": f"Bearer {token}"}
+                return client.get("/v1/queues", headers=headers).status_code
+
+            assert (status("first"), status("second")) == (200, 401)
+            file.write_text("bob:second\n")
+            process.send_signal(signal.SIGHUP)
+            assert (status("first"), status("second")) == (401, 200)
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_head_that_is_too_long_is_cut_off(place: Path) -> None:
+    """Nobody can make the server remember endless headers."""
+    with (
+        serving(place) as (_process, line),
+        httpx.Client(base_url=line.split()[-1], trust_env=False, timeout=60) as client,
+    ):
+        # One that has not come at once is given up before the application sees it.
+        refused = client.get("/live", headers={"X-Long": "x" * 17_000})
+        known = {(400, "bad_request"), (431, "too_large")}
+        assert (refused.status_code, refused.json()["code"]) in known
+        assert client.get("/live").status_code == 200
+
+
+def test_what_is_no_http_is_refused_in_the_same_shape(place: Path) -> None:
+    """Code, message and details, and the connection ends."""
+    with serving(place) as (_process, line):
+        host, _, port = line.split()[-1].removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), 60) as connection:
+            connection.sendall(b"hello?\r\n\r\n")
+            with connection.makefile("rb") as reader:
+                head, _, body = reader.read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert sorted(json.loads(body)) == ["code", "details", "message"]
+
+
+@pytest.mark.req("ONE:wheel")
+@pytest.mark.parametrize("name", ["fastapi", "uvicorn"])
+def test_a_missing_extra_is_named(
+    place: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line says what to install, before anything else is looked at."""
+    monkeypatch.chdir(place)
+    monkeypatch.setitem(sys.modules, name, None)
+    assert invoke(["serve", "--store", "sqlite:///missing.db"]) == 2
+    told = capsys.readouterr().err
+    assert "ergon-framework[api]" in told
+    assert told.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Where a server listens, which token it wants, and how it is refused before it starts."""
+"""Where a server listens, and how it is refused before it starts."""
 
 from __future__ import annotations
 
@@ -8,67 +8,45 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.errors import ConfigurationError, MissingExtraError
-from ergon_framework.web.serving import ServerSettings, serve
-from ergon_framework.web.tokens import LONGEST, VARIABLE, found_token
+from ergon_framework.app.settings import ServerSettings, load_settings
+from ergon_framework.errors import ConfigurationError, MissingExtraError, SettingsError
+from ergon_framework.web.serving import check_place, serve
+from ergon_framework.web.sources import Sources, sources_of
+from ergon_framework.web.tokens import FixedTokens
 
-pytestmark = pytest.mark.req("PROVIDERS:api")
+pytestmark = pytest.mark.req("PROVIDERS:api", "ONE:serve")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_this_machine_needs_no_token(host: str) -> None:
     """Nobody else can reach these addresses."""
-    assert ServerSettings("memory://", host).token is None
+    check_place(host, None)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "", "server.example"])  # noqa: S104
 def test_elsewhere_a_token_is_needed(host: str) -> None:
     """It is refused without one, and the error says what to do."""
     with pytest.raises(ConfigurationError, match="ERGON_SERVER_TOKEN"):
-        ServerSettings("memory://", host)
-    assert ServerSettings("memory://", host, token="t").host == host  # noqa: S106
+        check_place(host, None)
+    check_place(host, FixedTokens({"token": "t"}))
 
 
-def test_settings_do_not_show_the_token() -> None:
-    """They may stand in a traceback."""
-    assert "hidden" not in repr(ServerSettings("memory://", token="hidden"))  # noqa: S106
+@pytest.mark.req("ONE:secrets")
+def test_the_settings_do_not_show_the_token(tmp_path: Path) -> None:
+    """It may be written down, stand in a file or in a variable; a repr shows none of them."""
+    (tmp_path / "secret").write_text("hidden\n")
+    for text in ('"hidden"', '"file:secret"', '"env:TOKEN"'):
+        file = tmp_path / "ergon.toml"
+        file.write_text(f"[server]\ntoken = {text}\n")
+        found = load_settings(file, {"TOKEN": "hidden"}).server
+        assert found.token is not None
+        assert found.token.get_secret_value() == "hidden"
+        assert "hidden" not in repr(found)
 
 
-def test_a_file_comes_before_the_environment(tmp_path: Path) -> None:
-    """A line end behind the token is not part of it."""
-    file = tmp_path / "token"
-    file.write_text("from-file\n")
-    assert found_token(file, {VARIABLE: "from-environment"}) == "from-file"
-    assert found_token(None, {VARIABLE: "from-environment"}) == "from-environment"
-    assert found_token(None, {}) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("", "is empty"),
-        (" \n", "is empty"),
-        ("two words", "has spaces"),
-        ("line\nline", "has spaces"),
-        ("schlüssel", "characters"),
-        ("x" * (LONGEST + 1), "longer than"),
-    ],
-)
-def test_a_token_that_no_header_can_hold(tmp_path: Path, text: str, problem: str) -> None:
-    """It is refused, from a file and from the environment, and is not shown."""
-    file = tmp_path / "token"
-    file.write_text(text)
-    both: list[tuple[Path | None, dict[str, str]]] = [(file, {}), (None, {VARIABLE: text})]
-    for given in both:
-        with pytest.raises(ConfigurationError, match=problem) as refused:
-            found_token(*given)
-        assert not text.strip() or text not in str(refused.value)
-
-
-def test_a_token_file_that_is_not_there(tmp_path: Path) -> None:
-    """The file is named: a server without its token must not start."""
-    with pytest.raises(ConfigurationError, match="nowhere cannot be read: No such file"):
-        found_token(tmp_path / "nowhere", {VARIABLE: "other"})
+def test_one_port_for_the_settings_and_the_command() -> None:
+    """Whoever says nothing gets the same from both."""
+    assert (ServerSettings().host, ServerSettings().port) == ("127.0.0.1", 8400)
 
 
 def test_a_port_that_is_taken() -> None:
@@ -76,11 +54,37 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match="another process listens there"):
-            serve(ServerSettings("memory://", port=port), print)
+            serve(ServerSettings(port=port), Sources(), None, print)
 
 
 def test_without_uvicorn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever lacks it reads what to install."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(MissingExtraError, match=r"ergon-framework\[api\]"):
-        serve(ServerSettings("memory://"), print)
+        serve(ServerSettings(), Sources(), None, print)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('[store]\nurl = "sqlite:///work.db"\n', ["jobs", "providers"]),
+        ('[store]\nurl = "postgresql://nobody@127.0.0.1:9/none"\n', ["providers"]),
+        ('[jobs]\nstore = "sqlite:///jobs.db"\n', ["jobs"]),
+        ('[providers]\nstore = "sqlite:///calls.db"\n', ["providers"]),
+        ('[zones.plant-a]\ndata = "a"\n', ["zone:plant-a"]),
+    ],
+)
+def test_what_the_settings_name_is_served(tmp_path: Path, text: str, parts: list[str]) -> None:
+    """Each part has the store of its own section, or that of all; nothing is made."""
+    file = tmp_path / "ergon.toml"
+    file.write_text(text)
+    assert [name for name, _ in sources_of(load_settings(file, {})).parts()] == parts
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_settings_that_name_nothing(tmp_path: Path) -> None:
+    """There would be nothing to tell."""
+    file = tmp_path / "ergon.toml"
+    file.write_text("[server]\nport = 1\n")
+    with pytest.raises(SettingsError, match="no store"):
+        sources_of(load_settings(file, {}))

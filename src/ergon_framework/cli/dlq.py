@@ -17,6 +17,7 @@ from ergon_framework.cli.desk import (
     opened,
     progress,
     show_jobs,
+    told,
 )
 from ergon_framework.cli.dlq_providers import Kind, Tally, Wanted
 from ergon_framework.cli.jobs import show_job
@@ -104,11 +105,13 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show one dead-lettered job or provider call."""
+    from ergon_framework.app.letters import letter_shape
+
     where, kinds = _where(config, url, kind)
     if Kind.PROVIDER in kinds:
         with letters.opened_letters(where.letters) as store:
             if kinds == {Kind.PROVIDER} or store.letters(ids=(job,), limit=1):
-                found = letters.letter_shape(letters.find_letter(store, job), shows_payload=True)
+                found = letter_shape(letters.find_letter(store, job), shows_payload=True)
                 show_one(found, as_json=as_json, title=job)
                 return
     with opened(config, url, reads=True) as client:
@@ -153,7 +156,7 @@ def requeue(
     tally = Tally()
     where, kinds = _where(config, url, asked)
     if Kind.PROVIDER in kinds:
-        with letters.opened_letters(where.letters) as store:
+        with told(config), letters.opened_letters(where.letters) as store:
             tally = letters.redrive(store, calls, limit, is_dry=dry_run)
     if Kind.JOB in kinds:
         with opened(config, url) as client:
@@ -189,7 +192,7 @@ def purge(
     tally = Tally()
     where, kinds = _where(config, url, asked)
     if Kind.PROVIDER in kinds:
-        with letters.opened_letters(where.letters) as store:
+        with told(config), letters.opened_letters(where.letters) as store:
             tally = letters.delete(store, calls, limit, is_dry=dry_run)
     if Kind.JOB in kinds:
         with opened(config, url) as client:
@@ -306,9 +309,11 @@ def _tell(
 ) -> int:
     if tally.matched == 0:
         thing = " or ".join(name for kind, name in _NAMES.items() if kind in kinds)
-        told = f"no dead-lettered {thing} {named[0]!r}" if len(named) == 1 else f"no such {thing}"
+        missing = (
+            f"no dead-lettered {thing} {named[0]!r}" if len(named) == 1 else f"no such {thing}"
+        )
         raise JobNotFoundError(
-            f"nothing was {what}: there is {told}", remedy="ergon dlq list shows what is there"
+            f"nothing was {what}: there is {missing}", remedy="ergon dlq list shows what is there"
         )
     shape = {"matched": tally.matched, what: tally.done, "dry_run": is_dry}
     show_one({**shape, "refused": tally.refused} if tally.refused else shape, as_json=as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergon_framework.app.store_files import file_of, has_table
 from ergon_framework.errors import (
     ConfigurationError,
     JobNotFoundError,
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 MOST = 100_000
 """Letters that one command looks at, the newest."""
-
-_SQLITE = "sqlite:///"
 
 
 class Kind(StrEnum):
@@ -43,9 +41,9 @@ class Places:
     def kinds(self) -> frozenset[Kind]:
         """What there is to look at. Without anything there are jobs, whose commands say so."""
         kinds = set()
-        if _has_table(self.letters, "provider_dead_letters"):
+        if has_table(self.letters, "provider_dead_letters"):
             kinds.add(Kind.PROVIDER)
-        is_for_letters_only = Kind.PROVIDER in kinds and not _has_table(self.jobs, "ergon_jobs")
+        is_for_letters_only = Kind.PROVIDER in kinds and not has_table(self.jobs, "ergon_jobs")
         if not is_for_letters_only and not self.jobs.startswith("postgres"):
             kinds.add(Kind.JOB)
         return frozenset(kinds)
@@ -53,7 +51,7 @@ class Places:
     def check(self, kinds: frozenset[Kind]) -> None:
         """Refuse files that are not there: who looks for what is dead makes none."""
         urls = {Kind.JOB: self.jobs, Kind.PROVIDER: self.letters}
-        files = [_file_of(urls[kind]) for kind in sorted(kinds)]
+        files = [file_of(urls[kind]) for kind in sorted(kinds)]
         if all(file is not None and not file.exists() for file in files):
             raise StoreUnavailableError(
                 f"there is no file {files[0]}",
@@ -112,7 +110,7 @@ def opened_letters(url: str) -> Iterator[ProviderStore]:
             "no store of provider calls",
             remedy='write store = "sqlite:///work.db" under [providers], or give --url',
         )
-    if not _has_table(url, "provider_dead_letters"):
+    if not has_table(url, "provider_dead_letters"):
         raise ConfigurationError(
             "this store has no tables of provider calls", remedy="ergon db upgrade makes them"
         )
@@ -131,31 +129,15 @@ def letter_rows(
     store: ProviderStore, wanted: Wanted, limit: int, *, as_json: bool
 ) -> list[dict[str, Any]]:
     """Letters for a listing: all of each for programs, one line of each for people."""
+    from ergon_framework.app.letters import letter_shape
+
     found = wanted.of(store, waiting(), limit)
     return [letter_shape(each) if as_json else _line(each) for each in found]
 
 
-def letter_shape(stored: StoredLetter, *, shows_payload: bool = False) -> dict[str, Any]:
-    """A letter as plain values."""
-    from ergon_framework.core.instants import format_instant
-    from ergon_framework.providers.task_letters import letter_message, why_not_sendable
-
-    def moment(at: float | None) -> str | None:
-        return None if at is None else format_instant(at)
-
-    shape = {
-        "kind": Kind.PROVIDER.value,
-        "id": stored.letter.dead_letter_id,
-        "status": stored.status.value,
-        **letter_message(stored.letter),
-        "published_at": moment(stored.published_at),
-        "redriven_at": moment(stored.redriven_at),
-        "why_not_sendable": why_not_sendable(stored.letter),
-    }
-    return {**shape, "payload": stored.letter.payload} if shows_payload else shape
-
-
 def _line(stored: StoredLetter) -> dict[str, Any]:
+    from ergon_framework.app.letters import letter_shape
+
     shape = letter_shape(stored)
     return {
         "kind": Kind.PROVIDER.value,
@@ -193,7 +175,8 @@ class Tally:
 def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
     """Ask for calls to be made again: a relay sends them. It is an error to name one it cannot."""
     from ergon_framework.ports.providerstore import LetterStatus
-    from ergon_framework.providers.task_letters import why_not_sendable
+    from ergon_framework.providers.tasking.letters import why_not_sendable
+    from ergon_framework.telemetry.telling import tell
 
     ready = (LetterStatus.PENDING, LetterStatus.PUBLISHED)
     tally = Tally()
@@ -210,34 +193,20 @@ def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: 
         tally.refused += why is not None
         if why is None and not is_dry:
             tally.done += store.move_letter(letter.dead_letter_id, LetterStatus.REDRIVE, when=ready)
+    if tally.done:
+        tell("dead_letters.redriven", count=tally.done)
     return tally
 
 
 def delete(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
     """Delete letters for good; not those that a relay is about to send, unless they are named."""
     from ergon_framework.ports.providerstore import LetterStatus
+    from ergon_framework.telemetry.telling import tell
 
     statuses = [each for each in LetterStatus if wanted.ids or each is not LetterStatus.REDRIVE]
     found = wanted.of(store, statuses, limit)
     ids = [each.letter.dead_letter_id for each in found]
-    return Tally(len(ids), 0 if is_dry or not ids else store.delete_letters(ids))
-
-
-def _has_table(url: str, name: str) -> bool:
-    """Whether a store has a table; a server is believed to have what it is asked for."""
-    file = _file_of(url)
-    if file is None:
-        return url.lower().startswith("postgres") and name.startswith("provider_")
-    if not file.exists():
-        return False
-    look = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-    try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as looking:
-            return looking.execute(look, (name,)).fetchone() is not None
-    except sqlite3.Error:
-        return False  # whoever opens it in earnest says what is wrong with it
-
-
-def _file_of(url: str) -> Path | None:
-    """The file of a store on SQLite."""
-    return Path(url[len(_SQLITE) :]) if url.lower().startswith(_SQLITE) else None
+    tally = Tally(len(ids), 0 if is_dry or not ids else store.delete_letters(ids))
+    if tally.done:
+        tell("dead_letters.purged", kind=Kind.PROVIDER.value, count=tally.done)
+    return tally

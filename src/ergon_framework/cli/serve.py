@@ -1,28 +1,29 @@
-"""``ergon serve``: probes and the provider health summary over HTTP."""
+"""``ergon serve``: how everything stands, over HTTP."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ergon_framework.cli.db import StoreUrl
-from ergon_framework.cli.output import show_one
-from ergon_framework.cli.provider_desk import check_tables, named_store
+from ergon_framework.cli.desk import StoreUrl
+from ergon_framework.cli.readiness import announce
 from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel
-from ergon_framework.errors import StoreUnavailableError
+
+if TYPE_CHECKING:
+    from ergon_framework.app.sections import ServerSettings
 
 
 def serve(
     host: Annotated[
-        str, typer.Option(metavar="HOST", help="Where to listen; elsewhere only with a token.")
-    ] = "127.0.0.1",
+        str | None,
+        typer.Option(metavar="HOST", help="Where to listen; elsewhere only with a token."),
+    ] = None,
     port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65535, help="0 is any free one.")
-    ] = 8400,
+        int | None, typer.Option(metavar="PORT", min=0, max=65535, help="0 is any free one.")
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -35,44 +36,45 @@ def serve(
     log_format: LogFormat = "text",
     as_json: JsonFlag = False,
 ) -> None:
-    """Tell over HTTP how providers stand, until SIGTERM or SIGINT.
+    """Tell over HTTP how jobs, providers and zones stand, until SIGTERM or SIGINT.
 
-    Prints one line when it is ready: listening on http://HOST:PORT. With a token every request
-    needs Authorization: Bearer TOKEN; without one, only this machine is served. The first signal
+    Prints one line when it is ready: listening on http://HOST:PORT. HOST and PORT are those of
+    [server] in the settings, 127.0.0.1 and 8400 by default. With a token every request needs
+    Authorization: Bearer TOKEN; without one, only this machine is served. The first signal
     lets running requests finish, exit code 0; a second one ends the process at once.
     """
+    from ergon_framework.app.exporting import observed
     from ergon_framework.app.observation import finish_telemetry, set_up_logging
-    from ergon_framework.web.serving import ServerSettings
+    from ergon_framework.app.settings import load_settings, revealed
+    from ergon_framework.web.application import check_extra
+    from ergon_framework.web.serving import check_place
     from ergon_framework.web.serving import serve as run
-    from ergon_framework.web.tokens import found_token
+    from ergon_framework.web.sources import sources_of
+    from ergon_framework.web.tokens import found_tokens
 
+    check_extra()
     set_up_logging(log_level, log_format)
-    token = found_token(token_file, os.environ)
-    settings = ServerSettings(named_store(config, store), host, port, token)
-    _check_store(settings.store)
+    settings = load_settings(config)
+    server = _placed(settings.server, host, port)
+    tokens = found_tokens(token_file, os.environ, revealed(server.token))
+    check_place(server.host, tokens)
+    sources = sources_of(settings, store)
+    if store is not None and sources.jobs is not None:
+        sources.jobs.check()  # a file that was named and is not there is a mistake
 
     def ready(url: str) -> None:
-        try:
-            if as_json:
-                show_one({"url": url}, as_json=True)
-            else:
-                print(f"listening on {url}", flush=True)
-        except OSError:  # nobody has to listen
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        announce(f"listening on {url}", {"url": url}, as_json=as_json)
 
     try:
-        run(settings, ready)
+        with observed(settings, "server"):
+            run(server, sources, tokens, ready)
     finally:
         finish_telemetry()
 
 
-def _check_store(url: str) -> None:
-    """A file that is not there is a mistake; a server that is away comes back."""
-    from ergon_framework.providers.migrations.database import database_of
-
-    database = database_of(url)
-    try:
-        check_tables(database)
-    except StoreUnavailableError:
-        if database.file is not None:
-            raise
+def _placed(server: ServerSettings, host: str | None, port: int | None) -> ServerSettings:
+    """The settings, unless the options say otherwise."""
+    given = {"host": host, "port": port}
+    return server.model_copy(
+        update={name: value for name, value in given.items() if value is not None}
+    )

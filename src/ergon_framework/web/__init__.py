@@ -1,1 +1,1 @@
-"""What ``ergon serve`` answers over HTTP: probes and the provider health summary."""
+"""What ``ergon serve`` answers over HTTP: probes, metrics, and how every part stands."""

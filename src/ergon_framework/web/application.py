@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ergon_framework.app.settings import Settings, revealed
 from ergon_framework.errors import MissingExtraError
 from ergon_framework.ports.providerstore import ProviderStore
 
@@ -11,18 +12,41 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 
-def create_app(store: str | ProviderStore, *, token: str | None = None) -> FastAPI:
-    """An application that tells how the providers in ``store`` stand.
+def create_app(
+    store: str | ProviderStore | None = None,
+    *,
+    token: str | None = None,
+    settings: Settings | None = None,
+) -> FastAPI:
+    """An application that tells how everything stands that the ``settings`` name.
 
-    With a ``token`` every request needs ``Authorization: Bearer <token>``. Without one, the summary
-    is told to callers on this machine only. A store that is away is asked again with every request.
+    ``store`` is the URL of another store than theirs, or a store of provider calls by itself. With
+    a ``token``, here or in the settings, every request but the probes needs ``Authorization:
+    Bearer <token>``; without one only callers on this machine are answered. A store that is away
+    is asked again with every request.
     """
-    try:
-        import fastapi  # noqa: F401 - looked for here, so that the error can say what to install
-    except ImportError as error:
-        raise MissingExtraError(
-            "the server needs FastAPI", remedy="pip install 'ergon-framework[api]'"
-        ) from error
-    from ergon_framework.web.routes import build_app
+    check_extra()
+    from ergon_framework.web.provider_source import ProviderSource
+    from ergon_framework.web.routes import build_app, plan_of
+    from ergon_framework.web.sources import Sources, sources_of
+    from ergon_framework.web.tokens import FixedTokens, parsed
 
-    return build_app(store, token)
+    known = settings or Settings()
+    named = token or revealed(known.server.token)
+    tokens = FixedTokens(parsed(named, "the token")) if named else None
+    if store is None or isinstance(store, str):
+        sources = sources_of(known, store)
+    else:
+        sources = Sources(providers=ProviderSource(store))
+    return build_app(plan_of(known.server, sources, tokens))
+
+
+def check_extra() -> None:
+    """Raise unless FastAPI and uvicorn are there: what to install is said before anything else."""
+    for name in ("fastapi", "uvicorn"):
+        try:
+            __import__(name)
+        except ImportError as error:
+            raise MissingExtraError(
+                f"the server needs {name}", remedy="pip install 'ergon-framework[api]'"
+            ) from error

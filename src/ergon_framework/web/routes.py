@@ -1,117 +1,98 @@
-"""What the application answers: probes, the provider health summary, OpenAPI, and refusals."""
+"""The application as a whole: all routes, behind the gate and within the bounds."""
 
 from __future__ import annotations
 
-import logging
-from http import HTTPStatus
-from typing import Any, Literal
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 
-from ergon_framework.errors import StoreError
-from ergon_framework.ports.providerstore import LaneKey, ProviderStore
+from ergon_framework.app.sections import ServerSettings
 from ergon_framework.providers.api import create_router
-from ergon_framework.providers.schemas import ProviderHealthError
-from ergon_framework.providers.stores import open_store
-from ergon_framework.web.answers import NO_STORE, refusal
-from ergon_framework.web.gate import TokenGate
-
-logger = logging.getLogger("ergon.web")
-
-_RETRY_AFTER = 5  # seconds
-_NOBODY = LaneKey("*", "ergon", "readiness")
-"""A lane that nobody uses: reading it shows that the store answers."""
-_UNREADY: dict[int | str, dict[str, Any]] = {
-    503: {
-        "model": ProviderHealthError,
-        "description": "The store does not answer.",
-        "headers": {
-            "Retry-After": {
-                "description": "Seconds after which asking again is worth it.",
-                "schema": {"type": "integer"},
-            }
-        },
-    }
-}
-_NO_TOKEN: dict[int | str, dict[str, Any]] = {
-    401: {"model": ProviderHealthError, "description": "The token is missing or wrong."}
-}
+from ergon_framework.web.access_log import AccessLog
+from ergon_framework.web.boundary import boundary_routes
+from ergon_framework.web.bounds import Bounds, Limits
+from ergon_framework.web.dead_letters import dead_letter_routes
+from ergon_framework.web.desk import desk_routes
+from ergon_framework.web.gate import Doorkeeper, Gate
+from ergon_framework.web.house import House
+from ergon_framework.web.jobs import job_routes
+from ergon_framework.web.metrics import metric_routes
+from ergon_framework.web.pages import given_once
+from ergon_framework.web.probes import probe_routes
+from ergon_framework.web.refusals import NO_TOKEN, REFUSALS, add_refusals
+from ergon_framework.web.sources import Sources
+from ergon_framework.web.tokens import Tokens
 
 
-class Probe(BaseModel):
-    """That all is well."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is served, to whom, and how much of it."""
 
-    status: Literal["live", "ready"]
+    sources: Sources
+    keeper: Doorkeeper = field(default_factory=Doorkeeper)
+    limits: Limits = field(default_factory=Limits)
+    shows_payloads: bool = False
+    logs_access: bool = False
 
 
-def build_app(store: str | ProviderStore, token: str | None) -> FastAPI:
+def plan_of(
+    server: ServerSettings,
+    sources: Sources,
+    tokens: Tokens | None,
+    names: Collection[str] | None = None,
+) -> Plan:
+    """What the settings say; with ``names``, requests may use no others but those of loopback."""
+    return Plan(
+        sources,
+        Doorkeeper(tokens, names, server.probes_open),
+        Limits(server.requests, server.timeout),
+        server.payloads,
+        server.access_log,
+    )
+
+
+def build_app(plan: Plan) -> FastAPI:
     """The application, once FastAPI is known to be there."""
     app = FastAPI(
         title="Ergon",
         version="1",  # of the paths, not of the program: that is nobody's business
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
-        # For the OpenAPI document only: the gate has decided before.
-        dependencies=[] if token is None else [Depends(HTTPBearer(auto_error=False))],
-        responses={} if token is None else _NO_TOKEN,
     )
-    # Whoever has the token may read every tenant.
-    app.include_router(create_router(store, None if token is None else lambda _, __: True))
-    app.include_router(_probes(store))
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(Exception, _failed)
-    if token is not None:
-        app.add_middleware(TokenGate, token=token)
+    house = House(plan.sources, plan.limits.seconds, shows_payloads=plan.shows_payloads)
+    for router, is_open in _routers(house, plan):
+        # For the OpenAPI document only: the gate has decided before.
+        is_closed = plan.keeper.tokens is not None and not is_open
+        app.include_router(
+            router,
+            dependencies=[Depends(HTTPBearer(auto_error=False))] if is_closed else [],
+            responses=NO_TOKEN if is_closed else {},
+        )
+    add_refusals(app)
+    # The last one is the outermost.
+    app.add_middleware(Bounds, limits=plan.limits)
+    app.add_middleware(Gate, keeper=plan.keeper)
+    if plan.logs_access:
+        app.add_middleware(AccessLog)
     return app
 
 
-def _probes(store: str | ProviderStore) -> APIRouter:
-    router = APIRouter(prefix="/health", tags=["probes"])
-
-    @router.get("/live", summary="Whether the process answers", response_model=Probe)
-    async def live() -> Response:
-        """Yes, as long as it does."""
-        return JSONResponse({"status": "live"}, headers=NO_STORE)
-
-    @router.get(
-        "/ready", summary="Whether the store answers", response_model=Probe, responses=_UNREADY
-    )
-    def ready() -> Response:  # not async, so that it waits on a thread
-        """Whether the summary can be told."""
-        try:
-            open_store(store).standing(_NOBODY)
-        except StoreError as error:
-            # Its text may name hosts and files: that is for our log, not for the caller.
-            logger.warning("not ready, the store does not answer: %s", error)
-            return refusal(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                error.code,
-                "the store of provider calls does not answer",
-                {"remedy": f"ask again in {_RETRY_AFTER} seconds"},
-                {"Retry-After": str(_RETRY_AFTER)},
-            )
-        return JSONResponse({"status": "ready"}, headers=NO_STORE)
-
-    return router
-
-
-async def _refused(_request: Request, error: Any) -> Response:
-    """Also for paths and methods that are not there."""
-    status = HTTPStatus(error.status_code)
-    remedy = {"remedy": "/openapi.json tells what there is"}
-    is_unknown = status in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
-    return refusal(
-        status,
-        status.name.lower(),
-        str(error.detail).lower(),
-        remedy if is_unknown else {},
-        error.headers,
-    )
-
-
-async def _failed(_request: Request, _error: Exception) -> Response:
-    return refusal(500, "internal", "the server failed; its log says how")
+def _routers(house: House, plan: Plan) -> list[tuple[APIRouter, bool]]:
+    """All routes, and whether they are open to those without a token."""
+    is_open = plan.keeper.probes_open
+    others = APIRouter(responses=REFUSALS, dependencies=[Depends(given_once)])
+    for build in (metric_routes, job_routes, desk_routes, dead_letter_routes, boundary_routes):
+        others.include_router(build(house))
+    found = [
+        (probe_routes(house), is_open),
+        (probe_routes(house, "/health"), is_open),
+        (others, False),
+    ]
+    providers = house.sources.providers
+    if providers is not None:
+        # Whoever has a token may read every tenant.
+        authorize = None if plan.keeper.tokens is None else lambda _, __: True
+        found.insert(0, (create_router(providers.for_reading(), authorize), False))
+    return found

@@ -3,59 +3,68 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.app.exit_codes import of_signal
+from ergon_framework.app.sections import ServerSettings
 from ergon_framework.app.shutdown import say
 from ergon_framework.app.signals import SignalEar
 from ergon_framework.boundary.http.client_endpoint import is_loopback
 from ergon_framework.boundary.http.listening import bound_sockets
-from ergon_framework.errors import ConfigurationError, MissingExtraError
-from ergon_framework.providers.stores import open_store
-from ergon_framework.web.application import create_app
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.web.application import check_extra
+from ergon_framework.web.tokens import FileTokens, Tokens
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from uvicorn import Server
 
-PORT = 8400
+    from ergon_framework.web.sources import Sources
+
 GRACE = 10
 """Seconds that running requests have to end when a stop is asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """Where to listen, and what for."""
-
-    store: str
-    host: str = "127.0.0.1"
-    port: int = PORT
-    token: str | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.token is None and not is_loopback(self.host):
-            raise ConfigurationError(
-                f"{self.host} can be reached from other machines, and there is no token",
-                remedy="give --token-file or set ERGON_SERVER_TOKEN, or listen on 127.0.0.1",
-            )
+def check_place(host: str, tokens: Tokens | None) -> None:
+    """Refuse to be read from other machines by whoever comes along."""
+    if tokens is None and not is_loopback(host):
+        raise ConfigurationError(
+            f"{host} can be reached from other machines, and there is no token",
+            remedy="give --token-file, set ERGON_SERVER_TOKEN or write token under [server],"
+            " or listen on 127.0.0.1",
+        )
 
 
-def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
+def serve(
+    server: ServerSettings,
+    sources: Sources,
+    tokens: Tokens | None,
+    ready: Callable[[str], None],
+) -> None:
     """Answer until a signal asks to stop; ``ready`` is told the URL, with the real port.
 
     The first signal lets running requests finish; a second one ends the process at once.
     """
-    uvicorn = _uvicorn()
-    app = create_app(settings.store, token=settings.token)
-    sockets = bound_sockets(settings.host, settings.port)
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    check_extra()
+    check_place(server.host, tokens)
+    from ergon_framework.web.routes import build_app, plan_of
+
+    # Elsewhere it is known under many names, and nobody gets in without a token.
+    names = server.names if is_loopback(server.host) else None
+    app = build_app(plan_of(server, sources, tokens, names))
+    sockets = bound_sockets(server.host, server.port)
+    for each in sockets:  # and so for what it accepts: a body does not wait for the head's receipt
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    host = f"[{server.host}]" if ":" in server.host else server.host
     url = f"http://{host}:{sockets[0].getsockname()[1]}"
-    server = _server(uvicorn, app, lambda: ready(url))
-    with closing(open_store(settings.store)), SignalEar(_Stops(server).heard):
-        server.run(sockets)
+    running = _server(app, lambda: ready(url))
+    with closing(sources), _rereading(tokens), SignalEar(_Stops(running).heard):
+        running.run(sockets)
 
 
 class _Stops:
@@ -72,8 +81,31 @@ class _Stops:
         self._server.should_exit = True
 
 
-def _server(uvicorn: Any, app: FastAPI, ready: Callable[[], None]) -> Server:
-    class Ours(uvicorn.Server):  # type: ignore[misc]
+@contextmanager
+def _rereading(tokens: Tokens | None) -> Iterator[None]:
+    """Let SIGHUP have a file of tokens read again; where there is none, it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def heard(_number: int, _frame: object) -> None:
+        if isinstance(tokens, FileTokens):
+            tokens.expire()
+
+    before = signal.signal(signal.SIGHUP, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
+
+
+def _server(app: FastAPI, ready: Callable[[], None]) -> Server:
+    import uvicorn
+
+    from ergon_framework.web.bounds import HEAD
+    from ergon_framework.web.protocol import Protocol
+
+    class Ours(uvicorn.Server):
         """Tells when it listens, and leaves signals to us: to it, a stop is a failure."""
 
         async def startup(self, sockets: Any = None) -> None:
@@ -86,6 +118,8 @@ def _server(uvicorn: Any, app: FastAPI, ready: Callable[[], None]) -> Server:
 
     config = uvicorn.Config(
         app,
+        http=Protocol,
+        h11_max_incomplete_event_size=HEAD,  # of one that comes slowly; Bounds sees the others
         log_config=None,  # its records go where ours go
         access_log=False,  # a URL names a tenant
         proxy_headers=False,  # nobody's word is taken for where a request comes from
@@ -94,15 +128,4 @@ def _server(uvicorn: Any, app: FastAPI, ready: Callable[[], None]) -> Server:
         ws="none",
         timeout_graceful_shutdown=GRACE,
     )
-    server: Server = Ours(config)
-    return server
-
-
-def _uvicorn() -> Any:
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtraError(
-            "the server needs uvicorn", remedy="pip install 'ergon-framework[api]'"
-        ) from error
-    return uvicorn
+    return Ours(config)

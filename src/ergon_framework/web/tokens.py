@@ -1,42 +1,135 @@
-"""The token without which a server is not read: where it comes from, and what it may be."""
+"""The tokens without which a server is not read: where they come from, and what they may be."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from ergon_framework.errors import ConfigurationError
 
+logger = logging.getLogger("ergon.web")
+
 VARIABLE = "ERGON_SERVER_TOKEN"
 LONGEST = 4096
-"""Characters. A file above this is surely another file."""
+"""Characters of one token."""
+MOST = 100
+"""Tokens in one file."""
+UNNAMED = "token"
+"""What a caller is called whose token has no name."""
 
-# No error here shows what was given: it may be the token.
+_NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64}):(.*)", re.DOTALL)
+
+# No error here shows what was given: it may be a token.
 
 
-def found_token(file: Path | None, environ: Mapping[str, str]) -> str | None:
-    """The token from a file, or else from the environment; None when there is none."""
+class Tokens(Protocol):
+    """Who may ask."""
+
+    def caller(self, token: bytes) -> str | None:
+        """The name of whoever has this token; None when nobody has."""
+
+
+class FixedTokens:
+    """Tokens that stay as they are; only their digests are kept."""
+
+    def __init__(self, named: Mapping[str, str]) -> None:
+        self._digests = {name: _digest(token.encode()) for name, token in named.items()}
+
+    def caller(self, token: bytes) -> str | None:
+        """The name of whoever has this token, found in a time that does not tell how near it is."""
+        given, found = _digest(token), None
+        for name, digest in self._digests.items():
+            if hmac.compare_digest(given, digest):
+                found = name  # and on: stopping here would tell which one it was
+        return found
+
+
+class FileTokens:
+    """The tokens of a file, read again when it changes; one that turns bad changes nothing."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._mark: tuple[int, ...] | None = _mark(file)
+        self._tokens = FixedTokens(parsed(_read(file), str(file)))
+
+    def caller(self, token: bytes) -> str | None:
+        """The name of whoever has this token by now."""
+        mark = _mark(self._file)
+        if mark != self._mark:
+            self._mark = mark
+            self._reload()
+        return self._tokens.caller(token)
+
+    def expire(self) -> None:
+        """Let the file be read again with the next request, whether or not it seems changed."""
+        self._mark = None
+
+    def _reload(self) -> None:
+        try:
+            self._tokens = FixedTokens(parsed(_read(self._file), str(self._file)))
+        except ConfigurationError as error:
+            logger.warning("the tokens from before stay: %s", error)
+        else:
+            logger.info("the tokens in %s were read again", self._file)
+
+
+def found_tokens(
+    file: Path | None, environ: Mapping[str, str], setting: str | None = None
+) -> Tokens | None:
+    """Those of a file, or else of the environment, or else of the settings; None without any."""
     if file is not None:
-        return _checked(_read(file), str(file))
-    given = environ.get(VARIABLE)
-    return None if given is None else _checked(given, VARIABLE)
+        return FileTokens(file)
+    if environ.get(VARIABLE) is not None:
+        return FixedTokens(parsed(environ[VARIABLE], VARIABLE))
+    return None if setting is None else FixedTokens(parsed(setting, "[server] token"))
+
+
+def parsed(text: str, where: str) -> dict[str, str]:
+    """Tokens by name: a line for each, ``name:token`` or a token alone; ``#`` begins a remark."""
+    lines = [line.strip() for line in text.splitlines()]
+    given = [line for line in lines if line and not line.startswith("#")]
+    if not given:
+        raise _wrong(where, "is empty")
+    if len(given) > MOST:
+        raise _wrong(where, f"has more than {MOST} lines")
+    tokens: dict[str, str] = {}
+    for number, line in enumerate(given):
+        named = _NAMED.fullmatch(line)
+        name = named[1] if named else f"{UNNAMED}-{number + 1}" if number else UNNAMED
+        if name in tokens:
+            raise _wrong(where, f"has the name {name!r} twice")
+        tokens[name] = _checked(named[2] if named else line, where)
+    return tokens
 
 
 def _read(file: Path) -> str:
     try:
         with open(file, encoding="ascii") as opened:
-            return opened.read(LONGEST + 2)
+            return opened.read(MOST * (LONGEST + 100))
     except OSError as error:
         raise ConfigurationError(
             f"the token file {file} cannot be read: {error.strerror}",
-            remedy="give --token-file a file that holds the token and nothing else",
+            remedy="give --token-file a file that holds a token, or one in each line",
         ) from error
     except UnicodeDecodeError:
         raise _wrong(str(file), "has characters other than ASCII") from None
 
 
-def _checked(text: str, where: str) -> str:
-    token = text.strip()
+def _mark(file: Path) -> tuple[int, ...]:
+    """What changes when a file does; nothing while it is away."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _checked(token: str, where: str) -> str:
     if not token:
         raise _wrong(where, "is empty")
     if len(token) > LONGEST:
@@ -44,6 +137,10 @@ def _checked(text: str, where: str) -> str:
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise _wrong(where, "has spaces or characters that no header can hold")
     return token
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
 
 
 def _wrong(where: str, problem: str) -> ConfigurationError:

@@ -1,0 +1,103 @@
+"""``/v1/boundary``: the zones of the settings, their consumers, quarantine and losses."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from ergon_framework.web.answers import answer
+from ergon_framework.web.desk import ListAsked, by_name
+from ergon_framework.web.house import House
+from ergon_framework.web.pages import Asked, Cursor, Limit, Page, cursor_place, cursor_text, page
+from ergon_framework.web.refusals import MISSING, PartAwayError
+from ergon_framework.web.shapes import ConsumerItem, GapItem, QuarantineItem, ZoneItem
+from ergon_framework.web.sources import zone_part
+
+State = Literal["quarantined", "released", "discarded", "settled", "all"]
+
+
+class QuarantineAsked(Asked):
+    """Which of the facts that were set aside."""
+
+    state: State = "quarantined"
+    consumer: str | None = Field(None, description="Only of this consumer.")
+    limit: Limit = 100
+    cursor: Cursor = None
+
+
+def boundary_routes(house: House) -> APIRouter:
+    """The routes about zones."""
+    router = APIRouter(prefix="/v1/boundary", tags=["boundary"])
+
+    @router.get("", summary="Zones, by name", response_model=Page[ZoneItem])
+    async def zones(asked: Annotated[ListAsked, Query()]) -> Response:
+        """Every zone of the settings; one that does not answer says so."""
+        after = None if asked.cursor is None else cursor_place(asked.cursor, str)
+        rows = await asyncio.gather(*(_status(house, name) for name in house.sources.zones))
+        return answer(by_name(list(rows), "zone", asked.limit, after))
+
+    _add_consumers(router, house)
+    _add_losses(router, house)
+    return router
+
+
+def _add_consumers(router: APIRouter, house: House) -> None:
+    @router.get(
+        "/{zone}/consumers",
+        summary="Consumers of a zone, by name",
+        response_model=Page[ConsumerItem],
+        responses=MISSING,
+    )
+    async def consumers(zone: str, asked: Annotated[ListAsked, Query()]) -> Response:
+        """With their cursors and what waits for them."""
+        source = house.zone(zone)
+        after = None if asked.cursor is None else cursor_place(asked.cursor, str)
+        found = await house.ask(zone_part(zone), source.consumers)
+        return answer(by_name(found["consumers"], "consumer_name", asked.limit, after))
+
+
+def _add_losses(router: APIRouter, house: House) -> None:
+    @router.get(
+        "/{zone}/quarantine",
+        summary="Facts of a zone that were set aside, the oldest first",
+        response_model=Page[QuarantineItem],
+        responses=MISSING,
+    )
+    async def quarantine(zone: str, asked: Annotated[QuarantineAsked, Query()]) -> Response:
+        """Without their content."""
+        source = house.zone(zone)
+        after = 0 if asked.cursor is None else cursor_place(asked.cursor, int)
+        found = await house.ask(
+            zone_part(zone), lambda: source.quarantine(asked.state, asked.consumer)
+        )
+        left = [item for item in found["items"] if item["id"] > after]
+        shown = left[: asked.limit]
+        more = cursor_text(shown[-1]["id"]) if len(left) > len(shown) else None
+        return answer(page(shown, more))
+
+    @router.get(
+        "/{zone}/gaps",
+        summary="Recorded losses of a zone, the oldest first",
+        response_model=Page[GapItem],
+        responses=MISSING,
+    )
+    async def gaps(zone: str, asked: Annotated[ListAsked, Query()]) -> Response:
+        """Facts that were given up on purpose."""
+        source = house.zone(zone)
+        start = 0 if asked.cursor is None else cursor_place(asked.cursor, int)
+        found = (await house.ask(zone_part(zone), source.gaps))["gaps"][max(0, start) :]
+        shown = found[: asked.limit]
+        more = cursor_text(max(0, start) + len(shown)) if len(found) > len(shown) else None
+        return answer(page(shown, more))
+
+
+async def _status(house: House, name: str) -> dict[str, Any]:
+    """A zone's own words, or that it does not answer."""
+    try:
+        told = await house.ask(zone_part(name), house.sources.zones[name].status)
+    except PartAwayError as error:
+        return {"zone": name, "up": False, "source": None, "problem": error.code}
+    return {**told, "zone": name, "up": True, "problem": None}

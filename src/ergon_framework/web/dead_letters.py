@@ -1,0 +1,146 @@
+"""``/v1/dead-letters``: jobs and provider calls that were given up, the newest first."""
+
+from __future__ import annotations
+
+from heapq import merge
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.web.answers import answer
+from ergon_framework.web.house import House
+from ergon_framework.web.jobs import JobAsked, Place, found_jobs, shown_job
+from ergon_framework.web.pages import (
+    Asked,
+    Cursor,
+    Limit,
+    Page,
+    Payloads,
+    cursor_place,
+    cursor_text,
+    page,
+)
+from ergon_framework.web.provider_letters import LetterPlace, find_letter, letters_page
+from ergon_framework.web.refusals import MISSING, NotHereError
+from ergon_framework.web.shapes import DeadLetterItem
+
+Kind = Literal["job", "provider"]
+
+
+class LettersAsked(Asked):
+    """Which of them."""
+
+    kind: Kind | None = Field(None, description="Only jobs, or only provider calls.")
+    reason: str | None = Field(None, description="Only those that failed with this code.")
+    limit: Limit = 100
+    cursor: Cursor = None
+    payloads: Payloads = False
+
+
+class _Place(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Where a page ended in each of the two lists."""
+
+    job: Place | None = None
+    call: LetterPlace | None = None
+
+
+class _Found(msgspec.Struct):
+    """One item, when it was made, and where it stands in its list."""
+
+    at: str
+    shape: dict[str, Any]
+    place: Any
+
+
+def dead_letter_routes(house: House) -> APIRouter:
+    """The routes about what was given up."""
+    router = APIRouter(prefix="/v1/dead-letters", tags=["dead letters"])
+
+    @router.get("", summary="What was given up", response_model=Page[DeadLetterItem])
+    async def list_dead(asked: Annotated[LettersAsked, Query()]) -> Response:
+        """One page of the jobs and provider calls that match."""
+        place = _Place() if asked.cursor is None else cursor_place(asked.cursor, _Place)
+        jobs, calls = await _jobs(house, asked, place), await _calls(house, asked, place)
+        both = merge(jobs, calls, key=lambda each: each.at, reverse=True)
+        shown = list(islice(both, asked.limit))
+        for each in shown:
+            setattr(place, "job" if each.shape["kind"] == "job" else "call", each.place)
+        is_more = len(jobs) + len(calls) > len(shown)
+        items = [each.shape for each in shown]
+        return answer(page(items, cursor_text(place) if is_more else None))
+
+    @router.get(
+        "/{letter_id}",
+        summary="One job or provider call that was given up",
+        response_model=DeadLetterItem,
+        responses=MISSING,
+    )
+    async def show_dead(letter_id: str, asked: Annotated[JobAsked, Query()]) -> Response:
+        """Everything about it."""
+        is_whole = house.shows_payloads and asked.payloads
+        found = await _call(house, letter_id, is_whole) or await _job(house, letter_id, is_whole)
+        if found is None:
+            raise NotHereError(
+                "there is no such dead letter", remedy="/v1/dead-letters lists those that there are"
+            )
+        return answer(found)
+
+    return router
+
+
+async def _jobs(house: House, asked: LettersAsked, place: _Place) -> list[_Found]:
+    source = house.sources.jobs
+    if source is None or asked.kind == "provider":
+        return []
+    search = Search(statuses=(JobStatus.FAILED,), code=asked.reason, below=place.job)
+    is_whole = house.shows_payloads and asked.payloads
+
+    def look() -> list[_Found]:
+        with source.opened() as client:
+            return [
+                _Found(shape["created_at"], {"kind": "job", **shape}, job.key)
+                for job in found_jobs(client, search, asked.limit + 1)
+                for shape in [shown_job(client, job, is_whole=is_whole)]
+            ]
+
+    return await house.ask("jobs", look)
+
+
+async def _calls(house: House, asked: LettersAsked, place: _Place) -> list[_Found]:
+    source = house.sources.providers
+    if source is None or asked.kind == "job":
+        return []
+    is_whole = house.shows_payloads and asked.payloads
+
+    def look() -> list[_Found]:
+        found = letters_page(source, asked.reason, place.call, asked.limit + 1, is_whole=is_whole)
+        return [_Found(shape["occurred_at"], shape, where) for where, shape in found]
+
+    return await house.ask("providers", look)
+
+
+async def _job(house: House, job_id: str, is_whole: bool) -> dict[str, Any] | None:
+    source = house.sources.jobs
+    if source is None:
+        return None
+
+    def look() -> dict[str, Any] | None:
+        with source.opened() as client:
+            found = client.store.find(job_id)
+            if found is None or found.status is not JobStatus.FAILED:
+                return None
+            return {"kind": "job", **shown_job(client, found, is_whole=is_whole)}
+
+    return await house.ask("jobs", look)
+
+
+async def _call(house: House, letter_id: str, is_whole: bool) -> dict[str, Any] | None:
+    source = house.sources.providers
+    if source is None:
+        return None
+    return await house.ask("providers", lambda: find_letter(source, letter_id, is_whole=is_whole))

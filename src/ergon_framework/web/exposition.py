@@ -1,0 +1,70 @@
+"""The text format of Prometheus, written by hand: families, labels, and a bound on both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST = 1000
+"""Series of one family. Names of queues, consumers and providers are nobody's to bound but ours."""
+LONGEST = 200
+"""Characters of a label's value."""
+
+Series = tuple[Mapping[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric with all its series."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    text: str
+    series: Iterable[Series]
+
+
+def exposed(families: Iterable[Family]) -> str:
+    """Everything, and how many series had to be left out."""
+    lines: list[str] = []
+    left_out = 0
+    for family in merged(families):
+        series = list(family.series)
+        left_out += max(0, len(series) - MOST)
+        lines += _lines(family, series[:MOST])
+    dropped = Family(
+        "ergon_series_left_out",
+        "gauge",
+        f"Series left out of this answer: a metric has at most {MOST}.",
+        [],
+    )
+    lines += _lines(dropped, [({}, left_out)])
+    return "".join(f"{line}\n" for line in lines)
+
+
+def merged(families: Iterable[Family]) -> list[Family]:
+    """Each family once, with the series of all that have its name, in their order."""
+    found: dict[str, Family] = {}
+    for each in families:
+        known = found.get(each.name)
+        series = [*(() if known is None else known.series), *each.series]
+        found[each.name] = Family(each.name, each.kind, each.text, series)
+    return list(found.values())
+
+
+def _lines(family: Family, series: Iterable[Series]) -> Iterator[str]:
+    yield f"# HELP {family.name} {_escaped(family.text)}"
+    yield f"# TYPE {family.name} {family.kind}"
+    for labels, value in series:
+        inside = ",".join(f'{name}="{_label(text)}"' for name, text in labels.items())
+        where = f"{{{inside}}}" if inside else ""
+        yield f"{family.name}{where} {value}"
+
+
+def _label(text: str) -> str:
+    return _escaped(text[:LONGEST]).replace('"', '\\"')
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")

@@ -1,0 +1,80 @@
+"""``/live`` and ``/ready``, also under ``/health``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from ergon_framework.web.answers import answer, unavailable
+from ergon_framework.web.gate import CALLER
+from ergon_framework.web.house import House, told
+from ergon_framework.web.refusals import REFUSALS, PartAwayError
+
+PATIENCE = 2.0
+"""Seconds that each store and zone has to answer a probe."""
+
+_UNREADY: dict[int | str, dict[str, Any]] = {503: REFUSALS[503]}
+
+
+class Probe(BaseModel):
+    """That all is well."""
+
+    status: Literal["live", "ready"]
+
+
+def probe_routes(house: House, prefix: str = "") -> APIRouter:
+    """Both probes."""
+    router = APIRouter(prefix=prefix, tags=["probes"])
+    looking = _Looking(house)
+
+    @router.get("/live", summary="Whether the process answers", response_model=Probe)
+    async def live() -> Response:
+        """Yes, as long as it does."""
+        return answer({"status": "live"})
+
+    @router.get(
+        "/ready",
+        summary="Whether every store and zone answers",
+        response_model=Probe,
+        responses=_UNREADY,
+    )
+    async def ready(request: Request) -> Response:
+        """Whether everything can be told; which part cannot is for callers who may read it."""
+        away = await looking.away()
+        if not away:
+            return answer({"status": "ready"})
+        first, code = next(iter(away.items()))
+        if CALLER not in request.scope:
+            return unavailable(code, "a store does not answer")
+        return unavailable(code, f"{told(first)} does not answer", {"away": away})
+
+    return router
+
+
+class _Looking:
+    """Looks at all parts; those who ask meanwhile share what is found."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._task: asyncio.Task[dict[str, str]] | None = None
+
+    async def away(self) -> dict[str, str]:
+        """The parts that do not answer, each with the code of what is wrong."""
+        task = self._task
+        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+            task = self._task = asyncio.ensure_future(self._look())
+        return await asyncio.shield(task)
+
+    async def _look(self) -> dict[str, str]:
+        async def problem(name: str, check: Any) -> tuple[str, str | None]:
+            try:
+                await self._house.ask(name, check, min(PATIENCE, self._house.parts[name].seconds))
+            except PartAwayError as error:
+                return name, error.code
+            return name, None
+
+        checks = [problem(name, source.check) for name, source in self._house.sources.parts()]
+        return {name: code for name, code in await asyncio.gather(*checks) if code is not None}

@@ -1,0 +1,149 @@
+"""The documents of the server as OpenAPI publishes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0)]
+Status = Literal["pending", "active", "retrying", "completed", "failed", "cancelled"]
+
+
+class _Told(BaseModel):
+    """A document with exactly these fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Open(BaseModel):
+    """A document with more fields than these."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class JobFailure(_Told):
+    """How a job failed last."""
+
+    kind: str
+    code: str
+    message: str
+
+
+class JobItem(_Open):
+    """A job, as `ergon jobs show --json` prints it; `args`, `kwargs` and `result` on request."""
+
+    id: str
+    status: Status
+    handler: str
+    executor: str | None
+    queue: str
+    attempts: Count
+    max_attempts: Count | None
+    deliveries: Count
+    priority: int
+    last_error: JobFailure | None
+    why: str | None
+    created_at: AwareDatetime
+    run_at: AwareDatetime
+    finished_at: AwareDatetime | None
+    worker: str | None
+    correlation_id: str | None
+
+
+class JobWhy(_Told):
+    """Why a job is where it is."""
+
+    id: str
+    status: Status
+    why: list[str] = Field(description="Sentences: where it stands, then what led there.")
+
+
+class QueueItem(_Told):
+    """A queue with its limits and its counts by status."""
+
+    name: str
+    paused: bool
+    max_active: Count | None
+    rate: float | None
+    burst: Count
+    counts: dict[Status, Count]
+    oldest_due_at: AwareDatetime | None
+
+
+class ScheduleItem(_Told):
+    """A cron schedule and when it fires next."""
+
+    name: str
+    cron: str
+    zone: str
+    misfire: str
+    handler: str | None
+    queue: str | None
+    paused: bool
+    next_at: AwareDatetime | None
+    last_at: AwareDatetime | None
+    source: str
+    problem: str | None = Field(description="Why it never fires; null when it does.")
+
+
+class WorkerItem(_Told):
+    """A worker as it last told of itself."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    state: str = Field(description="`silent` when it has told nothing for a minute.")
+    queues: list[str] | None = Field(description="Null when it takes all of them.")
+    busy: Count
+    executors: dict[str, Any]
+    counters: dict[str, Any]
+    started_at: AwareDatetime
+    seen_at: AwareDatetime
+
+
+class DeadLetterItem(_Open):
+    """A job or a provider call that was given up; the other fields are those of its kind."""
+
+    kind: Literal["job", "provider"]
+    id: str
+    status: str
+
+
+class ZoneItem(_Open):
+    """A zone of the settings, and how it stands."""
+
+    zone: str
+    up: bool = Field(description="Whether its node or its folder answered.")
+    source: Literal["node", "folder"] | None
+    problem: str | None = Field(description="The code of what is wrong when neither did.")
+
+
+class ConsumerItem(_Open):
+    """A consumer of a zone's log."""
+
+    consumer_name: str
+    log: str
+    cursor: int
+    lag: int
+
+
+class QuarantineItem(_Open):
+    """A fact that was set aside."""
+
+    id: int
+    consumer_name: str
+    log: str
+    offset: int
+    reason: str
+    state: str
+
+
+class GapItem(_Open):
+    """A recorded loss."""
+
+    log: str
+    first_offset: int
+    last_offset: int
+    reason: str

@@ -1,0 +1,102 @@
+"""Where the answers come from: the stores and zones that the settings name. None is ever made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ergon_framework.app.boundary_address import NodeAddress, node_address
+from ergon_framework.app.jobs import setup_of
+from ergon_framework.app.sections import Settings
+from ergon_framework.app.store_urls import resolve_url, store_url
+from ergon_framework.errors import ConfigurationError, SettingsError
+from ergon_framework.web.job_source import JobSource
+from ergon_framework.web.provider_source import ProviderSource
+from ergon_framework.web.tables import SQLITE
+from ergon_framework.web.zone_source import ZoneSource
+
+_NODE_PATIENCE = 0.6
+"""The share of a request's time that a node has to answer; the rest is for its folder."""
+
+
+class Source(Protocol):
+    """One of them."""
+
+    def check(self) -> None:
+        """Raise ``ErgonError`` unless it can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Everything there is to tell about; None is a part that the settings do not name."""
+
+    jobs: JobSource | None = None
+    providers: ProviderSource | None = None
+    zones: Mapping[str, ZoneSource] = field(default_factory=dict)
+
+    def parts(self) -> Iterator[tuple[str, Source]]:
+        """Those that are there, by the names under which probes and metrics know them."""
+        if self.jobs is not None:
+            yield "jobs", self.jobs
+        if self.providers is not None:
+            yield "providers", self.providers
+        for name, zone in self.zones.items():
+            yield zone_part(name), zone
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        if self.providers is not None:
+            self.providers.close()
+
+
+def zone_part(name: str) -> str:
+    """What a zone is called among the parts."""
+    return f"zone:{name}"
+
+
+def sources_of(settings: Settings, url: str | None = None) -> Sources:
+    """What the settings name; ``url`` is the store of jobs and provider calls instead of theirs."""
+    jobs = setup_of(settings, url)
+    own = getattr(settings.extensions.get("providers"), "store", None)
+    calls = resolve_url(url, Path()) if url else store_url(settings, own)
+    zones = _zones(settings)
+    if not (jobs.url or calls or zones):
+        file = settings.file
+        where = "there is no settings file" if file is None else f"{file} has none"
+        raise SettingsError(
+            f"no store: {where}",
+            remedy='write url = "sqlite:///work.db" under [store] in ergon.toml, or give --store',
+        )
+    for each in (jobs.url, calls):
+        if each.lower().startswith("memory:"):
+            raise ConfigurationError(
+                "what a store in memory holds, only its own process can see",
+                remedy="name a store in a database, such as sqlite:///work.db",
+            )
+    return Sources(
+        JobSource(jobs) if jobs.url.lower().startswith(SQLITE) else None,
+        ProviderSource(calls) if calls else None,
+        zones,
+    )
+
+
+def _zones(settings: Settings) -> dict[str, ZoneSource]:
+    from ergon_framework.app.boundary import known_zone
+
+    found = {}
+    for name in settings.extensions.get("zones") or {}:
+        setup = known_zone(settings.file, name)
+        if setup is not None:
+            timeout = settings.server.timeout * _NODE_PATIENCE
+            folder = Path(setup.settings.data)
+            found[name] = ZoneSource(name, _address(settings.file, name), folder, timeout)
+    return found
+
+
+def _address(file: Path | None, zone: str) -> NodeAddress | None:
+    try:
+        return node_address(file, zone)
+    except ConfigurationError:  # it lets the node choose its port
+        return None

@@ -1,0 +1,94 @@
+"""A place with something in every store, as the server finds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ergon_framework.app.settings import Settings, load_settings
+from ergon_framework.boundary.folder import FILE
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.jobs.stores.opening import open_store as open_job_store
+from ergon_framework.ports.facts import NewFact
+from ergon_framework.ports.jobstore import NewJob, Schedule, WorkerRecord
+from ergon_framework.ports.providerstore import Batch
+from ergon_framework.providers.stores import open_store as open_provider_store
+from tests.providers.recorder_fakes import letter, row
+
+TENANT = "3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"
+FREE = 'listen = "127.0.0.1:0"'  # nobody knows where such a node is: its folder is looked into
+
+
+def settings_in(place: Path, more: str = "") -> Settings:
+    """The settings of a place with one store and one zone."""
+    file = place / "ergon.toml"
+    file.write_text(
+        f'[store]\nurl = "sqlite:///work.db"\n[zones.plant-a]\ndata = "a"\n{FREE}\n{more}'
+    )
+    return load_settings(file, {})
+
+
+def fill_jobs(place: Path, waiting: int = 5, dead: int = 0) -> None:
+    """Jobs ``w0``… that wait, in queues ``mail`` and ``pics``, and ``d0``… that came too late."""
+    with closing(open_job_store(f"sqlite:///{place}/work.db")) as store:
+        now = store.now()
+        late = [_job(f"d{n}", "mail", expires_at=now - 1) for n in range(dead)]
+        store.add(late)
+        store.sweep(1000)
+        store.add([_job(f"w{n}", ("mail", "pics")[n % 2]) for n in range(waiting)])
+        store.tell(
+            WorkerRecord(
+                id="w1",
+                host="here",
+                pid=1,
+                version="1",
+                started_at=now,
+                executors={"python": {"in_flight": 1}},
+            )
+        )
+        store.put_schedule(
+            Schedule(
+                name="nightly",
+                cron="0 3 * * *",
+                zone="UTC",
+                misfire="once",
+                job=b'{"handler":"tidy","queue":"mail","args":["hidden"]}',
+                next_at=now + 60,
+            )
+        )
+
+
+def _job(name: str, queue: str, **more: Any) -> NewJob:
+    return NewJob(id=name, handler=f"handle.{queue}", queue=queue, args=b'["hidden"]', **more)
+
+
+def fill_calls(url: str, letters: Sequence[str] = ()) -> None:
+    """A call that was made, one that failed, and letters of calls that were given up."""
+    with closing(open_provider_store(url)) as store:
+        now = time.time()
+        made = row("a", tenant=TENANT)._replace(created_at=now)
+        failed = row("b", tenant=TENANT, outcome="failed", reason="timeout")
+        given_up = [
+            replace(letter(name, {"secret": "hidden"}), occurred_at=now - 60 + n)
+            for n, name in enumerate(letters)
+        ]
+        store.record(Batch([made, failed._replace(created_at=now)], given_up))
+
+
+def fill_zone(place: Path, name: str = "plant-a", facts: int = 3) -> None:
+    """A zone with facts, a consumer, and one fact that was set aside."""
+    folder = place / "a"
+    folder.mkdir()
+    with closing(SqliteFactStore(folder / FILE, zone=name, clock=time.time)) as store:
+        store.append("outbound", [_fact(name, n) for n in range(facts)])
+        store.create_consumer("reader", "outbound")
+        store.set_aside("reader", 1, reason="bad", message="cannot be read", attempts=3)
+
+
+def _fact(zone: str, number: int) -> NewFact:
+    digest = number.to_bytes(32, "big")
+    return NewFact(zone, f"m{number}", "plant-b", digest, b"{}", b'{"object_json":"hidden"}')

@@ -1,0 +1,204 @@
+"""``/metrics``: its format, what each part tells, and a part that tells nothing."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import event
+
+from ergon_framework.core.breaker import Breaker, State
+from ergon_framework.core.quota import Window
+from ergon_framework.ports.providerstore import LaneKey
+from ergon_framework.providers.migrations.database import database_of
+from ergon_framework.providers.stores import open_store
+from ergon_framework.web.application import create_app
+from ergon_framework.web.exposition import LONGEST, MOST, Family, exposed
+from ergon_framework.web.provider_metrics import _calls, _reasons
+from tests.providers.asking import ask
+from tests.providers.servers import postgres_server, postgres_url
+from tests.web.content import TENANT, fill_calls, fill_jobs, fill_zone, settings_in
+
+__all__ = ["postgres_server", "postgres_url"]
+
+pytestmark = pytest.mark.req("ONE:serve")
+
+_SAMPLE = re.compile(r'[a-z_0-9]+(\{([a-z_]+="(\\[\\n"]|[^"\\\n])*",?)+\})? -?[0-9.e+]+')
+
+
+def scraped(app: FastAPI) -> dict[str, float]:
+    """Every sample by its name and labels; the format is checked on the way."""
+    answer = ask(app, path="/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert answer.text.endswith("\n")
+    samples: dict[str, float] = {}
+    family = ""
+    seen: set[str] = set()
+    for line in answer.text.splitlines():
+        if line.startswith("# HELP "):
+            family = line.split()[2]
+            assert family not in seen, "a family must come in one piece"
+            seen.add(family)
+        elif line.startswith("# TYPE "):
+            assert line.split()[2:] in ([family, "gauge"], [family, "counter"])
+        else:
+            assert _SAMPLE.fullmatch(line), line
+            name, _, value = line.rpartition(" ")
+            assert name.partition("{")[0] == family
+            assert name not in samples
+            samples[name] = float(value)
+    return samples
+
+
+def test_jobs(tmp_path: Path) -> None:
+    """Counts by queue and status, the age of what is due, workers and dead letters."""
+    fill_jobs(tmp_path, waiting=5, dead=2)
+    found = scraped(create_app(settings=settings_in(tmp_path)))
+    assert found['ergon_jobs{queue="mail",status="pending"}'] == 3
+    assert found['ergon_jobs{queue="mail",status="failed"}'] == 2
+    assert found['ergon_jobs{queue="pics",status="active"}'] == 0
+    assert found['ergon_queue_oldest_due_seconds{queue="mail"}'] >= 0
+    assert found['ergon_queue_paused{queue="mail"}'] == 0
+    assert (found["ergon_workers_alive"], found['ergon_workers{state="running"}']) == (1, 1)
+    assert found['ergon_dead_letters{kind="job"}'] == 2
+
+
+def check_calls(app: FastAPI) -> None:
+    """What is told of a lane with an open circuit and a quota, and of two letters."""
+    found = scraped(app)
+    lane = 'provider="rank",capability="snapshot"'
+    assert found[f'ergon_provider_circuits{{{lane},state="open"}}'] == 1
+    assert found[f'ergon_provider_circuits{{{lane},state="closed"}}'] == 0
+    assert found[f"ergon_provider_quota_used{{{lane}}}"] == 3
+    assert found[f"ergon_provider_quota_limit{{{lane}}}"] == 10
+    assert found[f'ergon_provider_calls_1h{{{lane},outcome="succeeded"}}'] == 1
+    assert found[f'ergon_provider_calls_1h{{{lane},outcome="failed"}}'] == 1
+    assert found[f"ergon_provider_attempts_1h{{{lane}}}"] == 2
+    assert found[f'ergon_provider_attempts_5m{{{lane},reason="none"}}'] == 1
+    assert found[f'ergon_provider_attempts_5m{{{lane},reason="timeout"}}'] == 1
+    assert found[f'ergon_provider_lanes_failed_1h{{{lane},reason="timeout"}}'] == 1
+    assert found['ergon_dead_letters{kind="provider"}'] == 2
+    assert TENANT not in str(found)
+
+
+def fill_lane(url: str) -> None:
+    """Calls, letters, an open circuit and a quota that is used in part."""
+    fill_calls(url, ["c0", "c1"])
+    store, now = open_store(url), time.time()
+    lane = LaneKey(TENANT, "rank", "snapshot")
+    version = store.standing(lane).version
+    assert store.swap(lane, version, Breaker(State.OPEN, 3, now + 30, generation=1))
+    store.reserve(lane, Window(now - 1000, now + 1000), 10, 3)
+    store.close()
+
+
+def test_providers(tmp_path: Path) -> None:
+    """All tenants together: none is named."""
+    fill_lane(f"sqlite:///{tmp_path}/work.db")
+    check_calls(create_app(f"sqlite:///{tmp_path}/work.db"))
+
+
+@pytest.mark.slow
+def test_providers_on_postgresql(postgres_url: str) -> None:
+    """The same samples."""
+    fill_lane(postgres_url)
+    check_calls(create_app(postgres_url))
+
+
+def test_zones(tmp_path: Path) -> None:
+    """Heads, lags and what was set aside; a folder knows nothing about the mode of links."""
+    fill_jobs(tmp_path, 1)
+    fill_zone(tmp_path, facts=3)
+    found = scraped(create_app(settings=settings_in(tmp_path)))
+    assert found['ergon_zone_head_offset{zone="plant-a",log="outbound"}'] == 3
+    assert found['ergon_zone_consumer_lag{zone="plant-a",consumer="reader"}'] == 2
+    assert found['ergon_zone_quarantined{zone="plant-a"}'] == 1
+    assert found['ergon_zone_lost_facts{zone="plant-a"}'] == 0
+    assert found['ergon_zone_by_node{zone="plant-a"}'] == 0
+
+
+def test_a_part_that_is_away_leaves_the_others_alone(tmp_path: Path) -> None:
+    """It is marked, its failures are counted, and it is there again when its store is."""
+    fill_zone(tmp_path)
+    app = create_app(settings=settings_in(tmp_path))
+    for count in (1, 2):
+        found = scraped(app)
+        assert found['ergon_part_up{part="jobs"}'] == 0
+        assert found['ergon_part_up{part="zone:plant-a"}'] == 1
+        assert found['ergon_scrape_errors_total{part="jobs"}'] == count
+        assert found['ergon_scrape_errors_total{part="zone:plant-a"}'] == 0
+        assert 'ergon_zone_quarantined{zone="plant-a"}' in found
+        assert not any(name.startswith("ergon_jobs") for name in found)
+    fill_jobs(tmp_path, 1)
+    found = scraped(app)
+    assert (found['ergon_part_up{part="jobs"}'], found['ergon_part_up{part="providers"}']) == (1, 1)
+
+
+def test_a_part_that_fails_oddly_is_counted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake of ours in one part is not the end of the scrape."""
+    fill_jobs(tmp_path, 1)
+    app = create_app(settings=settings_in(tmp_path))
+    name = "ergon_framework.web.job_metrics.worker_state"
+    monkeypatch.setattr(name, lambda *_: 1 / 0)
+    found = scraped(app)
+    assert found['ergon_part_up{part="jobs"}'] == 0
+    assert found['ergon_part_up{part="providers"}'] == 1
+
+
+def test_labels_are_escaped_and_cut() -> None:
+    """Whatever a queue is called, a line stays a line."""
+    odd = [({"queue": 'a"b\\c\nd'}, 1), ({"queue": "x" * 1000}, 2.5)]
+    text = exposed([Family("ergon_jobs", "gauge", "One\\two\nthree.", odd)])
+    assert "# HELP ergon_jobs One\\\\two\\nthree.\n" in text
+    assert 'ergon_jobs{queue="a\\"b\\\\c\\nd"} 1\n' in text
+    assert f'ergon_jobs{{queue="{"x" * LONGEST}"}} 2.5\n' in text
+    assert all(_SAMPLE.fullmatch(line) for line in text.splitlines() if line[0] != "#")
+
+
+def test_a_family_has_so_many_series_and_no_more() -> None:
+    """What is left out is counted; families of the same name are one."""
+    many = [({"queue": str(n)}, n) for n in range(MOST)]
+    text = exposed([Family("a", "gauge", "A.", many), Family("a", "gauge", "A.", [({}, 1)])])
+    assert text.count("# TYPE a gauge") == 1
+    assert sum(line.startswith("a{") for line in text.splitlines()) == MOST
+    assert "\nergon_series_left_out 1\n" in text
+
+
+def test_the_page_names_every_metric(tmp_path: Path) -> None:
+    """Each family that is told is in the reference, and none that is not."""
+    fill_jobs(tmp_path, 1)
+    fill_lane(f"sqlite:///{tmp_path}/work.db")
+    fill_zone(tmp_path)
+    text = ask(create_app(settings=settings_in(tmp_path)), path="/metrics").text
+    told = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
+    page = (Path(__file__).parents[2] / "docs/reference/http.md").read_text()
+    section = page.split("\n## Metrics\n")[1]
+    assert set(re.findall(r"`(ergon_\w+)`", section)) == told
+
+
+def test_old_rows_are_not_walked_through(tmp_path: Path) -> None:
+    """Attempts and roll-ups go back for long; what is new is found by an index."""
+    fill_lane(f"sqlite:///{tmp_path}/work.db")
+    database = database_of(f"sqlite:///{tmp_path}/work.db")
+    seen: list[str] = []
+    with database.connect() as connection:
+        event.listen(connection, "before_cursor_execute", lambda *given: seen.append(given[2]))
+        now = datetime.now(UTC)
+        _calls(connection, now)
+        _reasons(connection, now)
+    with closing(sqlite3.connect(tmp_path / "work.db")) as looking:
+        for statement in seen:
+            values = ["x"] * statement.count("?")
+            plan = looking.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()
+            walked = [step[3] for step in plan if step[3].startswith("SCAN ")]
+            assert all("provider_health_states" in step for step in walked), plan
+    assert len(seen) == 2
