@@ -112,7 +112,7 @@ def test_the_only_zone_need_not_be_named() -> None:
         (TLS, None, {"peers": {"b": "http://127.0.0.1:1"}}, "is not encrypted, although"),
         ('[boundary]\nlisten = "x:1"\n', "a", {}, "listen belongs to one zone"),
         ("[boundary]\nlisten_on = 1\n", "a", {}, "unknown key 'listen_on'"),
-        ("[zones.a]\ncapacity_bytes = 0\n", "a", {}, "line 2: zones.a.capacity_bytes"),
+        ("[zones.a]\ncapacity_bytes = 0\n", "a", {}, ":2: zones.a.capacity_bytes"),
         ('[zones."a\\u0001"]\n', "a", {}, "is no zone: its name has 1 to 128 characters"),
     ],
 )

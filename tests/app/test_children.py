@@ -14,6 +14,7 @@ from ergon_framework.app.children import MOST_IDS, Nursery, Parent, ProcessChild
 from ergon_framework.app.exit_codes import ExitCode
 from ergon_framework.app.liveness import Snapshot, State
 from ergon_framework.app.outcome import Outcome
+from ergon_framework.app.posts import crew
 from ergon_framework.app.supervisor import Beat, Event
 from ergon_framework.app.worker_ends import Ended
 from ergon_framework.engine.report import Report
@@ -53,7 +54,7 @@ def test_beats_and_the_outcome_arrive() -> None:
 def test_a_program_that_cannot_be_started() -> None:
     """The supervisor gets the error, and no pipe is left open."""
     events: SimpleQueue[Event] = SimpleQueue()
-    nursery = Nursery(lambda _supervised: ["/nonexistent/program"], 1, events)
+    nursery = Nursery(lambda *_: ["/nonexistent/program"], crew(1), events)
     before = len(list(Path("/dev/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
         nursery.start(0)

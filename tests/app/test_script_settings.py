@@ -102,7 +102,7 @@ def test_no_store_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[jobs]\nmax_atempts = 3\n", "line 2: jobs.max_atempts"),
+        ("[jobs]\nmax_atempts = 3\n", ":2: jobs.max_atempts"),
         ("[executors.x]\ncommand = 'node'\n", "must be a list of words"),
         ("[executors.x]\n", "command is missing"),
         ("[executors.'a b']\ncommand = ['x']\n", "must be a name"),

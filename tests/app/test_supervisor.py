@@ -9,6 +9,7 @@ import pytest
 
 from ergon_framework.app.exit_codes import ExitCode
 from ergon_framework.app.liveness import Snapshot, State
+from ergon_framework.app.posts import crew
 from ergon_framework.app.restarts import GiveUp, Restart, RestartRule, Settled, after_end
 from ergon_framework.app.supervisor import KILL_AFTER, Beat, Event, Signalled, Supervisor
 from ergon_framework.app.worker_ends import Ended
@@ -54,7 +55,7 @@ class Stage(SimpleQueue[Event]):
     def supervise(self, workers: int, **more: object) -> Supervisor:
         return Supervisor(
             self.start,
-            workers,
+            crew(workers),
             self,
             rule=RULE,
             now=lambda: self.time,
@@ -210,7 +211,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
             raise refusals.pop()
         return stage.start(worker)
 
-    supervisor = Supervisor(start, 1, stage, rule=RULE, now=lambda: stage.time)
+    supervisor = Supervisor(start, crew(1), stage, rule=RULE, now=lambda: stage.time)
     assert supervisor.run() is ExitCode.DONE
     assert stage.starts == [(0.5, 0)]
     assert supervisor.slots[0].ends[0] == "with code 1 (OSError: no more processes)"

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.backing_up import back_up
-from ergon_framework.boundary.local import looked_into
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.verifying import Finding, verified
+from ergon_framework.boundary.upkeep.backing_up import back_up
+from ergon_framework.boundary.upkeep.local import looked_into
+from ergon_framework.boundary.upkeep.verifying import Finding, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.cli import invoke
 from tests.cli.boundary_desk import message

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary import backing_up
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.verifying import Finding, Progress, size_of, verified
+from ergon_framework.boundary.upkeep import backing_up
+from ergon_framework.boundary.upkeep.verifying import Finding, Progress, size_of, verified
 from ergon_framework.boundary.zone import Zone
 from tests.cli.boundary_desk import Desk, message, running
 

@@ -185,14 +185,14 @@ def test_a_policy_file(ergon: Ergon) -> None:
     ("line", "text"),
     [
         ("rnu", "No such command 'rnu'"),
-        ("run", "Missing argument 'TASK' (see ergon run --help)"),
+        ("run", "what is to run? (give a name, or --all; ergon check lists what there is)"),
         ("run orders --wrokers 2", "No such option"),
         ("run orders --workers 0", "Invalid value for '--workers'"),
         ("run orders --limit x", "Invalid value for '--limit'"),
         ("run order", "did you mean 'orders'?"),
         ("run nowhere:Orders", "there is no module 'nowhere'"),
         ("run orders --config missing.toml", "missing.toml: there is no such file"),
-        ("run orders --config broken.toml", "broken.toml, line 1: not TOML"),
+        ("run orders --config broken.toml", "broken.toml:1: not TOML"),
         ("run orders --policy missing.toml", "missing.toml: there is no such file"),
         ("run orders --policy wrong.toml", "unknown key 'limt'"),
         ("run orders --log-level loud", "the log level 'loud' is unknown"),
@@ -315,7 +315,7 @@ def test_notices(ergon: Ergon) -> None:
     """The whole catalogue."""
     rows = ergon("notices", "--json").json
     assert [row["name"] for row in rows] == list(CATALOGUE)
-    assert set(rows[0]) == {"name", "meaning", "fields"}
+    assert set(rows[0]) == {"name", "part", "meaning", "fields", "routine"}
     assert "call.began" in ergon("notices").out
 
 

@@ -482,10 +482,20 @@ def test_the_store_is_found_beside_the_settings_file(
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     config = str(desk.directory / "ergon.toml")
     assert desk("jobs", "show", "a", "--config", config).code == 0
-    assert desk("jobs", "show", "a", "--url", "sqlite:///own.db").code == 1
-    assert Path("own.db").exists()
+    answer = desk("jobs", "show", "a", "--url", "sqlite:///own.db")
+    assert answer.code == 1
+    assert f"there is no file {Path('own.db').absolute()}" in answer.err
     monkeypatch.setenv("ERGON_JOBS__STORE", f"sqlite:///{desk.directory / 'work.db'}")
     assert desk("jobs", "show", "a").code == 0
+
+
+@pytest.mark.parametrize("command", ["jobs list", "queues list", "workers", "schedules list"])
+def test_looking_makes_no_store(desk: Desk, command: str) -> None:
+    """A store that is not there is an error with a remedy, and is not made by asking for it."""
+    answer = desk(*command.split(), "--url", "sqlite:///nowhere.db")
+    assert answer.code == 1
+    assert "nowhere.db" in answer.err
+    assert not Path("nowhere.db").exists()
 
 
 def test_without_a_store_the_error_says_what_to_add(desk: Desk, workplace: Workplace) -> None:

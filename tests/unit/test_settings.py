@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from ergon_framework.app import settings as loader
+from ergon_framework.app.provider_sections import ProviderSettings, ProvidersSettings
 from ergon_framework.app.secret_values import LONGEST_SECRET
 from ergon_framework.app.settings import (
     ConnectorSettings,
@@ -84,10 +85,10 @@ def test_a_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatc
     ("content", "told"),
     [
         (None, "x.toml: there is no such file"),
-        (b"[store]\nurl = \n", "x.toml, line 2: not TOML: Invalid value"),
-        (b"a = 1\na = 2\n", "x.toml, line 2: not TOML: Cannot overwrite a value"),
+        (b"[store]\nurl = \n", "x.toml:2: not TOML: Invalid value"),
+        (b"a = 1\na = 2\n", "x.toml:2: not TOML: Cannot overwrite a value"),
         (b"a = [", "x.toml: not TOML: "),
-        (b"[store]\n\nurl = '\xff'\n", "x.toml, line 3: not UTF-8 text"),
+        (b"[store]\n\nurl = '\xff'\n", "x.toml:3: not UTF-8 text"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(content: bytes | None, told: str) -> None:
@@ -109,7 +110,7 @@ def test_a_directory_is_no_file(directory: Path) -> None:
 def test_line_ends_and_marks_of_other_systems_do_not_matter() -> None:
     """A byte order mark and carriage returns shift no line."""
     Path("ergon.toml").write_bytes(b"\xef\xbb\xbf[server]\r\n\r\nport = -1\r\n")
-    with pytest.raises(SettingsError, match=r"line 3: server\.port"):
+    with pytest.raises(SettingsError, match=r":3: server\.port"):
         load_settings(environ={})
 
 
@@ -137,17 +138,17 @@ def test_a_task_has_its_policies_and_its_parts() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[tasks.orders]\n", "line 1: tasks.orders.task: task is missing"),
-        ("[tasks]\norders = 5\n", "line 2: tasks.orders: TaskSettings must be a table"),
-        ("tasks = 5\n", "line 1: tasks: must be a table"),
-        ('[tasks."a b"]\ntask = "m:C"\n', "line 1: tasks.a b: must be a name of letters, digits"),
-        ('[tasks.t]\ntask = "shop.Orders"\n', "line 2: tasks.t.task: task must be written module:"),
-        (TASK + "workers = 0\n", "line 3: tasks.orders.workers: workers must be at least 1, not 0"),
+        ("[tasks.orders]\n", ":1: tasks.orders.task: task is missing"),
+        ("[tasks]\norders = 5\n", ":2: tasks.orders: TaskSettings must be a table"),
+        ("tasks = 5\n", ":1: tasks: must be a table"),
+        ('[tasks."a b"]\ntask = "m:C"\n', ":1: tasks.a b: must be a name of letters, digits"),
+        ('[tasks.t]\ntask = "shop.Orders"\n', ":2: tasks.t.task: task must be written module:"),
+        (TASK + "workers = 0\n", ":3: tasks.orders.workers: workers must be at least 1, not 0"),
         (TASK + "limit = 5\n", "did you mean 'consumer.loop.limit' or 'producer.loop.limit'?"),
         (TASK + "connectors = 5\n", "connectors must be a list"),
         (
             TASK + "[tasks.orders.consumer]\nsteps.fetch.retry.timeout = 0\n",
-            "line 4: tasks.orders.consumer.steps.fetch.retry.timeout: timeout must be greater",
+            ":4: tasks.orders.consumer.steps.fetch.retry.timeout: timeout must be greater",
         ),
         ('[connectors.x]\ntype = "No Such"\n', "type must be written module:name"),
         ("[connectors.x]\n", "connectors.x.type: type is missing"),
@@ -157,16 +158,16 @@ def test_a_task_has_its_policies_and_its_parts() -> None:
         ("[telemetry]\nrotate = 0\n", "rotate must be"),
         ("[telemetry]\nrotate = true\n", "rotate must be"),
         ("[server]\nport = 65536\n", "port must be at most 65535, not 65536"),
-        ("[task.orders]\n", "line 1: task: unknown section 'task'; did you mean 'tasks'?"),
+        ("[task.orders]\n", ":1: task: unknown section 'task'; did you mean 'tasks'?"),
         ("[zzz]\n", "known are boundary, connectors, executors"),
         (
             "\n[provider]\n",
-            "line 2: provider: unknown section 'provider'; did you mean 'providers'",
+            ":2: provider: unknown section 'provider'; did you mean 'providers'",
         ),
         (
             TASK + 'connectors = ["in", "inbx"]\n[connectors.inbox]\ntype="memory"\n'
             '[connectors.in]\ntype="memory"\n',
-            "line 3: tasks.orders.connectors.1: there is no connector 'inbx'; did you mean 'inbox'",
+            ":3: tasks.orders.connectors.1: there is no connector 'inbx'; did you mean 'inbox'",
         ),
         (TASK + 'services = ["db"]\n', "there is no service 'db'; none is defined"),
         (
@@ -178,7 +179,7 @@ def test_a_task_has_its_policies_and_its_parts() -> None:
 def test_a_mistake_has_its_line_its_key_and_its_cure(text: str, told: str) -> None:
     """Each mistake is told with the file, the line, the key and what is allowed."""
     message = refusal(text)
-    assert message.startswith("ergon.toml, line ")
+    assert message.startswith("ergon.toml:")
     assert told in message
 
 
@@ -188,9 +189,9 @@ def test_all_mistakes_are_told_together() -> None:
         load("[stor]\n[server]\nport = -1\nhots = 1\n", ERGON_TELEMETRY__SPANS="x")
     assert "4 mistakes" in str(caught.value)
     assert [mistake["where"] for mistake in caught.value.to_dict()["details"]["mistakes"]] == [
-        "ergon.toml, line 1",
-        "ergon.toml, line 3",
-        "ergon.toml, line 4",
+        "ergon.toml:1",
+        "ergon.toml:3",
+        "ergon.toml:4",
         "environment variable ERGON_TELEMETRY__SPANS",
     ]
 
@@ -236,7 +237,7 @@ def test_another_part_brings_its_section() -> None:
     found = load(text, PW="hunter2", ERGON_SHOP__TIMEOUT="5").extensions
     assert found["shop"] == JobsSettings(timeout=5.0, password=SecretStr("hunter2"))
     assert found["stands"] == {"a": JobsSettings(timeout=1.0)}
-    assert "line 2: stands.a.time" in refusal("[stands.a]\ntime = 1\n")
+    assert ":2: stands.a.time" in refusal("[stands.a]\ntime = 1\n")
 
 
 @pytest.mark.parametrize("name", ["tasks", "shop"])
@@ -439,7 +440,7 @@ def test_a_secret_that_cannot_be_had_is_a_mistake(reference: str, told: str) -> 
     Path("empty").write_text("\n")
     text = f'[connectors.c]\ntype = "memory"\ntoken = "{reference}"\n'
     message = refusal(text, EMPTY="")
-    assert "ergon.toml, line 3: connectors.c.token: " in message
+    assert "ergon.toml:3: connectors.c.token: " in message
     assert told in message
     assert "hunter2" not in message
 
@@ -518,7 +519,7 @@ def test_a_policy_from_a_table() -> None:
         ("a.c", "a.c: there is no such table; known are b"),
         ("aa", "aa: there is no such table; did you mean 'a'?"),
         ("a.b.c.d", "a.b.c.d: there is no such table; none is defined"),
-        ("a.b", "x.toml, line 2: a.b.c: unknown key 'c' in RetryPolicy"),
+        ("a.b", "x.toml:2: a.b.c: unknown key 'c' in RetryPolicy"),
     ],
 )
 def test_a_wrong_table_is_named(table: str, told: str) -> None:
@@ -541,9 +542,13 @@ def test_the_examples_of_the_page_work(directory: Path) -> None:
     """The file of the page loads, its mistakes read as shown, and its Python runs."""
     (directory / "secrets").mkdir()
     (directory / "secrets" / "ledger").write_text("x")
-    text, jobs, zones = blocks("toml")
+    text, policies, providers, jobs, zones = blocks("toml")
     environ = {"OUTBOX_TOKEN": "x"}
     found = load(text, **environ)
+    careful = load(policies).tasks["orders"].consumer
+    assert careful is not None
+    assert (careful.loop.batch.size, careful.steps.process.retry.max_attempts) == (10, 3)
+    assert load(providers, MAIL_KEY="x").extensions["providers"].named["mail"].timeout == 20
     assert {"executors", "jobs"} <= load(jobs).extensions.keys()
     assert {"boundary", "zones"} <= load(zones).extensions.keys()
     assert found.tasks["orders"].workers == 2
@@ -561,6 +566,8 @@ def test_the_examples_of_the_page_work(directory: Path) -> None:
         ("[tasks.NAME]", TaskSettings),
         ("[connectors.NAME]", ConnectorSettings),
         ("[services.NAME]", ServiceSettings),
+        ("[providers]", ProvidersSettings),
+        ("[providers.NAME]", ProviderSettings),
         ("[telemetry]", TelemetrySettings),
         ("[server]", ServerSettings),
     ],

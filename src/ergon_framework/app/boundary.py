@@ -9,10 +9,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator
 
-from ergon_framework.app.sections import Settings
+from ergon_framework.app.sections import Section, Settings
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.source import did_you_mean
-from ergon_framework.boundary.fields import ZONE
+from ergon_framework.app.store_urls import base_of
+from ergon_framework.boundary.facts.fields import ZONE
 from ergon_framework.boundary.http.client_endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, SettingsError
@@ -43,8 +44,8 @@ Defaults = Annotated[ZoneSettings, AfterValidator(_for_all)]
 ZoneKey = Annotated[str, AfterValidator(_zone_key)]
 Zones = Annotated[Mapping[ZoneKey, ZoneSettings], AfterValidator(FrozenDict)]
 
-SECTIONS: dict[str, tuple[Any, bool]] = {"boundary": (Defaults, False), "zones": (Zones, False)}
-"""What the settings file may hold for zones, and whether there may be secrets in it."""
+SECTIONS = {"boundary": Section(Defaults), "zones": Section(Zones)}
+"""What the settings file may hold for zones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ def zone_setup(
         )
     options["peers"] = {**setup.settings.peers, **options.get("peers", {})}
     settings = setup.settings.model_copy(update=options)
-    _check_peers(setup.name, settings)
+    for peer in settings.peers:
+        check_peer(setup.name, settings, peer)
     return ZoneSetup(setup.name, settings)
 
 
@@ -130,10 +132,18 @@ def _named(found: Settings, name: str | None, *, is_new: bool) -> ZoneSetup | No
             f"{found.file} has no zone {chosen!r}; {did_you_mean(chosen, list(zones))}",
             remedy="correct --zone, or say where the new zone lives with --data",
         )
-    base = Path() if found.file is None else found.file.parent
+    return _whole(found, chosen, zones.get(chosen, ZoneSettings()))
+
+
+def zones_of(found: Settings) -> Mapping[str, ZoneSetup]:
+    """Every zone of the settings, its paths resolved; its peers are as they were written."""
+    zones: Mapping[str, ZoneSettings] = found.extensions.get("zones") or {}
+    return {name: _whole(found, name, settings) for name, settings in zones.items()}
+
+
+def _whole(found: Settings, name: str, own: ZoneSettings) -> ZoneSetup:
     defaults: ZoneSettings = found.extensions.get("boundary") or ZoneSettings()
-    settings = _beneath(defaults, zones.get(chosen, ZoneSettings()))
-    return ZoneSetup(chosen, _placed(settings, base))
+    return ZoneSetup(name, _placed(_beneath(defaults, own), base_of(found)))
 
 
 def _beneath(defaults: D, own: D) -> D:
@@ -155,20 +165,18 @@ def _placed(settings: ZoneSettings, base: Path) -> ZoneSettings:
     return settings.model_copy(update=paths)
 
 
-def _check_peers(name: str, settings: ZoneSettings) -> None:
+def check_peer(name: str, settings: ZoneSettings, peer: str) -> None:
+    """Refuse a peer that could never be reached."""
     is_secure = settings.cert is not None
-    for peer, url in settings.peers.items():
-        check_zone_name(peer)
-        if peer == name:
-            raise ConfigurationError(
-                f"zone {name!r} cannot be its own peer", remedy="name the other zone"
-            )
-        try:
-            Endpoint(url, _never if is_secure else None, peer if is_secure else None)
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"peer {peer!r}: {error.message}", remedy=error.remedy
-            ) from None
+    check_zone_name(peer)
+    if peer == name:
+        raise ConfigurationError(
+            f"zone {name!r} cannot be its own peer", remedy="name the other zone"
+        )
+    try:
+        Endpoint(settings.peers[peer], _never if is_secure else None, peer if is_secure else None)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"peer {peer!r}: {error.message}", remedy=error.remedy) from None
 
 
 def _never() -> Any:

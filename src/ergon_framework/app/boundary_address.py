@@ -9,7 +9,7 @@ from pathlib import Path
 from ergon_framework.app.boundary import ZoneSetup, known_zone
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.http.listening import split_address
-from ergon_framework.boundary.producer_options import TlsOptions, client_tls
+from ergon_framework.boundary.producing.options import TlsOptions, client_tls
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError
 
@@ -63,6 +63,13 @@ def node_address(
     chosen = given if has_files else _files(known)
     if url is not None:
         return NodeAddress(url, chosen)
+    return zone_address(setup, chosen)
+
+
+def zone_address(setup: ZoneSetup | None, files: TlsOptions | None = None) -> NodeAddress:
+    """Where the node of a zone listens, or that of no zone in particular."""
+    known = setup.settings if setup is not None else ZoneSettings()
+    chosen = _files(known) if files is None else files
     is_secure = any(chosen.values())
     expected = setup.name if setup is not None and is_secure else None
     return NodeAddress(_url(known.listen, is_secure=is_secure), chosen, expected)

@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from ergon_framework.app.connecting import completed
 from ergon_framework.app.references import load
 from ergon_framework.app.secret_values import masked
-from ergon_framework.app.sections import ConnectorSettings, ServiceSettings
+from ergon_framework.app.sections import ConnectorSettings, ServiceSettings, Settings
 from ergon_framework.app.settings import revealed
 from ergon_framework.app.source import did_you_mean
 from ergon_framework.errors import ErgonError, WiringError, describe
 from ergon_framework.task.base import BaseTask
 
 CONNECTORS = {
+    "boundary": "ergon_framework.connector.boundary:BoundaryConnector",
+    "jobs": "ergon_framework.connector.jobs:JobsConnector",
     "jsonl": "ergon_framework.connector.jsonl:JsonlConnector",
     "memory": "ergon_framework.connector.memory:MemoryConnector",
 }
@@ -60,9 +63,11 @@ class Maker:
             parameters = inspect.signature(self.factory).parameters
         except (TypeError, ValueError):  # built-ins may have none; the call will show it
             return
-        problem = _misfit(parameters, self.options)
-        if problem:
-            raise WiringError(f"{self.label}: {problem[0]}", remedy=problem[1])
+        misfit = _misfit(parameters, self.options)
+        if misfit:
+            option, problem, remedy = misfit
+            details = {"key": [option]}
+            raise WiringError(f"{self.label}: {problem}", remedy=remedy, details=details)
 
     def make(self) -> Any:
         """Call the factory. Nothing is connected yet, unless the factory does so by itself."""
@@ -82,8 +87,8 @@ class Maker:
         return masked(text, self.options)
 
 
-def connector_maker(name: str, settings: ConnectorSettings) -> Maker:
-    """The maker of ``[connectors.NAME]``."""
+def connector_maker(name: str, settings: ConnectorSettings, whole: Settings | None = None) -> Maker:
+    """The maker of ``[connectors.NAME]``, with what the ``whole`` settings say of our own parts."""
     kind = settings.type
     if ":" not in kind and kind not in CONNECTORS:
         raise WiringError(
@@ -92,7 +97,8 @@ def connector_maker(name: str, settings: ConnectorSettings) -> Maker:
             remedy="or write module:Class for one of your own",
         )
     reference = CONNECTORS.get(kind, kind)
-    return Maker(f"connector {name!r} ({kind})", load(reference), settings.options)
+    options = settings.options if whole is None else completed(name, kind, settings.options, whole)
+    return Maker(f"connector {name!r} ({kind})", load(reference), options)
 
 
 def service_maker(name: str, settings: ServiceSettings) -> Maker:
@@ -115,7 +121,8 @@ def stand_in(factory: object) -> Any:
 
 def _misfit(
     parameters: Mapping[str, inspect.Parameter], options: Mapping[str, Any]
-) -> tuple[str, str] | None:
+) -> tuple[str, str, str] | None:
+    """The option that does not fit, what is wrong with it, and what to do."""
     kinds = inspect.Parameter
     named = {
         name: each
@@ -127,8 +134,9 @@ def _misfit(
         if option not in named and not takes_all:
             near = get_close_matches(option, named, 1)
             known = f"known options are {', '.join(named)}" if named else "it takes no options"
-            return f"unknown option {option!r}", f"did you mean {near[0]!r}?" if near else known
+            hint = f"did you mean {near[0]!r}?" if near else known
+            return option, f"unknown option {option!r}", hint
     for name, parameter in named.items():
         if parameter.default is kinds.empty and name not in options:
-            return f"the option {name!r} is missing", "add it to its table in the settings"
+            return name, f"the option {name!r} is missing", "add it to its table in the settings"
     return None

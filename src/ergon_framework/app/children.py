@@ -22,8 +22,9 @@ from typing import Any, BinaryIO
 
 from ergon_framework.app.liveness import Snapshot
 from ergon_framework.app.outcome import Outcome
+from ergon_framework.app.posts import Post
 from ergon_framework.app.shutdown import leave_within, say
-from ergon_framework.app.supervisor import Beat, Events
+from ergon_framework.app.supervisor import Beat, Events, Ready
 from ergon_framework.app.worker_ends import Ended
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError
@@ -74,6 +75,8 @@ class ProcessChild:
                 message = _message(line)
                 if message.get("kind") == "beat":
                     events.put(Beat(self._worker, Snapshot.from_dict(message)))
+                elif message.get("kind") == "ready":
+                    events.put(Ready(self._worker, str(message.get("told", ""))))
                 elif message.get("kind") == "outcome":
                     self._outcome = message
 
@@ -83,29 +86,30 @@ class Nursery:
 
     def __init__(
         self,
-        command: Callable[[str], Sequence[str]],
-        workers: int,
+        command: Callable[[Post, str], Sequence[str]],
+        posts: Sequence[Post],
         events: Events,
         *,
         keeps_stdout: bool = False,
     ) -> None:
         self._command = command
-        self._workers = workers
+        self._posts = posts
         self._events = events
         self._stdout = 2 if keeps_stdout else None
         self._lifeline, self._held = os.pipe()
 
     def start(self, worker: int) -> ProcessChild:
-        """Start one. ``command`` is told what to give it as ``--supervised``."""
+        """Start one. ``command`` is told for which post, and what to give as ``--supervised``."""
+        post = self._posts[worker]
         read_end, write_end = os.pipe()
         environ = {
             **os.environ,
-            "ERGON_WORKER_ID": str(worker),
-            "ERGON_WORKERS": str(self._workers),
+            "ERGON_WORKER_ID": str(post.number),
+            "ERGON_WORKERS": str(post.of),
         }
         try:
             process = subprocess.Popen(  # noqa: S603 - our own program, started again
-                self._command(f"{self._lifeline}:{write_end}"),
+                self._command(post, f"{self._lifeline}:{write_end}"),
                 stdin=subprocess.DEVNULL,
                 stdout=self._stdout,
                 env=environ,
@@ -159,6 +163,10 @@ class Parent:
     def tell_beat(self, snapshot: Snapshot) -> None:
         """Say how this worker is."""
         self._tell({"kind": "beat", **snapshot.to_dict()})
+
+    def tell_ready(self, told: str = "") -> None:
+        """Say that this process does its work from now on."""
+        self._tell({"kind": "ready", "told": f"pid={os.getpid()} {told}".rstrip()})
 
     def tell_outcome(self, outcome: Outcome) -> None:
         """Say how this worker ended; of long lists of ids, only the beginning."""

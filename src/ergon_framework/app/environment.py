@@ -34,39 +34,38 @@ def overlay(source: Source, variable: str, names: list[str], text: str, *, like:
     With ``like``, a number or switch that is already there says how the text is to be read; the
     models behind other tables know that better.
     """
-    where = f"environment variable {variable}"
-    path = _path(source, names, where)
+    path = _path(source, names, variable)
     if path is None:
         return
     if path in source.variables:
         other = source.variables[path]
-        source.refuse(path, f"is also set by {other}", "unset one of the two", where)
+        source.refuse(path, f"is also set by {other}", "unset one of the two", variable)
         return
     table: dict[str, Any] = source.tables
     for key in path[:-1]:
         table = table.setdefault(key, {})
     value = _read(text, table.get(path[-1]) if like else None)
     if value is None:
-        source.refuse(path, "must be a number or a switch, as it is in the file", where=where)
+        source.refuse(path, "must be a number or a switch, as it is in the file", variable=variable)
     table[path[-1]] = value
     source.variables[path] = variable
 
 
-def _path(source: Source, names: list[str], where: str) -> tuple[str, ...] | None:
+def _path(source: Source, names: list[str], variable: str) -> tuple[str, ...] | None:
     """The key path that ``names`` stand for, in the spelling of the keys that exist."""
     if not all(names):
-        source.refuse((), "has an empty name in it", "write SECTION__KEY", where)
+        source.refuse((), "has an empty name in it", "write SECTION__KEY", variable)
         return None
     table: Any = source.tables
     path: tuple[str, ...] = ()
     for name in names:
         if not isinstance(table, dict):
-            source.refuse(path, "is no table, so nothing can be set in it", where=where)
+            source.refuse(path, "is no table, so nothing can be set in it", variable=variable)
             return None
         keys = _matches(table, name)
         if len(keys) > 1:
             problem = f"{name!r} may mean " + " or ".join(repr(key) for key in keys)
-            source.refuse((*path, keys[0]), problem, "rename one of them", where)
+            source.refuse((*path, keys[0]), problem, "rename one of them", variable)
             return None
         path = (*path, keys[0])
         table = table.get(keys[0], {})

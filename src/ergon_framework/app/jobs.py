@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator
 
-from ergon_framework.app.sections import Name, Settings
-from ergon_framework.app.settings import load_settings, revealed
+from ergon_framework.app.sections import Name, Section, Settings
+from ergon_framework.app.settings import load_settings
+from ergon_framework.app.store_urls import base_of, resolve_url, store_url
 from ergon_framework.errors import SettingsError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.requests import Store
@@ -22,16 +23,16 @@ from ergon_framework.ports.jobstore import JobDesk
 if TYPE_CHECKING:
     from ergon_framework.jobs.worker import Worker
 
+__all__ = ["SECTIONS", "Executors", "JobSetup", "job_settings", "resolve_url", "setup_of"]
+
 Executors = Annotated[Mapping[Name, ExecutorSettings], AfterValidator(FrozenDict)]
 
-SECTIONS: dict[str, tuple[Any, bool]] = {
-    "jobs": (JobsSettings, True),
-    "executors": (Executors, False),
-    "schedules": (Schedules, False),
+SECTIONS = {
+    "jobs": Section(JobsSettings, has_secrets=True),
+    "executors": Section(Executors),
+    "schedules": Section(Schedules),
 }
-"""What the settings file may hold for jobs, and whether there may be secrets in it."""
-
-_SQLITE = "sqlite:///"
+"""What the settings file may hold for jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,27 +112,18 @@ def setup_of(settings: Settings, url: str | None = None) -> JobSetup:
     """
     jobs: JobsSettings = settings.extensions.get("jobs") or JobsSettings()
     executors: Mapping[str, ExecutorSettings] = settings.extensions.get("executors") or {}
-    base = Path() if settings.file is None else settings.file.parent
-    named = revealed(jobs.store) or revealed(settings.store.url) or ""
+    base = base_of(settings)
     return JobSetup(
-        resolve_url(url, Path()) if url else resolve_url(named, base),
+        resolve_url(url, Path()) if url else store_url(settings, jobs.store),
         jobs,
-        {name: _placed(each, base) for name, each in executors.items()},
+        {name: _placed(each, base, settings.file) for name, each in executors.items()},
         settings.extensions.get("schedules") or {},
         settings.file,
     )
 
 
-def resolve_url(url: str, base: Path) -> str:
-    """The same URL with the path of an SQLite file made absolute."""
-    if not url.lower().startswith(_SQLITE):
-        return url
-    path = url[len(_SQLITE) :]
-    if not path or path.startswith(("/", ":")):
-        return url
-    return f"{_SQLITE}{(base / path).absolute()}"
-
-
-def _placed(executor: ExecutorSettings, base: Path) -> ExecutorSettings:
-    """The same executor with its working directory made absolute; by default that of the file."""
-    return executor.model_copy(update={"cwd": str((base / (executor.cwd or "")).absolute())})
+def _placed(executor: ExecutorSettings, base: Path, file: Path | None) -> ExecutorSettings:
+    """The same executor in an absolute folder, by default that of the file, which it can find."""
+    found = {} if file is None else {"ERGON_CONFIG": str(file.absolute())}
+    cwd = str((base / (executor.cwd or "")).absolute())
+    return executor.model_copy(update={"cwd": cwd, "env": {**found, **executor.env}})

@@ -33,7 +33,7 @@ _CLOSE = ("aclose", "close")
 def examine_parts(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Finding]:
     """Each connector, each service, and the store."""
     for name, connector in settings.connectors.items():
-        make = partial(connector_maker, name, connector)
+        make = partial(connector_maker, name, connector, settings)
         yield _part(f"connector {name}", make, connector.options, timeout)
     for name, service in settings.services.items():
         make = partial(service_maker, name, service)

@@ -42,17 +42,23 @@ Decision: TypeAlias = Restart | Settled | GiveUp
 
 
 def after_end(
-    rule: RestartRule, code: int, *, is_complete: bool, deaths: Sequence[float], now: float
+    rule: RestartRule,
+    code: int,
+    *,
+    is_complete: bool,
+    deaths: Sequence[float],
+    now: float,
+    is_endless: bool = False,
 ) -> Decision:
     """What follows the end of a worker that nobody asked to stop.
 
     ``deaths`` are the instants of its unexpected ends, this one not included. A worker that ran to
     its end is not started again although something in its work went wrong: it would only do the
-    same work twice.
+    same work twice. One that is endless has no end of its own.
     """
     if code == ExitCode.REFUSED:
         return GiveUp(ExitCode.REFUSED)
-    if code == ExitCode.DONE or is_complete:
+    if not is_endless and (code == ExitCode.DONE or is_complete):
         return Settled()
     recent = sum(1 for at in deaths if now - at < rule.window)
     if recent >= rule.limit:

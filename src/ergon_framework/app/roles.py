@@ -121,10 +121,22 @@ def check_connectors(task: Any, kind: Kind, policy: ConsumerPolicy | None) -> No
     """
     if not kind.consumes:
         return
-    fetch = (policy or ConsumerPolicy()).steps.fetch
-    name, connector = choose_connector(task, fetch.connector_name)
+    steps = (policy or ConsumerPolicy()).steps
+    name, connector = choose_connector(task, steps.fetch.connector_name)
     if connector is not None:
-        fetch_method(name, connector, fetch.extra, is_async=kind.is_async)
+        fetch_method(name, connector, steps.fetch.extra, is_async=kind.is_async)
+        _check_patience(name, connector, steps.process.retry.max_attempts)
+
+
+def _check_patience(name: str, connector: Any, attempts: int) -> None:
+    """One owner of patience: attempts here would multiply with those of the connector."""
+    if attempts > 1 and getattr(connector, "redelivers", False) is True:
+        raise WiringError(
+            f"connector {name!r} itself delivers again what failed, so {attempts} attempts here"
+            " would multiply with its own",
+            remedy="leave steps.process.retry.max_attempts at 1, and let the connector retry",
+            details={"key": ["consumer", "steps", "process", "retry", "max_attempts"]},
+        )
 
 
 def _check_hooks(task: Any, mixin: Any, step: str, handlers: str, *, is_async: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ergon_framework.app.roles import Kind, Role
+from ergon_framework.app.sections import NamedPolicy
 from ergon_framework.app.settings import policy_from_toml
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.document import explain
@@ -45,6 +46,19 @@ class Policies:
         if isinstance(policy, ProducerPolicy):
             return replace(self, producer=policy)
         return replace(self, consumer=policy)
+
+    def or_named(self, name: str, policy: NamedPolicy, kind: Kind) -> Policies:
+        """The same, and a policy by name for the run itself if nothing was said about that."""
+        side = "producer" if kind.role is Role.PRODUCER else "consumer"
+        if getattr(self, side) is not None:
+            return self  # the named one is beneath it already
+        found = getattr(policy, side)
+        if found is None:
+            raise WiringError(
+                f"the policy {name!r} does not fit a {side}, which this task is",
+                remedy="name one whose keys are those of its policy",
+            )
+        return self.with_main(found)
 
     def check_taken(self, task: str, taken: int, kind: Kind) -> None:
         """Refuse a policy that nobody would ever look at."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,18 +53,31 @@ def run_for(
     """Run as a worker of ``parent``, which is told how this process is."""
     parent.patience = wiring.policies.main(wiring.kind).loop.stop_grace + ORPHAN_MARGIN
     if not publication.is_wanted:
-        return run_task(wiring, shutdown)
+        return run_task(wiring, shutdown, ready=parent.tell_ready)
     liveness = _liveness(publication, shutdown)
     with Ticker("the heartbeat", BEAT_EVERY, lambda: parent.tell_beat(liveness.snapshot())):
-        return run_task(wiring, shutdown, liveness)
+        return run_task(wiring, shutdown, liveness, parent.tell_ready)
 
 
-def run_task(wiring: Wiring, shutdown: Shutdown, liveness: Liveness | None = None) -> Outcome:
-    """Build, open, execute, close. Whatever happens, the answer is an outcome."""
+def run_task(
+    wiring: Wiring,
+    shutdown: Shutdown,
+    liveness: Liveness | None = None,
+    ready: Callable[[], object] = lambda: None,
+) -> Outcome:
+    """Build, open, execute, close. Whatever happens, the answer is an outcome.
+
+    ``ready`` is called when all parts are open and the work begins.
+    """
+
+    def execute(task: BaseTask) -> Any:
+        ready()
+        return wiring.execute(task)
+
     result, error = None, None
     try:
         with _listening(liveness):
-            result = work_on(wiring, shutdown, wiring.execute, liveness)
+            result = work_on(wiring, shutdown, execute, liveness)
     except (Exception, KeyboardInterrupt, SystemExit) as problem:
         error = problem
     return outcome_of(wiring.name, wiring.kind, result, error, shutdown.exit_code)

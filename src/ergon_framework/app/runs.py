@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ergon_framework.app.children import Parent
+from ergon_framework.app.ensemble import nothing_to_run, posts_of, startable
+from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.exporting import observed
 from ergon_framework.app.outcome import Outcome, exit_code_of
 from ergon_framework.app.publication import Publication
 from ergon_framework.app.restarts import RestartRule
@@ -16,8 +20,11 @@ from ergon_framework.app.runner import run_for, run_here
 from ergon_framework.app.settings import Settings, load_settings
 from ergon_framework.app.shutdown import Shutdown
 from ergon_framework.app.wiring import Target, Wiring, target_of, wire
-from ergon_framework.app.workforce import WorkforceOutcome, run_workers
+from ergon_framework.app.workforce import EnsembleOutcome, WorkforceOutcome, run_parts, run_workers
 from ergon_framework.telemetry import TelemetrySettings, configure
+
+SERVICE_PATIENCE = 60.0
+"""Seconds that a zone, a worker or a server has to stop when its parent is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +50,16 @@ class Run:
 
     def here(self) -> Outcome:
         """Run in this process, which takes the signals from now on."""
-        with Shutdown() as shutdown:
+        with Shutdown() as shutdown, self._journalled():
             return run_here(self.wired(), shutdown, self.publication)
 
     def as_worker(self, supervised: str) -> Outcome:
         """Run as a worker; the parent is told the outcome, also when nothing could be started."""
-        parent = Parent(supervised)
-        parent.watch()
+        parent = parent_of(supervised)
         with Shutdown() as shutdown:  # a late signal must not cut off what is told
             try:
-                outcome = run_for(parent, self._shared(), shutdown, self.publication)
+                with self._journalled():
+                    outcome = run_for(parent, self._shared(), shutdown, self.publication)
             except Exception as error:
                 outcome = Outcome(self.target, exit_code_of(error), error=error, is_complete=False)
             parent.tell_outcome(outcome)
@@ -74,7 +81,7 @@ class Run:
     def wired(self) -> Wiring:
         """The task with all it needs, checked; what is recorded is set for this process."""
         target, settings = self._found()
-        configure(TelemetrySettings(**settings.telemetry.model_dump()))
+        configure(TelemetrySettings(**settings.telemetry.recorded()))
         return wire(target, settings, self.overrides)
 
     def _shared(self) -> Wiring:
@@ -86,9 +93,53 @@ class Run:
         wiring.check_workers(self.worker_count())
         return wiring
 
+    def _journalled(self) -> AbstractContextManager[object]:
+        target, settings = self._found()
+        return observed(settings, f"task {target.name}")
+
     def _found(self) -> tuple[Target, Settings]:
         settings = load_settings(self.config)
         return target_of(self.target, settings), settings
+
+
+def parent_of(supervised: str) -> Parent:
+    """The process that started this one, which ends when that is gone."""
+    parent = Parent(supervised)
+    parent.watch()
+    return parent
+
+
+def serve_under(parent: Parent, name: str, serve: Callable[[], object]) -> Outcome:
+    """Do what has no end of its own; the parent is told how it ended all the same."""
+    parent.patience = SERVICE_PATIENCE
+    try:
+        serve()
+        outcome = Outcome(name, ExitCode.DONE)
+    except Exception as error:
+        outcome = Outcome(name, exit_code_of(error), error=error, is_complete=False)
+    parent.tell_outcome(outcome)
+    return outcome
+
+
+def run_all(
+    settings: Settings,
+    command: Callable[[str, str], Sequence[str]],
+    tell: Callable[[str], object],
+    rule: RestartRule,
+    *,
+    keeps_stdout: bool = False,
+) -> EnsembleOutcome:
+    """Start everything the settings describe, each part in processes of its own."""
+    posts = posts_of(startable(settings))
+    if not posts:
+        raise nothing_to_run(settings)
+    return run_parts(
+        posts,
+        lambda post, supervised: command(supervised, post.target),
+        tell,
+        rule=rule,
+        keeps_stdout=keeps_stdout,
+    )
 
 
 def describe_wiring(wiring: Wiring) -> dict[str, Any]:

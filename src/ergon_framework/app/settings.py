@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -18,10 +17,13 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, TypeAdapter
 
 from ergon_framework.app.environment import nested, overlay
+from ergon_framework.app.names import apply_policies, check_names, read_policies
 from ergon_framework.app.secret_values import Resolver, revealed
 from ergon_framework.app.sections import (
     Connectors,
     ConnectorSettings,
+    Policies,
+    Section,
     ServerSettings,
     Services,
     ServiceSettings,
@@ -43,11 +45,13 @@ __all__ = [
     "StoreSettings",
     "TaskSettings",
     "TelemetrySettings",
+    "examine_settings",
     "load_settings",
     "policy_from_env",
     "policy_from_toml",
     "register_section",
     "revealed",
+    "settings_file",
 ]
 
 Policy = TypeVar("Policy", bound=BaseModel)
@@ -61,25 +65,16 @@ _PARTS = {
 }
 """Sections of other parts, and the module whose ``SECTIONS`` say what each may hold."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """How a section is read. Free options have no model that knows their types."""
-
-    shape: TypeAdapter[Any]
-    has_secrets: bool = False
-    has_free_options: bool = False
-
-
 _OWN = {
-    "store": _Section(TypeAdapter(StoreSettings), has_secrets=True),
-    "tasks": _Section(TypeAdapter(Tasks)),
-    "connectors": _Section(TypeAdapter(Connectors), has_secrets=True, has_free_options=True),
-    "services": _Section(TypeAdapter(Services), has_secrets=True, has_free_options=True),
-    "telemetry": _Section(TypeAdapter(TelemetrySettings)),
-    "server": _Section(TypeAdapter(ServerSettings)),
+    "store": Section(StoreSettings, has_secrets=True),
+    "tasks": Section(Tasks),
+    "connectors": Section(Connectors, has_secrets=True, has_free_options=True),
+    "services": Section(Services, has_secrets=True, has_free_options=True),
+    "policies": Section(Policies),
+    "telemetry": Section(TelemetrySettings),
+    "server": Section(ServerSettings, has_secrets=True),
 }
-_extensions: dict[str, _Section] = {}
+_extensions: dict[str, Section] = {}
 
 
 def register_section(name: str, shape: Any, *, has_secrets: bool = False) -> None:
@@ -94,7 +89,7 @@ def register_section(name: str, shape: Any, *, has_secrets: bool = False) -> Non
             f"the settings section {name!r} is registered already",
             remedy="register each section once, where its part is imported",
         )
-    _extensions[name] = _Section(TypeAdapter(shape), has_secrets)
+    _extensions[name] = Section(shape, has_secrets)
 
 
 def load_settings(
@@ -105,24 +100,35 @@ def load_settings(
     Without ``path`` the file is the one ``ERGON_CONFIG`` names, or ``ergon.toml`` in the working
     directory when there is one.
     """
+    settings, source = examine_settings(path, environ)
+    source.stop_if_mistaken()
+    return settings
+
+
+def examine_settings(
+    path: str | Path | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Settings, Source]:
+    """The same with the mistakes noted in the source, and the settings without what is wrong."""
     environ = os.environ if environ is None else environ
-    file = _file(path, environ)
+    file = settings_file(path, environ)
     source = Source() if file is None else read_toml(file)
     _bring_parts(
         {*source.tables, *(names[0].lower() for names in nested(environ, PREFIX).values())}
     )
     sections = _OWN | _extensions
     _override(source, environ, sections)
+    policies = read_policies(source)
+    apply_policies(source, policies)
     parts = {
         name: _part(source, name, sections, environ)
         for name in source.tables
-        if _is_known(source, name, sections)
+        if name != "policies" and _is_known(source, name, sections)
     }
-    _check_names(source, parts.get("tasks") or {})
-    source.stop_if_mistaken()
-    own = {name: part for name, part in parts.items() if name in _OWN}
-    others = {name: part for name, part in parts.items() if name not in _OWN}
-    return Settings(**own, extensions=others, file=file)
+    check_names(source, parts.get("tasks") or {})
+    told = {name: part for name, part in parts.items() if part is not None}
+    own = {name: part for name, part in told.items() if name in _OWN}
+    others = {name: part for name, part in told.items() if name not in _OWN}
+    return Settings(**own, policies=policies, extensions=others, file=file), source
 
 
 def policy_from_env(
@@ -166,18 +172,19 @@ def _checked(source: Source, path: KeyPath, value: object, model: type[Policy]) 
 def _bring_parts(names: Iterable[str]) -> None:
     for name in sorted(names):
         if name in _PARTS and name not in _extensions:
-            for section, (shape, has_secrets) in import_module(_PARTS[name]).SECTIONS.items():
-                _extensions.setdefault(section, _Section(TypeAdapter(shape), has_secrets))
+            for part, section in import_module(_PARTS[name]).SECTIONS.items():
+                _extensions.setdefault(part, section)
 
 
-def _file(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
+def settings_file(path: str | Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The file that is meant, which need not be there when it was named."""
     named = path or environ.get("ERGON_CONFIG")
     if named:
         return Path(named)
     return Path(FILE) if Path(FILE).exists() else None
 
 
-def _override(source: Source, environ: Mapping[str, str], sections: Mapping[str, _Section]) -> None:
+def _override(source: Source, environ: Mapping[str, str], sections: Mapping[str, Section]) -> None:
     for variable, names in nested(environ, PREFIX).items():
         if len(names) < 2:
             continue  # ERGON_LOG_LEVEL and its like, or the variables of somebody else
@@ -186,7 +193,7 @@ def _override(source: Source, environ: Mapping[str, str], sections: Mapping[str,
         overlay(source, variable, names, environ[variable], like=like)
 
 
-def _is_known(source: Source, name: str, sections: Mapping[str, _Section]) -> bool:
+def _is_known(source: Source, name: str, sections: Mapping[str, Section]) -> bool:
     if name in sections:
         return True
     hint = did_you_mean(name, sorted({*sections, *_PARTS}))
@@ -195,27 +202,10 @@ def _is_known(source: Source, name: str, sections: Mapping[str, _Section]) -> bo
 
 
 def _part(
-    source: Source, name: str, sections: Mapping[str, _Section], environ: Mapping[str, str]
+    source: Source, name: str, sections: Mapping[str, Section], environ: Mapping[str, str]
 ) -> Any:
     section = sections[name]
     table = source.tables[name]
     if section.has_secrets:
         table = Resolver(source, environ, section.has_free_options).resolve(table, (name,))
-    return source.check((name,), table, section.shape)
-
-
-def _check_names(source: Source, tasks: Mapping[str, TaskSettings]) -> None:
-    """What a task asks for must be defined: the tasks are right by themselves at this point."""
-    for name, task in tasks.items():
-        for kind in ("connectors", "services"):
-            known = list(source.tables.get(kind, ()))
-            for i, wanted in enumerate(getattr(task, kind)):
-                if wanted not in known:
-                    problem = f"there is no {kind[:-1]} {wanted!r}; {did_you_mean(wanted, known)}"
-                    remedy = f"add a table [{kind}.{wanted}]"
-                    source.refuse(("tasks", name, kind, i), problem, remedy)
-        chosen = task.consumer.steps.fetch.connector_name if task.consumer else None
-        if chosen is not None and chosen not in task.connectors:
-            key = ("tasks", name, "consumer", "steps", "fetch", "connector_name")
-            hint = did_you_mean(chosen, task.connectors)
-            source.refuse(key, f"{chosen!r} is no connector of this task; {hint}")
+    return source.check((name,), table, TypeAdapter(section.shape))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,17 +26,52 @@ REMEDY = "docs/reference/settings.md describes every key"
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a setting was written: a line of a file, or an environment variable."""
+
+    file: str | None = None
+    line: int | None = None
+    variable: str | None = None
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """As they are told: the file from its beginning, then variables."""
+        return self.variable is not None, self.line or 0
+
+    def __str__(self) -> str:
+        if self.variable is not None:
+            return f"environment variable {self.variable}"
+        file = self.file or "settings"
+        return file if self.line is None else f"{file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
 class Mistake:
     """One thing that is wrong: where it was written, under which key, and what to do."""
 
-    where: str
+    place: Place
     key: str
     problem: str
     remedy: str
 
+    @property
+    def told(self) -> str:
+        """What is wrong and where, without what to do."""
+        return ": ".join(part for part in (str(self.place), self.key, self.problem) if part)
+
     def __str__(self) -> str:
-        told = ": ".join(part for part in (self.where, self.key, self.problem) if part)
-        return f"{told} ({self.remedy})" if self.remedy else told
+        return f"{self.told} ({self.remedy})" if self.remedy else self.told
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as an error carries them."""
+        return {
+            "where": str(self.place),
+            "file": self.place.file,
+            "line": self.place.line,
+            "key": self.key,
+            "problem": self.problem,
+            "remedy": self.remedy,
+        }
 
 
 @dataclass(slots=True)
@@ -48,49 +83,84 @@ class Source:
     lines: dict[KeyPath, int] = field(default_factory=dict)
     variables: dict[KeyPath, str] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
+    mistaken: set[KeyPath] = field(default_factory=set)
+    """The paths of the mistakes, so that nobody builds on what is known to be wrong."""
 
-    def where(self, path: KeyPath) -> str:
+    def where(self, path: KeyPath) -> Place:
         """Where ``path`` was written, or failing that, what is nearest around or below it."""
+        file = None if self.file is None else str(self.file)
         for n in range(len(path), 0, -1):
             if path[:n] in self.variables:
-                return f"environment variable {self.variables[path[:n]]}"
+                return Place(variable=self.variables[path[:n]])
             if path[:n] in self.lines:
-                return f"{self.file}, line {line_of(self.lines, path[:n])}"
+                return Place(file, line_of(self.lines, path[:n]))
             below = [name for key, name in self.variables.items() if key[:n] == path[:n]]
             if below:
-                return f"environment variable {below[0]}"
-        return str(self.file or "settings")
+                return Place(variable=below[0])
+        return Place(file)
 
     def is_from_variable(self, path: KeyPath) -> bool:
         """Whether the value at ``path`` was given, alone or in a table, by a variable."""
         return any(path[:n] in self.variables for n in range(1, len(path) + 1))
 
-    def refuse(self, path: KeyPath, problem: str, remedy: str = "", where: str = "") -> None:
+    def is_mistaken(self, path: KeyPath) -> bool:
+        """Whether something at ``path``, in it or around it, is known to be wrong."""
+        return any(
+            bad[: len(path)] == path or path[: len(bad)] == bad for bad in self.mistaken if bad
+        )
+
+    def refuse(
+        self, path: KeyPath, problem: str, remedy: str = "", variable: str | None = None
+    ) -> None:
         """Note a mistake."""
+        place = self.where(path) if variable is None else Place(variable=variable)
         key = ".".join(str(part) for part in path)
-        self.mistakes.append(Mistake(where or self.where(path), key, problem, remedy))
+        mistake = Mistake(place, key, problem, remedy)
+        if mistake not in self.mistakes:  # two parts may stumble over the same thing
+            self.mistakes.append(mistake)
+        self.mistaken.add(path)
 
     def check(self, path: KeyPath, value: object, shape: TypeAdapter[T]) -> T | None:
-        """``value`` as ``shape``; None when it does not fit, with its mistakes noted."""
-        try:
-            return shape.validate_python(value)
-        except ValidationError as error:
-            for details in error.errors(include_url=False, include_input=False):
-                keys = (part for part in details["loc"] if part != "[key]")
+        """``value`` as ``shape``, with its mistakes noted.
+
+        What is wrong is left out of it, if it can be without that; None when it cannot.
+        """
+        gone: set[object] = set()
+        while True:
+            try:
+                return shape.validate_python(value)
+            except ValidationError as error:
+                wrong = self._note(path, error, gone)
+            if not isinstance(value, dict) or not wrong & value.keys():
+                return None
+            gone |= wrong
+            value = {key: item for key, item in value.items() if key not in wrong}
+
+    def _note(self, path: KeyPath, error: ValidationError, gone: set[object]) -> set[object]:
+        """Note what is wrong, except with keys that were left out; the keys it is wrong with."""
+        wrong: set[object] = set()
+        for details in error.errors(include_url=False, include_input=False):
+            keys = tuple(part for part in details["loc"] if part != "[key]")
+            wrong.add(keys[0] if keys else None)
+            if not keys or keys[0] not in gone:
                 self.refuse((*path, *keys), explain(details))
-            return None
+        return set() if None in wrong else wrong
 
     def stop_if_mistaken(self) -> None:
         """Raise one error that tells every mistake noted so far."""
-        if not self.mistakes:
-            return
-        details = {"mistakes": [asdict(mistake) for mistake in self.mistakes]}
-        if len(self.mistakes) == 1:
-            told = str(self.mistakes[0])
-        else:
-            told = f"{len(self.mistakes)} mistakes in the settings:"
-            told += "".join(f"\n  {mistake}" for mistake in self.mistakes) + "\n"
-        raise SettingsError(told, remedy=REMEDY, details=details)
+        if self.mistakes:
+            raise _refusal(sorted(self.mistakes, key=lambda each: each.place.order))
+
+
+def _refusal(mistakes: Sequence[Mistake], remedy: str = REMEDY) -> SettingsError:
+    details = {"mistakes": [mistake.to_dict() for mistake in mistakes]}
+    if len(mistakes) == 1:
+        told = mistakes[0].told
+        remedy = mistakes[0].remedy or remedy
+    else:
+        told = f"{len(mistakes)} mistakes in the settings:"
+        told += "".join(f"\n  {mistake}" for mistake in mistakes) + "\n"
+    return SettingsError(told, remedy=remedy, details=details)
 
 
 def read_toml(file: Path) -> Source:
@@ -99,25 +169,28 @@ def read_toml(file: Path) -> Source:
         text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
         return Source(tomllib.loads(text), file, key_lines(text))
     except FileNotFoundError as error:
-        problem, remedy = "there is no such file", "create it, or name another"
-        raise SettingsError(f"{file}: {problem}", remedy=remedy) from error
+        raise _unreadable(file, None, "there is no such file", "create it, or name another") from (
+            error
+        )
     except OSError as error:
         problem, remedy = f"cannot be read: {error.strerror}", "make it a readable file"
-        raise SettingsError(f"{file}: {problem}", remedy=remedy) from error
+        raise _unreadable(file, None, problem, remedy) from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise SettingsError(
-            f"{file}, line {line}: not UTF-8 text", remedy="save the file as UTF-8"
-        ) from error
+        raise _unreadable(file, line, "not UTF-8 text", "save the file as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(_syntax(file, str(error)), remedy="see https://toml.io") from error
+        raise _unreadable(file, *_syntax(str(error)), "see https://toml.io") from error
 
 
-def _syntax(file: Path, told: str) -> str:
+def _unreadable(file: Path, line: int | None, problem: str, remedy: str) -> SettingsError:
+    return _refusal([Mistake(Place(str(file), line), "", problem, "")], remedy)
+
+
+def _syntax(told: str) -> tuple[int | None, str]:
     found = re.search(r" \(at line (\d+), column \d+\)$", told)
     if found is None:  # "at end of document"
-        return f"{file}: not TOML: {told}"
-    return f"{file}, line {found[1]}: not TOML: {told[: found.start()]}"
+        return None, f"not TOML: {told}"
+    return int(found[1]), f"not TOML: {told[: found.start()]}"
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

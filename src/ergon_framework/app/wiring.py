@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from ergon_framework.app.building import Maker, connector_maker, service_maker, stand_in
 from ergon_framework.app.references import find, is_reference, module_of
@@ -23,12 +23,13 @@ from ergon_framework.app.roles import (
     policies_taken,
 )
 from ergon_framework.app.run_policies import Overrides, Policies, choose_policies
-from ergon_framework.app.settings import Settings, TaskSettings
+from ergon_framework.app.sections import ConnectorSettings
+from ergon_framework.app.settings import ServiceSettings, Settings, TaskSettings
 from ergon_framework.app.source import did_you_mean
 from ergon_framework.errors import WiringError
 from ergon_framework.task.base import BaseTask
 
-_S = TypeVar("_S")
+_SECTION = "tasks."
 Builder = Callable[[], Mapping[str, Any]]
 Group = Mapping[str, Maker] | Builder
 """Where connectors or services come from: a maker for each, or one function for all of them."""
@@ -78,6 +79,7 @@ class Wiring:
                         "workers are asked for",
                         remedy="use one worker, or let build_connectors() give each worker one of "
                         "its own, for example a directory named by ERGON_WORKER_ID",
+                        details={"key": ["workers"]},
                     )
 
     def specimen(self) -> Any:
@@ -92,9 +94,10 @@ class Wiring:
 
 def target_of(text: str, settings: Settings) -> Target:
     """What ``text`` means, found without importing anything of the user's."""
-    _refuse_twins(settings)
-    if text in settings.tasks:
-        return Target(text, settings.tasks[text].task, settings.tasks[text])
+    refuse_twins(settings)
+    name = text if text in settings.tasks else text.removeprefix(_SECTION)
+    if name in settings.tasks:
+        return Target(name, settings.tasks[name].task, settings.tasks[name])
     if not is_reference(text):
         hint = did_you_mean(text, list(settings.tasks))
         raise WiringError(
@@ -120,9 +123,9 @@ def wire(target: Target, settings: Settings, overrides: Overrides | None = None)
         target.name,
         task,
         kind,
-        _policies(target, module, kind, overrides or Overrides()),
-        _group("connectors", target, task, settings.connectors, connector_maker),
-        _group("services", target, task, settings.services, service_maker),
+        _policies(target, settings, module, kind, overrides or Overrides()),
+        _group("connectors", target, task, settings.connectors, _connector_maker(settings)),
+        _group("services", target, task, settings.services, _service_maker(settings)),
     )
     _check(wiring)
     return wiring
@@ -155,7 +158,7 @@ def _check_is_task(task: object, reference: str) -> None:
     )
 
 
-def _refuse_twins(settings: Settings) -> None:
+def refuse_twins(settings: Settings) -> None:
     """Two names that one environment variable would mean are one name too many."""
     seen: dict[str, str] = {}
     for name in settings.tasks:
@@ -167,18 +170,40 @@ def _refuse_twins(settings: Settings) -> None:
             )
 
 
-def _policies(target: Target, module: ModuleType, kind: Kind, overrides: Overrides) -> Policies:
+def _policies(
+    target: Target, settings: Settings, module: ModuleType, kind: Kind, overrides: Overrides
+) -> Policies:
     entry = target.settings
     given = Policies() if entry is None else Policies(entry.consumer, entry.producer)
+    if entry is not None and entry.policy is not None:
+        given = given.or_named(entry.policy, settings.policies[entry.policy], kind)
     return choose_policies(kind, given, module, overrides)
+
+
+def _connector_maker(settings: Settings) -> Callable[[str, ConnectorSettings], Maker]:
+    """Connectors by name; those of our own parts find the rest of their options elsewhere."""
+    return lambda name, entry: connector_maker(name, entry, settings)
+
+
+def _service_maker(settings: Settings) -> Callable[[str, ServiceSettings | None], Maker]:
+    """Services by name; a name that is no service is that of a provider."""
+
+    def make(name: str, entry: ServiceSettings | None) -> Maker:
+        if entry is not None:
+            return service_maker(name, entry)
+        from ergon_framework.app.providers import service_of
+
+        return service_of(name, settings)
+
+    return make
 
 
 def _group(
     what: str,
     target: Target,
     task: Any,
-    available: Mapping[str, _S],
-    make: Callable[[str, _S], Maker],
+    available: Mapping[str, Any],
+    make: Callable[[str, Any], Maker],
 ) -> Group:
     """What the settings list for the task, else what its class builds, else all there is."""
     listed: tuple[str, ...] = getattr(target.settings, what, ())
@@ -199,4 +224,4 @@ def _group(
             )
         return builder  # type: ignore[no-any-return]
     names = tuple(available) if target.settings is None else listed
-    return {name: make(name, available[name]) for name in names}
+    return {name: make(name, available.get(name)) for name in names}

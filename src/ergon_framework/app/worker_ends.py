@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.posts import Slot
 from ergon_framework.app.restarts import RestartRule
 from ergon_framework.errors import ErgonError
 
@@ -44,21 +45,25 @@ class Ended:
         return f"{self.cause} ({self.error['message']})" if self.error else self.cause
 
 
-def reason_for(end: Ended, ends: Sequence[str], rule: RestartRule) -> WorkerDeathsError | None:
+def reason_for(
+    end: Ended, slot: Slot, rule: RestartRule, everyone: str
+) -> WorkerDeathsError | None:
     """Why this end was the last one; None when the worker itself has told what it refuses."""
-    details = {"worker": end.worker, "ends": list(ends)}
+    details = {"worker": end.worker, "ends": list(slot.ends)}
+    if slot.post.target:
+        details["part"] = slot.post.name
     if end.code != ExitCode.REFUSED:
         return WorkerDeathsError(
-            f"worker {end.worker} died more than {rule.limit} times within {rule.window:g} s, "
-            f"at last {end.cause}; all workers were stopped",
+            f"{slot.post.name} died more than {rule.limit} times within {rule.window:g} s, "
+            f"at last {end.cause}; {everyone} were stopped",
             remedy="the log tells how each of them ended",
             details=details,
         )
     if end.error:
         return None
     return WorkerDeathsError(
-        f"worker {end.worker} ended with code 2, as if its configuration were wrong; "
-        "all workers were stopped",
+        f"{slot.post.name} ended with code 2, as if its configuration were wrong; "
+        f"{everyone} were stopped",
         remedy="let the task end with another code when it may be started again",
         details=details,
     )

@@ -1,4 +1,4 @@
-"""Running one task in several processes."""
+"""Running one task, or all the parts of a settings file, in several processes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from ergon_framework.app.children import Nursery
 from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.posts import Post, Slot, crew
 from ergon_framework.app.publication import Publication
 from ergon_framework.app.restarts import RestartRule
 from ergon_framework.app.signals import SignalEar
-from ergon_framework.app.supervisor import Event, Signalled, Slot, Supervisor
+from ergon_framework.app.supervisor import Event, Signalled, Supervisor, Tell
 from ergon_framework.errors import ErgonError
 
 
@@ -54,6 +55,27 @@ class WorkforceOutcome:
         }
 
 
+class EnsembleOutcome(WorkforceOutcome):
+    """How a run of all the parts of a settings file ended."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the command line prints them."""
+        return {
+            "exit_code": int(self.exit_code),
+            "restarts": self.restarts,
+            "parts": [
+                {
+                    "part": slot.post.name,
+                    "exit_code": slot.code,
+                    "restarts": len(slot.deaths),
+                    "report": total([_reports(slot)]),
+                }
+                for slot in self.workers
+            ],
+            "errors": self.errors,
+        }
+
+
 def run_workers(
     task: str,
     workers: int,
@@ -68,15 +90,34 @@ def run_workers(
     With ``keeps_stdout`` what workers print goes to the standard error stream.
     """
     events: SimpleQueue[Event] = SimpleQueue()
-    nursery = Nursery(command, workers, events, keeps_stdout=keeps_stdout)
+    posts = crew(workers)
+    nursery = Nursery(lambda _, told: command(told), posts, events, keeps_stdout=keeps_stdout)
     supervisor = Supervisor(
-        nursery.start, workers, events, rule=rule, has_beats=publication.is_wanted
+        nursery.start, posts, events, rule=rule, has_beats=publication.is_wanted
     )
     ear = SignalEar(lambda number: events.put(Signalled(number)))
     with ear, publication.of(task, supervisor.snapshot):
         code = supervisor.run()
     nursery.close()
     return WorkforceOutcome(task, code, supervisor.restarts, supervisor.slots, supervisor.reason)
+
+
+def run_parts(
+    posts: Sequence[Post],
+    command: Callable[[Post, str], Sequence[str]],
+    tell: Tell,
+    *,
+    rule: RestartRule,
+    keeps_stdout: bool = False,
+) -> EnsembleOutcome:
+    """Supervise a process for each post until all are over; ``tell`` gets a line for each event."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    nursery = Nursery(command, posts, events, keeps_stdout=keeps_stdout)
+    supervisor = Supervisor(nursery.start, posts, events, rule=rule, tell=tell)
+    with SignalEar(lambda number: events.put(Signalled(number))):
+        code = supervisor.run()
+    nursery.close()
+    return EnsembleOutcome("", code, supervisor.restarts, supervisor.slots, supervisor.reason)
 
 
 def total(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:

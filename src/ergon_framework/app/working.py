@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from ergon_framework.app.exit_codes import of_signal
@@ -40,13 +40,18 @@ def work(
     queues: Sequence[str] | None = None,
     burst: bool = False,
     name: str | None = None,
+    ready: Callable[[], object] = lambda: None,
 ) -> WorkerReport:
-    """Run a worker until it is stopped by a signal, or in ``burst`` until nothing is due."""
+    """Run a worker until it is stopped by a signal, or in ``burst`` until nothing is due.
+
+    ``ready`` is called when its store is open and it begins to look for work.
+    """
     if store is None:
         with closing(open_store(setup.url)) as opened:
-            return work(setup, store=opened, queues=queues, burst=burst, name=name)
+            return work(setup, store=opened, queues=queues, burst=burst, name=name, ready=ready)
     failpoints.check()
     worker = setup.worker(store, queues=queues, burst=burst, name=name)
     setup.limit_queues(store)
     with SignalEar(_Stops(worker).heard):
+        ready()
         return worker.run()

@@ -33,7 +33,7 @@ def put(
 
     The same again is fine; other bytes under the same name are refused.
     """
-    from ergon_framework.boundary.files import Reported, digest_of, source_of
+    from ergon_framework.boundary.conversing.files import Reported, digest_of, source_of
 
     with closing(source_of(sys.stdin.buffer if str(file) == "-" else file)) as source:
         # The node compares: what arrives is what lies here, or nothing is stored.

@@ -44,8 +44,8 @@ def list_items(
         answer = node.ask(ADMIN + "ListQuarantine", consumer_name=consumer, state=state.value)
         items = answer["items"]
     else:
-        from ergon_framework.boundary.local import looked_into
-        from ergon_framework.boundary.pages import quarantine_shape
+        from ergon_framework.boundary.serving.pages import quarantine_shape
+        from ergon_framework.boundary.upkeep.local import looked_into
 
         chosen = None if state is State.ALL else state.value
         with looked_into(data) as zone:

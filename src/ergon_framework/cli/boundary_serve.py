@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ergon_framework.cli.boundary_node import Ca, Cert, Key, ZoneName
-from ergon_framework.cli.output import show_one
+from ergon_framework.cli.readiness import announce
 from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel
 
 
@@ -59,7 +57,9 @@ def serve(
     """
     from ergon_framework.app.boundary import peers_of, zone_setup
     from ergon_framework.app.boundary_serving import serve as run
+    from ergon_framework.app.exporting import observed
     from ergon_framework.app.observation import finish_telemetry, set_up_logging
+    from ergon_framework.app.settings import load_settings
 
     set_up_logging(log_level, log_format)
     paths = {"data": data, "cert": cert, "key": key, "ca": ca, "policy": policy}
@@ -77,15 +77,11 @@ def serve(
     )
 
     def ready(address: str) -> None:
-        try:
-            if as_json:
-                show_one({"zone": setup.name, "listen": address}, as_json=True)
-            else:
-                print(f"ready zone={setup.name} listen={address}", flush=True)
-        except OSError:  # nobody has to listen
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        shape = {"zone": setup.name, "listen": address}
+        announce(f"ready zone={setup.name} listen={address}", shape, as_json=as_json)
 
     try:
-        run(setup, ready)
+        with observed(load_settings(config), f"zone {setup.name}"):
+            run(setup, ready)
     finally:
         finish_telemetry()

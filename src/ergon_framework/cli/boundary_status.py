@@ -35,8 +35,8 @@ def status(node: Node, data: DataFolder = None, as_json: JsonFlag = False) -> in
     if data is None:
         shape = node.ask(ADMIN + "GetStatus")
     else:
-        from ergon_framework.boundary.local import looked_into
-        from ergon_framework.boundary.status import status as status_of
+        from ergon_framework.boundary.serving.status import status as status_of
+        from ergon_framework.boundary.upkeep.local import looked_into
 
         with looked_into(data) as zone:
             shape = status_of(zone)

@@ -27,8 +27,8 @@ def verify(
     Nothing is changed, and the node may run meanwhile. JSON is the list of what is wrong.
     """
     from ergon_framework.app.boundary_address import data_folder
-    from ergon_framework.boundary.local import looked_into
-    from ergon_framework.boundary.verifying import Finding, Progress, size_of, verified
+    from ergon_framework.boundary.upkeep.local import looked_into
+    from ergon_framework.boundary.upkeep.verifying import Finding, Progress, size_of, verified
 
     found: list[dict[str, Any]] = []
     done = Progress(0, 0)
@@ -67,7 +67,7 @@ def backup(
     is damaged where it was, and so could not be copied.
     """
     from ergon_framework.app.boundary_address import data_folder
-    from ergon_framework.boundary.backing_up import back_up
+    from ergon_framework.boundary.upkeep.backing_up import back_up
 
     with progress("objects") as move:
         made = back_up(data_folder(data, config, zone), folder, shares=not copy, report=move)

@@ -12,6 +12,7 @@ import typer
 
 from ergon_framework.cli import (
     boundary,
+    check,
     conform,
     db,
     dlq,
@@ -19,12 +20,15 @@ from ergon_framework.cli import (
     executor,
     jobs,
     machine,
+    new,
     process,
     providers,
     queues,
     run,
     schedules,
     serve,
+    tail,
+    trace,
     version,
     why,
     worker,
@@ -48,6 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run.run)
+app.command()(check.check)
 app.command()(process.process)
 app.command()(machine.tasks)
 app.command()(machine.live)
@@ -67,6 +72,9 @@ app.add_typer(providers.app, name="providers")
 app.command()(workers.workers)
 app.command()(serve.serve)
 app.command()(why.why)
+app.command()(tail.tail)
+app.command()(trace.trace)
+app.command()(new.new)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ergon_framework.cli.output import show_list
+from ergon_framework.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
@@ -32,18 +33,35 @@ COLUMNS = ["id", "status", "handler", "queue", "tries", "created_at", "why"]
 def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iterator[JobClient]:
     """A client of the store that the options or the settings name.
 
-    One that only ``reads`` is not held up by writers, and works where nobody may write.
+    One that only ``reads`` is not held up by writers, works where nobody may write, and makes no
+    file where there is none.
     """
     from ergon_framework.app.jobs import job_settings
+    from ergon_framework.app.store_files import file_of
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.jobs.stores.opening import open_store
 
     setup = job_settings(config, url).kept()
+    file = file_of(setup.url)
+    if reads and file is not None and not file.exists():
+        raise StoreUnavailableError(
+            f"there is no file {file}",
+            remedy="the first job or worker makes it; or name another store with --url",
+        )
     with (
+        nullcontext() if reads else told(config),
         closing(open_store(setup.url, read_only=reads)) as store,
         JobClient(settings=setup.jobs, store=store) as client,
     ):
         yield client
+
+
+def told(config: Path | None) -> AbstractContextManager[object]:
+    """Keep in the journal what an operator changes inside of it."""
+    from ergon_framework.app.journal import journalling
+    from ergon_framework.app.settings import load_settings
+
+    return journalling(load_settings(config), "operator")
 
 
 @contextmanager

@@ -77,7 +77,13 @@ def notices(as_json: JsonFlag = False) -> None:
     from ergon_framework.ports.notice import CATALOGUE
 
     rows = [
-        {"name": name, "meaning": meaning, "fields": list(fields)}
-        for name, (meaning, fields) in CATALOGUE.items()
+        {
+            "name": name,
+            "part": known.part,
+            "meaning": known.text,
+            "fields": list(known.fields),
+            "routine": known.routine.value,
+        }
+        for name, known in CATALOGUE.items()
     ]
-    show_list(rows, ["name", "meaning", "fields"], as_json=as_json)
+    show_list(rows, ["name", "meaning", "fields", "routine"], as_json=as_json)

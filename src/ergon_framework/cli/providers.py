@@ -96,7 +96,7 @@ def circuit(
     from ergon_framework.core.breaker import BreakerRule, State
     from ergon_framework.core.instants import format_instant
     from ergon_framework.ports.providerstore import LaneKey
-    from ergon_framework.providers.circuits import Circuit
+    from ergon_framework.providers.gates.circuits import Circuit
 
     key = LaneKey(tenant, provider, capability)
     with opened(config, store) as desk:

@@ -13,7 +13,6 @@ from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
-    from ergon_framework.ports.jobstore import Queue
 
 app = typer.Typer(help="Look at queues, pause, resume or limit one.")
 
@@ -25,8 +24,10 @@ _COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at"]
 @app.command("list")
 def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List queues with their counts and limits."""
+    from ergon_framework.jobs.desk_shape import queue_shape
+
     with opened(config, url, reads=True) as client:
-        rows = [_shape(queue) for queue in client.store.queues()]
+        rows = [queue_shape(queue) for queue in client.store.queues()]
     if not as_json:
         rows = [{**row, **row["counts"]} for row in rows]
     show_list(rows, _COLUMNS, as_json=as_json)
@@ -82,30 +83,17 @@ def limit(
 
 
 def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> None:
+    from ergon_framework.jobs.desk_shape import queue_settings_shape
     from ergon_framework.jobs.fields import name
+    from ergon_framework.telemetry.telling import tell
 
     changed = client.store.set_queue(name("queue", queue), **changes)
-    show_one(_settings(changed), as_json=as_json)
-
-
-def _settings(queue: Queue) -> dict[str, Any]:
-    return {
-        "name": queue.name,
-        "paused": queue.is_paused,
-        "max_active": queue.max_active,
-        "rate": queue.rate,
-        "burst": queue.burst,
-    }
-
-
-def _shape(queue: Queue) -> dict[str, Any]:
-    from ergon_framework.jobs.shape import moment
-
-    return {
-        **_settings(queue),
-        "counts": {status: queue.counts.get(status, 0) for status in _COUNTS},
-        "oldest_due_at": moment(queue.oldest_due_at),
-    }
+    if "is_paused" in changes:
+        tell("queue.paused" if changed.is_paused else "queue.resumed", queue=changed.name)
+    else:
+        limits = {"max_active": changed.max_active, "rate": changed.rate, "burst": changed.burst}
+        tell("queue.limited", queue=changed.name, **limits)
+    show_one(queue_settings_shape(changed), as_json=as_json)
 
 
 def _told(error: Any) -> str:

@@ -1,7 +1,8 @@
-"""``ergon run``: a task, in this process or in several."""
+"""``ergon run``: a task, another part of the settings, or all of them."""
 
 from __future__ import annotations
 
+import os
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.output import keep_stdout, show_error, show_list, show_one
+from ergon_framework.cli.run_parts import (
+    check_asked,
+    check_options,
+    run_everything,
+    run_part,
+    run_part_under,
+    show_errors,
+)
 from ergon_framework.cli.session import (
     ConfigPath,
     JsonFlag,
@@ -16,13 +25,12 @@ from ergon_framework.cli.session import (
     LogLevel,
     PolicyPath,
     Session,
-    TargetName,
     session_of,
 )
-from ergon_framework.errors import ErgonError
 
 if TYPE_CHECKING:
     from ergon_framework.app.outcome import Outcome
+    from ergon_framework.app.runs import Run
     from ergon_framework.app.workforce import WorkforceOutcome
 
 MOST_IDS = 20
@@ -31,7 +39,17 @@ MOST_IDS = 20
 
 def run(
     context: typer.Context,
-    target: TargetName,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="A task: module:Class, module:instance or a name from [tasks]; or a zone, worker"
+            " or server of the settings.",
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Start everything that the settings describe.")
+    ] = False,
     config: ConfigPath = None,
     policy: PolicyPath = None,
     workers: Annotated[
@@ -68,26 +86,43 @@ def run(
     as_json: JsonFlag = False,
     supervised: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Run a task until it is done, or until SIGTERM or SIGINT.
+    """Run a task until it is done, or any part of the settings until SIGTERM or SIGINT.
 
     The first signal lets work in flight finish, the second ends it at once.
     """
+    from ergon_framework.app.ensemble import PartKind, part_named
     from ergon_framework.app.observation import set_up_logging
     from ergon_framework.app.publication import Publication
     from ergon_framework.app.restarts import RestartRule
     from ergon_framework.app.run_policies import Overrides
     from ergon_framework.app.runs import Run
+    from ergon_framework.app.settings import load_settings
 
+    session = session_of(context)
+    check_asked(target, everything)
+    rule = RestartRule(restarts, restart_window)
+    if session.is_process and config is not None:
+        os.environ["ERGON_CONFIG"] = str(config.absolute())  # for whoever asks for a provider
     set_up_logging(log_level, log_format)
+    if everything:
+        check_options(context, "--all")
+        return run_everything(session, config, rule, as_json=as_json)
+    part = part_named(target or "", load_settings(config))
+    if part.kind is not PartKind.TASK:
+        check_options(context, f"the {part.kind.value} {part.name!r}")
+        common = {"config": config, "log_level": log_level, "log_format": log_format}
+        if supervised is not None:
+            return _end(session, run_part_under(supervised, part, common))
+        run_part(part, {**common, "as_json": as_json})
+        return 0
     asked = Run(
-        target,
+        part.name,
         config,
         Overrides(policy, limit),
         Publication(liveness_file, probe_port, probe_host, stall_after),
-        RestartRule(restarts, restart_window),
+        rule,
         workers,
     )
-    session = session_of(context)
     if supervised is not None:
         return _end(session, asked.as_worker(supervised))
     if check:
@@ -95,6 +130,10 @@ def run(
             plan = asked.plan()
         _show_plan(plan, as_json)
         return 0
+    return _run_task(session, asked, as_json)
+
+
+def _run_task(session: Session, asked: Run, as_json: bool) -> int:
     if asked.worker_count() > 1:
         return _show_workers(asked.in_processes(session.again, keeps_stdout=as_json), as_json)
     with keep_stdout(as_json):
@@ -129,9 +168,7 @@ def _show_workers(outcome: WorkforceOutcome, as_json: bool) -> int:
         rows.append({**total, **_short(shape["report"])})
         columns = ["worker", "exit_code", "restarts", "succeeded", "failed", "timed_out"]
         show_list(rows, [*columns, "stop_reason", "elapsed"], as_json=False)
-    for error in outcome.errors if outcome.exit_code else ():
-        remedy = error["details"].get("remedy", "")
-        show_error(ErgonError(error["message"], remedy=remedy))
+    show_errors(outcome)
     return int(outcome.exit_code)
 
 

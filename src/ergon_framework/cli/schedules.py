@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,13 +42,14 @@ def list_schedules(
     as_json: JsonFlag = False,
 ) -> None:
     """List the stored schedules with their next fires."""
+    from ergon_framework.jobs.desk_shape import schedule_shape
     from ergon_framework.jobs.schedules import Scheduler
     from ergon_framework.jobs.shape import moment
 
     with opened(config, url, reads=True) as client:
         rows = [
             {
-                **_shape(each.schedule),
+                **schedule_shape(each.schedule),
                 "fires": [moment(at) for at in each.fires],
                 "problem": each.problem or None,
             }
@@ -118,29 +119,14 @@ def _find(client: JobClient, name: str) -> Schedule:
 def _put(client: JobClient, name: str, as_json: bool, *, is_paused: bool) -> None:
     import msgspec
 
+    from ergon_framework.jobs.desk_shape import schedule_shape
     from ergon_framework.jobs.schedules import renewed
+    from ergon_framework.telemetry.telling import tell
 
     old = _find(client, name)
     new = msgspec.structs.replace(old, is_paused=is_paused)
     if not is_paused:
         new = renewed(new, old, client.store.now())
     client.store.put_schedule(new)
-    show_one(_shape(new), as_json=as_json)
-
-
-def _shape(schedule: Schedule) -> dict[str, Any]:
-    from ergon_framework.jobs.shape import decoded, moment
-
-    job = decoded(schedule.job) or {}
-    return {
-        "name": schedule.name,
-        "cron": schedule.cron,
-        "zone": schedule.zone,
-        "misfire": schedule.misfire,
-        "handler": job.get("handler"),
-        "queue": job.get("queue"),
-        "paused": schedule.is_paused,
-        "next_at": None if schedule.is_paused else moment(schedule.next_at),
-        "last_at": moment(schedule.last_at),
-        "source": schedule.source,
-    }
+    tell("schedule.paused" if is_paused else "schedule.resumed", schedule=name)
+    show_one(schedule_shape(new), as_json=as_json)

@@ -20,9 +20,14 @@ class Session:
     """Whether the process is ours, to be ended with the command."""
     arguments: Sequence[str] = ()
 
-    def again(self, supervised: str) -> list[str]:
-        """The command line of a worker: this one by the same interpreter, under supervision."""
+    def again(self, supervised: str, part: str = "") -> list[str]:
+        """The command line of a worker: this one by the same interpreter, under supervision.
+
+        Where this one is about all parts, the other is about one of them.
+        """
         first, *rest = self.arguments
+        if part:
+            rest = [part, *(each for each in rest if each != "--all")]
         more = ["--debug"] if self.is_debug else []
         module = [sys.executable, "-m", "ergon_framework.cli"]
         return [*module, *more, first, "--supervised", supervised, *rest]

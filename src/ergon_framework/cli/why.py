@@ -1,26 +1,81 @@
-"""``ergon why``: in plain words why a job waits, was retried, died or ran twice."""
+"""``ergon why``: in plain words why something waits, was retried, died, or is not there yet."""
 
 from __future__ import annotations
 
-from ergon_framework.cli.desk import JobId, StoreUrl, opened
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from ergon_framework.cli.desk import StoreUrl
 from ergon_framework.cli.output import printable, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.errors import JobNotFoundError
+
+UnitId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="Of a job, a transaction, a fact or a provider call."),
+]
+NodeUrl = Annotated[
+    str | None,
+    typer.Option("--node", metavar="URL", help="Ask this zone's node about the fact."),
+]
+
+
+class Kind(StrEnum):
+    """What can be explained."""
+
+    JOB = "job"
+    TRANSACTION = "transaction"
+    FACT = "fact"
+    CALL = "call"
+
+
+OfKind = Annotated[Kind | None, typer.Option("--kind", help="Look for this kind only.")]
 
 
 def why(
-    job: JobId, config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False
+    unit: UnitId,
+    kind: OfKind = None,
+    node: NodeUrl = None,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Say why a job is where it is, from its recorded history."""
-    from ergon_framework.jobs.why import explain_job
+    """Say why something is where it is, from what the stores and the journal have recorded.
 
-    with opened(config, url, reads=True) as client:
-        found = client.find(job)
-        store = client.store
-        queue = next((each for each in store.queues() if each.name == found.queue), None)
-        sentences = explain_job(found, queue, store.workers(), store.now(), client.settings)
+    A provider call is found by its correlation id, its idempotency key, the id of the job or
+    transaction it was made in, or the id of its dead letter. Exit code 1 when nothing is found.
+    """
+    from ergon_framework.app.explaining import Asked, explain
+    from ergon_framework.app.settings import load_settings
+
+    asked = Asked(unit, load_settings(config), url, node, config)
+    found = explain(asked, None if kind is None else kind.value)
+    for trouble in dict.fromkeys(asked.troubles):
+        print(printable(f"note: {trouble}"), file=sys.stderr, flush=True)
+    if not found:
+        raise not_found(unit, asked.looked)
     if as_json:
-        show_one({"id": found.id, "status": found.status.value, "why": sentences}, as_json=True)
+        shapes = [each.shape() for each in found]
+        show_one(shapes[0] if len(shapes) == 1 else {"id": unit, "found": shapes}, as_json=True)
         return
-    print(printable(f"{found.id} is {found.status}."))
-    for sentence in sentences:
-        print(printable(sentence))
+    for number, each in enumerate(found):
+        if number:
+            print()
+        what = "" if len(found) == 1 else f"The {each.kind} "
+        print(printable(f"{what}{each.id} is {each.status.replace('_', ' ')}."))
+        for sentence in each.why:
+            print(printable(sentence))
+
+
+def not_found(unit: str, looked: list[str]) -> JobNotFoundError:
+    """Says where was looked, and what may be missing there."""
+    where = "; ".join(dict.fromkeys(looked)) or "nowhere: the settings name no store and no journal"
+    return JobNotFoundError(
+        f"nothing is known about {unit!r}; looked at {where}",
+        remedy="name the settings with --config; what went well is in the journal only with"
+        " journal_all = true under [telemetry]",
+        details={"id": unit, "looked": looked},
+    )

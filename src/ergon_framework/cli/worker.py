@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import msgspec
@@ -9,6 +10,7 @@ import typer
 
 from ergon_framework.cli.desk import StoreUrl
 from ergon_framework.cli.output import show_one
+from ergon_framework.cli.readiness import is_supervised, tell_parent
 from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel
 
 
@@ -35,8 +37,10 @@ def worker(
     charging an attempt; a second signal ends it at once. Exit code 0 after a stop that was asked
     for, and after a burst.
     """
+    from ergon_framework.app.exporting import observed
     from ergon_framework.app.jobs import job_settings
     from ergon_framework.app.observation import finish_telemetry, set_up_logging
+    from ergon_framework.app.settings import load_settings
     from ergon_framework.app.working import work
     from ergon_framework.jobs.fields import name as name_of
 
@@ -44,7 +48,13 @@ def worker(
     for each in queue or ():
         name_of("queue", each)
     try:
-        report = work(job_settings(config, url).kept(), queues=queue, burst=burst, name=name)
+        setup = job_settings(config, url).kept()
+        shape = {"executors": ",".join(setup.executors)}
+        with observed(load_settings(config), f"worker {name or os.getpid()}"):
+            report = work(
+                setup, queues=queue, burst=burst, name=name, ready=lambda: tell_parent(shape)
+            )
     finally:
         finish_telemetry()
-    show_one(msgspec.structs.asdict(report), as_json=as_json)
+    if not is_supervised():
+        show_one(msgspec.structs.asdict(report), as_json=as_json)

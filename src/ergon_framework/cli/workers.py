@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergon_framework.cli.desk import StoreUrl, opened
 from ergon_framework.cli.output import show_list
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-
-if TYPE_CHECKING:
-    from ergon_framework.ports.jobstore import WorkerRecord
 
 _COLUMNS = ["id", "host", "pid", "state", "queues", "busy", "executors", "started_at", "seen_at"]
 
 
 def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List the workers that told of themselves, with their executors and counters."""
+    from ergon_framework.jobs.desk_shape import worker_shape
+
     with opened(config, url, reads=True) as client:
         now = client.store.now()
-        rows = [_shape(record, now) for record in client.store.workers()]
+        rows = [worker_shape(record, now) for record in client.store.workers()]
     if not as_json:
         rows = [
             {
@@ -29,26 +28,6 @@ def workers(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag =
             for row in rows
         ]
     show_list(rows, _COLUMNS, as_json=as_json)
-
-
-def _shape(record: WorkerRecord, now: float) -> dict[str, Any]:
-    from ergon_framework.jobs.shape import moment
-    from ergon_framework.jobs.why import SILENT
-
-    pools = [each for each in record.executors.values() if isinstance(each, dict)]
-    return {
-        "id": record.id,
-        "host": record.host,
-        "pid": record.pid,
-        "version": record.version,
-        "state": record.state if now - record.seen_at < SILENT else "silent",
-        "queues": None if record.queues is None else list(record.queues),
-        "busy": sum(int(each.get("in_flight", 0)) for each in pools),
-        "executors": dict(record.executors),
-        "counters": dict(record.counters),
-        "started_at": moment(record.started_at),
-        "seen_at": moment(record.seen_at),
-    }
 
 
 def _told(name: str, pool: Any) -> str:

@@ -17,6 +17,7 @@ from ergon_framework.engine.tasks import TaskEngine
 from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.errors import EnvelopeError, WiringError
 from ergon_framework.ports.context import Attempt, current_attempt
+from ergon_framework.ports.sink import Sink
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, begin_call, end_call
 from ergon_framework.telemetry import make_sink
@@ -24,7 +25,7 @@ from ergon_framework.telemetry import make_sink
 
 def drive(task: BaseTask, plan: EnginePlan) -> Report:
     """Run a call with threads."""
-    engine = ThreadEngine(plan, clock=current_clock(), sink=make_sink())
+    engine = ThreadEngine(plan, clock=current_clock(), sink=_sink(plan))
     begin_call(task, engine)
     try:
         with _inside(current_attempt(), engine):
@@ -53,12 +54,16 @@ def _inside(attempt: Attempt | None, engine: ThreadEngine) -> Iterator[None]:
 async def drive_async(task: BaseTask, plan: EnginePlan) -> Report:
     """Run a call with asyncio."""
     _check_time()
-    engine = TaskEngine(plan, sink=make_sink())
+    engine = TaskEngine(plan, sink=_sink(plan))
     begin_call(task, engine)
     try:
         return await engine.run()
     finally:
         end_call(task, engine)
+
+
+def _sink(plan: EnginePlan) -> Sink | None:
+    return make_sink(joins_trace=plan.settings.get("joins_trace") is True)
 
 
 def _check_time() -> None:

@@ -122,7 +122,9 @@ def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePl
     if policy.loop.settlement == "engine":
         settlement = settlement_of(connector, policy.loop.settlement_timeout, is_async=is_async)
     fetch = partial(method, **extra) if extra else method
-    return consumer_plan(type(task).__name__, policy, hooks, fetch, settlement)
+    plan = consumer_plan(type(task).__name__, policy, hooks, fetch, settlement)
+    plan.settings["joins_trace"] = getattr(connector, "joins_trace", False) is True
+    return plan
 
 
 def _single_plan(task: BaseTask, policy: object, *, is_async: bool) -> EnginePlan:

@@ -1,0 +1,82 @@
+"""``ergon check`` for Python executors: whether the registry that ``--app`` names can be loaded.
+
+It is loaded as the executor would: by its own Python, in its own folder, in a process of its own.
+Programs in other languages are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ergon_framework.errors import WiringError
+from ergon_framework.jobs.settings import ExecutorSettings
+
+PATIENCE = 60.0
+"""Seconds for importing the handlers."""
+_MODULES = (["ergon_framework.executor"], ["ergon_framework.cli", "executor"])
+_LOADER = """
+import json, sys
+from ergon_framework.errors import ErgonError
+from ergon_framework.executor.loading import load
+try:
+    load(sys.argv[1]).prepare()
+except ErgonError as error:
+    print("", json.dumps([error.message, error.remedy]), sep="\\n")
+    sys.exit(3)
+"""
+_REFUSED = 3
+
+
+def check_handlers(executor: ExecutorSettings, environ: Mapping[str, str]) -> None:
+    """Refuse an executor of ours whose handlers cannot be imported; ``command`` is a full path."""
+    found = _python_and_app(executor.command)
+    if found is None:
+        return
+    python, app = found
+    try:
+        done = subprocess.run(  # noqa: S603 - the operator's own program
+            [python, "-c", _LOADER, app],
+            cwd=executor.cwd,
+            env={**environ, **executor.env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _refusal(
+            f"its handlers are not imported within {PATIENCE:g} s", "import no more than handlers"
+        ) from error
+    if done.returncode == _REFUSED:
+        raise _refusal(*json.loads(done.stdout.splitlines()[-1]))
+    if done.returncode:
+        raise _refusal(f"{app!r} cannot be imported by {python}", "run its command by hand")
+
+
+def _python_and_app(command: Sequence[str]) -> tuple[str, str] | None:
+    program, *rest = command
+    if Path(program).name == "ergon" and rest[:1] == ["executor"]:
+        is_ours = Path(program).parent == Path(sys.executable).parent
+        return _with_app(sys.executable, rest[1:]) if is_ours else None
+    for module in _MODULES:
+        if rest[: 1 + len(module)] == ["-m", *module]:
+            return _with_app(program, rest[1 + len(module) :])
+    return None
+
+
+def _with_app(python: str, arguments: Sequence[str]) -> tuple[str, str] | None:
+    for n, each in enumerate(arguments):
+        if each.startswith("--app="):
+            return python, each.removeprefix("--app=")
+        if each == "--app" and n + 1 < len(arguments):
+            return python, arguments[n + 1]
+    return None
+
+
+def _refusal(problem: str, remedy: str) -> WiringError:
+    return WiringError(problem, remedy=remedy, details={"key": ["command"]})

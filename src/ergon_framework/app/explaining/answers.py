@@ -1,0 +1,59 @@
+"""What is asked and what is answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ergon_framework.app.journal import journal_of, journal_path
+from ergon_framework.app.sections import Settings
+from ergon_framework.ports.journal import Entry, Wanted
+
+MOST_TOLD = 12
+"""How many entries of the journal are told; ergon tail shows the rest."""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Where one unit stands, and sentences that say why."""
+
+    kind: str
+    id: str
+    status: str
+    why: list[str]
+
+    def shape(self) -> dict[str, Any]:
+        """As programs get it."""
+        return {"kind": self.kind, "id": self.id, "status": self.status, "why": self.why}
+
+
+@dataclass
+class Asked:
+    """A unit, and where to look for it. ``looked`` fills with the places that were looked at."""
+
+    unit: str
+    settings: Settings
+    store: str | None = None
+    """A store that takes the place of those in the settings."""
+    node: str | None = None
+    """The URL of a zone's node, to be asked instead of the folders on this machine."""
+    config: Path | None = None
+    looked: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    """Why some of these places could not be looked at."""
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """What the journal has about it, the oldest first."""
+        path = journal_path(self.settings)
+        journal = journal_of(self.settings)
+        if journal is None:
+            where = "no journal" if path is None else f"no journal yet ({path} is not there)"
+            self.looked.append(where)
+            return []
+        self.looked.append(f"the journal {path}")
+        with journal:
+            return journal.read(Wanted(unit=self.unit))

@@ -1,0 +1,186 @@
+"""A provider call, from its rows: attempts, refusals, what its lane stands at, its dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from ergon_framework.app.explaining.answers import Asked, Explanation
+from ergon_framework.app.store_files import has_table, place_of
+from ergon_framework.app.store_urls import resolve_url, store_url
+from ergon_framework.core.instants import format_instant
+from ergon_framework.core.wording import coded, span, times
+from ergon_framework.ports.providerstore import (
+    EVERYBODY,
+    LaneHealth,
+    LaneKey,
+    LetterStatus,
+    ProviderStore,
+    StoredLetter,
+)
+
+MOST_ROWS = 200
+MOST_TOLD = 10
+_FATES = {
+    LetterStatus.PENDING: "waits to be carried to its queue",
+    LetterStatus.PUBLISHED: "is in the dead-letter queue",
+    LetterStatus.REDRIVE: "is to be sent again",
+    LetterStatus.REDRIVEN: "was sent again",
+    LetterStatus.DISCARDED: "was discarded",
+}
+
+
+def explain_call(asked: Asked) -> Iterator[Explanation]:
+    """The calls with this correlation id, execution id, idempotency key or dead letter."""
+    url = _store(asked)
+    if url is None:
+        return
+    from ergon_framework.providers.stores import open_store
+
+    rows = _rows(url, [asked.unit])
+    with closing(open_store(url)) as store:
+        letters = _letters(store, asked.unit, rows)
+        if not rows and not letters:
+            return
+        why = [*_attempts(rows), *_lanes(store, rows, letters), *map(_letter, letters)]
+    yield Explanation("call", asked.unit, _status(rows, letters), why)
+
+
+def lanes_holding(asked: Asked, units: Collection[str]) -> Iterator[str]:
+    """The gates that keep the calls of these units from being made."""
+    url = _store(asked)
+    rows = [] if url is None else _rows(url, sorted(units))
+    refused = [row for row in rows if row["attempt_number"] == 0]
+    if url is None or not refused:
+        return
+    from ergon_framework.providers.stores import open_store
+
+    with closing(open_store(url)) as store:
+        yield from _lanes(store, refused[-1:], ())
+
+
+def _store(asked: Asked) -> str | None:
+    """The store of provider calls, when there is one with its tables."""
+    section = asked.settings.extensions.get("providers")
+    if asked.store is not None:
+        url = resolve_url(asked.store, Path())
+    else:
+        url = store_url(asked.settings, getattr(section, "store", None))
+    if not url or url.lower().startswith("memory:"):
+        return None
+    where = f"the provider calls in {place_of(url)}"
+    if where not in asked.looked:
+        asked.looked.append(where)
+    return url if has_table(url, "provider_execution_metrics") else None
+
+
+def _rows(url: str, units: Sequence[str]) -> list[Any]:
+    from sqlalchemy import or_, select
+
+    from ergon_framework.providers.migrations.database import database_of
+    from ergon_framework.providers.models import ProviderExecutionMetric as Row
+
+    keys = [Row.idempotency_key.startswith(f"{unit}/", autoescape=True) for unit in units]
+    named = (Row.correlation_id, Row.task_execution_id, Row.idempotency_key)
+    match = or_(*(column.in_(units) for column in named), *keys)
+    newest = select(Row.__table__).where(match).order_by(Row.created_at.desc()).limit(MOST_ROWS)
+    with database_of(url).connect() as connection:
+        return list(reversed(connection.execute(newest).mappings().all()))
+
+
+def _letters(store: ProviderStore, unit: str, rows: Sequence[Any]) -> list[StoredLetter]:
+    keys = {row["idempotency_key"] for row in rows} - {None}
+    named = store.letters(ids=(unit,), limit=1)
+    if named or not rows:
+        return named
+    tenants = sorted({row["tenant_id"] for row in rows})
+    found = (each for tenant in tenants for each in store.letters(tenant_id=tenant, limit=1000))
+    return [
+        each
+        for each in found
+        if unit == each.letter.correlation_id or each.letter.idempotency_key in keys
+    ]
+
+
+def _status(rows: Sequence[Any], letters: Sequence[StoredLetter]) -> str:
+    if not rows:
+        return "dead_letter" if letters else "unknown"
+    last = rows[-1]
+    return "refused" if last["attempt_number"] == 0 else str(last["outcome"])
+
+
+# ---- what is told --------------------------------------------------------------------------------
+
+
+def _attempts(rows: Sequence[Any]) -> Iterator[str]:
+    told = rows[-MOST_TOLD:]
+    if len(rows) > len(told):
+        yield f"{len(rows) - len(told)} older attempts are left out."
+    for row in told:
+        yield _attempt(row)
+
+
+def _attempt(row: Any) -> str:
+    at = format_instant(row["created_at"].timestamp())
+    what = f"{row['operation']} of {row['provider_name']}/{row['capability']}"
+    code = row["reason_code"] or "no reason recorded"
+    if row["attempt_number"] == 0:
+        return f"{at}: {what} was refused by a gate ({code}); nothing was sent."
+    which = f"attempt {row['attempt_number']} of {row['max_attempts']}"
+    took = f"after {span(row['duration_ms'] / 1000)}"
+    if row["outcome"] == "success":
+        return f"{at}: {what}, {which}, succeeded {took}."
+    status = "" if row["http_status"] is None else f", HTTP status {row['http_status']}"
+    then = {
+        "retry": "another attempt was to follow",
+        "dead_letter": "it was given up with a dead letter",
+    }.get(row["outcome"], "it was given up")
+    return f"{at}: {what}, {which}, failed {took} ({code}{status}); {then}."
+
+
+def _lanes(
+    store: ProviderStore, rows: Sequence[Any], letters: Sequence[StoredLetter]
+) -> Iterator[str]:
+    """How the lanes of the last attempts stand now."""
+    keys = [LaneKey(row["tenant_id"], row["provider_name"], row["capability"]) for row in rows]
+    for each in letters:
+        letter = each.letter
+        keys.append(LaneKey(letter.tenant_id, letter.provider_name, letter.capability))
+    now = store.now()
+    for key in dict.fromkeys(keys):
+        for tenant in (key.tenant_id, EVERYBODY):
+            for lane in store.health(tenant):
+                if lane.key[1:] == key[1:]:
+                    yield from _lane(lane, now)
+
+
+def _lane(lane: LaneHealth, now: float) -> Iterator[str]:
+    name = f"{lane.key.provider_name}/{lane.key.capability}"
+    if lane.breaker_state == "open":
+        until = "" if lane.open_until is None else f" until {format_instant(lane.open_until)}"
+        failures = times(lane.consecutive_failures, "failure")
+        yield f"The circuit of {name} is open{until}, after {failures}: nobody calls it."
+    elif lane.breaker_state == "half_open":
+        yield f"The circuit of {name} is half open: only probes are let through."
+    if lane.cooldown_until is not None and lane.cooldown_until > now:
+        until = format_instant(lane.cooldown_until)
+        yield f"The provider of {name} asked for a pause until {until}."
+    account = lane.account
+    if account is not None and account.remaining <= 0:
+        end = format_instant(account.window.end)
+        yield f"The quota of {name} is used up ({account.used} of {account.limit}) until {end}."
+
+
+def _letter(stored: StoredLetter) -> str:
+    letter = stored.letter
+    at = format_instant(letter.occurred_at)
+    why = coded(letter.reason_code, letter.error_message)
+    attempts = times(letter.attempts, "attempt")
+    is_waiting = stored.status in (LetterStatus.PENDING, LetterStatus.PUBLISHED)
+    sent = " (ergon dlq requeue sends it again)" if is_waiting else ""
+    return (
+        f"It was given up at {at} after {attempts}: {why}. Its dead letter"
+        f" {letter.dead_letter_id} {_FATES[stored.status]}{sent}."
+    )

@@ -1,0 +1,36 @@
+"""Looks for a unit in everything that the settings name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ergon_framework.app.explaining.answers import Asked, Explanation
+from ergon_framework.app.explaining.call import explain_call
+from ergon_framework.app.explaining.fact import explain_fact
+from ergon_framework.app.explaining.job import explain_job_id
+from ergon_framework.app.explaining.transaction import explain_transaction
+from ergon_framework.errors import ErgonError
+
+KINDS: dict[str, Callable[[Asked], Iterator[Explanation]]] = {
+    "job": explain_job_id,
+    "transaction": explain_transaction,
+    "fact": explain_fact,
+    "call": explain_call,
+}
+"""What ``ergon why`` can explain, in the order in which it is told."""
+
+
+def explain(asked: Asked, kind: str | None = None) -> list[Explanation]:
+    """Everything that is known about the unit; only of one kind when that is given.
+
+    Where several kinds are looked for, a store in trouble is noted in ``asked.troubles``.
+    """
+    if kind is not None:
+        return list(KINDS[kind](asked))
+    found: list[Explanation] = []
+    for explainer in KINDS.values():
+        try:
+            found += explainer(asked)
+        except ErgonError as error:  # one store that is away must not hide what the others know
+            asked.troubles.append(str(error))
+    return found

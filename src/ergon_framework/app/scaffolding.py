@@ -1,0 +1,140 @@
+"""Makes a new project: a folder that is there whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.failpoints import declare, failpoint
+
+SUFFIX = ".tmpl"
+"""Of templates: so that no tool takes them for code of this package."""
+LONGEST_NAME = 64
+_NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
+_TAKEN = frozenset({"ergon", "ergon_framework", "src", "tests", "orders"})
+_RENAMED = {"gitignore": ".gitignore"}  # under its own name it would apply to the templates
+
+declare("app.scaffold.written")
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A project that was made."""
+
+    name: str
+    package: str
+    folder: Path
+    files: tuple[str, ...]
+
+
+def new_project(name: str, parent: Path) -> Project:
+    """Make the folder ``name`` in ``parent``: a project whose tests pass at once.
+
+    It is written beside its place and renamed at the end, so that nobody sees half of it.
+    """
+    package = package_of(name)
+    folder = parent / name
+    _refuse_occupied(folder)
+    try:
+        written = _write(folder, {"@name@": name, "@package@": package})
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigurationError(
+            f"the project cannot be written to {folder}: {reason}",
+            remedy="give a folder you may write to: --dir PATH",
+        ) from error
+    return Project(name, package, folder, written)
+
+
+def package_of(name: str) -> str:
+    """The Python package of a project: its name in lower case, with ``_`` for ``-``."""
+    if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be the name of a project",
+            remedy=f"use at most {LONGEST_NAME} letters, digits, - and _, beginning with a letter "
+            "and ending with a letter or digit",
+        )
+    package = name.replace("-", "_").lower()
+    if keyword.iskeyword(package) or package in sys.stdlib_module_names or package in _TAKEN:
+        raise ConfigurationError(
+            f"{name!r} cannot be the name of a project: its package {package!r} would hide "
+            "something else of that name",
+            remedy=f"take another one, for example my-{name}",
+        )
+    return package
+
+
+def next_commands(project: Project, source: str | None) -> list[str]:
+    """What to type next; ``source`` is where Ergon itself came from, unless from an index."""
+    setup = "make setup" if source is None else f"make setup ERGON={shlex.quote(source)}"
+    return [f"cd {shlex.quote(str(project.folder))}", setup, "make test"]
+
+
+def origin() -> str | None:
+    """The folder or wheel that this Ergon was installed from, or None: from a package index."""
+    try:
+        told = distribution("ergon-framework").read_text("direct_url.json")
+    except PackageNotFoundError:  # a source tree on the path
+        return str(Path(__file__).resolve().parents[3])
+    url = urlsplit(json.loads(told)["url"]) if told else None
+    return unquote(url.path) if url is not None and url.scheme == "file" else None
+
+
+def _refuse_occupied(folder: Path) -> None:
+    try:
+        is_free = not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
+    except OSError:  # it cannot be looked into
+        is_free = False
+    if not is_free:
+        raise ConfigurationError(
+            f"{folder} exists and is not empty",
+            remedy="take another name, or another place: --dir PATH",
+        )
+
+
+def _write(folder: Path, words: dict[str, str]) -> tuple[str, ...]:
+    written = []
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+        half = Path(scratch, folder.name)  # made by us, since the scratch folder is private
+        half.mkdir()
+        for place, text in _templates(files(__package__) / "scaffold"):
+            path = half.joinpath(*_named(place, words).parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_filled(text, words), encoding="utf-8")
+            written.append(path.relative_to(half).as_posix())
+        failpoint("app.scaffold.written")
+        half.replace(folder)
+    return tuple(sorted(written))
+
+
+def _templates(folder: Traversable, place: str = "") -> Iterator[tuple[PurePosixPath, str]]:
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _templates(each, f"{place}{each.name}/")
+        elif each.name.endswith(SUFFIX):
+            yield PurePosixPath(f"{place}{each.name}"), each.read_text(encoding="utf-8")
+
+
+def _named(place: PurePosixPath, words: dict[str, str]) -> PurePosixPath:
+    name = place.name.removesuffix(SUFFIX)
+    parents = [words["@package@"] if part == "package" else part for part in place.parts[:-1]]
+    return PurePosixPath(*parents, _RENAMED.get(name, name))
+
+
+def _filled(text: str, words: dict[str, str]) -> str:
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text

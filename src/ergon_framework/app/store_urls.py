@@ -1,0 +1,41 @@
+"""Which store a part of the settings uses: its own, or that of ``[store]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from ergon_framework.app.secret_values import revealed
+from ergon_framework.app.sections import Settings
+
+_SQLITE = "sqlite:///"
+
+
+def store_url(settings: Settings, *own: SecretStr | None) -> str:
+    """The first of these that is given, else the URL of ``[store]``; empty when there is none.
+
+    A file named in the settings is relative to them.
+    """
+    return resolve_url(url_as_written(settings, *own), base_of(settings))
+
+
+def url_as_written(settings: Settings, *own: SecretStr | None) -> str:
+    """The same as somebody wrote it."""
+    named = next((url for url in (*own, settings.store.url) if url is not None), None)
+    return revealed(named) or ""
+
+
+def base_of(settings: Settings) -> Path:
+    """The folder that paths in the settings are relative to."""
+    return Path() if settings.file is None else settings.file.parent
+
+
+def resolve_url(url: str, base: Path) -> str:
+    """The same URL with the path of an SQLite file made absolute."""
+    if not url.lower().startswith(_SQLITE):
+        return url
+    path = url[len(_SQLITE) :]
+    if not path or path.startswith(("/", ":")):
+        return url
+    return f"{_SQLITE}{(base / path).absolute()}"

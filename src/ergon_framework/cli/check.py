@@ -1,0 +1,19 @@
+"""``ergon check``: what the settings describe, and everything that is wrong with them."""
+
+from __future__ import annotations
+
+from ergon_framework.cli.output import keep_stdout, show_list
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+
+
+def check(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
+    """Check the settings file and say what would run; nothing is connected, stored or started.
+
+    Every mistake is told at once, with its file, its line and what to do; then the exit code is 2.
+    """
+    from ergon_framework.app.checking import check as checked
+
+    with keep_stdout(as_json):
+        rows = checked(config)
+    columns = ["kind", "name", "what", "where", "processes"]
+    show_list((row.to_dict() for row in rows), columns, as_json=as_json)

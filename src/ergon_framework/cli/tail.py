@@ -1,0 +1,219 @@
+"""``ergon tail``: what the processes of the settings tell, as it happens."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli.output import printable, show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.errors import ConfigurationError, SettingsError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from ergon_framework.ports.journal import Entry, Wanted
+    from ergon_framework.storage.journal import SqliteJournal
+
+LOOK = 0.25
+"""Seconds after which it looks although no bell rang."""
+PAGE = 500
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_SINCE = "write a duration such as 30s, 10m, 2h or 1d, or a time such as 2026-01-31T08:00:00Z"
+_BAD = ("failed", "died", "dead_lettered", "lost", "refused", "stalled", "opened", "abandoned")
+
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name",
+        metavar="NAME,...",
+        help="Only these, whole or up to the dot: job,circuit.opened; may be repeated.",
+    ),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Begin so long ago (10m), or at a time [default: now]."),
+]
+
+
+def tail(
+    names: Names = None,
+    unit: Annotated[
+        str, typer.Option(metavar="ID", help="Only about this job, transaction or fact.")
+    ] = "",
+    trace: Annotated[str, typer.Option(metavar="ID", help="Only of this trace.")] = "",
+    source: Annotated[
+        str, typer.Option(metavar="PREFIX", help='Only from these, for example "worker".')
+    ] = "",
+    since: Since = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    follow: Annotated[
+        bool, typer.Option(help="Wait for more; without it, show what there is.")
+    ] = True,
+    journal: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="This journal, not that of the settings.")
+    ] = None,
+    config: ConfigPath = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Follow what happens in all processes: failures, retries, circuits, workers that come and go.
+
+    It reads the journal, in which what simply went well is left out. Without --since it begins
+    now; without --follow it shows everything that is kept. JSON is one object per line.
+    """
+    from ergon_framework.ports.journal import Wanted
+
+    path = _journal(journal, config)
+    wanted = Wanted(
+        names=tuple(each.strip() for text in names or () for each in text.split(",") if each),
+        unit=unit,
+        trace_id=trace.lower(),
+        source=source,
+        since=None if since is None else instant_of(since, time.time()),
+    )
+    show = _printer(as_json=as_json)
+    try:
+        for number, entry in enumerate(_entries(path, wanted, is_followed=follow), 1):
+            show(entry)
+            if number == limit:
+                break
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def instant_of(text: str, now: float) -> float:
+    """The instant that ``10m`` ago or a time of day in words means."""
+    from ergon_framework.core.instants import parse_instant
+
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if ago is not None:
+        return now - float(ago[1]) * _UNITS[ago[2]]
+    try:
+        return parse_instant(text.strip())
+    except ValueError as error:
+        raise ConfigurationError(f"--since {text!r}: {error}", remedy=_SINCE) from None
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def _journal(given: Path | None, config: Path | None) -> Path:
+    from ergon_framework.app.journal import journal_path
+    from ergon_framework.app.settings import load_settings
+
+    if given is not None:
+        return given
+    settings = load_settings(config)
+    path = journal_path(settings)
+    if path is not None:
+        return path
+    where = "there is no settings file" if settings.file is None else f"{settings.file} wants none"
+    raise SettingsError(
+        f"no journal: {where}",
+        remedy='write journal = "sqlite:///ergon-journal.db" under [telemetry] in ergon.toml, or'
+        " name a file with --journal",
+    )
+
+
+def _entries(path: Path, wanted: Wanted, *, is_followed: bool) -> Iterator[Entry]:
+    from ergon_framework.storage.journal import SqliteJournal
+
+    is_new = is_followed and not path.exists()
+    if is_new:
+        _say(f"waiting for {path}: no process has told anything yet")
+        pause = threading.Event()
+        while not path.exists():
+            pause.wait(LOOK)
+    elif not path.exists():
+        raise StoreUnavailableError(
+            f"there is no journal {path}",
+            remedy="the first process that has something to tell makes it",
+        )
+    with SqliteJournal(path, read_only=True) as journal:
+        from_start = not is_followed or is_new or wanted.since is not None
+        after = 0 if from_start else journal.last()
+        if is_followed:
+            yield from _follow(journal, wanted, after)
+        else:
+            yield from _found(journal, wanted, after)
+
+
+def _follow(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entry]:
+    with closing(journal.listen()) as bell:
+        while True:
+            for entry in _found(journal, wanted, after):
+                after = entry.number
+                yield entry
+            bell.wait(LOOK)
+            if journal.last() < after:  # somebody removed the file, and it began anew
+                after = 0
+
+
+def _found(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entry]:
+    while page := journal.read(wanted, after, PAGE):
+        yield from page
+        after = page[-1].number
+
+
+# ---- showing -------------------------------------------------------------------------------------
+
+
+def _printer(*, as_json: bool) -> Callable[[Entry], None]:
+    if as_json:
+        return lambda entry: show_one(shape(entry), as_json=True)
+    if sys.stdout.isatty():
+        return _show_coloured()
+    return lambda entry: print("  ".join(part for part in columns(entry) if part), flush=True)
+
+
+def shape(entry: Entry) -> dict[str, Any]:
+    """An entry as programs get it."""
+    from ergon_framework.core.instants import format_instant
+
+    return {
+        "number": entry.number,
+        "at": format_instant(entry.at),
+        "name": entry.name,
+        "source": entry.source,
+        "unit": entry.unit or None,
+        "trace_id": entry.trace_id or None,
+        "fields": entry.fields,
+    }
+
+
+def columns(entry: Entry) -> tuple[str, str, str, str, str]:
+    """An entry as people read it: time, name, who, about what, and the rest in words."""
+    from ergon_framework.app.explaining.told import words
+
+    day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
+    at = f"{day}.{int(entry.at % 1 * 1000):03}"
+    told = (entry.name, entry.source, entry.unit, words(entry.fields))
+    name, source, unit, rest = map(printable, told)
+    return at, name.ljust(20), source, unit, rest
+
+
+def _show_coloured() -> Callable[[Entry], None]:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+
+    def show(entry: Entry) -> None:
+        at, name, source, unit, rest = columns(entry)
+        is_bad = entry.name.endswith(_BAD) or entry.fields.get("failure") is not None
+        styles = ("dim", "bold red" if is_bad else "bold", "cyan", "magenta", "")
+        pieces = zip((at, name, source, unit, rest), styles, strict=True)
+        console.print(Text("  ").join(Text(text, style) for text, style in pieces if text))
+
+    return show
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

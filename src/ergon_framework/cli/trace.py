@@ -1,0 +1,85 @@
+"""``ergon trace``: one trace as a tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli.output import printable, show_list, show_one
+from ergon_framework.cli.session import ConfigPath, JsonFlag
+
+if TYPE_CHECKING:
+    from ergon_framework.app.tracing import Line, Trace
+
+MISSING = "(parent not recorded)"
+
+
+def trace(
+    asked: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="A trace id or its first digits, a traceparent, or the id of a job, fact or"
+            " transaction.",
+        ),
+    ],
+    config: ConfigPath = None,
+    journal: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Look into this journal instead; may be repeated."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print what was recorded of a trace, from the first cause to the last effect."""
+    from ergon_framework.app.tracing import journals
+
+    with journals(config, journal or ()) as opened:
+        found = opened.find(asked)
+    if as_json:
+        show_one(found.to_dict(), as_json=True)
+        return
+    _show(found)
+
+
+def _show(found: Trace) -> None:
+    from ergon_framework.app.tracing import lines
+
+    sources = {span.source for span in found.spans}
+    failed = sum(bool(span.failure) for span in found.spans)
+    told = [
+        _count(len(found.spans), "span"),
+        _count(len(sources), "process", "processes"),
+        _time(found.seconds),
+        *([f"{failed} failed"] if failed else []),
+    ]
+    print(f"trace {found.trace_id}: {', '.join(told)}")
+    rows = [_row(line, found.began_at) for line in lines(found.spans)]
+    columns = ["span", "at", "took", "source", "unit", "failure"]
+    show_list(rows, columns if failed else columns[:-1], as_json=False)
+    if found.others:
+        print(printable(f"also part of: {', '.join(found.others[:10])}"))
+
+
+def _row(line: Line, began_at: float) -> dict[str, Any]:
+    span = line.span
+    if span is None:
+        return {"span": line.mark + MISSING}
+    return {
+        "span": line.mark + span.name + (" ✗" if span.failure else ""),
+        "at": f"+{_time(span.began_at - began_at)}",
+        "took": _time(span.ended_at - span.began_at),
+        "source": span.source,
+        "unit": span.unit,
+        "failure": span.failure,
+    }
+
+
+def _time(seconds: float) -> str:
+    if abs(seconds) < 1:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds:.3f} s" if abs(seconds) < 100 else f"{seconds:,.0f} s"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
