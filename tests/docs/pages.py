@@ -4,6 +4,7 @@ The blocks of a page are one program: each continues the one before it. A mark o
 block changes that. ``<!-- not run: reason -->`` leaves it out. ``<!-- prints -->`` says that it is
 what was printed since the last such mark. ``<!-- file: name -->`` writes it to a file, whatever its
 language, and ``<!-- run -->`` runs its lines, which call ``ergon`` or ``python``.
+A program may be written with ``.venv/bin/`` before it.
 ``<!-- start -->`` starts each line, waits for the first line it prints, and ends it after the page.
 ``<!-- ports: 9441 -->`` names ports for which free ones are taken, ``<!-- copy: path -->`` a file
 of the repository that lies beside the page. Functions named ``test_…`` are called after the last
@@ -160,8 +161,8 @@ def _lines(block: Block) -> list[str]:
 
 
 def _command(line: str) -> list[str]:
-    """The page's ``ergon`` and ``python`` are those of this interpreter."""
-    name, *words = shlex.split(line, comments=True)
+    """The page's ``ergon`` and ``python``, also of ``.venv``, are those of this interpreter."""
+    name, *words = shlex.split(line.removeprefix(".venv/bin/"), comments=True)
     assert name in _PROGRAMS, f"cannot run {line!r}"
     return [*_PROGRAMS[name], *words]
 

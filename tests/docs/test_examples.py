@@ -1,12 +1,6 @@
 from __future__ import annotations
 
-import errno
-import os
-import pty
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +10,8 @@ import pytest
 from ergon_framework.core.loop import StopReason
 from ergon_framework.engine.report import Report
 from tests.docs.pages import ROOT
-from tests.docs.programs import environment, run_python
+from tests.docs.programs import run_python
+from tests.docs.terminals import Terminal
 
 TABLE = (
     "given",
@@ -51,13 +46,13 @@ def test_the_sample_tests_pass() -> None:
     assert "3 passed" in done.stdout
 
 
-# ---- the demo -----------------------------------------------------------------------------------
+# ---- the tour of the engines --------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_demo_runs_all_four_engines_and_its_sums_add_up() -> None:
+def test_the_tour_runs_all_four_engines_and_its_sums_add_up() -> None:
     """Through a pipe it prints plain lines, the table of outcomes, and that the sums add up."""
-    done = run_python("examples/demo.py", COLUMNS="80")
+    done = run_python("examples/engines", COLUMNS="80")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
@@ -73,9 +68,9 @@ def test_the_demo_runs_all_four_engines_and_its_sums_add_up() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_demo_with_a_partial_table() -> None:
+def test_ctrl_c_ends_the_tour_with_a_partial_table() -> None:
     """On a terminal there are progress bars; Ctrl-C lets what runs finish and shows the rest."""
-    with _terminal("examples/demo.py") as (process, read):
+    with Terminal("examples/engines", NO_COLOR="1") as (process, read):
         seen = ""
         for text in read:
             seen += text
@@ -92,52 +87,13 @@ def test_ctrl_c_ends_the_demo_with_a_partial_table() -> None:
     assert "Traceback" not in seen
 
 
-class _terminal:  # noqa: N801 - used as a context manager, like a function
-    """A program on a pseudo-terminal, and what it writes there."""
-
-    def __init__(self, program: str) -> None:
-        self._master, slave = pty.openpty()
-        self._process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, program],
-            cwd=ROOT,
-            env=environment(TERM="xterm-256color", COLUMNS="100", LINES="40", NO_COLOR="1"),
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-        )
-        os.close(slave)
-
-    def __enter__(self) -> tuple[subprocess.Popen[bytes], Iterator[str]]:
-        return self._process, self._read()
-
-    def _read(self) -> Iterator[str]:
-        while True:
-            try:
-                data = os.read(self._master, 65536)
-            except OSError as error:
-                if error.errno != errno.EIO:  # Linux: the other side is closed
-                    raise
-                return
-            if not data:
-                return
-            yield data.decode(errors="replace")
-
-    def __exit__(self, *_error: object) -> None:
-        if self._process.poll() is None:
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-        os.close(self._master)
-
-
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The demo's module of sums, found as the demo finds it."""
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    import demo_parts.outcomes  # type: ignore[import-not-found]
+    """The tour's module of sums, found as the tour finds it."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "engines"))
+    import outcomes  # type: ignore[import-not-found]
 
-    return demo_parts.outcomes
+    return outcomes
 
 
 def _stage(**report: Any) -> Any:
@@ -157,7 +113,7 @@ def _tally(**counts: int) -> Any:
     return SimpleNamespace(of=lambda _task: told)
 
 
-def test_the_demo_accepts_sums_that_add_up(outcomes: Any) -> None:
+def test_the_tour_accepts_sums_that_add_up(outcomes: Any) -> None:
     """Nothing is wrong with a stage that ended as planned."""
     assert list(outcomes.problems([_stage()], _tally(), is_partial=False)) == []
 
@@ -172,10 +128,10 @@ def test_the_demo_accepts_sums_that_add_up(outcomes: Any) -> None:
         ({"stranded": ("lost",)}, {}, "10 outcomes and 1 unfinished for 10 given"),
     ],
 )
-def test_the_demo_notices_sums_that_do_not_add_up(
+def test_the_tour_notices_sums_that_do_not_add_up(
     outcomes: Any, report: dict[str, Any], counts: dict[str, int], problem: str
 ) -> None:
-    """Whatever is off is said in a sentence; the demo then ends with exit code 1."""
+    """Whatever is off is said in a sentence; the tour then ends with exit code 1."""
     stage, tally = _stage(**report), _tally(**counts)
     wrong = list(outcomes.problems([stage], tally, is_partial=False))
     assert any(problem in each for each in wrong)
@@ -194,13 +150,16 @@ def test_the_table_shows_every_row_on_any_width(outcomes: Any, width: int) -> No
 
 
 @pytest.mark.slow
-def test_the_demo_ends_with_exit_code_1_when_its_sums_do_not_add_up() -> None:
-    """A demo that hides a defect would be worse than none."""
+def test_the_tour_ends_with_exit_code_1_when_its_sums_do_not_add_up() -> None:
+    """A tour that hides a defect would be worse than none."""
     program = (
-        "import sys; sys.path.insert(0, 'examples'); import demo, demo_parts.outcomes as outcomes; "
-        "demo.make_stages = lambda count: []; "
-        "demo.problems = lambda *_, **__: ['one transaction was lost']; "
-        "sys.exit(demo.main())"
+        "import sys; sys.path.insert(0, 'examples/engines'); "
+        "import importlib.util; "
+        "spec = importlib.util.spec_from_file_location('tour', 'examples/engines/__main__.py'); "
+        "tour = importlib.util.module_from_spec(spec); spec.loader.exec_module(tour); "
+        "tour.make_stages = lambda count: []; "
+        "tour.problems = lambda *_, **__: ['one transaction was lost']; "
+        "sys.exit(tour.main())"
     )
     done = run_python("-c", program)
     assert done.returncode == 1
