@@ -15,7 +15,7 @@ help: ## this list
 	@echo "           ARGS='...'         more arguments for demo, test, fast and the benchmarks"
 
 demo: .venv/.ready-core ## see the product at work
-	$(PY) examples/demo.py $(ARGS)
+	$(PY) -m examples.demo $(ARGS)
 
 test: .venv/.ready-dev ## run every test
 	$(PY) tools/run_tests.py $(ARGS)
@@ -31,6 +31,7 @@ check: .venv/.ready-dev ## lint, format, types, imports, sizes and the conforman
 	$(PY) tools/judge_check.py
 	$(PY) tools/size_report.py
 	$(PY) tools/state_docs.py --check
+	$(PY) tools/notice_docs.py --check
 	$(PY) tools/conformance.py --check
 
 format: .venv/.ready-dev ## format the code and apply safe fixes
@@ -49,10 +50,12 @@ benchboundary: .venv/.ready-benchboundary ## measure the boundary beside durable
 benchproviders: .venv/.ready-benchproviders ## measure provider calls beside retry and breaker libraries
 	$(PY) benchmarks/providers.py $(ARGS)
 
+# The variable is the theme's own switch for a notice about its successor; warnings stay on.
 docs: .venv/.ready-docs ## regenerate the reference pages and build the site into build/docs
 	$(PY) tools/state_docs.py
+	$(PY) tools/notice_docs.py
 	$(PY) tools/conformance.py
-	$(PY) -m mkdocs build --quiet --strict --config-file tools/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --config-file tools/mkdocs.yml
 	@echo "the site is in build/docs"
 
 pins: ## resolve all dependencies anew and write constraints.txt

@@ -1,11 +1,13 @@
-"""All four engines at work, with everything that can go wrong. Run it with ``make demo``.
+"""All four engines at work, with everything that can go wrong.
+
+    python examples/engines
 
 Thirty orders are sold by a producer and packed by a consumer, first with threads, then with
 asyncio. In each of the four engines one order is flaky, one is refused, one is broken, one never
 comes back, and one makes even its exception handler crash. Watch each end in exactly one outcome.
 
-Read this file from top to bottom: it is the shortest tour of the framework. The troubles, the
-display and the table are in ``demo_parts``.
+Read this file from top to bottom: it is the shortest tour of the engines. The troubles, the display
+and the table are in the files beside it.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import logging
 import signal
 import sys
 
-from demo_parts.display import Display
-from demo_parts.outcomes import problems, show, summary
-from demo_parts.stages import Stage
-from demo_parts.troubles import ATTEMPTS, give_up, orders, work, work_async
+from display import Display
+from outcomes import problems, show, summary
+from stages import Stage
+from troubles import ATTEMPTS, give_up, orders, work, work_async
 
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.connector.transaction import Transaction
@@ -198,7 +200,7 @@ def main() -> int:
     wrong = list(problems(stages, display.tally, is_partial=stop.was_asked))
     show(display.console, stages, display.tally)
     print(summary(stages, wrong))
-    print("How it is made: examples/demo.py. Your first task: docs/quickstart.md.")
+    print("How it is made: examples/engines. Your first task: docs/quickstart.md.")
     if wrong:
         return 1
     return 130 if stop.was_asked else 0

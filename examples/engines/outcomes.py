@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from stages import Stage
+from tally import Tally
+from troubles import ATTEMPTS, Trouble
 
-from demo_parts.stages import Stage
-from demo_parts.tally import Tally
-from demo_parts.troubles import ATTEMPTS, Trouble
 from ergon_framework.engine.report import Report
 
 Value = Callable[[Stage, Report, Tally], object]

@@ -15,9 +15,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-
-from demo_parts.stages import Stage
-from demo_parts.tally import Tally
+from stages import Stage
+from tally import Tally
 
 WIDE = 84
 """Columns a terminal needs for the counts beside the bars."""
@@ -31,7 +30,7 @@ class Display:
         self.tally = Tally(self.tell)
         self._stages = stages
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._printer = threading.Thread(target=self._print, name="demo-display", daemon=True)
+        self._printer = threading.Thread(target=self._print, name="engines-display", daemon=True)
         self._began_at = time.monotonic()
         is_live = sys.stdout.isatty() and not self.console.is_dumb_terminal
         self._live = Live(console=self.console, get_renderable=self._bars) if is_live else None

@@ -1,4 +1,4 @@
-"""One engine of the demo: what runs, how much it is given, and what came of it."""
+"""One engine of the tour: what runs, how much it is given, and what came of it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,144 @@
+"""Where everything runs: a folder, free ports, and ``ergon run --all`` as a child of the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+ERGON = [sys.executable, "-m", "ergon_framework.cli"]
+COPIED = (HERE / "ergon.toml", HERE / "labels.js", HERE.parent / "executors/node/executor.js")
+_READY = re.compile(r"ready (\S+) pid=(\d+)")
+
+
+class Site:
+    """The folder with its settings file, and the processes that the file describes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.has_node = shutil.which("node") is not None
+        self.plant_port, self.enterprise_port = free_ports(2)
+        self.lines: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        for file in COPIED:
+            shutil.copy(file, folder)
+
+    # ---- both ends of its life ----
+
+    def start(self, plant_url: str) -> None:
+        """Start everything; the enterprise reaches the plant under this URL."""
+        with open(self.folder / "run.log", "wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-m", "examples.demo.guard", *ERGON, "run", "--all"],
+                stdin=subprocess.PIPE,  # never written to: it ends when we do
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=self.folder,
+                env={**self.environment(), **self.overrides(plant_url)},
+                start_new_session=True,  # Ctrl-C is for the demo, which then ends the others
+            )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+
+    def stop(self) -> None:
+        """Let everything come to a graceful end, and wait for that."""
+        process, self._process = self._process, None
+        if process is None or process.stdin is None or self._reader is None:
+            return
+        process.stdin.close()
+        process.wait()
+        self._reader.join(timeout=10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    # ---- looking ----
+
+    def pids(self, part: str) -> list[int]:
+        """The processes that a part has had, the last one last."""
+        found = (_READY.match(line) for line in tuple(self.lines))
+        return [int(each[2]) for each in found if each is not None and each[1] == part]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it came to an end that nobody asked for."""
+        return self._process is not None and self._process.poll() is not None
+
+    def last_words(self) -> str:
+        """What the processes told last, for somebody who has to find out why."""
+        log = (self.folder / "run.log").read_text(encoding="utf-8", errors="replace")
+        return "\n".join([*self.lines[-10:], *log.splitlines()[-10:]])
+
+    def run(self, *words: str) -> str:
+        """What a command of ``ergon`` prints here."""
+        done = subprocess.run(  # noqa: S603 - our own command
+            [*ERGON, *words],
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    # ---- what differs from run to run ----
+
+    def environment(self) -> dict[str, str]:
+        """Ours, with the demo's modules on the import path and this Python's programs first."""
+        path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        return {
+            **{name: text for name, text in os.environ.items() if not name.startswith("ERGON_")},
+            "PYTHONPATH": os.pathsep.join(path),
+            "PATH": os.pathsep.join(programs),
+        }
+
+    def overrides(self, plant_url: str) -> dict[str, str]:
+        """Variables that change keys of ``ergon.toml``."""
+        surroundings = {"ENTERPRISE": f"http://127.0.0.1:{self.enterprise_port}"}
+        changes: dict[str, Any] = {
+            "ZONES__PLANT__LISTEN": f"127.0.0.1:{self.plant_port}",
+            "ZONES__ENTERPRISE__LISTEN": f"127.0.0.1:{self.enterprise_port}",
+            "ZONES__ENTERPRISE__PEERS": {"plant": plant_url},
+            "EXECUTORS__PYTHON__ENV": surroundings,
+        }
+        python = [*ERGON, "executor", "--app", "examples.demo.handlers:registry"]
+        if not self.has_node:
+            changes["EXECUTORS__LABELS__COMMAND"] = python
+            changes["EXECUTORS__LABELS__ENV"] = surroundings
+        if shutil.which("ergon", path=self.environment()["PATH"]) is None:
+            changes["EXECUTORS__PYTHON__COMMAND"] = python  # a source tree, not installed
+        return {
+            f"ERGON_{name}": value if isinstance(value, str) else json.dumps(value)
+            for name, value in changes.items()
+        }
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        if process.stdout is not None:
+            with process.stdout as told:
+                for line in told:
+                    self.lines.append(line.rstrip())
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses."""
+    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(door.getsockname()[1]) for door in doors]
+    for door in doors:
+        door.close()
+    return ports

@@ -1,0 +1,96 @@
+"""Who tells the story: waits until something is so, and shows meanwhile how far everything is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from .books import Books
+from .display import Display
+from .floor import Floor
+from .gauges import Gauges
+from .link import Link
+from .site import Site
+
+T = TypeVar("T")
+LONGEST = 170.0
+"""Seconds after which the demo gives up, whatever is missing."""
+LOOK, SHOW = 0.05, 0.3
+"""Seconds between two looks at what is waited for, and between two looks at everything."""
+
+
+class Missing(Exception):
+    """Something that should have happened did not."""
+
+
+class Story:
+    """All that troubles need."""
+
+    def __init__(self, site: Site, link: Link, floor: Floor, display: Display) -> None:
+        self.site = site
+        self.link = link
+        self.floor = floor
+        self.tell = display.tell
+        self._display = display
+        self._pause = threading.Event()
+        self._ends_at = time.monotonic() + LONGEST
+        self._shown_at = 0.0
+        self._gauges: Gauges | None = None
+        self._books: Books | None = None
+
+    def begin(self) -> None:
+        """Start everything, and wait until it is ready."""
+        self.site.start(self.link.url)
+        for part in ("zones.plant", "zones.enterprise", "worker", "tasks.announce", "tasks.accept"):
+            self.until(f"{part} is ready", partial(self.site.pids, part))
+        self._gauges = Gauges(self.site)
+        self._books = Books(self.site.folder / "books.db")
+
+    @property
+    def gauges(self) -> Gauges:
+        """The stores, open for looking, once everything runs."""
+        if self._gauges is None:
+            raise RuntimeError("the story has not begun")
+        return self._gauges
+
+    @property
+    def books(self) -> Books:
+        """The handlers' own database."""
+        if self._books is None:
+            raise RuntimeError("the story has not begun")
+        return self._books
+
+    def pack(self, part: float, then: float) -> None:
+        """Wait until so much of the shift is packed; ``then`` is where the floor will rest."""
+        count = self.floor.count
+        goal = round(part * count)
+        self.floor.work_until(round(then * count))
+        self.until(f"{goal} shipments are packed", lambda: self.gauges.packed() >= goal)
+
+    def until(self, what: str, is_so: Callable[[], T | None]) -> T:
+        """Wait for something, and give back what it was."""
+        while not (found := is_so()):
+            self._show()
+            if self.site.has_ended:
+                raise Missing(f"ergon run --all ended before {what}:\n{self.site.last_words()}")
+            if time.monotonic() > self._ends_at:
+                told = self.site.last_words()
+                raise Missing(f"after {LONGEST:.0f} seconds it is not so that {what}:\n{told}")
+            self._pause.wait(LOOK)
+        return found
+
+    def end(self) -> None:
+        """Let everything come to its end; after that only files are left."""
+        if self._gauges is not None:
+            self._gauges.close()
+            self._gauges = None
+        self.site.stop()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if self._gauges is not None and now - self._shown_at >= SHOW:
+            self._shown_at = now
+            self._display.show(self._gauges.read())
