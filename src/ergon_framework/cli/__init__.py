@@ -11,7 +11,11 @@ DISTRIBUTION = "ergon-framework"
 
 def main() -> NoReturn:
     """The console script."""
-    sys.exit(invoke(sys.argv[1:], is_process=True))
+    try:
+        code = invoke(sys.argv[1:], is_process=True)
+    except KeyboardInterrupt:  # it came before anybody listened: nothing was begun
+        code = 130
+    sys.exit(code)
 
 
 def invoke(arguments: Sequence[str], *, is_process: bool = False) -> int:

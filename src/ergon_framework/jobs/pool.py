@@ -255,13 +255,14 @@ class Pool:
         for flight, seen in ends:
             claim = flight.claim
             self._host.finish(claim, seen, now - claim.written_at, None)
-        asked = (Fate.STOP, Fate.TIMEOUT, Fate.RECYCLED)
-        is_asked = runner.fate in asked or self._stopping
+        is_asked = runner.fate in (Fate.STOP, Fate.RECYCLED) or self._stopping
+        is_expected = is_asked or runner.fate is Fate.TIMEOUT
         # A crash that a job is charged for says nothing about starting.
         is_jobs_fault = any(isinstance(seen, Died) and seen.is_taken for _, seen in ends)
         is_clean = is_jobs_fault or (runner.child.status == 0 and runner.answers > 0 and not ends)
-        self._host.tell("executor.died", executor=self.name, pid=runner.child.pid, how=how)
-        if is_asked or is_clean:
+        name = "executor.stopped" if is_asked else "executor.died"
+        self._host.tell(name, executor=self.name, pid=runner.child.pid, how=how)
+        if is_expected or is_clean:
             return
         delay = self.gate.died(now, _dice(), how, had_answered=runner.answers > 0)
         logger.warning(

@@ -114,7 +114,11 @@ _JOBS: dict[str, tuple[Any, ...]] = {
         ("queue", "max_active", "rate", "burst"),
     ),
     "executor.started": ("A process of an executor was started.", ("executor", "pid")),
-    "executor.died": ("A process of an executor ended.", ("executor", "pid", "how")),
+    "executor.stopped": (
+        "A process of an executor ended because its worker asked it to.",
+        ("executor", "pid", "how"),
+    ),
+    "executor.died": ("A process of an executor ended by itself.", ("executor", "pid", "how")),
     "executor.held_back": (
         "An executor does not start; its jobs wait and lose no attempt.",
         ("executor", "delay", "reason"),
