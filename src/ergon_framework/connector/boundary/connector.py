@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -15,7 +14,7 @@ from ergon_framework.boundary.consuming.options import ConsumerOptions, warn_of_
 from ergon_framework.boundary.conversing.script import SCHEDULE, Script
 from ergon_framework.boundary.model import Loss
 from ergon_framework.connector.boundary.consuming import Driver
-from ergon_framework.connector.boundary.envelope import Delivered, delivered
+from ergon_framework.connector.boundary.envelope import DeliveredFact, delivered
 from ergon_framework.connector.boundary.faults import BoundaryConnectorError
 from ergon_framework.connector.boundary.line import Node
 from ergon_framework.connector.boundary.options import (
@@ -26,13 +25,13 @@ from ergon_framework.connector.boundary.options import (
 )
 from ergon_framework.connector.boundary.window import Entry, State
 from ergon_framework.core.retry import RetryRule
+from ergon_framework.engine.settling import settling
 from ergon_framework.errors import ConfigurationError, TransactionException, describe
 from ergon_framework.ports.factstore import Reference
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.edges import dispatching
 
 _SPAN = ("boundary.publish", "ergon.message_id")
-_set = object.__setattr__
 
 
 class BoundaryConnector:
@@ -101,7 +100,6 @@ class BoundaryConnector:
             wait,
             outbox,
         )
-        self._lock = threading.Lock()
         self._undoing: set[asyncio.Future[None]] = set()
 
     # ---- both ends of its life ----
@@ -278,7 +276,9 @@ class BoundaryConnector:
 
     def _handed(self, entries: list[Entry]) -> list[Transaction]:
         return [
-            delivered(each, each.delivery, self) for each in entries if each.delivery is not None
+            delivered(each, each.delivery, self, self.name)
+            for each in entries
+            if each.delivery is not None
         ]
 
     async def _undone(self, driver: Driver, fetching: asyncio.Future[list[Entry]]) -> None:
@@ -313,26 +313,8 @@ class BoundaryConnector:
     def _claimed(self, transaction: Transaction, verb: str) -> Iterator[Entry | None]:
         """What is to be settled, or None when it was settled in this way before."""
         self._reading()
-        if not isinstance(transaction, Delivered) or transaction.owner is not self:
-            raise BoundaryConnectorError(
-                f"cannot {verb} {transaction!r}: this connector did not deliver this object",
-                remedy="settle the very object that fetch_transactions returned, not a copy",
-            )
-        with self._lock:
-            before = transaction.verb
-            if before is None:
-                _set(transaction, "verb", verb)
-        if before not in (None, verb):
-            raise BoundaryConnectorError(
-                f"cannot {verb} {transaction!r}: it was settled with {before} before",
-                remedy="settle each delivery once",
-            )
-        try:
-            yield transaction.entry if before is None else None
-        except BaseException:
-            if before is None:
-                _set(transaction, "verb", None)  # it may be tried again
-            raise
+        with settling(DeliveredFact, transaction, self, verb, BoundaryConnectorError) as delivery:
+            yield None if delivery is None else delivery.entry
 
 
 def _reason(error: Exception) -> str:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ergon_framework.boundary.conversing.files import Artifact, Blob
 from ergon_framework.boundary.facts.edge import admitted
@@ -16,12 +16,10 @@ from ergon_framework.boundary.producing.publishing import check_object
 from ergon_framework.boundary.producing.sequence import fact_of
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.connector.boundary.window import Entry
+from ergon_framework.engine.settling import Delivered
 from ergon_framework.errors import EnvelopeError, FactInvalidError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.propagation import extract, outgoing, read, written
-
-if TYPE_CHECKING:
-    from ergon_framework.connector.boundary.connector import BoundaryConnector
 
 _TRACE = ("traceparent", "tracestate")
 _FIELDS = ("to_zone", "causation_id", "object_media_type", "object_schema", "produced_at_unix_ms")
@@ -29,17 +27,14 @@ _FIELDS = ("to_zone", "causation_id", "object_media_type", "object_schema", "pro
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # How large a fact may be is the node's business.
 _LIMITS = LimitSettings(fact_bytes=1 << 40)
-_set = object.__setattr__
 
 
-class Delivered(Transaction):
-    """A delivered fact that knows its place and how it was settled."""
+class DeliveredFact(Delivered):
+    """A delivered fact that knows its place."""
 
-    __slots__ = ("entry", "owner", "verb")
+    __slots__ = ("entry",)
 
     entry: Entry
-    owner: BoundaryConnector
-    verb: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +54,12 @@ class Message:
 # ---- to a transaction ----
 
 
-def delivered(entry: Entry, delivery: Delivery, owner: BoundaryConnector) -> Delivered:
+def delivered(entry: Entry, delivery: Delivery, owner: object, source: str | None) -> DeliveredFact:
     """What is handed out for a fact: a copy, so that a redelivery finds nothing changed."""
     envelope, fact = delivery.envelope, delivery.fact
     labels = envelope.labels or {}
     found = read(labels)
-    made = Delivered(
+    made = DeliveredFact(
         envelope.message_id,
         {
             "subject": fact.subject,
@@ -75,12 +70,10 @@ def delivered(entry: Entry, delivery: Delivery, owner: BoundaryConnector) -> Del
         correlation_id=envelope.correlation_id,
         trace_id=None if found is None else f"{found.trace_id:032x}",
         created_at=_instant(envelope.produced_at_unix_ms),
-        source=owner.name,
+        source=source,
         parent_id=envelope.causation_id,
     )
-    _set(made, "entry", entry)
-    _set(made, "owner", owner)
-    _set(made, "verb", None)
+    made.belongs_to(owner, entry=entry)
     return made
 
 

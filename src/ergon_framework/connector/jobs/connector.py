@@ -21,6 +21,7 @@ from ergon_framework.connector.jobs.options import checked, refuse_extra
 from ergon_framework.connector.jobs.outcomes import held_for, seen_of
 from ergon_framework.core.job import JobStatus, Released, Seen, Succeeded
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.engine.settling import ThreadedTwins, settling
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.client import MOST_AT_ONCE
 from ergon_framework.jobs.requests import Store
@@ -32,10 +33,9 @@ from ergon_framework.telemetry.edges import dispatching
 DEFAULT_EXECUTOR = "connector"
 """As whom a connector claims that was given no name of an executor."""
 _WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
-_set = object.__setattr__
 
 
-class JobsConnector:
+class JobsConnector(ThreadedTwins):
     """Consumes the jobs of one queue, and produces jobs into it.
 
     ``store`` is the URL of a job store, or an open one, which stays the caller's to close.
@@ -72,7 +72,6 @@ class JobsConnector:
         self._wait = wait
         self._options = {**given.options, "queue": queue}
         self._desk = Desk(store, given.settings, queue, self._executor or DEFAULT_EXECUTOR)
-        self._lock = threading.Lock()
         self._undoing: set[asyncio.Future[None]] = set()
 
     # ---- both ends of its life ----
@@ -171,43 +170,13 @@ class JobsConnector:
             await asyncio.shield(undoing)
             raise
 
-    async def dispatch_transactions_async(
-        self, transactions: Iterable[Transaction], **extra: Any
-    ) -> None:
-        """The asyncio twin of :meth:`dispatch_transactions`."""
-        await asyncio.to_thread(self.dispatch_transactions, list(transactions), **extra)
-
-    async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
-        await asyncio.to_thread(self.ack, transaction)
-
-    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of :meth:`nack`."""
-        await asyncio.to_thread(self.nack, transaction, exc)
-
-    async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
-        await asyncio.to_thread(self.release, transaction)
-
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
         """The asyncio twin of :meth:`release_after`."""
         await asyncio.to_thread(self.release_after, transaction, seconds)
 
-    async def get_transactions_count_async(self) -> int:
-        """The asyncio twin of :meth:`get_transactions_count`."""
-        return await asyncio.to_thread(self.get_transactions_count)
-
-    async def fetch_transaction_by_id_async(self, transaction_id: str) -> Transaction | None:
-        """The asyncio twin of :meth:`fetch_transaction_by_id`."""
-        return await asyncio.to_thread(self.fetch_transaction_by_id, transaction_id)
-
     async def aopen(self) -> None:
         """The asyncio twin of :meth:`open`."""
         await asyncio.to_thread(self.open)
-
-    async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
-        await asyncio.to_thread(self.close)
 
     async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
         """Wait for a fetch nobody waits for any more, and give back what it brought."""
@@ -231,7 +200,7 @@ class JobsConnector:
             raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
         claims = self._desk.claim(batch_size, self._wait if wait is None else wait, gave_up)
         at = SYSTEM_CLOCK.now()
-        return [delivery_of(claim, self, at) for claim in claims]
+        return [delivery_of(claim, self, self.name, at) for claim in claims]
 
     def _settle(self, transaction: Transaction, verb: str, seen: Seen) -> None:
         with self._claimed(transaction, verb) as delivery:
@@ -243,25 +212,10 @@ class JobsConnector:
 
     @contextmanager
     def _claimed(self, transaction: Transaction, verb: str) -> Iterator[Delivery | None]:
-        """What is to be settled, or None when it was settled in this way before."""
-        if not isinstance(transaction, Delivery) or transaction.owner is not self:
-            raise JobsConnectorError(
-                f"cannot {verb} {transaction!r}: this connector did not deliver this object",
-                remedy="settle the very object that fetch_transactions returned, not a copy",
-            )
-        self._desk.client()  # raises when it is closed
-        with self._lock:
-            before = transaction.verb
-            if before is None:
-                _set(transaction, "verb", verb)
-        if before not in (None, verb):
-            raise JobsConnectorError(
-                f"cannot {verb} {transaction!r}: it was settled with {before} before",
-                remedy="settle each delivery once",
-            )
-        try:
-            yield transaction if before is None else None
-        except BaseException:
-            if before is None:
-                _set(transaction, "verb", None)  # it may be tried again, while the lease lasts
-            raise
+        """What is to be settled, or None when it was settled in this way before.
+
+        What fails may be tried again, while the lease lasts.
+        """
+        with settling(Delivery, transaction, self, verb, JobsConnectorError) as delivery:
+            self._desk.client()  # raises when it is closed
+            yield delivery

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from ergon_framework.connector.jobs.faults import ConflictingJobError, JobsConnectorError
+from ergon_framework.engine.settling import Delivered
 from ergon_framework.errors import DuplicateJobError, EnvelopeError, JobError, PayloadError
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient
@@ -17,27 +18,21 @@ from ergon_framework.ports.jobstore import Job, Leased, NewJob
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.propagation import extract, outgoing, written
 
-if TYPE_CHECKING:
-    from ergon_framework.connector.jobs.connector import JobsConnector
-
 _PAYLOAD = ("args", "kwargs")
 _TRACE = ("traceparent", "tracestate")
 _RACES = 100
 """How often others may add jobs of the same batch before we give up."""
 _T = TypeVar("_T", bound=Transaction)
 _decode = msgspec.json.decode
-_set = object.__setattr__
 
 
-class Delivery(Transaction):
-    """A delivered job that knows its claim and how it was settled."""
+class Delivery(Delivered):
+    """A delivered job that knows its claim."""
 
-    __slots__ = ("claim", "claimed_at", "owner", "verb")
+    __slots__ = ("claim", "claimed_at")
 
     claim: Claim
     claimed_at: float
-    owner: JobsConnector
-    verb: str | None
 
 
 # ---- to a job ----
@@ -142,14 +137,10 @@ def _canonical(text: bytes) -> bytes:
 # ---- and back ----
 
 
-def delivery_of(claim: Claim, owner: JobsConnector, claimed_at: float) -> Delivery:
+def delivery_of(claim: Claim, owner: object, source: str | None, claimed_at: float) -> Delivery:
     """What is handed out for a claimed job."""
-    job = claim.job
-    delivery = _made(Delivery, job, owner.name)
-    _set(delivery, "claim", claim)
-    _set(delivery, "claimed_at", claimed_at)
-    _set(delivery, "owner", owner)
-    _set(delivery, "verb", None)
+    delivery = _made(Delivery, claim.job, source)
+    delivery.belongs_to(owner, claim=claim, claimed_at=claimed_at)
     return delivery
 
 

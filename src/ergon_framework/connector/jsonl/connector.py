@@ -16,22 +16,20 @@ from ergon_framework.connector.jsonl.codec import JsonlConnectorError, Malformed
 from ergon_framework.connector.jsonl.inbox import Inbox
 from ergon_framework.connector.jsonl.lines import Line
 from ergon_framework.connector.jsonl.outbox import Outbox
+from ergon_framework.engine.settling import Delivered, ThreadedTwins, settling
 from ergon_framework.errors import ConfigurationError, EnvelopeError, describe
 from ergon_framework.ports.transaction import Transaction
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 ROTATE_BYTES = 64 * 1024 * 1024
-_set = object.__setattr__
 
 
-class _Delivery(Transaction):
-    """A delivered transaction that knows its line and how it was settled."""
+class _Delivery(Delivered):
+    """A delivered transaction that knows its line."""
 
-    __slots__ = ("line", "owner", "verb")
+    __slots__ = ("line",)
 
     line: Line
-    owner: JsonlConnector
-    verb: str | None
 
 
 @dataclass(slots=True)
@@ -42,7 +40,7 @@ class _Handover:
     is_abandoned: bool = False
 
 
-class JsonlConnector:
+class JsonlConnector(ThreadedTwins):
     """Consumes JSON Lines files from ``inbox`` and produces them into ``outbox``.
 
     Either may be left out, and both may be the same directory, which makes it a durable queue. One
@@ -75,7 +73,6 @@ class JsonlConnector:
         self._raw = raw
         self._max_line_bytes = max_line_bytes
         self._closed = False
-        self._settling = threading.Lock()
         self._fetching = threading.Lock()
         self._inbox: Inbox[_Delivery] | None = None
         self._outbox: Outbox | None = None
@@ -169,36 +166,6 @@ class JsonlConnector:
             self._abandon(handover)
             raise
 
-    async def dispatch_transactions_async(
-        self, transactions: Iterable[Transaction], **extra: Any
-    ) -> None:
-        """The asyncio twin of :meth:`dispatch_transactions`."""
-        await asyncio.to_thread(self.dispatch_transactions, list(transactions), **extra)
-
-    async def ack_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`ack`."""
-        await asyncio.to_thread(self.ack, transaction)
-
-    async def nack_async(self, transaction: Transaction, exc: Exception) -> None:
-        """The asyncio twin of :meth:`nack`."""
-        await asyncio.to_thread(self.nack, transaction, exc)
-
-    async def release_async(self, transaction: Transaction) -> None:
-        """The asyncio twin of :meth:`release`."""
-        await asyncio.to_thread(self.release, transaction)
-
-    async def get_transactions_count_async(self) -> int:
-        """The asyncio twin of :meth:`get_transactions_count`."""
-        return await asyncio.to_thread(self.get_transactions_count)
-
-    async def fetch_transaction_by_id_async(self, transaction_id: str) -> Transaction | None:
-        """The asyncio twin of :meth:`fetch_transaction_by_id`."""
-        return await asyncio.to_thread(self.fetch_transaction_by_id, transaction_id)
-
-    async def aclose(self) -> None:
-        """The asyncio twin of :meth:`close`."""
-        await asyncio.to_thread(self.close)
-
     def __enter__(self) -> Self:
         return self
 
@@ -230,9 +197,7 @@ class JsonlConnector:
             delivery = self._wrap(line, value) if self._raw else self._open(value)
         except (EnvelopeError, OverflowError) as error:
             raise MalformedLineError(f"not a transaction: {describe(error)}") from error
-        _set(delivery, "line", line)
-        _set(delivery, "owner", self)
-        _set(delivery, "verb", None)
+        delivery.belongs_to(self, line=line)
         return delivery
 
     def _wrap(self, line: Line, value: Any) -> _Delivery:
@@ -248,26 +213,8 @@ class JsonlConnector:
     def _claimed(self, transaction: Transaction, verb: str) -> Iterator[Line | None]:
         """The line to act upon, or None when it was settled in this way before."""
         self._reading()
-        if not isinstance(transaction, _Delivery) or transaction.owner is not self:
-            raise JsonlConnectorError(
-                f"cannot {verb} {transaction!r}: this connector did not deliver this object",
-                remedy="settle the very object that fetch_transactions returned, not a copy",
-            )
-        with self._settling:
-            before = transaction.verb
-            if before is None:
-                _set(transaction, "verb", verb)
-        if before not in (None, verb):
-            raise JsonlConnectorError(
-                f"cannot {verb} {transaction!r}: it was settled with {before} before",
-                remedy="settle each delivery once",
-            )
-        try:
-            yield transaction.line if before is None else None
-        except BaseException:
-            if before is None:
-                _set(transaction, "verb", None)  # it may be tried again
-            raise
+        with settling(_Delivery, transaction, self, verb, JsonlConnectorError) as delivery:
+            yield None if delivery is None else delivery.line
 
     def _reading(self) -> Inbox[_Delivery]:
         self._refuse_when_closed()
