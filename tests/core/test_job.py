@@ -154,7 +154,7 @@ def test_a_failure_before_the_request_was_written() -> None:
 @pytest.mark.req("JOBS:orchestrator")
 def test_held() -> None:
     """A held job is parked, as long as the gate said or the rule has it, and not charged."""
-    for after, delay in ((90.0, 90.0), (None, 30.0), (-5.0, 0.0)):
+    for after, delay in ((90.0, 90.0), (None, 30.0), (-5.0, 0.1)):
         move = settle(RUNNING, Held(Failure(Kind.HELD, "quota", retry_after=after)), RULE)
         assert (move.status, move.event, move.delay, move.why) == (PENDING, "held", delay, "quota")
         assert (move.attempts, move.excused) == (0, 1)
@@ -313,3 +313,11 @@ def test_a_job_that_is_to_be_alone_stays_so_until_it_ends() -> None:
         assert settle(running, seen, rule).is_solo
     assert settle(waiting, RunAsked(), rule).is_solo
     assert not settle(running, Succeeded(), rule).is_solo
+
+
+@pytest.mark.req("ONE:parked")
+@pytest.mark.parametrize("seconds", [0.0, -3.0, 0.01])
+def test_a_gate_that_says_now_is_not_asked_without_end(seconds: float) -> None:
+    """What is not charged is not bounded, so there is a pause at least."""
+    held = Held(Failure(Kind.HELD, "held", "", seconds))
+    assert settle(Tally(JobStatus.ACTIVE, 0, 1), held, JobRule()).delay == 0.1

@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.connector.memory import MemoryConnector
 from ergon_framework.core.lifecycle import HELD_DELAY
-from ergon_framework.errors import ErgonError, ExceptionType
+from ergon_framework.errors import ErgonError, ExceptionType, WiringError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.scripted import ScriptedConnector, transactions
 from tests.engine.bodies import consumer, nap, rules
@@ -169,3 +169,43 @@ def test_a_parked_one_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("INFO", "transaction t1 is parked: the circuit is open")
     ]
+
+
+class Nonsense(ErgonError):
+    """An error of the user's whose answers nobody can use."""
+
+    failure_kind = "business"
+    retry_after_seconds = "soon"  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("kind", ["business", "held", "rejected", 7])
+def test_an_error_that_says_nonsense_is_one_like_any_other(colour: Colour, kind: Any) -> None:
+    """Whatever an exception says of itself, the transaction gets its outcome."""
+    error = Nonsense("odd")
+    error.failure_kind = kind
+    outcome = consume(colour, Keeping([transactions(1)]), process={"t1": [error]})
+    assert (outcome.error, int(outcome.report)) == (None, 1)
+    assert outcome.report.failed == 1
+
+
+def test_a_wait_that_is_no_number_is_the_usual_one(colour: Colour) -> None:
+    """The gate is believed that it is closed, and not when it opens."""
+    source = Keeping([transactions(1)])
+    refusal = Refused()
+    refusal.retry_after_seconds = "soon"  # type: ignore[assignment]
+    consume(colour, source, process={"t1": [refusal]})
+    assert source.told == [("release_after", "t1", HELD_DELAY)]
+
+
+@pytest.mark.req("ONE:patience")
+def test_two_owners_of_patience_are_refused(colour: Colour) -> None:
+    """A step with several attempts does not fit a source that delivers again what failed."""
+    source = Keeping([transactions(1)])
+    source.redelivers = True  # type: ignore[attr-defined]
+    outcome = consume(colour, source, rules(steps={"process": {"max_attempts": 2}}))
+    assert isinstance(outcome.error, WiringError)
+    assert "would multiply" in str(outcome.error)
+    assert source.fetches == []

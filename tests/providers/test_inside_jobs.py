@@ -154,3 +154,25 @@ def test_a_wrong_request_is_given_up_at_once(tmp_path: Path) -> None:
     assert (dead.status, dead.attempts) == (JobStatus.FAILED, 1)
     assert dead.last_error is not None
     assert dead.last_error.code == "ProviderBadRequestError"
+
+
+@pytest.mark.req("ONE:patience")
+def test_a_class_of_ones_own_is_no_less_final(tmp_path: Path) -> None:
+    """It is told under the name that the settings know."""
+    dead = Place(tmp_path).run([job("be_denied", id="d")])["d"]
+    assert (dead.status, dead.attempts) == (JobStatus.FAILED, 1)
+    assert dead.last_error is not None
+    assert dead.last_error.code == "ProviderAuthError"
+
+
+@pytest.mark.req("ONE:patience")
+def test_patience_is_not_inherited(tmp_path: Path) -> None:
+    """A job that was given the carrier of another one is told its own number of attempts."""
+    given = {"ergon_attempts": "1", "x": "y"}
+    jobs = [
+        job("carrier", id="several", trace_context=given),
+        job("carrier", id="one", trace_context={"x": "y"}, max_attempts=1),
+    ]
+    done = Place(tmp_path).run(jobs)
+    several, one = (msgspec.json.decode(done[each].result or b"") for each in ("several", "one"))
+    assert (several, one) == ({"x": "y"}, given)

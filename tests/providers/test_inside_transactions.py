@@ -13,6 +13,7 @@ from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.quota import QuotaPolicy
+from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing.clock import VirtualClock
 from ergon_framework.testing.scripted import ScriptedConnector
@@ -177,3 +178,19 @@ def test_outside_of_everything_nothing_is_added() -> None:
             context=ProviderExecutionContext(),
         )
     assert [(each.idempotency_key, each.deadline) for each in provider.seen] == [(None, 60.0)] * 2
+
+
+@pytest.mark.req("ONE:patience")
+def test_attempts_made_before_do_not_count_against_the_one_inside(colour: Colour) -> None:
+    """Whoever carries two attempts along still has one here, unless the policy has no more."""
+    provider = on_the_engines_clock(ConnectionError("no"), retry_policy=RetryPolicy(max_attempts=5))
+    source = ScriptedConnector([[Transaction("t1")]])
+
+    async def process(transaction: Any) -> None:
+        await called(provider, attempt_offset=2)
+
+    task = consumer(colour, source, process=process)
+    policy = rules(steps={"process": {"max_attempts": 2}})
+    outcome = consume(colour, source, policy, task=task)
+    assert outcome.report.succeeded == 1
+    assert [each.attempt for each in provider.seen] == [3, 3]

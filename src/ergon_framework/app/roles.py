@@ -10,7 +10,7 @@ from typing import Any
 
 from ergon_framework.errors import HookError, WiringError
 from ergon_framework.task.base import BaseAsyncTask, BaseTask, choose_connector
-from ergon_framework.task.hooks import fetch_method, find_hook, require_hook
+from ergon_framework.task.hooks import check_patience, fetch_method, find_hook, require_hook
 from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
 from ergon_framework.task.mixins.policies import ConsumerPolicy
 from ergon_framework.task.mixins.producer import AsyncProducerMixin, ProducerMixin
@@ -125,18 +125,7 @@ def check_connectors(task: Any, kind: Kind, policy: ConsumerPolicy | None) -> No
     name, connector = choose_connector(task, steps.fetch.connector_name)
     if connector is not None:
         fetch_method(name, connector, steps.fetch.extra, is_async=kind.is_async)
-        _check_patience(name, connector, steps.process.retry.max_attempts)
-
-
-def _check_patience(name: str, connector: Any, attempts: int) -> None:
-    """One owner of patience: attempts here would multiply with those of the connector."""
-    if attempts > 1 and getattr(connector, "redelivers", False) is True:
-        raise WiringError(
-            f"connector {name!r} itself delivers again what failed, so {attempts} attempts here"
-            " would multiply with its own",
-            remedy="leave steps.process.retry.max_attempts at 1, and let the connector retry",
-            details={"key": ["consumer", "steps", "process", "retry", "max_attempts"]},
-        )
+        check_patience(name, connector, steps.process.retry.max_attempts)
 
 
 def _check_hooks(task: Any, mixin: Any, step: str, handlers: str, *, is_async: bool) -> None:

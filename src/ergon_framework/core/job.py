@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import TypeAlias, assert_never
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import LONGEST_DELAY, Again, RetryRule, Why, judge
+from ergon_framework.core.retry import LONGEST_DELAY, SHORTEST_HOLD, Again, RetryRule, Why, judge
 
 JOB_RETRIES = frozenset(Kind) - {Kind.REJECTED, Kind.CANCELLED, Kind.HELD}
 """What a durable job is tried again after."""
@@ -208,7 +208,7 @@ def settle(tally: Tally, seen: Seen, rule: JobRule, dice: float = 0.5) -> Move:
 
 def _held(tally: Tally, failure: Failure, rule: JobRule) -> Move:
     asked = rule.held_delay if failure.retry_after is None else failure.retry_after
-    delay = min(max(0.0, asked), LONGEST_DELAY)
+    delay = min(max(SHORTEST_HOLD, asked), LONGEST_DELAY)
     if rule.retry.max_retry_after is not None:
         delay = min(delay, rule.retry.max_retry_after)
     return _again(tally, "held", failure.code, excuses=True, delay=delay, failure=failure)

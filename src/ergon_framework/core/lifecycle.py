@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import TypeAlias, assert_never
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.retry import LONGEST_DELAY, Again, RetryRule, judge
+from ergon_framework.core.retry import LONGEST_DELAY, SHORTEST_HOLD, Again, RetryRule, judge
 
 
 class Step(StrEnum):
@@ -82,8 +82,6 @@ ROUTES: dict[tuple[Step, Cue], Step | Ending] = {
 
 HELD_DELAY = 30.0
 """Seconds to wait for a gate that does not say when it opens."""
-SHORTEST_HOLD = 0.1
-"""Seconds at least between two looks at a gate that says it is open, and is not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from ergon_framework.core.failure import Failure, Kind
 
 LONGEST_DELAY = 1e9
 """Seconds. An uncapped schedule ends here instead of overflowing; no platform waits longer."""
+SHORTEST_HOLD = 0.1
+"""Seconds at least between two looks at a gate that says it is open, and is not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ HANDLER_NOT_FOUND = "handler_not_found"
 """The error type of an executor that has no such handler: nobody tries again."""
 
 HELD = "held"
+"""The error type of a retry that was refused by a gate before anything was attempted."""
+
 ATTEMPTS = "ergon_attempts"
 """In the trace's carrier: how many attempts a job has, told where that is 1."""
-"""The error type of a retry that was refused by a gate before anything was attempted."""
 
 INVALID_REQUEST = "invalid_request"
 """The error type of the answer to a line that is no request."""

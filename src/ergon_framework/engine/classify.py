@@ -13,8 +13,8 @@ from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import Step
+from ergon_framework.engine.known import known_failure
 from ergon_framework.errors import (
-    ErgonError,
     ExceptionType,
     NonRetryableException,
     TransactionException,
@@ -49,15 +49,6 @@ def classify(
     kind = Kind.CANCELLED if is_outbreak(error) else Kind.TRANSIENT
     wrapped = _wrap(error, ExceptionType.SYSTEM, transaction_id)
     return Failure(kind, _code(error), wrapped.message), wrapped
-
-
-def known_failure(error: BaseException) -> Failure | None:
-    """The failure of an error that knows its own kind: a refused provider call, for one."""
-    if not isinstance(error, ErgonError) or error.failure_kind is None:
-        return None
-    gate = error.details.get("gate")
-    text = f"{gate}: {error}" if gate else str(error)
-    return Failure(Kind(error.failure_kind), error.code, text, error.retry_after_seconds)
 
 
 def is_outbreak(error: BaseException) -> bool:

@@ -15,7 +15,8 @@ from ergon_framework.core.wire import (
     Status,
     encode_outcome,
 )
-from ergon_framework.engine.classify import known_failure
+from ergon_framework.engine.known import known_failure
+from ergon_framework.errors import NonRetryableException
 from ergon_framework.executor.asking import Held, RetryLater
 
 UNSERIALISABLE = "unserialisable_result"
@@ -42,8 +43,12 @@ def failed(job_id: str, error: BaseException) -> Outcome:
     known = known_failure(error)
     if known is not None and known.kind is Kind.HELD:
         return Outcome(job_id, Status.RETRY, None, _clean(known.message), HELD, known.retry_after)
-    if known is not None and known.retry_after is not None:
+    if known is not None and known.kind is Kind.THROTTLED and known.retry_after is not None:
         return Outcome(job_id, Status.RETRY, None, message, kind, known.retry_after)
+    is_final = known is not None and known.kind is Kind.REJECTED
+    if is_final or isinstance(error, NonRetryableException):
+        # Under the name that the job's settings know: a subclass of the user's is no less final.
+        return Outcome(job_id, Status.ERROR, None, message, _own_name(error))
     status = Status.TIMEOUT if isinstance(error, TimeoutError) else Status.ERROR
     return Outcome(job_id, status, None, message, kind)
 
@@ -93,6 +98,12 @@ def text_of(error: BaseException) -> str:
 def name_of(error: BaseException) -> str:
     """The name of the exception's class."""
     return _clean(type(error).__name__)
+
+
+def _own_name(error: BaseException) -> str:
+    """The name of the class of ours that an error is one of."""
+    ours = (each for each in type(error).__mro__ if each.__module__.startswith("ergon_framework."))
+    return next(ours, type(error)).__name__
 
 
 def _once_more(outcome: Outcome, error: BaseException) -> tuple[Outcome, bytes]:

@@ -362,9 +362,11 @@ class Pool:
         Who calls others on a job's behalf leaves trying again to us, unless we never do.
         """
         carrier = set_out(claim, self._host.name)
-        if self._host.judgement.rule_of(claim.job).retry.attempts > 1:
+        is_single = self._host.judgement.rule_of(claim.job).retry.attempts == 1
+        if is_single == (carrier is not None and ATTEMPTS in carrier):
             return carrier
-        return {**(carrier or {}), ATTEMPTS: "1"}
+        others = {key: value for key, value in (carrier or {}).items() if key != ATTEMPTS}
+        return {**others, ATTEMPTS: "1"} if is_single else others
 
     def _slots(self, now: float) -> int:
         return sum(max(0, each.room) for each in self.runners if self._is_usable(each, now))

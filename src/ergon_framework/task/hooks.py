@@ -124,6 +124,17 @@ def fetch_method(name: str, connector: object, extra: Mapping[str, Any], *, is_a
     return method  # type: ignore[no-any-return]
 
 
+def check_patience(name: str, connector: Any, attempts: int) -> None:
+    """One owner of patience: attempts here would multiply with those of the connector."""
+    if attempts > 1 and getattr(connector, "redelivers", False) is True:
+        raise WiringError(
+            f"connector {name!r} itself delivers again what failed, so {attempts} attempts here"
+            " would multiply with its own",
+            remedy="leave steps.process.retry.max_attempts at 1, and let the connector retry",
+            details={"key": ["consumer", "steps", "process", "retry", "max_attempts"]},
+        )
+
+
 def settlement_of(connector: object, timeout: float, *, is_async: bool) -> Settlement | None:
     """What the connector offers of ack, nack and release; None when it offers nothing."""
     verbs = {}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ergon_framework.executor import Registry
+from ergon_framework.executor import JobContext, Registry
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.errors import ProviderAuthError
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
@@ -98,3 +99,19 @@ def ask_wrongly() -> dict[str, Any]:
 def answer() -> int:
     """No call at all."""
     return 42
+
+
+class Denied(ProviderAuthError):
+    """A refusal of the user's own."""
+
+
+@registry.handler
+def be_denied() -> None:
+    """It raises a class that no settings name, of a kind that they know."""
+    raise Denied("not you", retry_after_seconds=1.0)
+
+
+@registry.handler
+def carrier(job: JobContext) -> dict[str, str]:
+    """What came along beside the job."""
+    return dict(job.trace_context)

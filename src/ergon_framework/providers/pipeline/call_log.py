@@ -81,7 +81,7 @@ class CallLog:
             context.idempotency_key,
             correlation_id,
             line.number,
-            min(self._manner.max_attempts, context.max_attempts or self._manner.max_attempts),
+            self._manner.attempts_of(context),
             round(line.duration_ms),
             self.budget_ms,
             outcome.value,

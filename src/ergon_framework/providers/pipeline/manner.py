@@ -38,10 +38,18 @@ class Manner:
 
     def rule_of(self, context: ProviderExecutionContext) -> GuardRule:
         """How one call is guarded: as all are, with fewer attempts if its caller says so."""
-        most, retry = context.max_attempts, self.guard.retry
-        if most is None or most >= retry.attempts:
-            return self.guard
-        return replace(self.guard, retry=replace(retry, attempts=most))
+        most, retry = self.attempts_of(context), self.guard.retry
+        return (
+            self.guard
+            if most >= retry.attempts
+            else replace(self.guard, retry=replace(retry, attempts=most))
+        )
+
+    def attempts_of(self, context: ProviderExecutionContext) -> int:
+        """How many attempts a call has in all, those included that others made before."""
+        if context.max_attempts is None:
+            return self.max_attempts
+        return min(self.max_attempts, context.max_attempts + context.attempt_offset)
 
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time

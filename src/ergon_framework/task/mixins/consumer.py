@@ -12,7 +12,13 @@ from ergon_framework.errors import TransactionException
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, choose_connector
 from ergon_framework.task.calls import Single, drive, drive_async
-from ergon_framework.task.hooks import fetch_method, find_hook, require_hook, settlement_of
+from ergon_framework.task.hooks import (
+    check_patience,
+    fetch_method,
+    find_hook,
+    require_hook,
+    settlement_of,
+)
 from ergon_framework.task.mixins.policies import ConsumerPolicy
 from ergon_framework.task.plans import as_policy, consumer_plan
 
@@ -118,6 +124,7 @@ def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePl
     name, connector = choose_connector(task, policy.steps.fetch.connector_name)
     extra = policy.steps.fetch.extra
     method = fetch_method(name, connector, extra, is_async=is_async)
+    check_patience(name, connector, policy.steps.process.retry.max_attempts)
     settlement = None
     if policy.loop.settlement == "engine":
         settlement = settlement_of(connector, policy.loop.settlement_timeout, is_async=is_async)
