@@ -156,7 +156,17 @@ def test_a_clock_that_is_set_back_keeps_it_open_for_one_cooldown_at_most() -> No
     assert refusal == Refusal(10.0)
     circuit, probe = circuit.admit(RULE, "t", 10.0)
     assert isinstance(probe, Permit)
-    assert circuit.peek(RULE, -3600.0) == Refusal(-3580.0)
+    assert circuit.peek(RULE, -3600.0) == Refusal(-3599.0)
+    assert circuit.live_probes(RULE, -3600.0)[0].expires_at == -3580.0
+
+
+@pytest.mark.req("ONE:parked")
+def test_whoever_finds_the_probes_under_way_asks_again_soon() -> None:
+    """A probe mostly ends long before its lease, and nobody should be parked for that long."""
+    circuit = fail(Breaker(), 3)
+    circuit, _ = circuit.admit(RULE, "t", 10.0)
+    assert circuit.admit(RULE, "u", 10.0)[1] == Refusal(11.0)
+    assert circuit.admit(RULE, "u", 29.5)[1] == Refusal(30.0)  # … and at its end at the latest
 
 
 def test_an_operator_may_force_a_state() -> None:

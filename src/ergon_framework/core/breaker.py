@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+PROBE_PATIENCE = 1.0
+"""Seconds after which to ask again at a circuit whose probes are under way."""
+
 
 class State(StrEnum):
     """How a circuit stands. The values are what the tables hold."""
@@ -91,7 +94,7 @@ class Breaker:
             until = self._open_until(rule, now)
             return Refusal(until) if now < until else None
         taken = self.live_probes(rule, now)
-        return _full(taken) if len(taken) >= rule.half_open_max_calls else None
+        return _full(taken, now) if len(taken) >= rule.half_open_max_calls else None
 
     def admit(self, rule: BreakerRule, token: str, now: float) -> tuple[Breaker, Permit | Refusal]:
         """Let a call in, as a probe under ``token`` unless the circuit is closed, or refuse it."""
@@ -196,10 +199,11 @@ def _probe(
     taken = circuit.live_probes(rule, now)
     if len(taken) >= rule.half_open_max_calls:
         kept = circuit if taken == circuit.probes else replace(circuit, probes=taken)
-        return kept, _full(taken)
+        return kept, _full(taken, now)
     probe = Probe(token, now + rule.probe_lease)
     return replace(circuit, probes=(*taken, probe)), Permit(circuit.generation, token)
 
 
-def _full(taken: tuple[Probe, ...]) -> Refusal:
-    return Refusal(min(probe.expires_at for probe in taken))
+def _full(taken: tuple[Probe, ...], now: float) -> Refusal:
+    """All places are taken; a probe mostly ends long before its lease, so look again soon."""
+    return Refusal(min(now + PROBE_PATIENCE, *(probe.expires_at for probe in taken)))
