@@ -209,3 +209,11 @@ def test_two_owners_of_patience_are_refused(colour: Colour) -> None:
     assert isinstance(outcome.error, WiringError)
     assert "would multiply" in str(outcome.error)
     assert source.fetches == []
+
+
+def test_a_call_that_is_to_empty_a_volatile_source_waits_in_place(colour: Colour) -> None:
+    """What would be parked in memory would be lost with the process."""
+    source = MemoryConnector([Transaction("t1"), Transaction("t2")])
+    outcome = consume(colour, source, rules(size=2), process={"t1": [Refused(5.0), "ok"]})
+    assert (outcome.report.succeeded, outcome.report.parked) == (2, 0)
+    assert source.get_transactions_count() == 0

@@ -353,3 +353,47 @@ def test_every_running_call_of_a_task_is_stopped() -> None:
 
     reports = VirtualClock().run(scene())
     assert [each.stop_reason for each in reports] == [StopReason.STOPPED] * 2
+
+
+class Waiting:
+    """A source whose fetch waits for work, in naps, until somebody says that it need not."""
+
+    def __init__(self, trouble: Exception | None = None) -> None:
+        self.trouble = trouble
+        self.is_over = False
+        self.task: Any = None
+
+    async def _fetch(self) -> list[Any]:
+        self.task.request_stop()
+        for _ in range(600):
+            if self.is_over:
+                break
+            await nap(0.1)
+        return []
+
+    def fetch_transactions(self, batch_size: int) -> Any:
+        return by_hand(self._fetch())
+
+    async def fetch_transactions_async(self, batch_size: int) -> Any:
+        return await self._fetch()
+
+    def stop_waiting(self) -> None:
+        self.is_over = True
+        if self.trouble is not None:
+            raise self.trouble
+
+
+@pytest.mark.req("T3.30", "ONE:connector-jobs")
+@pytest.mark.parametrize("trouble", [None, OSError("no")])
+def test_a_stop_wakes_a_fetch_that_waits_for_work(colour: Colour, trouble: Any) -> None:
+    """A source that offers stop_waiting is told once; what it raises is only logged."""
+
+    async def process(_transaction: Any) -> None:
+        return None
+
+    source = Waiting(trouble)
+    source.task = task = consumer(colour, source, process=process)
+    outcome = consume(colour, source, rules(streaming=True), task=task)
+    assert outcome.error is None
+    assert outcome.report.stop_reason is StopReason.STOPPED
+    assert outcome.report.elapsed < 1.0

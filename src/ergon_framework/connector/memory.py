@@ -12,7 +12,7 @@ import heapq
 import threading
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import (
@@ -81,6 +81,9 @@ class MemoryConnector:
     ``name`` becomes the source of transactions that have none. ``capacity`` bounds what waits and
     what is in flight together. ``dead`` holds what was nacked, with the reason.
     """
+
+    volatile: ClassVar[bool] = True
+    """What waits here ends with the process, so a call that is to empty it parks nothing."""
 
     def __init__(
         self,

@@ -88,6 +88,7 @@ class Flight:
         self.next_check = NEVER
         self.resume_at: float | None = None  # when an idle worker should plan again
         self.stops = 0
+        self.is_source_woken = False
         self.is_aborted = False
         self.is_finished = False
         self.outbreak: BaseException | None = None  # leaves the call when it ends

@@ -158,6 +158,16 @@ class Intake(Flight):
         if self.plan.loop.returns:
             self.sweep()
 
+    def wake_source(self) -> None:
+        """Once a stop has begun: a fetch that waits for work need not wait any longer."""
+        if self.plan.wake is None or self.is_source_woken or self.grace_at == NEVER:
+            return
+        self.is_source_woken = True
+        try:
+            self.plan.wake()
+        except Exception:
+            logger.exception("the connector of %s could not be woken", self.plan.task)
+
     def interrupt(self, error: BaseException) -> None:
         """Ctrl-C, SystemExit or a defect of ours: stop, and raise it at the end.
 

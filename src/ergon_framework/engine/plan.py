@@ -45,6 +45,8 @@ class Settlement:
     timeout: float = 30.0
     redelivers: bool = False
     """Whether the source by itself brings again what failed."""
+    is_volatile: bool = False
+    """Whether what the source holds ends with this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class EnginePlan:
     duplicates: Callable[[], Iterable[str]] = tuple
     leftovers: Callable[[], Iterable[str]] = tuple
     ended: Callable[[Run], None] | None = None  # told about every ending
+    wake: Callable[[], object] | None = None  # lets a fetch return that waits for work
     compiled: bool = True  # False drives every step through the machine: for the test that compares
     dice: Callable[[], float] = random.random
     settings: dict[str, Any] = field(default_factory=dict)

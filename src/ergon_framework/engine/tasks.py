@@ -61,6 +61,7 @@ class TaskEngine(TaskWorkers):
                 self._stop(error)
 
     async def _look_after(self, now: float) -> None:
+        self.wake_source()
         reason = self.must_abort(now)
         if reason is not None:
             await self._abort(reason)

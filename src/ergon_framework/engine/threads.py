@@ -73,6 +73,7 @@ class ThreadEngine(ThreadWorkers):
                 self._stop(error)
 
     def _look_after(self, now: float) -> None:
+        self.wake_source()
         reason = self.must_abort(now)
         if reason is not None:
             self._abort(reason)

@@ -143,7 +143,8 @@ def settlement_of(connector: object, timeout: float, *, is_async: bool) -> Settl
         if method is not None:
             verbs[verb] = method
     redelivers = bool(getattr(connector, "redelivers", False))
-    return Settlement(verbs, timeout, redelivers) if verbs else None
+    is_volatile = bool(getattr(connector, "volatile", False))
+    return Settlement(verbs, timeout, redelivers, is_volatile) if verbs else None
 
 
 def _settling_method(connector: object, verb: str, is_async: bool) -> Hook | None:

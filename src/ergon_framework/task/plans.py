@@ -57,7 +57,7 @@ def consumer_plan(
     """A consume call, ready to be driven."""
     loop, steps = policy.loop, policy.steps
     _warn_about_small_batches(task, loop)
-    parks = settlement is not None and Verb.RELEASE_AFTER in settlement.verbs
+    parks = settlement is not None and _parks(settlement, loop)
     empty = loop.empty_queue
     return EnginePlan(
         role="consumer",
@@ -84,6 +84,15 @@ def consumer_plan(
             "redelivers": settlement is not None and settlement.redelivers,
         },
     )
+
+
+def _parks(settlement: Settlement, loop: ConsumerLoopPolicy) -> bool:
+    """Whether a transaction may go back to its source until a gate opens.
+
+    A call that ends with an empty source must not leave behind what ends with the process.
+    """
+    can_park = Verb.RELEASE_AFTER in settlement.verbs
+    return can_park and (loop.streaming or not settlement.is_volatile)
 
 
 def producer_plan(task: str, policy: ProducerPolicy, hooks: Hooks, given: Input) -> EnginePlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,7 @@ def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePl
     fetch = partial(method, **extra) if extra else method
     plan = consumer_plan(type(task).__name__, policy, hooks, fetch, settlement)
     plan.settings["joins_trace"] = getattr(connector, "joins_trace", False) is True
-    return plan
+    return replace(plan, wake=getattr(connector, "stop_waiting", None))
 
 
 def _single_plan(task: BaseTask, policy: object, *, is_async: bool) -> EnginePlan:
