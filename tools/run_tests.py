@@ -22,8 +22,9 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = {
-    "boundary": ("boundary", "storage"),
     "providers": ("providers", "executor", "conform"),
+    "boundary": ("boundary", "storage"),
+    "outside": ("app", "cli", "docs", "repository", "web"),
 }
 REST = "rest"
 TELL_EVERY = 60.0  # seconds: whoever watches a log wants to see that something goes on
