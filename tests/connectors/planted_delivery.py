@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import PayloadError
 from ergon_framework.ports.transaction import Transaction, new_id
 
@@ -22,6 +23,7 @@ class Honest:
         self.flying: dict[int, tuple[Transaction, Entry]] = {}
         self.settled: dict[int, tuple[Transaction, str]] = {}
         self.dead: list[tuple[Transaction, str]] = []
+        self.parked: list[tuple[float, Entry]] = []
         self.places = 0
         self.closed = False
 
@@ -49,7 +51,14 @@ class Honest:
         if self.closed:
             raise RuntimeError("closed")
         with self.lock:
+            self.bring_back()
             return [self.deliver(entry) for entry in self.pick(batch_size)]
+
+    def bring_back(self) -> None:
+        now = SYSTEM_CLOCK.now()
+        for due, entry in [each for each in self.parked if each[0] <= now]:
+            self.parked.remove((due, entry))
+            self.put_back(entry)
 
     def add(self, stored: Any) -> None:
         self.waiting.append((self.places, stored))
@@ -83,6 +92,15 @@ class Honest:
             entry = self.settle(transaction, "release")
             if entry is not None:
                 self.put_back(entry)
+
+    def release_after(self, transaction: Transaction, seconds: float) -> None:
+        with self.lock:
+            entry = self.settle(transaction, "release_after")
+            if entry is not None:
+                self.park(entry, seconds)
+
+    def park(self, entry: Entry, seconds: float) -> None:
+        self.parked.append((SYSTEM_CLOCK.now() + seconds, entry))
 
     def put_back(self, entry: Entry) -> None:
         self.waiting = sorted([*self.waiting, entry])

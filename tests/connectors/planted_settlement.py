@@ -88,6 +88,47 @@ class ReleasesTwice(Honest):
         self.put_back(entry or (self.places, self.encode(transaction)))
 
 
+class ParksForNothing(Honest):
+    """Takes release_after for release."""
+
+    def park(self, entry: Entry, seconds: float) -> None:
+        self.put_back(entry)
+
+
+class ParksForEver(Honest):
+    """Never looks at what is parked."""
+
+    def bring_back(self) -> None:
+        pass
+
+
+class ParksACopy(Honest):
+    """Parks it, and puts it back as well when its time has come."""
+
+    def park(self, entry: Entry, seconds: float) -> None:
+        super().park(entry, seconds)
+        super().park((self.places, entry[1]), seconds)
+
+
+class ParksOnce(Honest):
+    """Thinks that a gate is open after the first wait."""
+
+    def park(self, entry: Entry, seconds: float) -> None:
+        is_again = entry[0] in getattr(self, "known", set())
+        self.known = {*getattr(self, "known", set()), entry[0]}
+        super().park(entry, 0.0 if is_again else seconds)
+
+
+class ReleasesTheParked(Honest):
+    """Knows that it was settled, but not how."""
+
+    def settle(self, transaction: Transaction, verb: str) -> Entry | None:
+        before = self.settled.get(id(transaction), (None, ""))[1]
+        if (before, verb) == ("release_after", "release"):
+            return self.parked.pop()[1]
+        return super().settle(transaction, verb)
+
+
 class ComplainsAboutTheSecondAck(Honest):
     """Knows a delivery only until it is settled."""
 

@@ -40,6 +40,7 @@ from tests.connectors.zone_node import (
     numbers,
     over_http,
     settled,
+    taking_part,
 )
 
 pytestmark = pytest.mark.req("ONE:connector-boundary")
@@ -172,7 +173,7 @@ def test_a_failure_in_the_middle_is_set_aside_in_its_turn(
 def test_a_parked_fact_holds_back_what_is_behind_it(node: MemoryNode) -> None:
     """It is not confirmed, nor are those behind it, which are handled all the same."""
     clock = node.clock
-    with clock, BoundaryConnector(node, consumer="c", log="outbound") as connector:
+    with taking_part(clock), BoundaryConnector(node, consumer="c", log="outbound") as connector:
         first, second = connector.fetch_transactions(2)
         connector.release_after(first, 60.0)
         connector.ack(second)

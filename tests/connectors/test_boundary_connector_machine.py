@@ -23,7 +23,7 @@ pytestmark = pytest.mark.req("ONE:connector-boundary")
 
 ONCE = replace(SCHEDULE, attempts=1)
 VERBS = st.sampled_from(["ack"] * 5 + ["nack"] * 3 + ["release", "release_after"])
-CALLS = ("FetchFacts", "ConfirmReceipt", "QuarantineFact")
+CALLS = ("FetchFacts", "ConfirmReceipt", "QuarantineFact", "ReleaseLease")
 REFUSED = (BoundaryError, BoundaryConnectorError)
 
 

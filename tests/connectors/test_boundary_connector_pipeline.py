@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import Search
 from tests.connectors import pipe_child
@@ -60,6 +61,23 @@ def completed(folder: Path) -> int:
         return store.count(Search(statuses=(JobStatus.COMPLETED,)))
     finally:
         store.close()
+
+
+@pytest.mark.parametrize(("moment", "attempts"), [("before", 1), ("after", 2)])
+def test_a_kill_around_the_charge(moment: str, attempts: int, tmp_path: Path) -> None:
+    """What was only claimed keeps all its attempts; what was charged has one less."""
+    store = open_store(f"sqlite:///{tmp_path}/jobs.db")
+    JobClient(store=store).enqueue("work", kwargs={"n": 1}, id="a")
+    store.close()
+    point = f"connector.jobs.charging.{moment}=kill"
+    assert child("work", "", tmp_path, point) == -signal.SIGKILL
+    until_done("work", "", tmp_path, lambda: completed(tmp_path) == 1)
+    store = open_store(f"sqlite:///{tmp_path}/jobs.db")
+    job = store.find("a")
+    store.close()
+    assert job is not None
+    assert (job.attempts, job.deliveries) == (attempts, 2)
+    assert effects(tmp_path) == {1: 1}
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

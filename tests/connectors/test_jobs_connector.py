@@ -21,6 +21,7 @@ from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import (
     ConfigurationError,
+    ErgonError,
     NonRetryableException,
     PayloadError,
     StoreUnavailableError,
@@ -297,6 +298,80 @@ def test_release_after_parks(store: Store, connector: JobsConnector, clock: Cloc
     assert told.endswith("No attempt was charged.")
     clock.at += 60
     assert [each.transaction_id for each in connector.fetch_transactions(1)] == ["a"]
+
+
+def die(connector: JobsConnector, clock: Clock) -> None:
+    """Nobody renews its leases any more, and they end."""
+    holding = connector._desk._holding
+    assert holding is not None
+    holding._ending.set()
+    clock.at += 5000
+
+
+def test_an_attempt_is_charged_when_it_is_handed_out(store: Store, clock: Clock) -> None:
+    """A process that dies has had its attempt: the next one knows, and the last one is the last."""
+    JobClient(store=store).enqueue("work", id="once", max_attempts=1)
+    JobClient(store=store).enqueue("work", id="twice", max_attempts=2)
+    began: list[tuple[str, int]] = []
+    for _ in range(4):
+        connector = JobsConnector(store, handler="work", lease=1.0)
+        came = connector.fetch_transactions(2)
+        began += [(each.transaction_id, each.metadata["attempt"]) for each in came]
+        for each in came:
+            looked_at = connector.fetch_transaction_by_id(each.transaction_id)
+            assert looked_at is not None
+            assert looked_at.metadata["attempt"] == each.metadata["attempt"]
+        die(connector, clock)
+    assert sorted(began) == [("once", 1), ("twice", 1), ("twice", 2)]
+    for job_id, attempts in (("once", 1), ("twice", 2)):
+        job = store.find(job_id)
+        assert job is not None
+        assert (job.status, job.attempts, job.why) == (
+            JobStatus.FAILED,
+            attempts,
+            "attempts_spent",
+        )
+
+
+@pytest.mark.parametrize("verb", ["release", "release_after", "nack", "close"])
+def test_what_was_given_back_keeps_its_attempts(store: Store, verb: str, clock: Clock) -> None:
+    """Released, parked, refused by a gate or closed with it in hand: the charge is taken back."""
+    gate = type("Gate", (ErgonError,), {"failure_kind": "held", "retry_after_seconds": 0.0})
+    more: dict[str, tuple[Any, ...]] = {"nack": (gate("shut"),), "release_after": (0.0,)}
+    JobClient(store=store).enqueue("work", id="a", max_attempts=1)
+    for _ in range(6):
+        connector = JobsConnector(store)
+        (came,) = connector.fetch_transactions(1)
+        assert came.metadata["attempt"] == 1
+        if verb != "close":
+            getattr(connector, verb)(came, *more.get(verb, ()))
+        connector.close()
+        job = store.find("a")
+        assert job is not None
+        assert (job.attempts, job.is_charged) == (0, False)
+        clock.at += 60
+
+
+def test_a_charge_that_cannot_be_written_hands_nothing_out(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store goes away between claim and charge: the job comes again when its lease ended."""
+    JobClient(store=store).enqueue("work", id="a", max_attempts=1)
+    with JobsConnector(store, lease=1.0) as connector:
+
+        def away(*_: Any) -> list[bool]:
+            raise StoreUnavailableError("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store), "renew", away)
+            with pytest.raises(StoreUnavailableError):
+                connector.fetch_transactions(1)
+        assert connector._desk._holding is not None
+        assert connector._desk._holding.all() == []
+    clock.at += 60
+    with JobsConnector(store) as connector:
+        (came,) = connector.fetch_transactions(1)
+        assert came.metadata["attempt"] == 1
 
 
 def test_a_late_outcome_is_an_error(store: Store, connector: JobsConnector, clock: Clock) -> None:

@@ -83,7 +83,7 @@ def test_it_passes_the_suite(colour: Any) -> None:
         ],
     )
     report.raise_for_failures(recommended=True)
-    assert report.skipped == ()
+    assert all("park" in check for check in report.skipped)  # files cannot keep it for a while
 
 
 def test_files_are_read_in_name_order_line_by_line(tmp_path: Path, open_inbox: Open) -> None:

@@ -20,6 +20,7 @@ from ergon_framework.boundary.settings import LimitSettings, ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.connector.boundary import BoundaryConnector
 from ergon_framework.ports.transaction import Transaction
+from ergon_framework.testing.clock import VirtualClock
 
 T = TypeVar("T")
 PATIENCE = 30.0
@@ -88,6 +89,17 @@ def eventually(condition: Callable[[], bool]) -> None:
             return
         never.wait(0.01)
     raise AssertionError("it did not happen")
+
+
+@contextmanager
+def taking_part(clock: VirtualClock) -> Iterator[None]:
+    """Let time stand still for as long as this thread does anything but sleep."""
+    with clock:
+        clock.join_time()
+        try:
+            yield
+        finally:
+            clock.leave_time()
 
 
 class Loop:

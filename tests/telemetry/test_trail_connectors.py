@@ -114,8 +114,8 @@ def test_an_outbox_keeps_the_trace_on_disk(kept: list[SpanRecord], tmp_path: Pat
         "http://127.0.0.1:9", from_zone="a", to_zone="b", outbox=tmp_path / "outbox.db"
     ) as connector:
         connector.dispatch_transactions([told(1)])
-    by_name = {span.name: span for span in kept}
-    assert by_name["boundary.spool"].parent_id == by_name["boundary.publish"].span_id
+    (spool,) = [span for span in kept if span.name == "boundary.spool"]
+    assert spool.parent_id in {span.span_id for span in kept if span.name == "boundary.publish"}
 
 
 def test_what_is_no_transaction_is_refused_as_ever(kept: list[SpanRecord]) -> None:

@@ -40,7 +40,8 @@ class BoundaryConnector:
     ``node`` is its URL, or a transport, which stays the caller's to close. ``consumer`` is the
     durable name under which facts are read; with ``log`` it is created when the node has none of
     that name. ``from_zone`` and ``to_zone`` are those of facts that are produced. With ``outbox``,
-    the path of a file, facts are on disk there when a dispatch returns, and reach the node later.
+    the path of a file, facts are on disk there when a dispatch returns, and reach the node later;
+    closing gives them ``drain`` seconds for that, and what is left stays on disk.
     ``name`` becomes the source of what is delivered.
     """
 
@@ -69,6 +70,7 @@ class BoundaryConnector:
         max_deliveries: int = 5,
         on_gap: Callable[[Loss], Any] = warn_of_gap,
         outbox: str | PathLike[str] | None = None,
+        drain: float = 5.0,
         strict_ids: bool = False,
         retry: RetryRule = SCHEDULE,
         timeout: float = 30.0,
@@ -99,6 +101,7 @@ class BoundaryConnector:
             shared,
             wait,
             outbox,
+            drain,
         )
         self._undoing: set[asyncio.Future[None]] = set()
 
@@ -110,9 +113,17 @@ class BoundaryConnector:
         return not self._line.is_closed and is_held
 
     def close(self) -> None:
-        """Confirm what is done, let go of the consumer's name. Closing twice is fine."""
-        if not self._line.is_closed and self._driver is not None and self._line.tasks is None:
-            self._driver.leave()
+        """Confirm what is done, let go of the consumer's name. Closing twice is fine.
+
+        What is in the outbox has ``drain`` seconds to reach the node. A transport of an event loop
+        cannot be told from here: the name is free when its lease ends, or at once after
+        :meth:`aclose`.
+        """
+        if not self._line.is_closed and self._driver is not None:
+            if self._line.tasks is None:
+                self._driver.leave()
+            else:
+                self._driver.drop_the_name()
         self._writer.close()
         self._line.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import TypeVar
 
@@ -95,6 +96,14 @@ class Driver:
         self._keeper.cancel()
         await asyncio.wait([self._keeper])
         await self._run_async(self.reader.leave())
+
+    def drop_the_name(self) -> None:
+        """Renew no more, from whatever thread; without a word to the node, whose lease ends."""
+        self._over.set()
+        keeper = self._keeper
+        if keeper is not None and not keeper.done():
+            with contextlib.suppress(RuntimeError):  # its loop is closed, and the task with it
+                keeper.get_loop().call_soon_threadsafe(keeper.cancel)
 
     async def _run_async(self, script: Script[T]) -> T:
         async with self._own_turn():

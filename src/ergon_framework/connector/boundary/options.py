@@ -21,6 +21,8 @@ from ergon_framework.errors import ConfigurationError
 MOST_IN_WINDOW = 1000
 """Facts between the cursor and the last one read: what a node gives in one page."""
 
+_MAY_BE_NONE = ("wait", "drain")
+
 Zones = tuple[str | None, str | None]
 
 
@@ -49,10 +51,11 @@ def parts_of(
     shared: Shared,
     wait: float,
     outbox: str | PathLike[str] | None,
+    drain: float,
 ) -> Parts:
     """Check everything, then make the parts. Nothing is sent."""
     _check_names(consumer, reading.get("log"), zones)
-    _check_seconds(lease=reading["lease"], timeout=shared["timeout"], wait=wait)
+    _check_seconds(lease=reading["lease"], timeout=shared["timeout"], wait=wait, drain=drain)
     _check_counts(limit=reading["limit"], max_deliveries=reading["max_attempts"])
     reader = None if consumer is None else _reader(consumer, reading, shared)
     writing["retry"] = shared["retry"]
@@ -64,7 +67,7 @@ def parts_of(
             "an outbox needs a node that threads can reach", remedy="give the node's URL"
         )
     path = None if outbox is None else Path(outbox)
-    writer = Writer(line, Telling(writing), zones, path)
+    writer = Writer(line, Telling(writing), zones, path, drain)
     return Parts(line, None if reader is None else Driver(line, reader), writer)
 
 
@@ -96,7 +99,7 @@ def _check_seconds(**given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigurationError(f"{name} is {value!r}", remedy="give seconds")
-        if not math.isfinite(value) or value < 0 or (value == 0 and name != "wait"):
+        if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_NONE):
             raise ConfigurationError(f"{name} is {value!r}", remedy="give a positive number")
 
 

@@ -2,6 +2,10 @@
 
 One conversation at a time: a confirmation that overtook a page on its way here would also cover
 facts of that page.
+
+A node counts the processes to which it gave the fact after the cursor and which never came back.
+The count says that somebody died, not of what. So the facts of such a page are handed out one by
+one, and when the first one comes back alive, whatever became of it, its count begins anew.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from ergon_framework.boundary.consuming.conversations import (
     HANDLER_FAILED,
     LONGEST_MESSAGE,
 )
-from ergon_framework.boundary.conversing.script import Now, Script
+from ergon_framework.boundary.conversing.script import Now, Script, Wait
 from ergon_framework.boundary.model import Batch, Loss
 from ergon_framework.connector.boundary.faults import FactPassedError
 from ergon_framework.connector.boundary.window import Confirm, Entry, SetAside, State, Step, Window
@@ -28,6 +32,11 @@ from ergon_framework.storage.failpoints import declare, failpoint
 logger = logging.getLogger(__name__)
 
 declare("connector.boundary.confirming.before", "connector.boundary.confirming.after")
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 2.0
+"""Seconds between two looks at a node that has only facts which are here already."""
+FEWEST_DEATHS = 2
+"""The first process may have died with many in hand, so one death is nobody's fault."""
 
 
 class Reader:
@@ -44,60 +53,103 @@ class Reader:
         self._window = Window()
         self._lock = threading.Lock()
         self._is_unsure = False  # the node may have served facts that never came here
+        self._is_adrift = False  # the name was let go for a moment, and may be another's
+        self._survivor: Entry | None = None  # came back alive, and was suspected before
 
     # ---- reading ----
 
     def fetch(self, most: int, wait: float) -> Script[list[Entry]]:
         """Up to so many facts, in order: those that came back, then new ones."""
-        standing = self.desk.standing
-        if standing.lost is not None:
+        yield from self._catch_up()
+        until = (yield Now()) + wait
+        pause = SHORTEST_PAUSE
+        while True:
+            taken = self._take(most, (yield Now()))
+            room = self._limit - len(self._window)
+            if taken:
+                return taken
+            found = 0
+            if room > 0:
+                # Confirmations wait for their turn, so nobody may be about to send one meanwhile.
+                left = 0.0 if self._window.in_hand else until - (yield Now())
+                found = yield from self._read(min(most, room), max(0.0, left))
+                yield from self.advance()
+                taken = self._take(most, (yield Now()))
+            left = until - (yield Now())
+            if taken or self._window.in_hand or not (found or left > 0):
+                return taken
+            if not found:  # the node does not wait while parked facts lie after the cursor
+                yield Wait(min(left, pause, self._window.next_due((yield Now()))))
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _catch_up(self) -> Script[None]:
+        """Tell what is to be told, before anything is handed out."""
+        if self.desk.standing.lost is not None:
             with self._lock:
                 self._window.clear()
-        else:
-            yield from self.advance()
-        taken = self._take(most, (yield Now()))
-        room = self._limit - len(self._window)
-        if taken or room <= 0:
-            return taken
-        # Confirmations wait for their turn, so nobody may be about to send one while we wait.
-        yield from self._read(min(most, room), 0.0 if self._window.in_hand else wait)
+            return
+        if self._is_adrift:
+            yield from self._read(0 if len(self._window) else 1, 0.0)
         yield from self.advance()
-        return self._take(most, (yield Now()))
+        yield from self._clear_the_survivor()
 
     def _take(self, most: int, now: float) -> list[Entry]:
         with self._lock:
             return self._window.take(most, now)
 
-    def _read(self, more: int, wait: float) -> Script[None]:
-        """Ask for what lies behind what is known; pages begin at the cursor."""
+    def _read(self, more: int, wait: float) -> Script[int]:
+        """Ask for what lies behind what is known, and tell how much it was.
+
+        Pages begin at the cursor.
+        """
         self._is_unsure = True
         try:
             batch: Batch = yield from self._asking.fetch(len(self._window) + more, wait)
         except ConsumerHeldError as error:
             self.desk.standing.lost = error
             raise
-        self._is_unsure = False
+        self._is_unsure = self._is_adrift = False
         facts = batch.facts
         is_released = bool(facts) and facts[0].released
-        earlier = 0 if is_released or not facts or self._window.in_hand else batch.deliveries - 1
         with self._lock:
             found = [each for each in _entries(batch, is_released) if not self._window.knows(each)]
             self._window.extend(found, batch.cursor)
+            first = next((each for each in found if facts and each.delivery is facts[0]), None)
+            # What was here before, or has others beside it, is not what a process has died of.
+            if first is not None and not is_released and not self._window.in_hand:
+                self._suspect(first, batch.deliveries - 1, batch.through_offset)
         for loss in batch.gaps:
             if any(each.offset == loss.last_offset and each.delivery is None for each in found):
                 self._on_gap(loss)
-        if earlier > 0:
-            yield from self._be_careful(batch, earlier)
+        return len(found)
 
-    def _be_careful(self, batch: Batch, earlier: int) -> Script[None]:
-        """A process died with these in hand. One that has been the death of many is set aside."""
-        with self._lock:
-            self._window.careful_until = max(self._window.careful_until, batch.through_offset)
-            first = next(each for each in self._window if each.offset == batch.facts[0].offset)
-            if earlier >= self._max_deliveries and first.state is State.WAITING:
-                text = f"given to {earlier} processes before, none of which came back"
-                first.state, first.code, first.reason = State.FAILED, CRASH_LOOP, text
-        yield from self.advance()
+    def _suspect(self, first: Entry, deaths: int, through: int) -> None:
+        """Processes died with this page in hand: one by one, and the death of many is set aside."""
+        if deaths <= 0:
+            return
+        first.deaths = deaths
+        self._window.careful_until = max(self._window.careful_until, through)
+        if deaths >= max(self._max_deliveries, FEWEST_DEATHS):
+            text = f"given to {deaths} processes before, none of which came back"
+            first.state, first.code, first.reason = State.FAILED, CRASH_LOOP, text
+
+    def _clear_the_survivor(self) -> Script[None]:
+        """Let the node count from the start: letting go of the name is how it is told to.
+
+        Nothing is in hand then, so whoever should take the name in this moment is welcome to it.
+        """
+        entry = self._survivor
+        if entry is None or self._window.in_hand:
+            return
+        self._survivor = None
+        if entry.state is not State.WAITING:  # settled since: the cursor has moved
+            return
+        self._is_unsure = self._is_adrift = True
+        try:
+            yield from self.desk.release()
+        except BoundaryError as error:
+            logger.warning("the consumer %r could not let go: %s", self.desk.name, error)
+        yield from self._read(0, 0.0)
 
     # ---- settling ----
 
@@ -110,6 +162,8 @@ class Reader:
                     remedy="nothing to do: whoever has the consumer's name now has its outcome",
                     details={"offset": entry.offset, "consumer_name": self.desk.name},
                 )
+            if entry.deaths:
+                entry.deaths, self._survivor = 0, entry
             entry.state, entry.not_before = state, not_before
             entry.code, entry.reason = HANDLER_FAILED, reason[:LONGEST_MESSAGE]
 

@@ -11,6 +11,7 @@ a node takes a confirmation for them too, wherever it points.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -41,6 +42,7 @@ class Entry:
     code: str = ""  # why it failed, in a word …
     reason: str = ""  # … and in a sentence
     not_before: float = 0.0
+    deaths: int = 0  # of processes that had it in hand, perhaps beside others
 
     @property
     def key(self) -> Key:
@@ -86,6 +88,11 @@ class Window:
         """How many are with somebody."""
         return sum(each.state is State.IN_HAND for each in self._entries)
 
+    def next_due(self, now: float) -> float:
+        """Seconds until one that is parked may be handed out."""
+        waiting = (each for each in self._entries if each.state is State.WAITING)
+        return min((max(0.0, each.not_before - now) for each in waiting), default=math.inf)
+
     def extend(self, entries: Iterable[Entry], cursor: int) -> None:
         """Add what was read, and drop what lies below a cursor that others have moved."""
         for entry in entries:
@@ -109,13 +116,14 @@ class Window:
         for entry in self._entries:
             if len(taken) == most:
                 break
+            if entry.state is not State.WAITING or entry.not_before > now:
+                continue  # parked ones and done ones slow nobody down
             if entry.offset <= self.careful_until and entry.key[0]:
                 most = 1  # it may have been the death of the last process that had it
                 if taken or self.in_hand:
                     break
-            if entry.state is State.WAITING and entry.not_before <= now:
-                entry.state = State.IN_HAND
-                taken.append(entry)
+            entry.state = State.IN_HAND
+            taken.append(entry)
         return taken
 
     def next_step(self) -> Step | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from itertools import groupby
@@ -16,9 +17,14 @@ from ergon_framework.boundary.producing.sequence import publishing
 from ergon_framework.boundary.spool.outbox import Outbox
 from ergon_framework.connector.boundary.envelope import Message, message_of
 from ergon_framework.connector.boundary.line import Line
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import BoundaryError, ConfigurationError
 from ergon_framework.ports.transaction import Transaction
 
+logger = logging.getLogger(__name__)
+
+LOOK = 0.02
+"""Seconds between two looks into an outbox that is about to be closed."""
 MOST_REMEMBERED = 10_000
 """Dispatches of unknown outcome whose trace is remembered."""
 
@@ -32,11 +38,13 @@ class Writer:
         telling: Telling,
         zones: tuple[str | None, str | None],
         outbox: str | Path | None,
+        drain: float,
     ) -> None:
         self._line = line
         self._telling = telling
         self._zones = zones
         self._path = outbox
+        self._drain = drain
         self._outbox: Outbox | None = None
         self._opening = threading.Lock()
         self._traces: dict[str, dict[str, str]] = {}
@@ -118,9 +126,26 @@ class Writer:
             return self._outbox
 
     def close(self) -> None:
-        """Stop draining; what is in the outbox stays there."""
-        if self._outbox is not None:
-            self._outbox.close()
+        """Stop draining, after a while; what is in the outbox then stays there."""
+        with self._opening:
+            outbox, self._outbox = self._outbox, None
+        if outbox is None:
+            return
+        left = self._drained(outbox)
+        outbox.close()
+        if left:
+            logger.warning(
+                "%d facts are left in the outbox %s, for the next time", left, self._path
+            )
+
+    def _drained(self, outbox: Outbox) -> int:
+        """Give the thread beside us its time, unless the node does not answer; what is left."""
+        until, never = SYSTEM_CLOCK.now() + self._drain, threading.Event()
+        while left := outbox.pending():
+            if outbox.last_error is not None or SYSTEM_CLOCK.now() >= until:
+                break
+            never.wait(LOOK)
+        return left
 
 
 def _id_of(transaction: Any) -> str:

@@ -24,6 +24,7 @@ from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.telemetry.fan_out import FanOut, has_listeners
 
+declare("connector.jobs.charging.before", "connector.jobs.charging.after")
 declare("connector.jobs.settling.before", "connector.jobs.settling.after")
 
 
@@ -100,13 +101,28 @@ class Desk:
             claimed = store.exchange([], self._ask(most))[1]
             left = until - SYSTEM_CLOCK.now()
             if claimed.jobs or bell is None or left <= 0 or gave_up.is_set():
-                claims = [Claim(job) for job in claimed.jobs]
-                holding.add(claims)
-                return claims
+                return self._charged(store, holding, [Claim(job) for job in claimed.jobs])
             if claimed.next_at is not None:
                 left = min(left, max(0.0, claimed.next_at - store.now()))
             bell.wait(left)
             self.client()  # raises when it was closed meanwhile
+
+    def _charged(self, store: Store, holding: Holding, claims: list[Claim]) -> list[Claim]:
+        """The claims as they are handed out: the store knows that their attempts begin.
+
+        Otherwise a job that is the death of its process would have begun for nothing each time.
+        An outcome sets the count anew, so one that is given back keeps its attempts.
+        """
+        if not claims:
+            return []
+        for claim in claims:
+            claim.is_written = True
+        failpoint("connector.jobs.charging.before")
+        kept = store.renew([claim.hold() for claim in claims], self._settings.lease)
+        failpoint("connector.jobs.charging.after")
+        charged = [claim for claim, is_kept in zip(claims, kept, strict=True) if is_kept]
+        holding.add(charged)
+        return charged
 
     def wake(self) -> None:
         """Let a fetch that waits for work look round."""

@@ -154,7 +154,8 @@ def _made(kind: type[_T], job: Leased | Job, source: str | None) -> _T:
     metadata: dict[str, Any] = {
         "handler": job.handler,
         "queue": job.queue,
-        "attempt": job.attempts + 1,
+        # Of a job in somebody's hands, the attempt under way may be counted already.
+        "attempt": job.attempts + 1 - (isinstance(job, Job) and job.is_charged),
         **{key: trace[key] for key in _TRACE if key in trace},
     }
     if job.correlation_id is not None:

@@ -14,6 +14,7 @@ from ergon_framework.testing.suites.connector import (
     delivery,
     dispatch,
     envelope,
+    parking,
     settlement,
     upkeep,
 )
@@ -37,6 +38,7 @@ CONNECTOR_CHECKS: tuple[Check[Subject], ...] = (
     *envelope.CHECKS,
     *dispatch.CHECKS,
     *settlement.CHECKS,
+    *parking.CHECKS,
     *upkeep.CHECKS,
 )
 LONGEST_SETUP = 30.0  # seconds: a factory may start a server

@@ -19,6 +19,7 @@ SYNC = {
     "ack": "ack",
     "nack": "nack",
     "release": "release",
+    "release_after": "release_after",
     "count": "get_transactions_count",
     "by_id": "fetch_transaction_by_id",
     "health": "health",
