@@ -97,6 +97,47 @@ def test_what_would_run_is_printed(
     assert sorted(path.name for path in file.parent.iterdir()) == ["ergon.toml", "key.txt"]
 
 
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_file_that_describes_nothing(
+    file: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in order, and it is said that nothing would run."""
+    file.write_text("[telemetry]\nspans = true\n")
+    assert invoke(["check", "--config", str(file), *words]) == 0
+    captured = capsys.readouterr()
+    assert f"note: {file} describes nothing to run: no task" in captured.err
+    if words:
+        assert json.loads(captured.out) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "is_refused"),
+    [
+        ("super().__init__(**more)", True),
+        ("self.more = more\n        super().__init__()", False),
+        ("more.pop('region', None)\n        super().__init__(**more)", False),
+    ],
+)
+def test_options_that_a_provider_only_hands_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, *, is_refused: bool
+) -> None:
+    """Are those of every provider; a class that looks at them itself may take any."""
+    with workplace_in(tmp_path, monkeypatch) as place:
+        code = "from ergon_framework.providers.base import ProviderBase\n"
+        code += "class Crm(ProviderBase):\n    provider_name, capability = 'crm', 'read'\n"
+        code += f"    def __init__(self, key='', **more):\n        {body}\n"
+        place.module(code)
+        text = '[providers.crm]\nprovider = "shop:Crm"\nkey = "k"\ndurable = true\n'
+        file = tmp_path / "ergon.toml"
+        file.write_text(text)
+        assert [row.name for row in check(file, {})] == ["crm"]
+        file.write_text(text + 'region = "eu"\n')
+        if is_refused:
+            assert "unknown option 'region'" in refusal(file, file.read_text())[0]
+        else:
+            assert [row.name for row in check(file, {})] == ["crm"]
+
+
 def test_what_user_code_prints_stays_out_of_the_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +229,44 @@ def test_jobs_without_a_store_or_a_worker(file: Path) -> None:
     ]
 
 
+ENDS_ITSELF = """
+import os, sys
+print("no such region", file=sys.stderr, flush=True)
+os._exit(7)
+"""
+PROVIDER = """
+from ergon_framework.executor import Registry
+from ergon_framework.providers.base import ProviderBase
+
+registry = Registry()
+
+class Crm(ProviderBase):
+    provider_name, capability = "crm", "read"
+
+    def _execute_impl(self, *args, **options):
+        return {}
+"""
+
+
+@pytest.mark.slow
+def test_a_provider_of_an_executor_alone_is_looked_for_in_its_folder(file: Path) -> None:
+    """As the executor finds it; one that a task uses has to be found by the task."""
+    folder = file.parent / "sub"
+    folder.mkdir()
+    (folder / "own_handlers.py").write_text(PROVIDER)
+    command = [sys.executable, "-m", "ergon_framework.executor", "--app", "own_handlers:registry"]
+    text = (
+        '[store]\nurl = "sqlite:///work.db"\n[executors.python]\ncwd = "sub"\n'
+        f'command = {json.dumps(command)}\n[providers.crm]\nprovider = "own_handlers:Crm"\n'
+    )
+    file.write_text(text)
+    assert [row.kind for row in check(file, _environ())] == ["worker", "executor", "provider"]
+    (told,) = refusal(file, text.replace(":Crm", ":Cmr"), **_environ())
+    assert told == "6: providers.crm: there is no module 'own_handlers'"
+    used = '[tasks.orders]\ntask = "counter:Orders"\nservices = ["crm"]\n'
+    assert refusal(file, text + used, **_environ())[0] == told
+
+
 @pytest.mark.slow
 def test_the_handlers_of_an_executor_are_looked_for(file: Path) -> None:
     """By its own Python, in its own folder; another program is left alone."""
@@ -203,6 +282,12 @@ def test_the_handlers_of_an_executor_are_looked_for(file: Path) -> None:
     assert told == "5: executors.python.command: 'parts:registri': there is no 'registri'"
     (told,) = refusal(file, text.replace("parts:registry", "shop:Orders"), **_environ())
     assert told == "5: executors.python.command: 'shop:Orders' is a type"
+    (file.parent / "broken.py").write_text(ENDS_ITSELF)
+    broken = text.replace("parts:registry", "broken:registry").replace(str(SAMPLES), ".")
+    (told,) = refusal(file, broken, **_environ())
+    assert told.endswith(
+        f"'broken:registry' cannot be imported by {sys.executable}: no such region"
+    )
     file.write_text(text.replace("ergon_framework.executor", "json.tool"))
     assert check(file, _environ())
 

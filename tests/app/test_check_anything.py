@@ -29,6 +29,19 @@ services = ["mail"]
 consumer = { loop = { limit = 3 } }
 [connectors.inbox]
 type = "memory"
+[connectors.queue]
+type = "jobs"
+queue = "a"
+lease = 10
+options = { priority = 1 }
+[connectors.facts]
+type = "boundary"
+node = "http://127.0.0.1:1"
+consumer = "c"
+wait = 1
+[connectors.lines]
+type = "jsonl"
+outbox = "out"
 [services.mailer]
 factory = "counter:mailer"
 host = "mail.example.org"

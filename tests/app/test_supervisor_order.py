@@ -126,6 +126,17 @@ def test_the_second_signal_kills_everybody() -> None:
     assert play.done_to(ZONE) == ["kill"]
 
 
+def test_the_first_signal_after_a_give_up_is_the_first() -> None:
+    """All parts are on their way out then; only a second one kills them."""
+    refused = (*UP, Ended(TASK, 2), STOP)
+    play = Play(*refused, Ended(WORKER, 0), Ended(ZONE, 0))
+    assert play.supervisor.run() is ExitCode.REFUSED
+    assert [play.done_to(each) for each in (WORKER, ZONE)] == [[signal.SIGTERM]] * 2
+    impatient = Play(*refused, STOP, Ended(WORKER, -9), Ended(ZONE, -9))
+    assert impatient.supervisor.run() is ExitCode.REFUSED
+    assert impatient.done_to(ZONE) == ["kill"]
+
+
 def test_a_stop_before_all_are_started_starts_no_more() -> None:
     """Nobody begins in order to end."""
     play = Play(Ready(ZONE), Signalled(signal.SIGINT), Ended(WORKER, 0), Ended(ZONE, 0))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -244,6 +246,22 @@ def test_a_defect_of_ours_is_no_traceback_either(
     assert answer.code == 1
     assert "this is a defect of Ergon" in answer.err
     assert "Traceback" in ergon("tasks", "--debug").err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["check --config nowhere.toml --json", "notices", "tasks --json"])
+def test_a_reader_who_has_left_is_no_traceback(line: str) -> None:
+    """Neither for what a command shows, nor for why it failed."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "ergon_framework.cli", *line.split()]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own
+            command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 # ---- process ------------------------------------------------------------------------------------

@@ -260,6 +260,22 @@ def test_providers_may_have_a_store_of_their_own(ergon: Ergon, workplace: Workpl
     assert Path("calls.db").exists()
 
 
+def test_each_provider_may_have_one(ergon: Ergon, workplace: Workplace) -> None:
+    """``[providers.NAME] store``: its letters are with the others, and are dealt with."""
+    own = '\n[providers.crm]\nprovider = "shop:Crm"\nstore = "sqlite:///crm.db"\n'
+    workplace.settings(SETTINGS + own)
+    for file, name in (("work", "letter-0"), ("crm", "letter-1")):
+        with closing(open_store(f"sqlite:///{file}.db")) as store:
+            store.record(Batch([], [replace(LETTER, dead_letter_id=name)]))
+    rows = ergon("dlq", "list", "--kind", "provider", "--json").json
+    assert sorted(row["id"] for row in rows) == ["letter-0", "letter-1"]
+    assert ergon("dlq", "show", "letter-1", "--json").json["payload"] == {"q": 1}
+    limited = ergon("dlq", "requeue", "--kind", "provider", "--all", "--limit", "1", "--json")
+    assert limited.json["requeued"] == 1
+    assert ergon("dlq", "purge", "letter-1", "--json").json["purged"] == 1
+    assert ergon("dlq", "show", "letter-1", "--kind", "provider").code == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -214,11 +214,24 @@ def test_a_name_that_cannot_be_used_is_refused(name: str) -> None:
         package_of(name)
 
 
-@pytest.mark.parametrize("name", ["class", "json", "Logging", "ergon-framework", "tests"])
+@pytest.mark.parametrize(
+    "name",
+    ["class", "json", "Logging", "ergon-framework", "tests", "pytest", "Test", "pip", "pydantic"],
+)
 def test_a_name_that_would_hide_another_is_refused(name: str) -> None:
-    """A package named like a keyword, a module of Python or Ergon would break its own imports."""
+    """Named like a keyword or a module of Python or of what it needs, it breaks its own imports."""
     with pytest.raises(ConfigurationError, match=f"for example my-{name}"):
         package_of(name)
+
+
+def test_a_module_of_the_working_directory_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be an earlier try at the same project."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert package_of("shop") == "shop"
 
 
 def test_a_folder_with_something_in_it_is_left_alone(

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from ergon_framework.cli import invoke
-from ergon_framework.cli.tail import instant_of
+from ergon_framework.cli.tail import _follow, instant_of
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.journal import Entry
+from ergon_framework.ports.journal import Entry, Wanted
 from ergon_framework.storage.journal import SqliteJournal
 from tests.app.workplace import Workplace
 
@@ -61,6 +61,34 @@ def listed(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
     capsys.readouterr()
     assert invoke(["tail", "--no-follow", "--json", *options]) == 0
     return [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_what_does_not_match_is_looked_at_once(
+    told: SqliteJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter that matches nothing must not walk through a full journal again and again."""
+    looks: list[int] = []
+    read = SqliteJournal.read
+
+    def counted(self: SqliteJournal, wanted: Wanted, after: int = 0, limit: int = 1) -> list[Entry]:
+        looks.append(after)
+        return read(self, wanted, after, limit)
+
+    class Rung:
+        """A bell that rings at once, and the third time with something that matches."""
+
+        def wait(self, _timeout: float) -> None:
+            self.rings = getattr(self, "rings", 0) + 1
+            if self.rings == 3:
+                told.write([entry("worker.died")])
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(SqliteJournal, "read", counted)
+    monkeypatch.setattr(told, "listen", Rung)
+    found = next(_follow(told, Wanted(names=("worker",)), 0))
+    assert (found.name, found.number) == ("worker.died", 5)
+    assert looks == [0, 4]
 
 
 def test_filters(told: SqliteJournal, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,6 +245,25 @@ def test_a_closed_pipe_ends_it(journal: SqliteJournal) -> None:
         assert follower.wait(WAIT) == 1
         assert follower.stderr is not None
         assert "Traceback" not in follower.stderr.read()
+    finally:
+        follower.kill()
+        follower.wait()
+        if follower.stderr is not None:
+            follower.stderr.close()
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_ends_it_although_nothing_happens(journal: SqliteJournal) -> None:
+    """It need not write a line to find out that nobody reads."""
+    journal.write([entry("job.late")])
+    follower = start("--since", "1h")
+    try:
+        assert follower.stdout is not None
+        assert "job.late" in follower.stdout.readline()
+        follower.stdout.close()
+        assert follower.wait(WAIT) == 1
+        assert follower.stderr is not None
+        assert follower.stderr.read() == ""
     finally:
         follower.kill()
         follower.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -145,7 +146,7 @@ def test_an_id_of_several_things(why: Why) -> None:
     ]
     page = why("both").out
     assert "The job both is pending." in page
-    assert "The transaction both is parked." in page
+    assert "The transaction both was last known to be parked, at 20" in page
     only = why("both", "--kind", "transaction", "--json").json
     assert (only["kind"], only["status"]) == ("transaction", "parked")
 
@@ -208,11 +209,73 @@ def test_a_transaction_that_waits(why: Why) -> None:
         journal.write([told] * 15)
     shape = why("t1", "--json").json
     assert shape["status"] == "retrying"
+    assert shape["as_of"].endswith("Z")
+    assert why("t1").out.startswith(f"t1 was last known to be retrying, at {shape['as_of']}.")
     assert shape["why"][0] == (
         "Another attempt of process in the task Orders was to follow 90.0 seconds later:"
         " error: again."
     )
-    assert shape["why"][1].startswith("3 older entries")
+    assert "a success in another process is in the journal only with journal_all" in shape["why"][1]
+    assert shape["why"][2].startswith("3 older entries")
+
+
+def test_a_transaction_that_recovered(why: Why) -> None:
+    """Its good end is there although good ends are routine, because its trouble is there."""
+
+    class Recovers(ConsumerTask):
+        attempts = 0
+
+        def process_transaction(self, transaction: Any) -> None:
+            del transaction
+            Recovers.attempts += 1
+            if Recovers.attempts == 1:
+                raise ConnectionError("the bank is away")
+
+    policy = {"steps": {"process": {"retry": {"max_attempts": 2, "backoff": 0.0}}}}
+    with journalling(load_settings(), "task orders"):
+        queue = MemoryConnector([Transaction("t1", {}), Transaction("t2", {})])
+        Recovers(connectors={"orders": queue}).consume_transactions(policy)
+    answer = why("t1")
+    assert answer.out.startswith("t1 has succeeded.\nIt succeeded in the task Recovers.\n")
+    assert "It was tried again 1 time before." in answer.out
+    assert why("t2").code == 1
+
+
+def test_a_parked_transaction(why: Why) -> None:
+    """What held it and when it was to come again; a completed job of its id says it is over."""
+    held = {"kind": "held", "code": "circuit_open", "retry_after": 6.0}
+    attempt = {"task": "Orders", "phase": "process", "attempt": 1, "failure": held}
+    ended = {"task": "Orders", "ending": "parked", "failure": held}
+    with SqliteJournal("ergon-journal.db") as journal:
+        for name, fields in (("attempt.ended", attempt), ("transaction.ended", ended)):
+            told = Entry(at=time.time(), name=name, source="x", unit="t1", fields=fields)
+            journal.write([told])
+    told = why("t1", "--json").json["why"]
+    assert told[0] == "It was parked in the task Orders, since a gate was closed: circuit_open."
+    assert told[1].endswith("no attempt; its source was to bring it again 6.0 seconds later.")
+    assert told[3].endswith("process was held by a gate (circuit_open).")
+    with JobClient("sqlite:///work.db") as client:
+        client.enqueue("h", id="t1")
+    assert "if it came from there" not in why("t1").out
+    with closing(sqlite3.connect("work.db")) as store, store:
+        store.execute("UPDATE ergon_jobs SET status = 'completed'")
+    only = why("t1", "--kind", "transaction").out
+    assert "The job of this id is completed: if it came from there, it is over." in only
+
+
+def test_the_last_word_of_many_is_the_last(why: Why) -> None:
+    """However often it was parked before it failed."""
+    parked = {"task": "Orders", "ending": "parked"}
+    failed = {"task": "Orders", "ending": "failed", "failure": {"code": "ValueError"}}
+
+    def ended(fields: dict[str, Any]) -> Entry:
+        at = time.time()  # what is old would be swept
+        return Entry(at=at, name="transaction.ended", source="x", unit="t1", fields=fields)
+
+    with SqliteJournal("ergon-journal.db") as journal:
+        journal.write([ended(parked)] * 1200)
+        journal.write([ended(failed)])
+    assert why("t1", "--json").json["status"] == "failed"
 
 
 # ---- jobs ----------------------------------------------------------------------------------------
@@ -303,6 +366,42 @@ def test_a_provider_call(why: Why, unit: str) -> None:
     assert "Its dead letter letter-1 waits to be carried to its queue" in told
     assert "letter-2" not in told
     assert "4111" not in told
+
+
+OWN_STORE = """
+[providers.crm]
+provider = "shop:Crm"
+store = "sqlite:///crm.db"
+"""
+
+
+def test_a_provider_with_a_store_of_its_own(why: Why, workplace: Workplace) -> None:
+    """Its calls, and the gate that holds a job, are found there; the other store is as it was."""
+    workplace.settings(SETTINGS + OWN_STORE)
+    held = Held(Failure(Kind.HELD, "circuit_open", "the circuit is open", 600.0))
+    with JobClient("sqlite:///work.db") as client:
+        client.enqueue("h", id="job-1")
+        Hand(client.store).run(held)
+    with closing(open_store("sqlite:///crm.db")) as store:
+        store.record(Batch([ROW._replace(attempt_number=0, outcome="failed")]))
+        store.swap(LANE, 0, Breaker(State.OPEN, 5, store.now() + 600, generation=1))
+    assert why("order-9", "--json").json["kind"] == "call"
+    told = " ".join(why("job-1", "--kind", "job", "--json").json["why"])
+    assert "The circuit of rank/snapshot is open until" in told
+    missing = why("nothing").err
+    assert "crm.db" in missing
+    assert "work.db" in missing
+
+
+def test_one_store_of_calls_in_trouble_hides_no_other(why: Why, workplace: Workplace) -> None:
+    """What the other one knows is told, and the trouble with it."""
+    workplace.settings(SETTINGS + OWN_STORE)
+    with closing(sqlite3.connect("work.db")) as broken:
+        broken.execute("CREATE TABLE provider_execution_metrics (id)")
+    with closing(open_store("sqlite:///crm.db")) as store:
+        store.record(Batch([ROW]))
+    answer = why("order-9", "--json")
+    assert answer.json["kind"] == "call"
 
 
 @pytest.mark.usefixtures("calls")

@@ -14,7 +14,7 @@ import pytest
 from ergon_framework.boundary.model import Fact
 from ergon_framework.boundary.producing.publishing import FactWarning
 from ergon_framework.boundary.zone import Zone
-from ergon_framework.connector.boundary import BoundaryConnector
+from ergon_framework.connector.boundary import BoundaryConnector, BoundaryConnectorError
 from ergon_framework.errors import (
     ArtifactError,
     ConfigurationError,
@@ -227,6 +227,40 @@ def test_the_outbox_takes_what_the_node_cannot(tmp_path: Path) -> None:
             outbox = connector._writer.outbox()
             eventually(lambda: outbox.pending() == 0)
         assert node.zone.store.logs()[0].head == 3
+
+
+@pytest.mark.parametrize("use", ["open", "aopen", "fetch", "fetch_async"])
+def test_what_an_earlier_process_left_goes_on_its_way(tmp_path: Path, use: str) -> None:
+    """Opening, or else the first fetch, is enough: nobody need dispatch anything."""
+    path = tmp_path / "out.db"
+    options: dict[str, Any] = {"from_zone": "a", "to_zone": "b", "outbox": path}
+    with http_node() as node:
+        node.stop()
+        with BoundaryConnector(node.url, **options) as connector:
+            connector.dispatch_transactions([told(1)])
+        node.start()
+        options |= {"consumer": "c", "log": "outbound"}
+        with BoundaryConnector(node.url, **options) as connector:
+            match use:
+                case "open":
+                    connector.open()
+                case "aopen":
+                    asyncio.run(connector.aopen())
+                case "fetch":
+                    connector.fetch_transactions(1)
+                case _:
+                    asyncio.run(connector.fetch_transactions_async(1))
+            eventually(lambda: node.zone.store.find("a", "order:1:created") is not None)
+
+
+def test_opening_makes_no_outbox(tmp_path: Path) -> None:
+    """Where nobody has left anything, a look whether the connector can be used leaves no file."""
+    options: dict[str, Any] = {"from_zone": "a", "to_zone": "b", "outbox": tmp_path / "out.db"}
+    with BoundaryConnector("http://127.0.0.1:1", **options) as connector:
+        connector.open()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(BoundaryConnectorError, match="closed"):
+        connector.open()
 
 
 def test_artifacts_on_an_event_loop() -> None:

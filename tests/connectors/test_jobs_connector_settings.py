@@ -70,9 +70,9 @@ def test_a_store_of_its_own_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('[connectors.x]\ntype = "jobs"', "the option 'store' is missing"),
+        ('[connectors.x]\ntype = "jobs"', r"no store for its jobs.*under \[store\]"),
         ('[connectors.x]\ntype = "jobs"\nstore = "memory://"\nqueu = "a"', "did you mean 'queue'"),
-        ('[connectors.x]\ntype = "boundary"\nconsumer = "c"', "the option 'node' is missing"),
+        ('[connectors.x]\ntype = "boundary"\nconsumer = "c"', "neither zone nor node"),
         ('[connectors.x]\ntype = "boundary"\nnode = "http://h"\nconsumr = "c"', "'consumer'"),
         (
             '[zones.plant]\ndata = "d"\n[connectors.x]\ntype = "boundary"\nzone = "plnt"',

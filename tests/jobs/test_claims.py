@@ -10,6 +10,12 @@ from hypothesis import strategies as st
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import Failed, JobRule, JobStatus, Succeeded, Tally, settle
 from ergon_framework.core.wire import Reply, Status
+from ergon_framework.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    SettingsError,
+    WiringError,
+)
 from ergon_framework.jobs.claims import LONGEST_MESSAGE, Claim, Judgement
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import Leased
@@ -93,6 +99,17 @@ def test_a_job_has_a_policy_of_its_own() -> None:
     fatal = judgement.seen_of(Reply("j", Status.ERROR, error_type="Fatal"), job)
     assert isinstance(fatal, Failed)
     assert fatal.failure.kind is Kind.REJECTED
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigurationError, MissingExtraError, SettingsError, WiringError]
+)
+def test_wrong_settings_are_final(error: type[Exception]) -> None:
+    """What a handler meets when something is not set up is not mended by trying again."""
+    reply = Reply("j", Status.ERROR, error_type=error.__name__)
+    seen = Judgement(JobsSettings(), "w").seen_of(reply, leased())
+    assert isinstance(seen, Failed)
+    assert seen.failure.kind is Kind.REJECTED
 
 
 def test_a_policy_that_cannot_be_read_does_not_stop_a_worker() -> None:

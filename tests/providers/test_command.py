@@ -101,6 +101,22 @@ def test_one_tenant_as_json_is_the_documented_detail(desk: Desk) -> None:
     assert (item.provider_name, item.quota and item.quota.used_count) == ("rank", 7)
 
 
+def test_a_provider_with_a_store_of_its_own(desk: Desk) -> None:
+    """Its lanes are listed with the others, and its circuit is found."""
+    own = '[providers.crm]\nprovider = "shop:Crm"\nstore = "sqlite:///crm.db"\n'
+    (desk.folder / "ergon.toml").write_text(f'[store]\nurl = "{URL}"\n{own}')
+    with closing(open_store("sqlite:///crm.db")) as store:
+        called = row("c", tenant=TENANT)._replace(provider_name="crm", created_at=time.time())
+        store.record(Batch([called]))
+    assert desk("health", "--tenant", TENANT, "--json") == 0
+    (summary,) = json.loads(desk.out)
+    assert [each["provider_name"] for each in summary["providers"]] == ["rank", "crm"]
+    assert desk("circuit", TENANT, "crm", "snapshot", "open") == 0
+    with closing(open_store("sqlite:///crm.db")) as store:
+        found = store.standing(LaneKey(TENANT, "crm", "snapshot"))
+    assert found.breaker.state is State.OPEN
+
+
 def test_a_tenant_that_nobody_knows(desk: Desk) -> None:
     """It has no providers, which is no error."""
     assert desk("health", "--tenant", "nobody", "--store", URL, "--json") == 0

@@ -89,6 +89,13 @@ def test_filters_must_all_match(journal: SqliteJournal) -> None:
     assert names(journal, names=("job",), since=15, source="worker w1") == []
 
 
+def test_the_newest_are_the_last(journal: SqliteJournal) -> None:
+    """In their order, and only of what is wanted."""
+    journal.write([entry(unit=f"j{n % 2}", at=float(n)) for n in range(10)])
+    assert [each.at for each in journal.newest(Wanted(unit="j1"), 2)] == [7.0, 9.0]
+    assert len(journal.newest(Wanted())) == 10
+
+
 def test_a_trace_is_read_by_its_beginning(journal: SqliteJournal) -> None:
     """Spans come sorted by when they began, each once however often it was offered."""
     late, early = span("b" * 16, 50.0, failure="timeout"), span("a" * 16, 40.0, unit="j1")

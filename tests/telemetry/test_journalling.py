@@ -15,6 +15,7 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.journal import Entry, SpanRecord, Wanted
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.journal import SqliteJournal
+from ergon_framework.telemetry import journalling
 from ergon_framework.telemetry.journalling import AT_ONCE, JournalListener, JournalWriter
 
 WAIT = 30.0
@@ -226,3 +227,21 @@ def test_the_happy_path_is_left_out(kept: Kept) -> None:
     assert names[:2] == ["job.late", "somebody.invented"]
     assert names[2:] == [each.name for each in told]
     assert kept.entries[0] == Entry(at=7.0, name="job.late", source="worker w1", unit="j1")
+
+
+@pytest.mark.req("ONE:notices")
+def test_the_good_end_after_trouble(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept once for each of the last transactions that were in trouble."""
+    monkeypatch.setattr(journalling, "MOST_TROUBLED", 2)
+    listener = JournalListener(kept, "task orders")
+
+    def ended(unit: str, ending: str) -> None:
+        listener(Notice("transaction.ended", 1.0, {"transaction_id": unit, "ending": ending}))
+
+    for unit in ("t1", "t2", "t3"):
+        ended(unit, "parked")
+    listener(Notice("job.late", 1.0, {"job_id": "j1"}))
+    for unit in ("t1", "t2", "t3", "t3", "j1", "never"):
+        ended(unit, "succeeded")
+    told = [each.unit for each in kept.entries if each.fields.get("ending") == "succeeded"]
+    assert told == ["t2", "t3"]

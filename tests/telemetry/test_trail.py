@@ -349,6 +349,7 @@ def test_a_child_writes_the_spans_of_its_parents_journal(
     path = tmp_path / "journal.db"
     monkeypatch.setenv(VARIABLE, f"sqlite:///{path}")
     monkeypatch.setattr(tracers, "_trail", None)
+    monkeypatch.setattr("ergon_framework.telemetry.following.add_listener", lambda _listener: None)
     writer = follow_parent("executor 1")
     assert writer is not None
     with edge("job.enqueue", SpanKind.PRODUCER, {"rrq.job_id": "j1"}) as span:

@@ -9,8 +9,9 @@ from fastapi import FastAPI
 
 from ergon_framework.web.application import create_app
 from tests.providers.servers import postgres_server, postgres_url
-from tests.web.content import fill_calls, fill_jobs, settings_in
+from tests.web.content import TENANT, fill_calls, fill_jobs, settings_in
 from tests.web.test_job_routes import get, ids
+from tests.web.test_metric_routes import scraped
 
 __all__ = ["postgres_server", "postgres_url"]
 
@@ -43,6 +44,23 @@ def everything(app: FastAPI, limit: int, **query: str) -> list[str]:
 def test_both_kinds_in_one_list(app: FastAPI, limit: int) -> None:
     """The newest first, whatever the size of a page."""
     assert everything(app, limit) == ["d2", "d1", "d0", "c3", "c2", "c1", "c0"]
+
+
+OWN_STORE = '[providers.crm]\nprovider = "shop:Crm"\nstore = "sqlite:///crm.db"\n'
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_a_provider_with_a_store_of_its_own(tmp_path: Path, limit: int) -> None:
+    """Its letters, lanes and metrics are told with those of all the others."""
+    fill_calls(f"sqlite:///{tmp_path}/work.db", ["c0", "c1"])
+    fill_calls(f"sqlite:///{tmp_path}/crm.db", ["o0", "o1", "o2"])
+    app = create_app(settings=settings_in(tmp_path, OWN_STORE))
+    found = everything(app, limit, kind="provider")
+    assert sorted(found) == ["c0", "c1", "o0", "o1", "o2"]
+    assert get(app, "/v1/dead-letters/o1")["id"] == "o1"
+    assert scraped(app)['ergon_dead_letters{kind="provider"}'] == 5
+    health = get(app, "/api/v1/provider-health/summary", tenant_id=TENANT)
+    assert len(health["providers"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,15 @@ def test_a_job_and_why(app: FastAPI) -> None:
     assert "dead-lettered" in told["why"][0]
 
 
+def test_an_id_with_slashes(app: FastAPI, tmp_path: Path) -> None:
+    """However its slashes are written, the whole of it is the id."""
+    with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        store.add([NewJob(id="a/b", handler="h", queue="mail", max_attempts=1)])
+    for written in ("a%2Fb", "a/b"):
+        assert get(app, f"/v1/jobs/{written}")["id"] == "a/b"
+        assert get(app, f"/v1/jobs/{written}/why")["id"] == "a/b"
+
+
 @pytest.mark.parametrize("path", ["/v1/jobs/nope", "/v1/jobs/nope/why", "/v1/jobs/%00"])
 def test_a_job_that_is_not_there(app: FastAPI, path: str) -> None:
     """It is a 404 in the shape of all errors."""
@@ -135,6 +144,7 @@ def test_wrong_parameters(app: FastAPI, query: dict[str, Any], field: str) -> No
     assert told["code"] == "invalid_request"
     [error] = told["details"]["errors"]
     assert error["field"].split(".")[1] == field
+    assert told["details"]["remedy"]
 
 
 def test_queues_schedules_and_workers(app: FastAPI) -> None:

@@ -72,6 +72,16 @@ def test_without_uvicorn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ('[jobs]\nstore = "sqlite:///jobs.db"\n', ["jobs"]),
         ('[providers]\nstore = "sqlite:///calls.db"\n', ["providers"]),
         ('[zones.plant-a]\ndata = "a"\n', ["zone:plant-a"]),
+        (
+            (
+                '[store]\nurl = "sqlite:///work.db"\n'
+                '[providers.a]\nprovider = "m:A"\n'
+                '[providers.b]\nprovider = "m:B"\nstore = "sqlite:///b.db"\n'
+                '[providers.c]\nprovider = "m:C"\nstore = "sqlite:///b.db"\n'
+                '[providers.d]\nprovider = "m:D"\nstore = "memory://"\n'
+            ),
+            ["jobs", "providers", "providers:b"],
+        ),
     ],
 )
 def test_what_the_settings_name_is_served(tmp_path: Path, text: str, parts: list[str]) -> None:

@@ -50,6 +50,15 @@ def test_several_tokens_have_names() -> None:
     assert tokens.caller(b"") is None
 
 
+@pytest.mark.parametrize("line", ["alice:first", "token:first"])
+def test_a_lone_token_may_have_a_colon(line: str) -> None:
+    """It may be a name and a token, or all of it a token: nobody is kept out by the doubt."""
+    tokens = FixedTokens(parsed(f"{line}\n", "here"))
+    assert tokens.caller(b"first") == line.partition(":")[0]
+    assert str(tokens.caller(line.encode())).startswith("token")
+    assert tokens.caller(b"alice") is None
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -1,6 +1,7 @@
 """``ergon check`` for Python executors: whether the registry that ``--app`` names can be loaded.
 
 It is loaded as the executor would: by its own Python, in its own folder, in a process of its own.
+A provider that no task uses may be theirs alone, and is then looked for in the same way.
 Programs in other languages are left alone.
 """
 
@@ -17,6 +18,8 @@ from ergon_framework.jobs.settings import ExecutorSettings
 
 PATIENCE = 60.0
 """Seconds for importing the handlers."""
+LONGEST = 500
+"""Characters of what a program said last."""
 _MODULES = (["ergon_framework.executor"], ["ergon_framework.cli", "executor"])
 _LOADER = """
 import json, sys
@@ -28,6 +31,12 @@ except ErgonError as error:
     print("", json.dumps([error.message, error.remedy]), sep="\\n")
     sys.exit(3)
 """
+_PROVIDER_LOADER = """
+import sys
+from ergon_framework.app.providers import provider_maker
+from ergon_framework.app.settings import load_settings
+provider_maker(sys.argv[1], load_settings()).check()
+"""
 _REFUSED = 3
 
 
@@ -38,16 +47,7 @@ def check_handlers(executor: ExecutorSettings, environ: Mapping[str, str]) -> No
         return
     python, app = found
     try:
-        done = subprocess.run(  # noqa: S603 - the operator's own program
-            [python, "-c", _LOADER, app],
-            cwd=executor.cwd,
-            env={**environ, **executor.env},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=PATIENCE,
-            check=False,
-        )
+        done = _run(python, _LOADER, app, executor, environ)
     except subprocess.TimeoutExpired as error:
         raise _refusal(
             f"its handlers are not imported within {PATIENCE:g} s", "import no more than handlers"
@@ -55,7 +55,37 @@ def check_handlers(executor: ExecutorSettings, environ: Mapping[str, str]) -> No
     if done.returncode == _REFUSED:
         raise _refusal(*json.loads(done.stdout.splitlines()[-1]))
     if done.returncode:
-        raise _refusal(f"{app!r} cannot be imported by {python}", "run its command by hand")
+        told = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        because = "".join(f": {line.strip()[:LONGEST]}" for line in told)
+        raise _refusal(
+            f"{app!r} cannot be imported by {python}{because}", "run its command by hand"
+        )
+
+
+def has_provider(name: str, executor: ExecutorSettings, environ: Mapping[str, str]) -> bool:
+    """Whether an executor of ours can import the class of a provider and takes its options."""
+    found = _python_and_app(executor.command)
+    try:
+        return (
+            found is not None
+            and not _run(found[0], _PROVIDER_LOADER, name, executor, environ).returncode
+        )
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _run(
+    python: str, code: str, argument: str, executor: ExecutorSettings, environ: Mapping[str, str]
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(  # noqa: S603 - the operator's own program
+        [python, "-c", code, argument],
+        cwd=executor.cwd,
+        env={**environ, **executor.env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 def _python_and_app(command: Sequence[str]) -> tuple[str, str] | None:

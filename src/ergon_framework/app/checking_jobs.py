@@ -6,8 +6,10 @@ from ergon_framework.app.checking import Desk, store_path
 from ergon_framework.app.checking_handlers import check_handlers
 from ergon_framework.app.jobs import JobSetup, setup_of
 from ergon_framework.app.source import did_you_mean
+from ergon_framework.app.store_files import check_folder
 from ergon_framework.jobs.commands import checked
 from ergon_framework.jobs.stores.opening import check_url
+from ergon_framework.storage.urls import file_of
 
 
 def check_jobs(desk: Desk) -> None:
@@ -30,6 +32,7 @@ def _check_store(desk: Desk, setup: JobSetup) -> None:
     if setup.url and not desk.is_mistaken(*path):
         with desk.noting(*path):
             check_url(setup.url)
+            check_folder(file_of(setup.url))
             if setup.executors:
                 setup.kept()
     elif setup.executors and not setup.url and not desk.is_mistaken("store"):

@@ -25,21 +25,26 @@ def completed(
 ) -> Mapping[str, Any]:
     """The options of a connector with what the settings say elsewhere."""
     if kind == "jobs":
-        return _for_jobs(options, settings)
+        return _for_jobs(name, options, settings)
     if kind == "boundary":
         return _for_boundary(name, options, settings)
     return options
 
 
-def _for_jobs(options: Mapping[str, Any], settings: Settings) -> Mapping[str, Any]:
+def _for_jobs(name: str, options: Mapping[str, Any], settings: Settings) -> Mapping[str, Any]:
     jobs = settings.extensions.get("jobs")
     known = {} if jobs is None else {"settings": jobs}
     if "store" in options:
         url = resolve_url(str(revealed(options["store"])), base_of(settings))
     else:
         url = store_url(settings, None if jobs is None else jobs.store)
-    named = {"store": SecretStr(url)} if url else {}  # it may hold a password
-    return {**known, **options, **named}
+    if not url:
+        raise WiringError(
+            f"connectors.{name}: there is no store for its jobs",
+            remedy='write url = "sqlite:///work.db" under [store], or store = and a URL here',
+            details={"key": ["store"]},
+        )
+    return {**known, **options, "store": SecretStr(url)}  # it may hold a password
 
 
 def _for_boundary(name: str, options: Mapping[str, Any], settings: Settings) -> Mapping[str, Any]:
@@ -60,7 +65,12 @@ def _node_of(name: str, wanted: Any, settings: Settings) -> dict[str, Any]:
 
     zones = zones_of(settings)
     if wanted is None and len(zones) != 1:
-        return {}
+        known = f"there are {', '.join(zones)}" if zones else "there is no [zones.NAME] either"
+        raise WiringError(
+            f"connectors.{name}: it says neither zone nor node, and {known}",
+            remedy="write zone = and the name of one, or node = and the URL of its node",
+            details={"key": ["zone"]},
+        )
     zone = next(iter(zones)) if wanted is None else str(revealed(wanted))
     if zone not in zones:
         raise WiringError(

@@ -12,6 +12,7 @@ from ergon_framework.app.jobs import resolve_url
 from ergon_framework.app.sections import Settings
 from ergon_framework.errors import SettingsError, StoreUnavailableError
 from ergon_framework.storage.journal import SqliteJournal
+from ergon_framework.storage.urls import SQLITE
 from ergon_framework.telemetry.following import VARIABLE
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 FILE = "ergon-journal.db"
 """Its name beside a settings file that names none."""
-_SQLITE = "sqlite:///"
 _REMEDY = 'under [telemetry] write journal = "sqlite:///ergon-journal.db", or "none"'
 
 
@@ -38,7 +38,7 @@ def journal_path(settings: Settings) -> Path | None:
         return None
     base = Path() if settings.file is None else settings.file.parent
     url = resolve_url(named, base)
-    path = url.removeprefix(_SQLITE)
+    path = url.removeprefix(SQLITE)
     if path in (url, "", ":memory:") or "\0" in path:
         raise SettingsError("telemetry.journal does not name an SQLite file", remedy=_REMEDY)
     return Path(path)

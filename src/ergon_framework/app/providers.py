@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import inspect
 import os
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,6 +71,7 @@ def provider_maker(name: str, settings: Settings) -> Maker:
     if url:
         given["store"] = url
     _check_takes(label, kind, given)
+    _check_known(label, kind, entry.options)
     return Maker(label, kind, {**entry.options, **given})
 
 
@@ -106,6 +108,46 @@ def _check_takes(label: str, kind: type, given: Mapping[str, Any]) -> None:
                 f"{label}: its __init__ does not take {name!r}",
                 remedy="let it take **options and hand them to super().__init__(**options)",
             )
+
+
+def _check_known(label: str, kind: type, options: Mapping[str, Any]) -> None:
+    """Refuse options that each class only hands on, until ``ProviderBase`` does not know them."""
+    from ergon_framework.providers.base import ProviderBase
+
+    own: list[str] = []
+    for each in kind.__mro__[: kind.__mro__.index(ProviderBase)]:
+        if "__init__" not in vars(each):
+            continue
+        names, rest = _parameters(vars(each)["__init__"])
+        own += names
+        if not rest or not _only_hands_on(vars(each)["__init__"], rest):
+            return  # Maker.check tells it, or nobody knows what becomes of it
+    common, _ = _parameters(ProviderBase.__init__)
+    for name in options:
+        if name not in own and name not in common:
+            hint = did_you_mean(name, [*own, *ProviderSettings.model_fields])
+            raise WiringError(
+                f"{label}: unknown option {name!r}; {hint}",
+                remedy="correct it, or let its __init__ take it",
+                details={"key": [name]},
+            )
+
+
+def _parameters(function: Any) -> tuple[list[str], str]:
+    """The names that a function takes, and the name of what takes all others."""
+    parameters = inspect.signature(function).parameters.values()
+    rest = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), "")
+    return [each.name for each in parameters if each.name not in (rest, "self")], rest
+
+
+def _only_hands_on(function: Any, rest: str) -> bool:
+    """Whether a function looks at nothing in its ``**rest``: it is only written with stars."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return False
+    word = rf"\b{rest}\b"
+    return len(re.findall(word, source)) == len(re.findall(rf"\*\*{word}", source))
 
 
 def _make(key: _Key, settings: Settings) -> ProviderBase:

@@ -11,7 +11,7 @@ from typing import Any
 from ergon_framework.app.children import Parent
 from ergon_framework.app.ensemble import nothing_to_run, posts_of, startable
 from ergon_framework.app.exit_codes import ExitCode
-from ergon_framework.app.exporting import observed
+from ergon_framework.app.exporting import check_page, observed
 from ergon_framework.app.outcome import Outcome, exit_code_of
 from ergon_framework.app.publication import Publication
 from ergon_framework.app.restarts import RestartRule
@@ -69,8 +69,10 @@ class Run:
         self, command: Callable[[str], Sequence[str]], *, keeps_stdout: bool = False
     ) -> WorkforceOutcome:
         """Supervise as many processes as are wanted."""
+        target, settings = self._found()
+        check_page(settings, self.worker_count())
         return run_workers(
-            self._found()[0].name,
+            target.name,
             self.worker_count(),
             command,
             self.publication,
@@ -133,6 +135,7 @@ def run_all(
     posts = posts_of(startable(settings))
     if not posts:
         raise nothing_to_run(settings)
+    check_page(settings, len(posts))
     return run_parts(
         posts,
         lambda post, supervised: command(supervised, post.target),

@@ -8,9 +8,11 @@ import os
 import re
 import shlex
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -24,7 +26,9 @@ SUFFIX = ".tmpl"
 """Of templates: so that no tool takes them for code of this package."""
 LONGEST_NAME = 64
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
-_TAKEN = frozenset({"ergon", "ergon_framework", "src", "tests", "orders"})
+_TAKEN = frozenset(
+    {"ergon", "ergon_framework", "src", "test", "tests", "orders", "pytest", "pip", "hatchling"}
+)
 _RENAMED = {"gitignore": ".gitignore"}  # under its own name it would apply to the templates
 
 declare("app.scaffold.written")
@@ -68,13 +72,24 @@ def package_of(name: str) -> str:
             "and ending with a letter or digit",
         )
     package = name.replace("-", "_").lower()
-    if keyword.iskeyword(package) or package in sys.stdlib_module_names or package in _TAKEN:
+    if keyword.iskeyword(package) or package in _TAKEN or _is_installed(package):
         raise ConfigurationError(
             f"{name!r} cannot be the name of a project: its package {package!r} would hide "
             "something else of that name",
             remedy=f"take another one, for example my-{name}",
         )
     return package
+
+
+def _is_installed(package: str) -> bool:
+    """Whether Python brings a module of that name, or somebody installed one beside Ergon.
+
+    Modules in other places, as in the working directory, may be an earlier try at this project.
+    """
+    if package in sys.stdlib_module_names:
+        return True
+    places = {sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")}
+    return PathFinder.find_spec(package, [*places]) is not None
 
 
 def next_commands(project: Project, source: str | None) -> list[str]:

@@ -123,33 +123,55 @@ class Source:
     def check(self, path: KeyPath, value: object, shape: TypeAdapter[T]) -> T | None:
         """``value`` as ``shape``, with its mistakes noted.
 
-        What is wrong is left out of it, if it can be without that; None when it cannot.
+        What is wrong is left out of it, and no more around it than does not stand without it; None
+        when nothing is left.
         """
-        gone: set[object] = set()
+        gone: set[KeyPath] = set()
         while True:
             try:
                 return shape.validate_python(value)
             except ValidationError as error:
                 wrong = self._note(path, error, gone)
-            if not isinstance(value, dict) or not wrong & value.keys():
+            places = {_reached(value, keys) for keys in wrong}
+            if () in places:
                 return None
-            gone |= wrong
-            value = {key: item for key, item in value.items() if key not in wrong}
+            gone |= places
+            for place in places:
+                value = _without(value, place)
 
-    def _note(self, path: KeyPath, error: ValidationError, gone: set[object]) -> set[object]:
-        """Note what is wrong, except with keys that were left out; the keys it is wrong with."""
-        wrong: set[object] = set()
+    def _note(self, path: KeyPath, error: ValidationError, gone: set[KeyPath]) -> list[KeyPath]:
+        """Note what is wrong, unless it is so for what was left out; the paths that are wrong."""
+        wrong: list[KeyPath] = []
         for details in error.errors(include_url=False, include_input=False):
             keys = tuple(part for part in details["loc"] if part != "[key]")
-            wrong.add(keys[0] if keys else None)
-            if not keys or keys[0] not in gone:
+            wrong.append(keys)
+            if not any(bad[: len(keys)] == keys for bad in gone):
                 self.refuse((*path, *keys), explain(details))
-        return set() if None in wrong else wrong
+        return wrong
 
     def stop_if_mistaken(self) -> None:
         """Raise one error that tells every mistake noted so far."""
         if self.mistakes:
             raise _refusal(sorted(self.mistakes, key=lambda each: each.place.order))
+
+
+def _reached(value: object, path: KeyPath) -> KeyPath:
+    """How much of a path leads through tables; of a key that is missing, the table it is not in."""
+    for n, key in enumerate(path):
+        if not isinstance(value, dict) or key not in value:
+            return path[:n]
+        value = value[key]
+    return path
+
+
+def _without(value: Any, path: KeyPath) -> Any:
+    """A copy of tables without the key at the end of a path; all of it may be gone already."""
+    key, *rest = path
+    if not isinstance(value, dict) or key not in value:
+        return value
+    if not rest:
+        return {name: each for name, each in value.items() if name != key}
+    return value | {key: _without(value[key], tuple(rest))}
 
 
 def _refusal(mistakes: Sequence[Mistake], remedy: str = REMEDY) -> SettingsError:

@@ -1,4 +1,4 @@
-"""What can be known of a store without opening it: where its file is, and what tables it has."""
+"""What can be known of a store without opening it: which tables its file has."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-_SQLITE = "sqlite:///"
+from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
+from ergon_framework.storage.faults import translate
+from ergon_framework.storage.urls import file_of
+
 _LOOK = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-
-
-def file_of(url: str) -> Path | None:
-    """The file of a store on SQLite."""
-    return Path(url[len(_SQLITE) :]) if url.lower().startswith(_SQLITE) else None
 
 
 def place_of(url: str) -> str:
@@ -26,10 +24,31 @@ def has_table(url: str, name: str) -> bool:
     file = file_of(url)
     if file is None:
         return url.lower().startswith("postgres") and name.startswith("provider_")
-    if not file.exists():
-        return False
+    try:
+        return file_has_table(file, name)
+    except StoreError:
+        return False  # whoever opens it in earnest says what is wrong with it
+
+
+def file_has_table(file: Path, name: str) -> bool:
+    """Whether an SQLite file has a table; ``StoreError`` when it is not there, or is none."""
+    if not file.is_file():
+        raise StoreUnavailableError(
+            f"there is no file {file}",
+            remedy="a worker, a provider or ergon db upgrade makes it; or name another store",
+        )
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as looking:
             return looking.execute(_LOOK, (name,)).fetchone() is not None
-    except sqlite3.Error:
-        return False  # whoever opens it in earnest says what is wrong with it
+    except sqlite3.Error as error:
+        told = translate(error, file) or StoreSchemaError(f"{file} cannot be read: {error}")
+        raise told from error
+
+
+def check_folder(file: Path | None) -> None:
+    """Refuse a file that nobody can make, since its folder is not there."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise StoreUnavailableError(
+            f"there is no folder {file.absolute().parent} for {file.name}",
+            remedy="make it, or name another file",
+        )

@@ -91,6 +91,7 @@ class Supervisor:
         self._has_beats = has_beats
         self._tell = tell
         self._now = now
+        self._signals = 0
         self._stops = 0
         self._number = int(signal.SIGTERM)
         self._kill_at: float | None = None
@@ -195,7 +196,10 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if self._verdict is None:
             self._verdict = of_signal(number)
-        self._stop(number)
+        self._signals += 1
+        is_known = self._stops > 0 and self._tell is not None
+        if self._signals > 1 or not is_known:  # a give-up asked for the same; nobody means a kill
+            self._stop(number)
 
     def _stop(self, number: int) -> None:
         """The first stop lets processes drain, the second cuts them off, the third kills them."""

@@ -14,6 +14,7 @@ from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.storage.journal import SqliteJournal
+from ergon_framework.storage.urls import SQLITE
 
 SHORTEST = 6
 """Digits of a trace id that may stand for all of it."""
@@ -22,7 +23,6 @@ DEEPEST = 40
 _TRACE = re.compile(r"[0-9a-f]{32}")
 _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}\b.*")
 _PREFIX = re.compile(rf"[0-9a-f]{{{SHORTEST},31}}")
-_SQLITE = "sqlite:///"
 
 
 class Line(NamedTuple):
@@ -127,7 +127,7 @@ class Journals:
 @contextmanager
 def journals(config: Path | None, named: Sequence[str]) -> Iterator[Journals]:
     """Those that are named, else the one of the settings, for reading."""
-    paths = [Path(each.removeprefix(_SQLITE)) for each in named] or [_own(config)]
+    paths = [Path(each.removeprefix(SQLITE)) for each in named] or [_own(config)]
     with ExitStack() as stack:
         opened = {}
         for path in paths:

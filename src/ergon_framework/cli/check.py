@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ergon_framework.cli.output import keep_stdout, show_list
+import os
+import sys
+
+from ergon_framework.cli.output import keep_stdout, printable, show_list
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 
 
@@ -12,8 +15,14 @@ def check(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
     Every mistake is told at once, with its file, its line and what to do; then the exit code is 2.
     """
     from ergon_framework.app.checking import check as checked
+    from ergon_framework.app.settings import settings_file
 
     with keep_stdout(as_json):
         rows = checked(config)
+    if not rows:
+        file = settings_file(config, os.environ)
+        where = "there is no settings file" if file is None else f"{file} describes nothing to run"
+        told = f"note: {where}: no task, zone, executor, schedule, provider or server"
+        print(printable(told), file=sys.stderr, flush=True)
     columns = ["kind", "name", "what", "where", "processes"]
     show_list((row.to_dict() for row in rows), columns, as_json=as_json)

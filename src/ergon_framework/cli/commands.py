@@ -105,22 +105,25 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
     is_debug = _DEBUG in given[:ours]
     given = [each for each in given[:ours] if each != _DEBUG] + given[ours:]
     session = Session(is_debug, is_process, given)
-    command = typer.main.get_command(app)
     try:
-        code = command.main(
-            given,
-            prog_name="ergon",
-            standalone_mode=False,
-            obj=session,
-        )
+        try:
+            code = _main(given, session)
+        except BrokenPipeError:
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            if is_debug:
+                traceback.print_exc()
+            code = _refuse(error, as_json="--json" in given[:ours])
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, for example head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (Exception, KeyboardInterrupt) as error:
-        if is_debug:
-            traceback.print_exc()
-        return _refuse(error, as_json="--json" in given[:ours])
+    return code
+
+
+def _main(given: list[str], session: Session) -> int:
+    command = typer.main.get_command(app)
+    code = command.main(given, prog_name="ergon", standalone_mode=False, obj=session)
     return code if isinstance(code, int) else 0
 
 

@@ -37,9 +37,9 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
     file where there is none.
     """
     from ergon_framework.app.jobs import job_settings
-    from ergon_framework.app.store_files import file_of
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.jobs.stores.opening import open_store
+    from ergon_framework.storage.urls import file_of
 
     setup = job_settings(config, url).kept()
     file = file_of(setup.url)
@@ -57,11 +57,11 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
 
 
 def told(config: Path | None) -> AbstractContextManager[object]:
-    """Keep in the journal what an operator changes inside of it."""
-    from ergon_framework.app.journal import journalling
+    """Keep in the journal what an operator changes inside of it, and export its spans."""
+    from ergon_framework.app.exporting import observed_briefly
     from ergon_framework.app.settings import load_settings
 
-    return journalling(load_settings(config), "operator")
+    return observed_briefly(load_settings(config), "operator")
 
 
 @contextmanager

@@ -89,8 +89,8 @@ def list_dead(
                 return
             found = job_rows(client, search, limit, as_json=as_json)
             rows += [{"kind": Kind.JOB.value, **row} for row in found]
-    with letters.opened_letters(where.letters) as store:
-        wanted = Wanted((), provider, reason, older_than)
+    wanted = Wanted((), provider, reason, older_than)
+    for store in where.opened():
         rows += letters.letter_rows(store, wanted, limit, as_json=as_json)
     rows.sort(key=lambda row: str(row.get("created_at") or row.get("occurred_at")), reverse=True)
     show_list(rows[:limit], ["kind", *COLUMNS], as_json=as_json)
@@ -109,11 +109,14 @@ def show(
 
     where, kinds = _where(config, url, kind)
     if Kind.PROVIDER in kinds:
-        with letters.opened_letters(where.letters) as store:
-            if kinds == {Kind.PROVIDER} or store.letters(ids=(job,), limit=1):
-                found = letter_shape(letters.find_letter(store, job), shows_payload=True)
-                show_one(found, as_json=as_json, title=job)
-                return
+        try:
+            found = letter_shape(letters.find_letter(where, job), shows_payload=True)
+        except JobNotFoundError:
+            if kinds == {Kind.PROVIDER}:
+                raise
+        else:
+            show_one(found, as_json=as_json, title=job)
+            return
     with opened(config, url, reads=True) as client:
         shape = client.show(job)
         if shape["status"] != "failed":
@@ -156,8 +159,8 @@ def requeue(
     tally = Tally()
     where, kinds = _where(config, url, asked)
     if Kind.PROVIDER in kinds:
-        with told(config), letters.opened_letters(where.letters) as store:
-            tally = letters.redrive(store, calls, limit, is_dry=dry_run)
+        with told(config):
+            tally = letters.deal(where, letters.redrive, calls, limit, is_dry=dry_run)
     if Kind.JOB in kinds:
         with opened(config, url) as client:
             search = _search(client, *of_jobs, older_than, named)
@@ -192,8 +195,8 @@ def purge(
     tally = Tally()
     where, kinds = _where(config, url, asked)
     if Kind.PROVIDER in kinds:
-        with told(config), letters.opened_letters(where.letters) as store:
-            tally = letters.delete(store, calls, limit, is_dry=dry_run)
+        with told(config):
+            tally = letters.deal(where, letters.delete, calls, limit, is_dry=dry_run)
     if Kind.JOB in kinds:
         with opened(config, url) as client:
             search = _search(client, *of_jobs, older_than, named)

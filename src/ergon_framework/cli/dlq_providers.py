@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from ergon_framework.app.store_files import file_of, has_table
+from ergon_framework.app.store_files import has_table
 from ergon_framework.errors import (
     ConfigurationError,
     JobNotFoundError,
     SettingsError,
     StoreUnavailableError,
 )
+from ergon_framework.storage.urls import file_of
 
 if TYPE_CHECKING:
     from ergon_framework.ports.providerstore import LetterStatus, ProviderStore, StoredLetter
 
 MOST = 100_000
 """Letters that one command looks at, the newest."""
+_TABLE = "provider_dead_letters"
 
 
 class Kind(StrEnum):
@@ -36,12 +38,12 @@ class Places:
     """Where jobs and letters are kept; a URL may hold a password, so none is shown."""
 
     jobs: str
-    letters: str
+    letters: tuple[str, ...]  # never empty; a provider may have a store of its own
 
     def kinds(self) -> frozenset[Kind]:
         """What there is to look at. Without anything there are jobs, whose commands say so."""
         kinds = set()
-        if has_table(self.letters, "provider_dead_letters"):
+        if any(has_table(url, _TABLE) for url in self.letters):
             kinds.add(Kind.PROVIDER)
         is_for_letters_only = Kind.PROVIDER in kinds and not has_table(self.jobs, "ergon_jobs")
         if not is_for_letters_only and not self.jobs.startswith("postgres"):
@@ -50,25 +52,31 @@ class Places:
 
     def check(self, kinds: frozenset[Kind]) -> None:
         """Refuse files that are not there: who looks for what is dead makes none."""
-        urls = {Kind.JOB: self.jobs, Kind.PROVIDER: self.letters}
-        files = [file_of(urls[kind]) for kind in sorted(kinds)]
+        urls = {Kind.JOB: (self.jobs,), Kind.PROVIDER: self.letters}
+        files = [file_of(url) for kind in sorted(kinds) for url in urls[kind]]
         if all(file is not None and not file.exists() for file in files):
             raise StoreUnavailableError(
                 f"there is no file {files[0]}",
                 remedy="a worker, a provider or ergon db upgrade makes it; or name another store",
             )
 
+    def opened(self) -> Iterator[ProviderStore]:
+        """Each store with letters, open while it is looked at; at least one, or an error."""
+        for url in [url for url in self.letters if has_table(url, _TABLE)] or self.letters[:1]:
+            with opened_letters(url) as store:
+                yield store
+
 
 def places(config: Path | None, url: str | None) -> Places:
-    """As the options or the settings say: ``[providers] store``, or else the store of jobs."""
-    from ergon_framework.app.jobs import resolve_url, setup_of
-    from ergon_framework.app.settings import load_settings, revealed
+    """As the options or the settings say: the stores of providers, or else that of jobs."""
+    from ergon_framework.app.jobs import setup_of
+    from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.store_urls import call_stores
 
     settings = load_settings(config)
     jobs = setup_of(settings, url).url
-    own = revealed(getattr(settings.extensions.get("providers"), "store", None))
-    base = Path() if settings.file is None else settings.file.parent
-    return Places(jobs, jobs if url or not own else resolve_url(own, base))
+    named = () if url else tuple(call_stores(settings).values())
+    return Places(jobs, named or (jobs,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,7 @@ def opened_letters(url: str) -> Iterator[ProviderStore]:
             "no store of provider calls",
             remedy='write store = "sqlite:///work.db" under [providers], or give --url',
         )
-    if not has_table(url, "provider_dead_letters"):
+    if not has_table(url, _TABLE):
         raise ConfigurationError(
             "this store has no tables of provider calls", remedy="ergon db upgrade makes them"
         )
@@ -151,16 +159,16 @@ def _line(stored: StoredLetter) -> dict[str, Any]:
     }
 
 
-def find_letter(store: ProviderStore, letter_id: str) -> StoredLetter:
+def find_letter(where: Places, letter_id: str) -> StoredLetter:
     """One letter, whatever has become of it."""
-    found = store.letters(ids=(letter_id,), limit=1)
-    if not found:
-        raise JobNotFoundError(
-            f"there is no dead letter {letter_id!r}",
-            remedy="ergon dlq list shows what is there",
-            details={"id": letter_id},
-        )
-    return found[0]
+    for store in where.opened():
+        for found in store.letters(ids=(letter_id,), limit=1):
+            return found
+    raise JobNotFoundError(
+        f"there is no dead letter {letter_id!r}",
+        remedy="ergon dlq list shows what is there",
+        details={"id": letter_id},
+    )
 
 
 @dataclass(slots=True)
@@ -170,6 +178,26 @@ class Tally:
     matched: int = 0
     done: int = 0
     refused: int = 0
+
+    def __iadd__(self, other: Tally) -> Self:
+        self.matched += other.matched
+        self.done += other.done
+        self.refused += other.refused
+        return self
+
+
+Deal = Callable[..., Tally]
+"""``redrive`` or ``delete``: what is done with the letters of one store."""
+
+
+def deal(where: Places, do: Deal, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
+    """Do it in every store, with at most so many letters."""
+    tally = Tally()
+    for store in where.opened():
+        left = None if limit is None else limit - tally.matched
+        if left is None or left > 0:
+            tally += do(store, wanted, left, is_dry=is_dry)
+    return tally
 
 
 def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:

@@ -8,6 +8,7 @@ terminal a table is plain text, columns two blanks apart. Control characters nev
 from __future__ import annotations
 
 import json
+import select
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
@@ -58,6 +59,18 @@ def show_error(error: BaseException, *, as_json: bool = False) -> None:
 def keep_stdout(as_json: bool) -> AbstractContextManager[object]:
     """Let what user code prints go to the standard error stream while a program reads our JSON."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def stop_if_unread() -> None:
+    """Raise ``BrokenPipeError`` when nobody can read the standard output any more."""
+    try:
+        place = sys.stdout.fileno()
+    except (OSError, ValueError):  # it is no file
+        return
+    poll = select.poll()
+    poll.register(place, 0)  # errors are told without being asked for
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        raise BrokenPipeError
 
 
 def printable(text: str, *, keeps_lines: bool = False) -> str:

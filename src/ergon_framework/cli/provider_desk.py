@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,22 @@ def opened(config: Path | None, url: str | None) -> Iterator[ProviderDesk]:
     check_tables(database)
     with closing(open_store(named)) as store:
         yield ProviderDesk(store, database)
+
+
+def opened_each(config: Path | None, url: str | None) -> Generator[ProviderDesk, None, None]:
+    """The same for every store that the settings name: a provider may have one of its own.
+
+    Of several, those without tables are left out; each is open while it is looked at.
+    """
+    from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.store_files import has_table
+    from ergon_framework.app.store_urls import call_stores
+
+    named = [] if url else call_stores(load_settings(config)).values()
+    there = [each for each in named if has_table(each, "provider_health_states")]
+    for each in there or [named_store(config, url)]:
+        with opened(config, each) as desk:
+            yield desk
 
 
 def named_store(config: Path | None, url: str | None) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +12,12 @@ import typer
 from ergon_framework.cli.db import StoreUrl
 from ergon_framework.cli.desk import progress
 from ergon_framework.cli.output import show_list, show_one
-from ergon_framework.cli.provider_desk import opened
+from ergon_framework.cli.provider_desk import ProviderDesk, opened_each
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
+    from ergon_framework.ports.providerstore import LaneKey, Standing
 
 app = typer.Typer(help="Look at providers and their circuits; open or close one; delete old rows.")
 
@@ -62,15 +63,17 @@ def health(
     """
     from ergon_framework.providers.service import ProviderHealthService
 
-    with opened(config, store) as desk:
+    told: dict[str, dict[str, Any]] = {}
+    for desk in opened_each(config, store):
         # Only what is in the store: this process has made no calls.
         service = ProviderHealthService(desk.store, patience=0)
-        tenants = desk.tenants(limit) if tenant is None else [tenant]
-        told = [(each, service.summary(each, detail=True)) for each in tenants]
+        for each in desk.tenants(limit) if tenant is None else [tenant]:
+            found = service.summary(each, detail=True)
+            told.setdefault(each, {**found, "providers": []})["providers"] += found["providers"]
     if as_json:
-        show_list((summary for _, summary in told), [], as_json=True)
+        show_list(told.values(), [], as_json=True)
     else:
-        rows = (row for each, summary in told for row in _rows(each, summary))
+        rows = (row for each, summary in told.items() for row in _rows(each, summary))
         show_list(rows, _COLUMNS, as_json=False)
 
 
@@ -99,8 +102,8 @@ def circuit(
     from ergon_framework.providers.gates.circuits import Circuit
 
     key = LaneKey(tenant, provider, capability)
-    with opened(config, store) as desk:
-        _check_known(desk.store, key)
+    with closing(opened_each(config, store)) as desks:
+        desk = _knowing(desks, key)
         before = desk.store.standing(key)
         state = State.OPEN if wish is Wish.OPEN else State.CLOSED
         Circuit(desk.store, key, BreakerRule()).force(state, seconds)
@@ -136,12 +139,13 @@ def prune(
     """
     from ergon_framework.core.instants import format_instant
 
-    deleted = 0
-    with opened(config, store) as desk, progress("deleted") as move:
-        before = desk.store.now() - older_than * _DAY
-        while count := desk.store.prune(before, _AT_ONCE):
-            deleted += count
-            move(deleted)
+    deleted, before = 0, 0.0
+    with progress("deleted") as move:
+        for desk in opened_each(config, store):
+            before = desk.store.now() - older_than * _DAY
+            while count := desk.store.prune(before, _AT_ONCE):
+                deleted += count
+                move(deleted)
     show_one({"deleted": deleted, "before": format_instant(before)}, as_json=as_json)
 
 
@@ -162,16 +166,20 @@ def _rows(tenant: str, summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _check_known(store: ProviderStore, key: LaneKey) -> None:
-    """A name with a typing error would get a circuit that nobody asks."""
-    known = [lane.key for lane in store.health(key.tenant_id)]
-    if key not in known:
-        names = ", ".join(f"{each.provider_name} {each.capability}" for each in known[:5])
-        raise ConfigurationError(
-            f"the tenant {key.tenant_id!r} has made no calls to {key.provider_name!r}"
-            f" {key.capability!r}",
-            remedy=f"it has to: {names}" if names else "see ergon providers health",
-        )
+def _knowing(desks: Iterable[ProviderDesk], key: LaneKey) -> ProviderDesk:
+    """The desk that knows a lane: a name with a typing error has a circuit that nobody asks."""
+    known: list[LaneKey] = []
+    for desk in desks:
+        keys = [lane.key for lane in desk.store.health(key.tenant_id)]
+        if key in keys:
+            return desk
+        known += keys
+    names = ", ".join(f"{each.provider_name} {each.capability}" for each in known[:5])
+    raise ConfigurationError(
+        f"the tenant {key.tenant_id!r} has made no calls to {key.provider_name!r}"
+        f" {key.capability!r}",
+        remedy=f"it has to: {names}" if names else "see ergon providers health",
+    )
 
 
 def _check_written(before: Standing, after: Standing) -> None:

@@ -167,7 +167,7 @@ def _show_workers(outcome: WorkforceOutcome, as_json: bool) -> int:
         total = {"worker": "all", **{name: shape[name] for name in ("exit_code", "restarts")}}
         rows.append({**total, **_short(shape["report"])})
         columns = ["worker", "exit_code", "restarts", "succeeded", "failed", "timed_out"]
-        show_list(rows, [*columns, "stop_reason", "elapsed"], as_json=False)
+        show_list(rows, [*columns, "parked", "stop_reason", "elapsed"], as_json=False)
     show_errors(outcome)
     return int(outcome.exit_code)
 

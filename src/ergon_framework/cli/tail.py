@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli.output import printable, show_one
+from ergon_framework.cli.output import printable, show_one, stop_if_unread
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreUnavailableError
 
@@ -131,6 +131,7 @@ def _entries(path: Path, wanted: Wanted, *, is_followed: bool) -> Iterator[Entry
         pause = threading.Event()
         while not path.exists():
             pause.wait(LOOK)
+            stop_if_unread()
     elif not path.exists():
         raise StoreUnavailableError(
             f"there is no journal {path}",
@@ -148,12 +149,16 @@ def _entries(path: Path, wanted: Wanted, *, is_followed: bool) -> Iterator[Entry
 def _follow(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entry]:
     with closing(journal.listen()) as bell:
         while True:
-            for entry in _found(journal, wanted, after):
-                after = entry.number
-                yield entry
-            bell.wait(LOOK)
-            if journal.last() < after:  # somebody removed the file, and it began anew
+            last = journal.last()
+            if last < after:  # somebody removed the file, and it began anew
                 after = 0
+            if last > after:
+                for entry in _found(journal, wanted, after):
+                    after = entry.number
+                    yield entry
+                after = max(after, last)  # what does not match need not be looked at again
+            bell.wait(LOOK)
+            stop_if_unread()
 
 
 def _found(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entry]:

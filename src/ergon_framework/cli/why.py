@@ -65,7 +65,7 @@ def why(
         if number:
             print()
         what = "" if len(found) == 1 else f"The {each.kind} "
-        print(printable(f"{what}{each.id} is {each.status.replace('_', ' ')}."))
+        print(printable(f"{what}{each.id} {each.standing}."))
         for sentence in each.why:
             print(printable(sentence))
 

@@ -15,7 +15,7 @@ from types import FrameType
 import msgspec
 
 from ergon_framework.core.wire import PROTOCOL_VERSION
-from ergon_framework.errors import ErgonError, SettingsError, describe
+from ergon_framework.errors import ErgonError, MissingExtraError, SettingsError, describe
 from ergon_framework.executor.loading import AppError, load
 from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.runtime import Runtime
@@ -24,6 +24,7 @@ from ergon_framework.executor.streams import Pipes, say, take_over
 MAX_IN_FLIGHT = "ERGON_MAX_IN_FLIGHT"
 READY_FD = "ERGON_READY_FD"
 LOG_LEVEL = "ERGON_LOG_LEVEL"
+OTLP = "ERGON_OTLP"
 MOST_IN_FLIGHT = 1024
 LEAVE_AFTER = 5.0
 """Seconds the interpreter has to end once all is answered; threads of the user may be busy."""
@@ -51,6 +52,7 @@ def serve(app: str, *, is_debug: bool = False, is_process: bool = True) -> int:
     except BaseException as error:
         code = _told(error, _FAILED, is_debug=is_debug)
     _finish_tracing()
+    _finish_exporting()
     if is_process:
         _leave_soon(code)
     return code
@@ -59,9 +61,12 @@ def serve(app: str, *, is_debug: bool = False, is_process: bool = True) -> int:
 def _run(registry: Registry, pipes: Pipes, limit: int, ready_fd: int | None) -> int:
     if not registry.names:
         say("the registry is empty: every request will be answered with handler_not_found")
-    runtime = Runtime(
-        registry, pipes, limit=limit, on_ready=lambda: _report_ready(ready_fd, registry, limit)
-    )
+
+    def begin() -> None:
+        _export()  # only now: start-up hooks may have set up an SDK of the user's
+        _report_ready(ready_fd, registry, limit)
+
+    runtime = Runtime(registry, pipes, limit=limit, on_ready=begin)
     _hear_signals(runtime.stop, is_by_hand=os.isatty(pipes.source))
     signal.set_wakeup_fd(runtime.bell, warn_on_full_buffer=False)
     runtime.run()
@@ -166,6 +171,25 @@ def _told(error: BaseException, code: int, *, is_debug: bool) -> int:
         traceback.print_exception(error, file=sys.stderr)
     say(str(error) if isinstance(error, ErgonError) else describe(error))
     return code
+
+
+def _export() -> None:
+    """Send spans and metrics where the parent does. Without what that takes, the work goes on."""
+    collector = os.environ.get(OTLP)
+    if not collector:
+        return  # and nothing of OpenTelemetry is imported
+    from ergon_framework.telemetry.exporting import export
+
+    try:
+        export(f"executor {os.getpid()}", collector=collector)
+    except MissingExtraError as error:
+        say(str(error))
+
+
+def _finish_exporting() -> None:
+    exporting = sys.modules.get("ergon_framework.telemetry.exporting")
+    if exporting is not None and os.environ.get(OTLP):  # else it is there for somebody else
+        exporting.finish()
 
 
 def _finish_tracing() -> None:

@@ -165,9 +165,9 @@ class Runtime:
     def _open(self) -> bool:
         """Run the start-up hooks; whether the crew shall read."""
         self._lifespan.open()
-        self._intake.is_traced = "opentelemetry.sdk.trace" in sys.modules
         if self._on_ready is not None:
             self._on_ready()
+        self._intake.is_traced = "opentelemetry.sdk.trace" in sys.modules
         loop = self._lifespan.loop
         if loop is None or self._registry.has_sync or not is_pollable(self._intake.source):
             return True

@@ -107,6 +107,10 @@ class JobsSettings(Document):
         "ProviderAuthError",
         "ProviderBadRequestError",
         "ProviderResponseFormatError",
+        "ConfigurationError",
+        "MissingExtraError",
+        "SettingsError",
+        "WiringError",
     )
     lease: Annotated[Positive, Field(ge=0.5, le=3600)] = 15.0
     grace: PositiveOrZero = 30.0

@@ -60,6 +60,9 @@ class Journal(Protocol):
     def read(self, wanted: Wanted, after: int = 0, limit: int = 1000) -> list[Entry]:
         """Entries with a number above ``after``, the oldest first."""
 
+    def newest(self, wanted: Wanted, limit: int = 1000) -> list[Entry]:
+        """The last entries, the oldest of them first."""
+
     def last(self) -> int:
         """The highest number given so far."""
 

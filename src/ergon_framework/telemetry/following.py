@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ergon_framework.ports.journal import Journal, SpanRecord
+from ergon_framework.storage.urls import SQLITE
 from ergon_framework.telemetry.fan_out import add_listener
 from ergon_framework.telemetry.journalling import JournalListener, JournalWriter
 from ergon_framework.telemetry.tracers import set_trail, trail
@@ -15,7 +16,6 @@ from ergon_framework.telemetry.trail import Trail
 
 VARIABLE = "ERGON_JOURNAL"
 """Tells a process that has no settings, such as an executor, which journal its parent writes."""
-_SQLITE = "sqlite:///"
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def following(keep: Callable[[SpanRecord], None], source: str, path: Path) -> It
     """Hand the spans of traces to ``keep``; processes started meanwhile learn of the journal."""
     before, named = trail(), os.environ.get(VARIABLE)
     set_trail(Trail(keep, source))
-    os.environ[VARIABLE] = f"{_SQLITE}{path.absolute()}"
+    os.environ[VARIABLE] = f"{SQLITE}{path.absolute()}"
     try:
         yield
     finally:
@@ -37,8 +37,8 @@ def following(keep: Callable[[SpanRecord], None], source: str, path: Path) -> It
 def follow_parent(source: str) -> JournalWriter | None:
     """Write what this process tells where its parent does; None when it named no journal."""
     named = os.environ.get(VARIABLE, "")
-    path = Path(named.removeprefix(_SQLITE))
-    if not named.startswith(_SQLITE) or not path.parent.is_dir():
+    path = Path(named.removeprefix(SQLITE))
+    if not named.startswith(SQLITE) or not path.parent.is_dir():
         return None
 
     def opening() -> Journal:

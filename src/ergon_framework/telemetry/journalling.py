@@ -7,17 +7,17 @@ dropped and counted. One warning says so, and one line that it goes on.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import StoreError, describe
 from ergon_framework.ports.journal import Entry, Journal, SpanRecord
-from ergon_framework.ports.notice import Notice
+from ergon_framework.ports.notice import CATALOGUE, Meaning, Notice
 from ergon_framework.telemetry.flattening import entry_of, is_routine
 
 logger = logging.getLogger("ergon.journal")
@@ -28,11 +28,12 @@ AT_ONCE = 500
 """Entries and spans in one commit."""
 EVERY = 0.2
 """Seconds that something waits for others to be written with."""
+MOST_TROUBLED = 10_000
+"""Transactions in trouble whose good end is waited for."""
 LEAVING = 2.0
 """Seconds that the end of a process waits for what is not written yet."""
+_UNKNOWN = Meaning("", ())
 _PAUSE = 5.0  # seconds without another try after the journal was in trouble
-
-_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
 
 
 class JournalWriter:
@@ -56,8 +57,9 @@ class JournalWriter:
         self._monotonic = monotonic
         self._journal: Journal | None = None
         self._dropped = 0
+        self._is_closed = False  # and stays so in a child, once it is
         self.renew()
-        _writers.add(self)
+        renew_after_fork(self)
 
     @property
     def dropped(self) -> int:
@@ -87,7 +89,6 @@ class JournalWriter:
             thread = self._thread
         if thread is not None:
             thread.join(timeout)
-        _writers.discard(self)
         if self._dropped:
             logger.warning("the journal is incomplete: %d entries were not kept", self._dropped)
 
@@ -97,7 +98,6 @@ class JournalWriter:
         self._waiting: deque[Entry | SpanRecord] = deque()
         self._thread: threading.Thread | None = None
         self._is_busy = False
-        self._is_closed = False
         self._is_urgent = False
         self._is_in_trouble = False
         self._retry_at = float("-inf")
@@ -194,7 +194,11 @@ class JournalWriter:
 
 
 class JournalListener:
-    """A listener of notices that has those worth keeping written; see ``add_listener``."""
+    """A listener of notices that has those worth keeping written; see ``add_listener``.
+
+    That a transaction succeeded is routine, unless trouble with it was written before: then its
+    good end is written as well, so that the trouble is not the last word about it.
+    """
 
     def __init__(
         self,
@@ -208,16 +212,26 @@ class JournalListener:
         self._source = source
         self._keeps_all = keeps_all
         self._clock = clock
+        # Any thread calls, and each operation on it is atomic: there is no lock to wait for.
+        self._troubled: dict[str, None] = {}
 
     def __call__(self, notice: Notice) -> None:
         """Take note of it, unless it is routine."""
-        if self._keeps_all or not is_routine(notice):
+        if self._keeps_all:
             self._tell(entry_of(notice, self._source, self._clock()))
+        elif not is_routine(notice):
+            entry = entry_of(notice, self._source, self._clock())
+            self._tell(entry)
+            if entry.unit and CATALOGUE.get(notice.name, _UNKNOWN).part == "engine":
+                self._remember(entry.unit)
+        elif self._troubled and notice.name == "transaction.ended":
+            entry = entry_of(notice, self._source, self._clock())
+            if entry.unit in self._troubled:
+                self._troubled.pop(entry.unit, None)
+                self._tell(entry)
 
-
-def _after_fork_in_child() -> None:
-    for writer in list(_writers):
-        writer.renew()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+    def _remember(self, unit: str) -> None:
+        self._troubled[unit] = None
+        if len(self._troubled) > MOST_TROUBLED:
+            with suppress(RuntimeError, StopIteration):  # another thread is at it
+                self._troubled.pop(next(iter(self._troubled)), None)

@@ -28,7 +28,7 @@ def create_app(
     check_extra()
     from ergon_framework.web.provider_source import ProviderSource
     from ergon_framework.web.routes import build_app, plan_of
-    from ergon_framework.web.sources import Sources, sources_of
+    from ergon_framework.web.sources import PROVIDERS, Sources, sources_of
     from ergon_framework.web.tokens import FixedTokens, parsed
 
     known = settings or Settings()
@@ -37,7 +37,7 @@ def create_app(
     if store is None or isinstance(store, str):
         sources = sources_of(known, store)
     else:
-        sources = Sources(providers=ProviderSource(store))
+        sources = Sources(providers={PROVIDERS: ProviderSource(store)})
     return build_app(plan_of(known.server, sources, tokens))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from heapq import merge
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -26,6 +27,7 @@ from ergon_framework.web.pages import (
     page,
 )
 from ergon_framework.web.provider_letters import LetterPlace, find_letter, letters_page
+from ergon_framework.web.provider_source import ProviderSource
 from ergon_framework.web.refusals import MISSING, NotHereError
 from ergon_framework.web.shapes import DeadLetterItem
 
@@ -112,16 +114,18 @@ async def _jobs(house: House, asked: LettersAsked, place: _Place) -> list[_Found
 
 
 async def _calls(house: House, asked: LettersAsked, place: _Place) -> list[_Found]:
-    source = house.sources.providers
-    if source is None or asked.kind == "job":
+    """Of all stores together; a place in their common order is one in each of them."""
+    if asked.kind == "job":
         return []
     is_whole = house.shows_payloads and asked.payloads
 
-    def look() -> list[_Found]:
+    def look(source: ProviderSource) -> list[_Found]:
         found = letters_page(source, asked.reason, place.call, asked.limit + 1, is_whole=is_whole)
         return [_Found(shape["occurred_at"], shape, where) for where, shape in found]
 
-    return await house.ask("providers", look)
+    stores = house.sources.providers.items()
+    pages = [await house.ask(part, partial(look, source)) for part, source in stores]
+    return list(merge(*pages, key=lambda each: (each.place.at, each.place.id), reverse=True))
 
 
 async def _job(house: House, job_id: str, is_whole: bool) -> dict[str, Any] | None:
@@ -140,7 +144,9 @@ async def _job(house: House, job_id: str, is_whole: bool) -> dict[str, Any] | No
 
 
 async def _call(house: House, letter_id: str, is_whole: bool) -> dict[str, Any] | None:
-    source = house.sources.providers
-    if source is None:
-        return None
-    return await house.ask("providers", lambda: find_letter(source, letter_id, is_whole=is_whole))
+    for part, source in house.sources.providers.items():
+        look = partial(find_letter, source, letter_id, is_whole=is_whole)
+        found = await house.ask(part, look)
+        if found is not None:
+            return found
+    return None

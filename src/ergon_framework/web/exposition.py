@@ -44,13 +44,24 @@ def exposed(families: Iterable[Family]) -> str:
 
 
 def merged(families: Iterable[Family]) -> list[Family]:
-    """Each family once, with the series of all that have its name, in their order."""
+    """Each family once, with the series of all that have its name, in their order.
+
+    What has the same labels is added up: two stores may know calls of the same provider.
+    """
     found: dict[str, Family] = {}
     for each in families:
         known = found.get(each.name)
         series = [*(() if known is None else known.series), *each.series]
-        found[each.name] = Family(each.name, each.kind, each.text, series)
+        found[each.name] = Family(each.name, each.kind, each.text, _added_up(series))
     return list(found.values())
+
+
+def _added_up(series: Iterable[Series]) -> list[Series]:
+    sums: dict[tuple[tuple[str, str], ...], float] = {}
+    for labels, value in series:
+        key = tuple(labels.items())
+        sums[key] = sums.get(key, 0) + value
+    return [(dict(key), value) for key, value in sums.items()]
 
 
 def _lines(family: Family, series: Iterable[Series]) -> Iterator[str]:

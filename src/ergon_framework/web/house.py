@@ -14,9 +14,8 @@ from ergon_framework.errors import (
 )
 from ergon_framework.web.asking import Part
 from ergon_framework.web.job_source import JobSource
-from ergon_framework.web.provider_source import ProviderSource
 from ergon_framework.web.refusals import NotHereError, PartAwayError
-from ergon_framework.web.sources import Sources, zone_part
+from ergon_framework.web.sources import PROVIDERS, Sources
 from ergon_framework.web.zone_source import ZoneSource
 
 T = TypeVar("T")
@@ -25,7 +24,8 @@ logger = logging.getLogger("ergon.web")
 
 _SHARE = 0.8
 """Of a request's time that a part may take; the rest is for saying that it took too long."""
-_NAMES = {"jobs": "the job store", "providers": "the store of provider calls"}
+_KINDS = {"zone": "zone", PROVIDERS: "store of the provider"}
+_NAMES = {"jobs": "the job store", PROVIDERS: "the store of provider calls"}
 
 
 class House:
@@ -42,12 +42,6 @@ class House:
         if self.sources.jobs is None:
             raise _none("job store", "[store] or [jobs]")
         return self.sources.jobs
-
-    def providers(self) -> ProviderSource:
-        """The store of provider calls; an error when there is none."""
-        if self.sources.providers is None:
-            raise _none("store of provider calls", "[store] or [providers]")
-        return self.sources.providers
 
     def zone(self, name: str) -> ZoneSource:
         """A zone; an error when the settings do not have it."""
@@ -78,7 +72,10 @@ class House:
 
 def told(part: str) -> str:
     """What a part is called in front of people."""
-    return _NAMES.get(part) or f"the zone {part.removeprefix(zone_part(''))!r}"
+    if part in _NAMES:
+        return _NAMES[part]
+    kind, _, name = part.partition(":")
+    return f"the {_KINDS[kind]} {name!r}"
 
 
 def _none(what: str, where: str) -> NotHereError:

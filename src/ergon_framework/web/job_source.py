@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ergon_framework.app.jobs import JobSetup
+from ergon_framework.app.store_files import file_has_table
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.web.tables import SQLITE, has_table
+from ergon_framework.storage.urls import SQLITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +40,5 @@ class JobSource:
         return Path(self.setup.url[len(SQLITE) :])
 
     def _store(self) -> Store:
-        is_there = has_table(self.file, "ergon_jobs")
+        is_there = file_has_table(self.file, "ergon_jobs")
         return open_store(self.setup.url, read_only=True) if is_there else MemoryJobStore(time.time)

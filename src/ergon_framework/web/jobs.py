@@ -70,15 +70,9 @@ def job_routes(house: House) -> APIRouter:
         look = partial(_page, source, search, asked.limit, is_whole=is_whole)
         return answer(await house.ask("jobs", look))
 
-    @router.get("/{job_id}", summary="One job", response_model=JobItem, responses=MISSING)
-    async def show_job(job_id: str, asked: Annotated[JobAsked, Query()]) -> Response:
-        """Everything about a job, its history included."""
-        source = house.jobs()
-        is_whole = house.shows_payloads and asked.payloads
-        return answer(await house.ask("jobs", partial(_one, source, job_id, is_whole=is_whole)))
-
+    # An id may have slashes in it, so that the longer path must come first.
     @router.get(
-        "/{job_id}/why",
+        "/{job_id:path}/why",
         summary="Why a job is where it is",
         response_model=JobWhy,
         responses=MISSING,
@@ -86,6 +80,13 @@ def job_routes(house: House) -> APIRouter:
     async def explain(job_id: str) -> Response:
         """In plain sentences, from what is recorded."""
         return answer(await house.ask("jobs", partial(_why, house.jobs(), job_id)))
+
+    @router.get("/{job_id:path}", summary="One job", response_model=JobItem, responses=MISSING)
+    async def show_job(job_id: str, asked: Annotated[JobAsked, Query()]) -> Response:
+        """Everything about a job, its history included."""
+        source = house.jobs()
+        is_whole = house.shows_payloads and asked.payloads
+        return answer(await house.ask("jobs", partial(_one, source, job_id, is_whole=is_whole)))
 
     return router
 

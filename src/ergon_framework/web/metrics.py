@@ -60,8 +60,8 @@ def _questions(sources: Sources) -> Questions:
     def each() -> Iterator[tuple[str, Callable[[], list[Family]]]]:
         if sources.jobs is not None:
             yield "jobs", partial(job_metrics, sources.jobs)
-        if sources.providers is not None:
-            yield "providers", partial(provider_metrics, sources.providers)
+        for name, store in sources.providers.items():
+            yield name, partial(provider_metrics, store)
         for name, zone in sources.zones.items():
             yield zone_part(name), partial(zone_metrics, zone)
 

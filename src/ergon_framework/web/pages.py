@@ -11,7 +11,7 @@ import msgspec
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from ergon_framework.web.refusals import BadInputError
+from ergon_framework.web.refusals import CURSOR_REMEDY, BadInputError
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def given_once(request: Request) -> None:
     given = Counter(name for name, _ in request.query_params.multi_items())
     for name, count in given.items():
         if count > 1 and name not in _LISTS:
-            raise BadInputError(name, "given more than once")
+            raise BadInputError(name, "given more than once", "give it once")
 
 
 class Page(BaseModel, Generic[T]):
@@ -72,4 +72,4 @@ def cursor_place(text: str, shape: type[T]) -> T:
         return msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True), type=shape)
     except (UnicodeEncodeError, binascii.Error, msgspec.DecodeError, msgspec.ValidationError):
         problem = "is not the next_cursor of such a list"
-        raise BadInputError("cursor", problem) from None
+        raise BadInputError("cursor", problem, CURSOR_REMEDY) from None

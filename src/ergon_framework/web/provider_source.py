@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ergon_framework.ports.providerstore import LaneKey, ProviderStore
+from ergon_framework.app.store_files import file_has_table
+from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
 from ergon_framework.providers.stores import open_store
-from ergon_framework.web.tables import has_table
 
 if TYPE_CHECKING:
     from ergon_framework.providers.migrations.database import Database
@@ -41,7 +42,7 @@ class ProviderSource:
         if database is None:
             return True
         if database.file is not None:
-            return has_table(database.file, "provider_dead_letters")
+            return file_has_table(database.file, "provider_dead_letters")
         if self._is_open:
             return True  # whoever made them does not unmake them
         from ergon_framework.providers.migrations import running
@@ -70,10 +71,6 @@ class ProviderSource:
             self._is_open = False
             open_store(self._store).close()
 
-    def for_reading(self) -> ProviderStore:
-        """The same as a store that is looked for with every call."""
-        return cast(ProviderStore, _Found(self))
-
     def _notice(self, file: Path) -> None:
         """Another file may have taken its place, from a backup: the old one is let go."""
         found = file.stat()
@@ -83,11 +80,19 @@ class ProviderSource:
         self._file = mark
 
 
-class _Found:
-    """Hands every call to the store that is there by then."""
+def for_reading(sources: Sequence[ProviderSource]) -> ProviderStore:
+    """How the lanes of all of them stand, as one store that is looked for with every call."""
+    return cast(ProviderStore, _Found(sources))
 
-    def __init__(self, source: ProviderSource) -> None:
-        self._source = source
+
+class _Found:
+    """Hands every call to the stores that are there by then; lanes may be in any of them."""
+
+    def __init__(self, sources: Sequence[ProviderSource]) -> None:
+        self._sources = sources
+
+    def health(self, tenant_id: str) -> list[LaneHealth]:
+        return [lane for each in self._sources for lane in each.opened().health(tenant_id)]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._source.opened(), name)
+        return getattr(self._sources[0].opened(), name)

@@ -25,6 +25,7 @@ logger = logging.getLogger("ergon.web")
 Problem = ProviderHealthError
 """The shape as OpenAPI publishes it."""
 
+CURSOR_REMEDY = "send the next_cursor of the page before, with the same filters"
 _PROBLEMS = {"missing": "missing", "extra_forbidden": "there is no such parameter"}
 
 
@@ -39,9 +40,10 @@ class BadInputError(ErgonError, ValueError):
 
     code = "invalid_request"
 
-    def __init__(self, field: str, problem: str) -> None:
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
         errors = [{"field": f"query.{field}", "message": problem}]
-        super().__init__(f"query.{field}: {problem}", details={"errors": errors})
+        told = f"query.{field}: {problem}"
+        super().__init__(told, remedy=remedy, details={"errors": errors})
 
 
 class PartAwayError(ErgonError):
@@ -114,7 +116,8 @@ async def _wrong_input(_request: Request, error: Any) -> Response:
     }
     message = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
     found = [{"field": field, "message": problem} for field, problem in problems.items()]
-    return refusal(422, "invalid_request", message, {"errors": found})
+    remedy = CURSOR_REMEDY if [*problems] == ["query.cursor"] else "/openapi.json tells what fits"
+    return refusal(422, "invalid_request", message, {"errors": found, "remedy": remedy})
 
 
 async def _failed(_request: Request, _error: Exception) -> Response:

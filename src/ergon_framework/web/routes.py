@@ -21,6 +21,7 @@ from ergon_framework.web.jobs import job_routes
 from ergon_framework.web.metrics import metric_routes
 from ergon_framework.web.pages import given_once
 from ergon_framework.web.probes import probe_routes
+from ergon_framework.web.provider_source import for_reading
 from ergon_framework.web.refusals import NO_TOKEN, REFUSALS, add_refusals
 from ergon_framework.web.sources import Sources
 from ergon_framework.web.tokens import Tokens
@@ -90,9 +91,9 @@ def _routers(house: House, plan: Plan) -> list[tuple[APIRouter, bool]]:
         (probe_routes(house, "/health"), is_open),
         (others, False),
     ]
-    providers = house.sources.providers
-    if providers is not None:
+    stores = list(house.sources.providers.values())
+    if stores:
         # Whoever has a token may read every tenant.
         authorize = None if plan.keeper.tokens is None else lambda _, __: True
-        found.insert(0, (create_router(providers.for_reading(), authorize), False))
+        found.insert(0, (create_router(for_reading(stores), authorize), False))
     return found

@@ -10,13 +10,15 @@ from typing import Protocol
 from ergon_framework.app.boundary_address import NodeAddress, node_address
 from ergon_framework.app.jobs import setup_of
 from ergon_framework.app.sections import Settings
-from ergon_framework.app.store_urls import resolve_url, store_url
+from ergon_framework.app.store_urls import call_stores, is_in_memory, resolve_url
 from ergon_framework.errors import ConfigurationError, SettingsError
+from ergon_framework.storage.urls import file_of
 from ergon_framework.web.job_source import JobSource
 from ergon_framework.web.provider_source import ProviderSource
-from ergon_framework.web.tables import SQLITE
 from ergon_framework.web.zone_source import ZoneSource
 
+PROVIDERS = "providers"
+"""The name of the part that the store of provider calls is."""
 _NODE_PATIENCE = 0.6
 """The share of a request's time that a node has to answer; the rest is for its folder."""
 
@@ -33,22 +35,22 @@ class Sources:
     """Everything there is to tell about; None is a part that the settings do not name."""
 
     jobs: JobSource | None = None
-    providers: ProviderSource | None = None
+    providers: Mapping[str, ProviderSource] = field(default_factory=dict)
+    """By the names of their parts: a provider may have a store of its own."""
     zones: Mapping[str, ZoneSource] = field(default_factory=dict)
 
     def parts(self) -> Iterator[tuple[str, Source]]:
         """Those that are there, by the names under which probes and metrics know them."""
         if self.jobs is not None:
             yield "jobs", self.jobs
-        if self.providers is not None:
-            yield "providers", self.providers
+        yield from self.providers.items()
         for name, zone in self.zones.items():
             yield zone_part(name), zone
 
     def close(self) -> None:
         """Let go of what was opened."""
-        if self.providers is not None:
-            self.providers.close()
+        for each in self.providers.values():
+            each.close()
 
 
 def zone_part(name: str) -> str:
@@ -56,11 +58,15 @@ def zone_part(name: str) -> str:
     return f"zone:{name}"
 
 
+def provider_part(name: str) -> str:
+    """What the store of one provider is called among the parts; without a name, that of all."""
+    return f"{PROVIDERS}:{name}" if name else PROVIDERS
+
+
 def sources_of(settings: Settings, url: str | None = None) -> Sources:
     """What the settings name; ``url`` is the store of jobs and provider calls instead of theirs."""
     jobs = setup_of(settings, url)
-    own = getattr(settings.extensions.get("providers"), "store", None)
-    calls = resolve_url(url, Path()) if url else store_url(settings, own)
+    calls = {"": resolve_url(url, Path())} if url else call_stores(settings)
     zones = _zones(settings)
     if not (jobs.url or calls or zones):
         file = settings.file
@@ -69,15 +75,19 @@ def sources_of(settings: Settings, url: str | None = None) -> Sources:
             f"no store: {where}",
             remedy='write url = "sqlite:///work.db" under [store] in ergon.toml, or give --store',
         )
-    for each in (jobs.url, calls):
-        if each.lower().startswith("memory:"):
+    for each in (jobs.url, calls.get("", "")):
+        if is_in_memory(each):
             raise ConfigurationError(
                 "what a store in memory holds, only its own process can see",
                 remedy="name a store in a database, such as sqlite:///work.db",
             )
     return Sources(
-        JobSource(jobs) if jobs.url.lower().startswith(SQLITE) else None,
-        ProviderSource(calls) if calls else None,
+        None if file_of(jobs.url) is None else JobSource(jobs),
+        {
+            provider_part(name): ProviderSource(each)
+            for name, each in calls.items()
+            if not is_in_memory(each)  # of a single provider: the others can be told about
+        },
         zones,
     )
 

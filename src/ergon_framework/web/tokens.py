@@ -90,7 +90,10 @@ def found_tokens(
 
 
 def parsed(text: str, where: str) -> dict[str, str]:
-    """Tokens by name: a line for each, ``name:token`` or a token alone; ``#`` begins a remark."""
+    """Tokens by name: a line for each, ``name:token`` or a token alone; ``#`` begins a remark.
+
+    A token may have a colon itself: where there is one line, all of it is accepted as well.
+    """
     lines = [line.strip() for line in text.splitlines()]
     given = [line for line in lines if line and not line.startswith("#")]
     if not given:
@@ -104,6 +107,8 @@ def parsed(text: str, where: str) -> dict[str, str]:
         if name in tokens:
             raise _wrong(where, f"has the name {name!r} twice")
         tokens[name] = _checked(named[2] if named else line, where)
+    if len(given) == 1 and given[0] not in tokens.values():
+        tokens[f"{UNNAMED}-1" if UNNAMED in tokens else UNNAMED] = given[0]
     return tokens
 
 

@@ -24,10 +24,21 @@ class Explanation(msgspec.Struct, frozen=True):
     id: str
     status: str
     why: list[str]
+    as_of: str | None = None
+    """When that was so, if nobody knows whether it still is."""
+
+    @property
+    def standing(self) -> str:
+        """The status in words; one that may be over is not called the present one."""
+        status = self.status.replace("_", " ")
+        if self.as_of is None:
+            return f"{'has' if status == 'succeeded' else 'is'} {status}"
+        return f"was last known to be {status}, at {self.as_of}"
 
     def shape(self) -> dict[str, Any]:
         """As programs get it."""
-        return {"kind": self.kind, "id": self.id, "status": self.status, "why": self.why}
+        shape = {"kind": self.kind, "id": self.id, "status": self.status, "why": self.why}
+        return shape if self.as_of is None else shape | {"as_of": self.as_of}
 
 
 @dataclass
@@ -47,7 +58,7 @@ class Asked:
 
     @cached_property
     def entries(self) -> list[Entry]:
-        """What the journal has about it, the oldest first."""
+        """The last that the journal has about it, the oldest first."""
         path = journal_path(self.settings)
         journal = journal_of(self.settings)
         if journal is None:
@@ -56,4 +67,4 @@ class Asked:
             return []
         self.looked.append(f"the journal {path}")
         with journal:
-            return journal.read(Wanted(unit=self.unit))
+            return journal.newest(Wanted(unit=self.unit))

@@ -9,9 +9,10 @@ from typing import Any
 
 from ergon_framework.app.explaining.answers import Asked, Explanation
 from ergon_framework.app.store_files import has_table, place_of
-from ergon_framework.app.store_urls import resolve_url, store_url
+from ergon_framework.app.store_urls import call_stores, is_in_memory, resolve_url
 from ergon_framework.core.instants import format_instant
 from ergon_framework.core.wording import coded, span, times
+from ergon_framework.errors import ErgonError
 from ergon_framework.ports.providerstore import (
     EVERYBODY,
     LaneHealth,
@@ -34,46 +35,51 @@ _FATES = {
 
 def explain_call(asked: Asked) -> Iterator[Explanation]:
     """The calls with this correlation id, execution id, idempotency key or dead letter."""
-    url = _store(asked)
-    if url is None:
-        return
-    from ergon_framework.providers.stores import open_store
-
-    rows = _rows(url, [asked.unit])
-    with closing(open_store(url)) as store:
-        letters = _letters(store, asked.unit, rows)
-        if not rows and not letters:
-            return
-        why = [*_attempts(rows), *_lanes(store, rows, letters), *map(_letter, letters)]
-    yield Explanation("call", asked.unit, _status(rows, letters), why)
+    troubles = []
+    for url in _stores(asked):
+        try:
+            yield from _in_store(url, asked.unit)
+        except ErgonError as error:  # the others may know it
+            troubles.append(error)
+    if troubles:
+        raise troubles[0]
 
 
 def lanes_holding(asked: Asked, units: Collection[str]) -> Iterator[str]:
     """The gates that keep the calls of these units from being made."""
-    url = _store(asked)
-    rows = [] if url is None else _rows(url, sorted(units))
-    refused = [row for row in rows if row["attempt_number"] == 0]
-    if url is None or not refused:
-        return
     from ergon_framework.providers.stores import open_store
 
+    for url in _stores(asked):
+        refused = [row for row in _rows(url, sorted(units)) if row["attempt_number"] == 0]
+        if refused:
+            with closing(open_store(url)) as store:
+                yield from _lanes(store, refused[-1:], ())
+
+
+def _in_store(url: str, unit: str) -> Iterator[Explanation]:
+    from ergon_framework.providers.stores import open_store
+
+    rows = _rows(url, [unit])
     with closing(open_store(url)) as store:
-        yield from _lanes(store, refused[-1:], ())
+        letters = _letters(store, unit, rows)
+        if not rows and not letters:
+            return
+        why = [*_attempts(rows), *_lanes(store, rows, letters), *map(_letter, letters)]
+    yield Explanation("call", unit, _status(rows, letters), why)
 
 
-def _store(asked: Asked) -> str | None:
-    """The store of provider calls, when there is one with its tables."""
-    section = asked.settings.extensions.get("providers")
-    if asked.store is not None:
-        url = resolve_url(asked.store, Path())
-    else:
-        url = store_url(asked.settings, getattr(section, "store", None))
-    if not url or url.lower().startswith("memory:"):
-        return None
-    where = f"the provider calls in {place_of(url)}"
-    if where not in asked.looked:
-        asked.looked.append(where)
-    return url if has_table(url, "provider_execution_metrics") else None
+def _stores(asked: Asked) -> Iterator[str]:
+    """The stores of provider calls that are there, with their tables."""
+    named = asked.store
+    urls = call_stores(asked.settings) if named is None else {"": resolve_url(named, Path())}
+    for url in urls.values():
+        if is_in_memory(url):
+            continue
+        where = f"the provider calls in {place_of(url)}"
+        if where not in asked.looked:
+            asked.looked.append(where)
+        if has_table(url, "provider_execution_metrics"):
+            yield url
 
 
 def _rows(url: str, units: Sequence[str]) -> list[Any]:

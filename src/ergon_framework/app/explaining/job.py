@@ -9,13 +9,14 @@ from ergon_framework.app.explaining.answers import Asked, Explanation
 from ergon_framework.app.explaining.call import lanes_holding
 from ergon_framework.app.explaining.told import entries_told
 from ergon_framework.app.jobs import setup_of
-from ergon_framework.app.store_files import file_of, has_table, place_of
+from ergon_framework.app.store_files import has_table, place_of
 from ergon_framework.core.failure import Kind
 from ergon_framework.errors import JobNotFoundError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job
+from ergon_framework.storage.urls import file_of
 
 
 def explain_job_id(asked: Asked) -> Iterator[Explanation]:

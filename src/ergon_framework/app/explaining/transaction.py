@@ -1,36 +1,68 @@
 """A transaction, from what the engine told about it.
 
 Nothing keeps a transaction but its source, so the journal is all there is: retries, failures and
-what else was not routine. One that simply succeeded has left no trace in it.
+what else was not routine. One that simply succeeded has left no trace in it, and one that was in
+trouble in one process and succeeded in another one only its trouble. So what is no ending is told
+as what was last known, and the job or fact of the same id is asked, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from ergon_framework.app.explaining.answers import Asked, Explanation
+from ergon_framework.app.explaining.fact import explain_fact
+from ergon_framework.app.explaining.job import explain_job_id
 from ergon_framework.app.explaining.told import entries_told
+from ergon_framework.core.instants import format_instant
 from ergon_framework.core.wording import coded, span
+from ergon_framework.errors import ErgonError
 from ergon_framework.ports.journal import Entry
 from ergon_framework.ports.notice import CATALOGUE
 
 _ENDS = {
-    "succeeded": "It succeeded",
-    "failed": "It failed",
-    "timed_out": "It ran out of time",
-    "aborted": "It was cut off when its call was stopped, and handed back without an outcome",
-    "parked": "It was parked: a gate was closed, nothing was attempted, and its source brings it"
-    " again",
+    "succeeded": "It succeeded{where}",
+    "failed": "It failed{where}",
+    "timed_out": "It ran out of time{where}",
+    "aborted": "It was cut off{where} when its call was stopped, and was handed back without an"
+    " outcome",
+    "parked": "It was parked{where}, since a gate was closed",
 }
+_FINAL = frozenset({"succeeded", "failed", "timed_out", "duplicate"})
+_UNSEEN = (
+    "What came then was not told here: a success in another process is in the journal only with"
+    " journal_all = true under [telemetry]."
+)
+_OVER = {("job", "completed"): "completed", ("fact", "confirmed"): "confirmed by all who read it"}
 
 
 def explain_transaction(asked: Asked) -> Iterator[Explanation]:
     """What the engine told about a transaction of this id."""
     told = [each for each in asked.entries if _is_of_engine(each)]
-    if told:
-        status = status_of(told)
-        past = entries_told(_once_each(told), _phrase)
-        yield Explanation("transaction", asked.unit, status, [*_why(told), *past])
+    if not told:
+        return
+    status, last = status_of(told), told[-1]
+    why = list(_why(told))
+    if status != "succeeded":
+        why += _elsewhere(asked)
+    if status not in _FINAL:
+        why.append(_UNSEEN)
+    why += entries_told(_once_each(told), _phrase)
+    as_of = None if status in _FINAL else format_instant(last.at)
+    yield Explanation("transaction", asked.unit, status, why, as_of)
+
+
+def _elsewhere(asked: Asked) -> Iterator[str]:
+    """Whether the job or fact that it may have come from is done with."""
+    for explainer in (explain_job_id, explain_fact):
+        with suppress(ErgonError):  # told where that kind is explained
+            for each in explainer(asked):
+                over = _OVER.get((each.kind, each.status))
+                if over is not None:
+                    told = f"The {each.kind} of this id is {over}"
+                    yield f"{told}: if it came from there, it is over."
 
 
 def status_of(told: Sequence[Entry]) -> str:
@@ -62,7 +94,8 @@ def _phrase(entry: Entry) -> str:
     because = f" ({coded(failure['code'], failure.get('message'))})" if failure else ""
     attempt = f"attempt {fields.get('attempt')} of {fields.get('phase')} failed{because}"
     if entry.name == "attempt.ended":
-        return attempt
+        held = f"{fields.get('phase')} was held by a gate{because}"
+        return held if failure.get("kind") == "held" else attempt
     if entry.name == "retry.scheduled":
         return f"{attempt}; the next was due {span(float(fields.get('delay') or 0.0))} later"
     if entry.name == "transaction.ended":
@@ -83,8 +116,11 @@ def _why(told: Sequence[Entry]) -> Iterator[str]:
     because = f": {coded(failure['code'], failure.get('message'))}" if failure else ""
     retries = sum(each.name == "retry.scheduled" for each in told)
     if last.name == "transaction.ended":
-        end = _ENDS.get(str(last.fields.get("ending")), "It ended")
-        yield f"{end}{where}{because}."
+        end = _ENDS.get(str(last.fields.get("ending")), "It ended{where}")
+        yield f"{end.format(where=where)}{because}."
+        if last.fields.get("ending") == "parked":
+            again = f"its source was to bring it again{_later(failure)}"
+            yield f"Being held by a gate counts as no attempt; {again}."
         if retries:
             yield f"It was tried again {retries} {'time' if retries == 1 else 'times'} before."
     elif last.name == "retry.scheduled":
@@ -93,3 +129,8 @@ def _why(told: Sequence[Entry]) -> Iterator[str]:
         yield f"Another attempt of {phase}{where} was to follow {delay} later{because}."
     else:
         yield f"It was last heard of{where}; it has no outcome that was told."
+
+
+def _later(failure: Mapping[str, Any]) -> str:
+    seconds = failure.get("retry_after")
+    return "" if seconds is None else f" {span(float(seconds))} later"

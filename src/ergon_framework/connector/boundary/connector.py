@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -20,6 +21,8 @@ from ergon_framework.connector.boundary.line import Node
 from ergon_framework.connector.boundary.options import (
     MOST_IN_WINDOW,
     Shared,
+    check_counts,
+    check_seconds,
     parts_of,
     refuse_extra,
 )
@@ -107,6 +110,15 @@ class BoundaryConnector:
 
     # ---- both ends of its life ----
 
+    def open(self) -> None:
+        """Go on with what an earlier process left in the outbox; otherwise the first use does."""
+        self._line.check()
+        self._writer.resume()
+
+    async def aopen(self) -> None:
+        """The asyncio twin of :meth:`open`."""
+        await asyncio.to_thread(self.open)
+
     def health(self) -> bool:
         """Whether it can be used: not closed, and the consumer's name not another's."""
         is_held = self._driver is None or self._driver.reader.desk.standing.lost is None
@@ -178,8 +190,13 @@ class BoundaryConnector:
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
         """Up to ``batch_size`` facts in order; empty at once, or after ``wait`` seconds."""
-        driver = self._asked(batch_size, extra)
-        return self._handed(driver.fetch(batch_size, self._wait if wait is None else wait))
+        driver, seconds = self._asked(batch_size, wait, extra)
+        return self._handed(self._fetch(driver, batch_size, seconds, threading.Event()))
+
+    def stop_waiting(self) -> None:
+        """The fetch under way, or the next one, waits no longer. Any thread may call."""
+        if self._driver is not None:
+            self._driver.stop_waiting()
 
     def ack(self, transaction: Transaction) -> None:
         """It succeeded: confirmed as soon as everything before it has its outcome."""
@@ -195,6 +212,7 @@ class BoundaryConnector:
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
         """A gate is closed: it comes again then, and nothing at or behind it is confirmed."""
+        check_seconds(seconds=seconds)
         self._settle(transaction, "release_after", State.WAITING, hold=seconds)
 
     # ---- the same for event loops ----
@@ -203,17 +221,18 @@ class BoundaryConnector:
         self, batch_size: int, *, wait: float | None = None, **extra: Any
     ) -> list[Transaction]:
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it takes the facts back."""
-        driver = self._asked(batch_size, extra)
-        seconds = self._wait if wait is None else wait
+        driver, seconds = self._asked(batch_size, wait, extra)
+        gave_up = threading.Event()
         if self._line.tasks is None:
-            work = asyncio.to_thread(driver.fetch, batch_size, seconds)
+            work = asyncio.to_thread(self._fetch, driver, batch_size, seconds, gave_up)
         else:
-            work = driver.fetch_async(batch_size, seconds)
+            work = driver.fetch_async(batch_size, seconds, gave_up)
         # Run to its end in any case: what a node has served must be known here.
         fetching = asyncio.ensure_future(work)
         try:
             return self._handed(await asyncio.shield(fetching))
         except asyncio.CancelledError:
+            gave_up.set()
             undoing = asyncio.ensure_future(self._undone(driver, fetching))
             self._undoing.add(undoing)  # the loop itself keeps no hold of it
             undoing.add_done_callback(self._undoing.discard)
@@ -234,6 +253,7 @@ class BoundaryConnector:
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
         """The asyncio twin of :meth:`release_after`."""
+        check_seconds(seconds=seconds)
         await self._settle_async(transaction, "release_after", State.WAITING, hold=seconds)
 
     # ---- artifacts ----
@@ -279,11 +299,21 @@ class BoundaryConnector:
             )
         return self._driver
 
-    def _asked(self, batch_size: int, extra: Mapping[str, Any]) -> Driver:
+    def _asked(
+        self, batch_size: int, wait: float | None, extra: Mapping[str, Any]
+    ) -> tuple[Driver, float]:
+        """Who fetches, and how many seconds it may wait."""
         refuse_extra(extra)
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
-        return self._reading()
+        check_counts(batch_size=batch_size)
+        seconds = self._wait if wait is None else wait
+        check_seconds(wait=seconds)
+        return self._reading(), seconds
+
+    def _fetch(
+        self, driver: Driver, most: int, wait: float, gave_up: threading.Event
+    ) -> list[Entry]:
+        self._writer.resume()
+        return driver.fetch(most, wait, gave_up)
 
     def _handed(self, entries: list[Entry]) -> list[Transaction]:
         return [

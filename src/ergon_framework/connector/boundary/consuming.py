@@ -29,6 +29,7 @@ class Driver:
         self.reader = reader
         self._line = line
         self._over = threading.Event()
+        self._stop_waiting = threading.Event()
         self._switch = threading.Lock()
         self._turn = threading.Lock()
         self._hands: ThreadHands | None = None
@@ -37,16 +38,32 @@ class Driver:
         self._turn_async: asyncio.Lock | None = None
         self._keeper: asyncio.Task[None] | None = None
 
+    # ---- both ----
+
+    def stop_waiting(self) -> None:
+        """Let the fetch under way, or the next one, wait no longer."""
+        self._stop_waiting.set()
+
+    def _fetching(self, most: int, wait: float, gave_up: threading.Event) -> Script[list[Entry]]:
+        def is_called_off() -> bool:
+            return gave_up.is_set() or self._stop_waiting.is_set()
+
+        try:
+            return (yield from self.reader.fetch(most, wait, is_called_off))
+        finally:
+            # Only now: a stop may be asked just before the fetch that the engine has decided on.
+            self._stop_waiting.clear()
+
     # ---- threads ----
 
     def now(self) -> float:
         """The time that scripts see."""
         return current_clock().now()
 
-    def fetch(self, most: int, wait: float) -> list[Entry]:
-        """Up to so many facts to be handed out."""
+    def fetch(self, most: int, wait: float, gave_up: threading.Event) -> list[Entry]:
+        """Up to so many facts to be handed out; whoever gives up sets the event."""
         self._keep()
-        return self._run(self.reader.fetch(most, wait))
+        return self._run(self._fetching(most, wait, gave_up))
 
     def advance(self) -> None:
         """Confirm what can be confirmed; when this returns, it is."""
@@ -79,10 +96,10 @@ class Driver:
 
     # ---- tasks ----
 
-    async def fetch_async(self, most: int, wait: float) -> list[Entry]:
+    async def fetch_async(self, most: int, wait: float, gave_up: threading.Event) -> list[Entry]:
         """The asyncio twin of :meth:`fetch`."""
         self._keep_async()
-        return await self._run_async(self.reader.fetch(most, wait))
+        return await self._run_async(self._fetching(most, wait, gave_up))
 
     async def advance_async(self) -> None:
         """The asyncio twin of :meth:`advance`."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from ergon_framework.boundary.conversing.files import Artifact, Blob
 from ergon_framework.boundary.facts.edge import admitted
 from ergon_framework.boundary.facts.fields import LONGEST_NOTE, MOST_LABELS
@@ -16,6 +18,7 @@ from ergon_framework.boundary.producing.publishing import check_object
 from ergon_framework.boundary.producing.sequence import fact_of
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.connector.boundary.window import Entry
+from ergon_framework.engine.round_trip import difference
 from ergon_framework.engine.settling import Delivered
 from ergon_framework.errors import EnvelopeError, FactInvalidError, PayloadError
 from ergon_framework.ports.transaction import Transaction
@@ -124,7 +127,8 @@ def message_of(
         files = _files(transaction.metadata.get("artifacts"))
         check_object(fact, files)
         envelope = _envelope(transaction, zones, trace_of(transaction) if trace is None else trace)
-        admitted(envelope, fact, _LIMITS, strict_ids=strict_ids)
+        admission = admitted(envelope, fact, _LIMITS, strict_ids=strict_ids)
+        _check_likeness(fact, admission.new_fact.fact)
     except FactInvalidError as error:
         raise PayloadError(
             f"transaction {transaction.transaction_id!r} cannot become a fact: {error.message}",
@@ -132,6 +136,20 @@ def message_of(
             details={"transaction_id": transaction.transaction_id, **error.details},
         ) from error
     return Message(envelope, fact, files)
+
+
+def _check_likeness(fact: Fact, stored: bytes) -> None:
+    """Refuse what whoever reads the fact would not get as it is, as a tuple."""
+    read_back = msgspec.json.decode(stored).get("object_json")
+    found = difference(fact.object_json, read_back, "fact.object_json")
+    if found is not None:
+        path, told = found
+        raise FactInvalidError(
+            f"{path} {told}",
+            reason="type",
+            remedy="use a list instead of a tuple, and plain JSON values throughout",
+            details={"field": path},
+        )
 
 
 def trace_of(transaction: Transaction) -> dict[str, str]:

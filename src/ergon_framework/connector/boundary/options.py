@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -21,7 +21,7 @@ from ergon_framework.errors import ConfigurationError
 MOST_IN_WINDOW = 1000
 """Facts between the cursor and the last one read: what a node gives in one page."""
 
-_MAY_BE_NONE = ("wait", "drain")
+_MAY_BE_NONE = ("wait", "drain", "seconds")
 
 Zones = tuple[str | None, str | None]
 
@@ -55,8 +55,8 @@ def parts_of(
 ) -> Parts:
     """Check everything, then make the parts. Nothing is sent."""
     _check_names(consumer, reading.get("log"), zones)
-    _check_seconds(lease=reading["lease"], timeout=shared["timeout"], wait=wait, drain=drain)
-    _check_counts(limit=reading["limit"], max_deliveries=reading["max_attempts"])
+    check_seconds(lease=reading["lease"], timeout=shared["timeout"], wait=wait, drain=drain)
+    check_counts(limit=reading["limit"], max_deliveries=reading["max_attempts"])
     reader = None if consumer is None else _reader(consumer, reading, shared)
     writing["retry"] = shared["retry"]
     line = Line(
@@ -66,7 +66,7 @@ def parts_of(
         raise ConfigurationError(
             "an outbox needs a node that threads can reach", remedy="give the node's URL"
         )
-    path = None if outbox is None else Path(outbox)
+    path = None if outbox is None else _path(outbox)
     writer = Writer(line, Telling(writing), zones, path, drain)
     return Parts(line, None if reader is None else Driver(line, reader), writer)
 
@@ -95,15 +95,24 @@ def _check_names(consumer: Any, log: Any, zones: tuple[Any, Any]) -> None:
             )
 
 
-def _check_seconds(**given: Any) -> None:
+def _path(outbox: Any) -> Path:
+    if not outbox or not isinstance(outbox, str | PathLike):
+        raise ConfigurationError(f"outbox is {outbox!r}", remedy="give the path of a file")
+    return Path(outbox)
+
+
+def check_seconds(**given: Any) -> None:
+    """Refuse what is no number of seconds."""
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigurationError(f"{name} is {value!r}", remedy="give seconds")
-        if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_NONE):
+        is_finite = 0 <= value <= sys.float_info.max
+        if not is_finite or (value == 0 and name not in _MAY_BE_NONE):
             raise ConfigurationError(f"{name} is {value!r}", remedy="give a positive number")
 
 
-def _check_counts(**given: Any) -> None:
+def check_counts(**given: Any) -> None:
+    """Refuse what is no number of things."""
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigurationError(f"{name} is {value!r}", remedy="give a whole number above 0")

@@ -35,6 +35,8 @@ declare("connector.boundary.confirming.before", "connector.boundary.confirming.a
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 2.0
 """Seconds between two looks at a node that has only facts which are here already."""
+LONGEST_ASK = 1.0
+"""Seconds after which a fetch that waits, or has its node wait, hears that it is called off."""
 FEWEST_DEATHS = 2
 """The first process may have died with many in hand, so one death is nobody's fault."""
 
@@ -58,8 +60,13 @@ class Reader:
 
     # ---- reading ----
 
-    def fetch(self, most: int, wait: float) -> Script[list[Entry]]:
-        """Up to so many facts, in order: those that came back, then new ones."""
+    def fetch(
+        self, most: int, wait: float, is_called_off: Callable[[], bool]
+    ) -> Script[list[Entry]]:
+        """Up to so many facts, in order: those that came back, then new ones.
+
+        One that is called off waits no longer than it takes to hear of it.
+        """
         yield from self._catch_up()
         until = (yield Now()) + wait
         pause = SHORTEST_PAUSE
@@ -68,18 +75,22 @@ class Reader:
             room = self._limit - len(self._window)
             if taken:
                 return taken
-            found = 0
+            found, asked_at = 0, (yield Now())
+            # Confirmations wait for their turn, so nobody may be about to send one meanwhile.
+            patience = 0.0 if self._window.in_hand or is_called_off() else until - asked_at
+            patience = min(max(0.0, patience), LONGEST_ASK)
             if room > 0:
-                # Confirmations wait for their turn, so nobody may be about to send one meanwhile.
-                left = 0.0 if self._window.in_hand else until - (yield Now())
-                found = yield from self._read(min(most, room), max(0.0, left))
+                found = yield from self._read(min(most, room), patience)
                 yield from self.advance()
                 taken = self._take(most, (yield Now()))
-            left = until - (yield Now())
-            if taken or self._window.in_hand or not (found or left > 0):
+            now = yield Now()
+            is_over = now >= until or is_called_off()
+            if taken or self._window.in_hand or (is_over and not found):
                 return taken
-            if not found:  # the node does not wait while parked facts lie after the cursor
-                yield Wait(min(left, pause, self._window.next_due((yield Now()))))
+            # The node does not wait while parked facts lie after the cursor.
+            if not found and now - asked_at < patience / 2:
+                due = min(until - now, pause, self._window.next_due(now))
+                yield from _waiting(now + due, is_called_off)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def _catch_up(self) -> Script[None]:
@@ -203,6 +214,11 @@ class Reader:
             yield from self.desk.release()
         except BoundaryError as error:
             logger.warning("the consumer %r could not let go: %s", self.desk.name, error)
+
+
+def _waiting(until: float, is_called_off: Callable[[], bool]) -> Script[None]:
+    while not is_called_off() and (left := until - (yield Now())) > 0:
+        yield Wait(min(left, LONGEST_ASK))
 
 
 def _entries(batch: Batch, is_released: bool) -> Iterator[Entry]:

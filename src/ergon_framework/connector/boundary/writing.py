@@ -113,6 +113,11 @@ class Writer:
             except BoundaryError as error:
                 raise _named(message, error) from None
 
+    def resume(self) -> None:
+        """Go on telling the node what an earlier process has left in the outbox, if any has."""
+        if self._path is not None and self._outbox is None and Path(self._path).exists():
+            self.outbox()
+
     def outbox(self) -> Outbox:
         """The outbox, open and draining."""
         with self._opening:

@@ -17,12 +17,12 @@ from ergon_framework.connector.jobs.envelope import (
     transaction_of,
 )
 from ergon_framework.connector.jobs.faults import JobsConnectorError
-from ergon_framework.connector.jobs.options import checked, refuse_extra
+from ergon_framework.connector.jobs.options import check_batch, checked, refuse_extra, seconds_of
 from ergon_framework.connector.jobs.outcomes import held_for, seen_of
 from ergon_framework.core.job import JobStatus, Released, Seen, Succeeded
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.engine.settling import ThreadedTwins, settling
-from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.errors import StoreError
 from ergon_framework.jobs.client import MOST_AT_ONCE
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.settings import JobsSettings
@@ -120,6 +120,10 @@ class JobsConnector(ThreadedTwins):
         """Claim up to ``batch_size`` jobs; empty at once, or after ``wait`` seconds without any."""
         return self._fetch(batch_size, wait, extra, threading.Event())
 
+    def stop_waiting(self) -> None:
+        """The fetch under way, or the next one, waits no longer. Any thread may call."""
+        self._desk.stop_waiting()
+
     def ack(self, transaction: Transaction) -> None:
         """It succeeded: the job is completed."""
         self._settle(transaction, "ack", Succeeded())
@@ -137,7 +141,8 @@ class JobsConnector(ThreadedTwins):
 
     def release_after(self, transaction: Transaction, seconds: float) -> None:
         """A gate is closed: the job is parked for so long, without a charge."""
-        self._settle(transaction, "release_after", held_for(seconds))
+        seen = held_for(seconds_of("release_after's seconds", seconds))
+        self._settle(transaction, "release_after", seen)
 
     def get_transactions_count(self) -> int:
         """How many jobs of the queue wait, due or not."""
@@ -196,9 +201,9 @@ class JobsConnector(ThreadedTwins):
         gave_up: threading.Event,
     ) -> list[Transaction]:
         refuse_extra(extra)
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, not {batch_size!r}")
-        claims = self._desk.claim(batch_size, self._wait if wait is None else wait, gave_up)
+        check_batch(batch_size)
+        seconds = self._wait if wait is None else seconds_of("wait", wait)
+        claims = self._desk.claim(batch_size, seconds, gave_up)
         at = SYSTEM_CLOCK.now()
         return [delivery_of(claim, self, self.name, at) for claim in claims]
 

@@ -46,6 +46,7 @@ class Desk:
         self._holding: Holding | None = None
         self._bell: Bell | None = None
         self._is_closed = False
+        self._stop_waiting = threading.Event()
 
     # ---- both ends of its life ----
 
@@ -94,13 +95,21 @@ class Desk:
 
         Whoever gives up sets the event, and then calls :meth:`wake`.
         """
+        try:
+            return self._claim(most, wait, gave_up)
+        finally:
+            # Only now: a stop may be asked just before the fetch that the engine has decided on.
+            self._stop_waiting.clear()
+
+    def _claim(self, most: int, wait: float, gave_up: threading.Event) -> list[Claim]:
         store, holding = self._consuming()
         until = SYSTEM_CLOCK.now() + wait
         bell = self._listening(store) if wait else None
         while True:
             claimed = store.exchange([], self._ask(most))[1]
             left = until - SYSTEM_CLOCK.now()
-            if claimed.jobs or bell is None or left <= 0 or gave_up.is_set():
+            is_over = left <= 0 or gave_up.is_set() or self._stop_waiting.is_set()
+            if claimed.jobs or bell is None or is_over:
                 return self._charged(store, holding, [Claim(job) for job in claimed.jobs])
             if claimed.next_at is not None:
                 left = min(left, max(0.0, claimed.next_at - store.now()))
@@ -128,6 +137,11 @@ class Desk:
         """Let a fetch that waits for work look round."""
         if self._bell is not None:
             self._bell.ring()
+
+    def stop_waiting(self) -> None:
+        """Let the fetch under way, or the next one, wait no longer."""
+        self._stop_waiting.set()
+        self.wake()
 
     def _consuming(self) -> tuple[Store, Holding]:
         store = self.client().store

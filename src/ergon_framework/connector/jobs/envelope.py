@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ergon_framework.connector.jobs.faults import ConflictingJobError, JobsConnectorError
+from ergon_framework.engine.round_trip import difference
 from ergon_framework.engine.settling import Delivered
 from ergon_framework.errors import DuplicateJobError, EnvelopeError, JobError, PayloadError
 from ergon_framework.jobs.claims import Claim
@@ -62,9 +63,23 @@ def job_of(
     if trace is not None:
         about["trace_context"] = written(trace)
     try:
-        return client.job(_routed(transaction, *routed), args, kwargs, **about)
+        job = client.job(_routed(transaction, *routed), args, kwargs, **about)
     except JobError as error:
         raise _refused(transaction.transaction_id, error) from error
+    _check_likeness(transaction, job)
+    return job
+
+
+def _check_likeness(transaction: Transaction, job: NewJob) -> None:
+    """Refuse what whoever consumes the job would not get as it is, as a tuple."""
+    found = difference(transaction.payload, _payload(job), "payload")
+    if found is not None:
+        path, told = found
+        raise PayloadError(
+            f"transaction {transaction.transaction_id!r} cannot become a job: {path} {told}",
+            remedy="use a list instead of a tuple, and plain JSON values throughout",
+            details={"transaction_id": transaction.transaction_id, "path": path},
+        )
 
 
 def _routed(transaction: Transaction, handler: str | None, executor: str) -> str:
@@ -171,7 +186,7 @@ def _made(kind: type[_T], job: Leased | Job, source: str | None) -> _T:
     )
 
 
-def _payload(job: Leased | Job) -> Any:
+def _payload(job: Leased | Job | NewJob) -> Any:
     args, kwargs = _decode(job.args), _decode(job.kwargs)
     if not args:
         return kwargs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -31,15 +31,19 @@ def checked(
     handler: object,
     executor: object,
     lease: float | None,
-    wait: float,
-    options: Mapping[str, Any] | None,
-    settings: JobsSettings | Mapping[str, Any] | None,
+    wait: object,
+    options: object,
+    settings: object,
 ) -> Given:
     """Refuse what could not work later."""
     if not store:
         raise ConfigurationError(
             "a JobsConnector needs a store",
             remedy='JobsConnector("sqlite:///work.db"), or url under [store] in the settings',
+        )
+    if not isinstance(store, str) and not callable(getattr(store, "exchange", None)):
+        raise ConfigurationError(
+            f"{type(store).__name__} is no store", remedy="give its URL or an open one"
         )
     try:
         name("queue", queue)
@@ -49,30 +53,50 @@ def checked(
             raise ConfigurationError("executor has a '#' in it", remedy="write it in the handler")
     except JobError as error:
         raise ConfigurationError(error.message, remedy=error.remedy) from error
-    if isinstance(wait, bool) or not (math.isfinite(wait) and wait >= 0):
-        raise ConfigurationError(f"wait is {wait!r}", remedy="give seconds, 0 for none")
+    seconds_of("wait", wait)
     changes = {} if lease is None else {"lease": lease}
-    return Given(_settings(settings, changes), _options(options or {}))
+    return Given(_settings(settings, changes), _options({} if options is None else options))
 
 
-def _settings(
-    given: JobsSettings | Mapping[str, Any] | None, changes: dict[str, Any]
-) -> JobsSettings:
-    known = given if isinstance(given, JobsSettings) else None
-    values = dict(given or {}) if known is None and isinstance(given, Mapping | None) else {}
+def seconds_of(field: str, value: object) -> float:
+    """Seconds that somebody may wait: a finite number, and not below none."""
+    is_flag = isinstance(value, bool)
+    if isinstance(value, int | float) and not is_flag and 0 <= value <= sys.float_info.max:
+        return float(value)
+    raise ConfigurationError(f"{field} is {value!r}", remedy="give seconds, 0 for none")
+
+
+def check_batch(size: object) -> None:
+    """Refuse what is no number of transactions."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigurationError(
+            f"batch_size must be at least 1, not {size!r}", remedy="give a whole number above 0"
+        )
+
+
+def _settings(given: object, changes: dict[str, Any]) -> JobsSettings:
+    if not isinstance(given, JobsSettings | Mapping | None):
+        raise ConfigurationError(
+            f"settings is {type(given).__name__}", remedy="give JobsSettings or a mapping"
+        )
     try:
-        if known is None:
-            return JobsSettings.model_validate({**values, **changes})
-        return known.model_copy(
+        if not isinstance(given, JobsSettings):
+            return JobsSettings.model_validate({**(given or {}), **changes})
+        return given.model_copy(
             update={"lease": JobsSettings(**changes).lease} if changes else None
         )
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, found["loc"]))
-        raise ConfigurationError(f"{where}: {explain(found)}", remedy="see [jobs]") from error
+        inside = f"{where}: " if "." in where else ""  # the name itself is told already
+        raise ConfigurationError(f"{inside}{explain(found)}", remedy="see [jobs]") from error
 
 
-def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _options(options: object) -> dict[str, Any]:
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f"options is {type(options).__name__}", remedy="give a mapping of a job's options"
+        )
     for field, whose in _OURS.items():
         if field in options:
             raise ConfigurationError(

@@ -89,6 +89,20 @@ class JsonlConnector(ThreadedTwins):
                 max_line_bytes=max_line_bytes,
             )
 
+    @staticmethod
+    def check_options(
+        inbox: str | PathLike[str] | None = None,
+        outbox: str | PathLike[str] | None = None,
+        dead_letters: str | PathLike[str] | None = None,
+        *,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        rotate_bytes: int = ROTATE_BYTES,
+        **_others: Any,
+    ) -> None:
+        """Refuse what the constructor would refuse; nothing is made or locked."""
+        _check_bounds(max_line_bytes=max_line_bytes, rotate_bytes=rotate_bytes)
+        _check_places(inbox, outbox, dead_letters)
+
     @property
     def malformed(self) -> int:
         """How many malformed lines were set aside since this connector was opened."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,7 +23,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 SELECT = """
 SELECT number, at, name, source, unit, trace_id, fields FROM ergon_entries
-WHERE {terms} ORDER BY number LIMIT ?
+WHERE {terms} ORDER BY number {order} LIMIT ?
 """
 TRACE = """
 SELECT trace_id, span_id, parent_id, name, source, unit, began_at, ended_at, failure, attributes
@@ -89,13 +89,15 @@ def span_of(row: Sequence[Any]) -> SpanRecord:
     )
 
 
-def select(wanted: Wanted, after: int, limit: int) -> tuple[str, list[Any]]:
+def select(
+    wanted: Wanted, after: int, limit: int, order: Literal["ASC", "DESC"] = "ASC"
+) -> tuple[str, list[Any]]:
     """The statement that finds what is wanted, and its values."""
     terms, values = ["number > ?"], [after]
     for term, value in _terms(wanted):
         terms.append(term)
         values += value
-    return SELECT.format(terms=" AND ".join(terms)), [*values, limit]
+    return SELECT.format(terms=" AND ".join(terms), order=order), [*values, limit]
 
 
 def _terms(wanted: Wanted) -> list[tuple[str, list[Any]]]:

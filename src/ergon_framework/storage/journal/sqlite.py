@@ -95,6 +95,11 @@ class SqliteJournal:
         statement, values = rows.select(wanted, after, limit)
         return [rows.entry_of(row) for row in self._rows(statement, values)]
 
+    def newest(self, wanted: Wanted, limit: int = 1000) -> list[Entry]:
+        """The last entries, the oldest of them first."""
+        statement, values = rows.select(wanted, 0, limit, order="DESC")
+        return [rows.entry_of(row) for row in reversed(self._rows(statement, values))]
+
     def last(self) -> int:
         """The highest number given so far, also to what has been swept since."""
         found = self._rows("SELECT seq FROM sqlite_sequence WHERE name = 'ergon_entries'")

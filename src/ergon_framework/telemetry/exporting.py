@@ -1,0 +1,131 @@
+"""Sets up an OpenTelemetry SDK that sends spans and metrics to a collector, or serves a page.
+
+Nothing is set up that the user's code has set up already, and nothing that nobody asked for. The
+SDK is imported only then: it takes longer to load than some processes live.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from ergon_framework.errors import ConfigurationError, MissingExtraError, describe
+
+logger = logging.getLogger("ergon.app")
+
+VARIABLE = "ERGON_OTLP"
+"""Tells a process that has no settings, such as an executor, where its parent sends things."""
+HOST = "127.0.0.1"
+"""Where the page for Prometheus is served; ``ergon serve`` has one that others may reach."""
+LEAVING = 2.0
+"""Seconds that the end of a short process waits for what is not sent yet."""
+
+
+def export(source: str, *, collector: str | None = None, port: int | None = None) -> None:
+    """Set up the SDK for this process; ``source`` says who it is."""
+    readers: list[Any] = []
+    if collector is not None:
+        _send_spans(collector, source)
+        readers.append(_sender_of_metrics(collector))
+    if port is not None:
+        readers.append(_page_of_metrics(port))
+    if readers:
+        _measure(readers, source)
+
+
+@contextmanager
+def handed_on(collector: str | None) -> Iterator[None]:
+    """Processes started meanwhile learn of the collector."""
+    before = os.environ.get(VARIABLE)
+    if collector is not None:
+        os.environ[VARIABLE] = collector
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[VARIABLE] = before
+        else:
+            os.environ.pop(VARIABLE, None)
+
+
+def finish(timeout: float = LEAVING) -> None:
+    """Send what is not sent yet, as far as time allows: a collector that is down holds nobody."""
+    from opentelemetry import metrics, trace
+
+    def flush() -> None:
+        for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
+            with suppress(Exception):  # the work is done, and nobody is left to be told
+                getattr(provider, "force_flush", bool)()
+
+    thread = threading.Thread(target=flush, name="ergon-sending", daemon=True)
+    thread.start()
+    thread.join(timeout)
+
+
+def _send_spans(collector: str, source: str) -> None:
+    from opentelemetry import trace
+
+    with _needing("otel", "[telemetry] otlp"):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return  # the user's code has one
+    # Whoever set it up sends the rest at the end, for as long as it may: no exit hook waits longer.
+    provider = TracerProvider(resource=_resource(source), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{collector}/v1/traces")))
+    trace.set_tracer_provider(provider)
+
+
+def _sender_of_metrics(collector: str) -> Any:
+    with _needing("otel", "[telemetry] otlp"):
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    return PeriodicExportingMetricReader(OTLPMetricExporter(f"{collector}/v1/metrics"))
+
+
+def _page_of_metrics(port: int) -> Any:
+    with _needing("prometheus", "[telemetry] prometheus_port"):
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+        from prometheus_client import start_http_server
+    try:
+        start_http_server(port, addr=HOST)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the page for Prometheus cannot be served on {HOST}:{port}: {describe(error)}",
+            remedy="each process needs a port of its own; ergon serve has one page for all stores",
+        ) from error
+    return PrometheusMetricReader()
+
+
+def _measure(readers: list[Any], source: str) -> None:
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+
+    current = metrics.get_meter_provider()
+    if type(current).__module__.startswith("opentelemetry.metrics"):  # nobody's: the API's own
+        provider = MeterProvider(readers, resource=_resource(source), shutdown_on_exit=False)
+        metrics.set_meter_provider(provider)
+    else:
+        logger.warning("the settings ask for metrics, but the program has set up its own")
+
+
+def _resource(source: str) -> Any:
+    from opentelemetry.sdk.resources import Resource
+
+    return Resource.create({"service.name": "ergon", "service.instance.id": source})
+
+
+@contextmanager
+def _needing(extra: str, setting: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{setting} needs packages that are not installed ({describe(error)})",
+            remedy=f'pip install "ergon-framework[{extra}]"',
+        ) from error

@@ -1,0 +1,149 @@
+"""A fetch that waits for work hears of a stop, and of being cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.connector.boundary import BoundaryConnector
+from ergon_framework.connector.jobs import JobsConnector
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.testing.clock import VirtualClock
+from tests.boundary.client.scripted import MemoryNode
+from tests.connectors.zone_node import (
+    PATIENCE,
+    eventually,
+    fill,
+    in_process,
+    numbers,
+    over_http,
+    taking_part,
+)
+
+LONG = 120.0
+"""Seconds; longer than anybody here is patient."""
+JOBS, BOUNDARY = pytest.mark.req("ONE:connector-jobs"), pytest.mark.req("ONE:connector-boundary")
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[JobsConnector]:
+    """Jobs, in a file."""
+    with JobsConnector(f"sqlite:///{tmp_path}/work.db", handler="work", wait=LONG) as made:
+        yield made
+
+
+@pytest.fixture
+def facts() -> Iterator[BoundaryConnector]:
+    """Facts, over HTTP."""
+    with over_http(wait=LONG) as made:
+        yield made
+
+
+def stopped(connector: Any, is_under_way: Callable[[], bool]) -> list[Transaction]:
+    """What a fetch brings that would wait for minutes, when a stop is asked meanwhile."""
+    came: list[list[Transaction]] = []
+    fetching = threading.Thread(target=lambda: came.append(connector.fetch_transactions(5)))
+    fetching.daemon = True
+    fetching.start()
+    eventually(is_under_way)
+    connector.stop_waiting()
+    fetching.join(PATIENCE)
+    assert came, "it still waits"
+    return came[0]
+
+
+@JOBS
+def test_a_stop_ends_a_fetch_of_jobs_that_waits(jobs: JobsConnector) -> None:
+    """It returns empty; the next fetch is one like any other."""
+    assert stopped(jobs, lambda: jobs._desk._bell is not None) == []
+    jobs.dispatch_transactions([Transaction("a")])
+    assert [each.transaction_id for each in jobs.fetch_transactions(5)] == ["a"]
+
+
+@JOBS
+def test_a_stop_just_before_a_fetch_of_jobs_counts_once(jobs: JobsConnector) -> None:
+    """The engine may have decided on a fetch when a stop is asked; only that one does not wait."""
+    jobs.stop_waiting()
+    assert jobs.fetch_transactions(5) == []
+    came: list[Transaction] = []
+    fetching = threading.Thread(target=lambda: came.extend(jobs.fetch_transactions(5)))
+    fetching.start()
+    jobs.dispatch_transactions([Transaction("a")])
+    fetching.join(PATIENCE)
+    assert [each.transaction_id for each in came] == ["a"]
+
+
+@BOUNDARY
+@pytest.mark.slow
+def test_a_stop_ends_a_fetch_of_facts_that_waits(facts: BoundaryConnector) -> None:
+    """It returns empty, also beside a parked fact; the next fetch is one like any other."""
+    assert facts._driver is not None
+    turn = facts._driver._turn
+    assert stopped(facts, turn.locked) == []
+    zone = facts.zone  # type: ignore[attr-defined]
+    fill(zone, 1)
+    (first,) = facts.fetch_transactions(5)
+    facts.release_after(first, LONG)
+    assert stopped(facts, turn.locked) == []
+    fill(zone, 2)
+    assert numbers(facts.fetch_transactions(5)) == [2]
+
+
+@BOUNDARY
+def test_a_stop_just_before_a_fetch_of_facts_counts_once() -> None:
+    """Only the next fetch does not wait; the one after it waits as long as it is told to."""
+    node = MemoryNode(VirtualClock())
+    options: dict[str, Any] = {"consumer": "c", "log": "outbound"}
+    with taking_part(node.clock), BoundaryConnector(node, **options) as connector:
+        connector.stop_waiting()
+        began = node.clock.now()
+        assert connector.fetch_transactions(5, wait=20.0) == []
+        assert node.clock.now() == began
+        assert connector.fetch_transactions(5, wait=20.0) == []
+        assert node.clock.now() - began == pytest.approx(20.0)
+
+
+@BOUNDARY
+def test_one_that_only_produces_has_nothing_to_stop() -> None:
+    """Without a consumer nothing waits."""
+    with BoundaryConnector("http://127.0.0.1:1", from_zone="a", to_zone="b") as connector:
+        connector.stop_waiting()
+
+
+async def cancelled(connector: BoundaryConnector, is_under_way: Callable[[], bool]) -> None:
+    """Cancel a fetch that would wait for minutes."""
+    fetching = asyncio.ensure_future(connector.fetch_transactions_async(5, wait=LONG))
+    await asyncio.to_thread(eventually, is_under_way)
+    fetching.cancel()
+    await asyncio.wait([fetching], timeout=PATIENCE)
+    assert fetching.cancelled(), "it still waits"
+
+
+@BOUNDARY
+@pytest.mark.slow
+@pytest.mark.parametrize("colour", ["threads", "tasks"])
+def test_a_cancelled_fetch_of_facts_does_not_wait_on(colour: str) -> None:
+    """It ends when the node has answered, and what comes later is for the next fetch."""
+
+    async def in_threads() -> list[int]:
+        with over_http() as connector:
+            assert connector._driver is not None
+            await cancelled(connector, connector._driver._turn.locked)
+            fill(connector.zone, 1)  # type: ignore[attr-defined]
+            return numbers(await connector.fetch_transactions_async(5))
+
+    async def in_tasks() -> list[int]:
+        async with in_process() as connector:
+            driver = connector._driver
+            assert driver is not None
+            turn = lambda: driver._turn_async is not None and driver._turn_async.locked()  # noqa: E731
+            await cancelled(connector, turn)
+            fill(connector.zone, 1)  # type: ignore[attr-defined]
+            return numbers(await connector.fetch_transactions_async(5))
+
+    assert asyncio.run(in_threads() if colour == "threads" else in_tasks()) == [1]
