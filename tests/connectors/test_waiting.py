@@ -27,7 +27,6 @@ from tests.connectors.zone_node import (
 
 LONG = 120.0
 """Seconds; longer than anybody here is patient."""
-JOBS, BOUNDARY = pytest.mark.req("ONE:connector-jobs"), pytest.mark.req("ONE:connector-boundary")
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def stopped(connector: Any, is_under_way: Callable[[], bool]) -> list[Transactio
     return came[0]
 
 
-@JOBS
+@pytest.mark.req("ONE:connector-jobs")
 def test_a_stop_ends_a_fetch_of_jobs_that_waits(jobs: JobsConnector) -> None:
     """It returns empty; the next fetch is one like any other."""
     assert stopped(jobs, lambda: jobs._desk._bell is not None) == []
@@ -65,7 +64,7 @@ def test_a_stop_ends_a_fetch_of_jobs_that_waits(jobs: JobsConnector) -> None:
     assert [each.transaction_id for each in jobs.fetch_transactions(5)] == ["a"]
 
 
-@JOBS
+@pytest.mark.req("ONE:connector-jobs")
 def test_a_stop_just_before_a_fetch_of_jobs_counts_once(jobs: JobsConnector) -> None:
     """The engine may have decided on a fetch when a stop is asked; only that one does not wait."""
     jobs.stop_waiting()
@@ -78,7 +77,7 @@ def test_a_stop_just_before_a_fetch_of_jobs_counts_once(jobs: JobsConnector) -> 
     assert [each.transaction_id for each in came] == ["a"]
 
 
-@BOUNDARY
+@pytest.mark.req("ONE:connector-boundary")
 @pytest.mark.slow
 def test_a_stop_ends_a_fetch_of_facts_that_waits(facts: BoundaryConnector) -> None:
     """It returns empty, also beside a parked fact; the next fetch is one like any other."""
@@ -94,7 +93,7 @@ def test_a_stop_ends_a_fetch_of_facts_that_waits(facts: BoundaryConnector) -> No
     assert numbers(facts.fetch_transactions(5)) == [2]
 
 
-@BOUNDARY
+@pytest.mark.req("ONE:connector-boundary")
 def test_a_stop_just_before_a_fetch_of_facts_counts_once() -> None:
     """Only the next fetch does not wait; the one after it waits as long as it is told to."""
     node = MemoryNode(VirtualClock())
@@ -108,7 +107,7 @@ def test_a_stop_just_before_a_fetch_of_facts_counts_once() -> None:
         assert node.clock.now() - began == pytest.approx(20.0)
 
 
-@BOUNDARY
+@pytest.mark.req("ONE:connector-boundary")
 def test_one_that_only_produces_has_nothing_to_stop() -> None:
     """Without a consumer nothing waits."""
     with BoundaryConnector("http://127.0.0.1:1", from_zone="a", to_zone="b") as connector:
@@ -124,7 +123,7 @@ async def cancelled(connector: BoundaryConnector, is_under_way: Callable[[], boo
     assert fetching.cancelled(), "it still waits"
 
 
-@BOUNDARY
+@pytest.mark.req("ONE:connector-boundary")
 @pytest.mark.slow
 @pytest.mark.parametrize("colour", ["threads", "tasks"])
 def test_a_cancelled_fetch_of_facts_does_not_wait_on(colour: str) -> None:

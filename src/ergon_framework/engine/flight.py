@@ -43,6 +43,8 @@ FETCH, BACKOFF, SETTLE = "fetch", "backoff", "settle"  # phases beside the lifec
 class Flight:
     """The state of one consume or produce call."""
 
+    is_source_woken = False
+
     def __init__(self, plan: EnginePlan, now: Callable[[], float], sink: Sink | None) -> None:
         self.plan = plan
         self.rule = plan.lifecycle
@@ -88,7 +90,6 @@ class Flight:
         self.next_check = NEVER
         self.resume_at: float | None = None  # when an idle worker should plan again
         self.stops = 0
-        self.is_source_woken = False
         self.is_aborted = False
         self.is_finished = False
         self.outbreak: BaseException | None = None  # leaves the call when it ends
