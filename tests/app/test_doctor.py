@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app import doctor
-from ergon_framework.app.doctor import EXTRAS, examine, wal_reset
-from ergon_framework.app.findings import Finding, Status
+from ergon_framework.app.checking import doctor
+from ergon_framework.app.checking.doctor import EXTRAS, examine, wal_reset
+from ergon_framework.app.checking.findings import Finding, Status
 from tests.app.workplace import Workplace
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ergon_framework.app.exit_codes import ExitCode
-from ergon_framework.app.shutdown import Shutdown
-from ergon_framework.app.single import (
+from ergon_framework.app.running.shutdown import Shutdown
+from ergon_framework.app.running.single import (
     NotFoundError,
     SingleOutcome,
     process_by_id,

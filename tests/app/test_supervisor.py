@@ -8,11 +8,11 @@ from queue import Empty, SimpleQueue
 import pytest
 
 from ergon_framework.app.exit_codes import ExitCode
-from ergon_framework.app.liveness import Snapshot, State
-from ergon_framework.app.posts import crew
-from ergon_framework.app.restarts import GiveUp, Restart, RestartRule, Settled, after_end
-from ergon_framework.app.supervisor import KILL_AFTER, Beat, Event, Signalled, Supervisor
-from ergon_framework.app.worker_ends import Ended
+from ergon_framework.app.running.liveness import Snapshot, State
+from ergon_framework.app.running.posts import crew
+from ergon_framework.app.running.restarts import GiveUp, Restart, RestartRule, Settled, after_end
+from ergon_framework.app.running.supervisor import KILL_AFTER, Beat, Event, Signalled, Supervisor
+from ergon_framework.app.running.worker_ends import Ended
 
 RULE = RestartRule(limit=3, window=60.0)
 

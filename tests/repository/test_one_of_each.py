@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ergon_framework.app.probe import probe_server
+from ergon_framework.app.running.probe import probe_server
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.web.application import create_app
 from tests.boundary.node.processes import running
@@ -48,8 +48,8 @@ def users(wanted: str) -> set[str]:
 def test_one_settings_loader() -> None:
     """Nobody else reads TOML; a zone's policy is a document of its own, read while it runs."""
     assert users("tomllib") == {
-        "app/source.py",
-        "app/toml_lines.py",
+        "app/reading/source.py",
+        "app/reading/toml_lines.py",
         "boundary/serving/policy_file.py",
     }
 

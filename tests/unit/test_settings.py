@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from ergon_framework.app import settings as loader
-from ergon_framework.app.provider_sections import ProviderSettings, ProvidersSettings
-from ergon_framework.app.secret_values import LONGEST_SECRET
+from ergon_framework.app.reading.provider_sections import ProviderSettings, ProvidersSettings
+from ergon_framework.app.reading.secret_values import LONGEST_SECRET
 from ergon_framework.app.settings import (
     ConnectorSettings,
     ServerSettings,

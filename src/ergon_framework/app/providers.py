@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.app.building import Maker
-from ergon_framework.app.provider_sections import ProviderSettings, ProvidersSettings
-from ergon_framework.app.references import load
-from ergon_framework.app.sections import Section, Settings
+from ergon_framework.app.assembly.building import Maker
+from ergon_framework.app.reading.provider_sections import ProviderSettings, ProvidersSettings
+from ergon_framework.app.reading.references import load
+from ergon_framework.app.reading.sections import Section, Settings
+from ergon_framework.app.reading.source import did_you_mean
+from ergon_framework.app.reading.store_urls import store_url
 from ergon_framework.app.settings import load_settings, settings_file
-from ergon_framework.app.source import did_you_mean
-from ergon_framework.app.store_urls import store_url
 from ergon_framework.errors import SettingsError, WiringError
 
 if TYPE_CHECKING:

@@ -162,7 +162,7 @@ class App:
         script's own executor.
         """
         from ergon_framework.app.observation import show_executors
-        from ergon_framework.app.working import work
+        from ergon_framework.app.running.working import work
 
         own = {"pool_size": processes, "max_in_flight": max_in_flight}
         given = {name: value for name, value in own.items() if value is not None}

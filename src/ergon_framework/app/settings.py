@@ -16,10 +16,10 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter
 
-from ergon_framework.app.environment import nested, overlay
-from ergon_framework.app.names import apply_policies, check_names, read_policies
-from ergon_framework.app.secret_values import Resolver, revealed
-from ergon_framework.app.sections import (
+from ergon_framework.app.reading.environment import nested, overlay
+from ergon_framework.app.reading.names import apply_policies, check_names, read_policies
+from ergon_framework.app.reading.secret_values import Resolver, revealed
+from ergon_framework.app.reading.sections import (
     Connectors,
     ConnectorSettings,
     Policies,
@@ -33,8 +33,8 @@ from ergon_framework.app.sections import (
     TaskSettings,
     TelemetrySettings,
 )
-from ergon_framework.app.source import Source, did_you_mean, read_toml
-from ergon_framework.app.toml_lines import Path as KeyPath
+from ergon_framework.app.reading.source import Source, did_you_mean, read_toml
+from ergon_framework.app.reading.toml_lines import Path as KeyPath
 from ergon_framework.errors import SettingsError, WiringError
 
 __all__ = [

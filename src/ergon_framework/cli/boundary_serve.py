@@ -56,9 +56,9 @@ def serve(
     a second one ends the process at once. What was acknowledged is on disk in either case.
     """
     from ergon_framework.app.boundary import peers_of, zone_setup
-    from ergon_framework.app.boundary_serving import serve as run
     from ergon_framework.app.exporting import observed
     from ergon_framework.app.observation import finish_telemetry, set_up_logging
+    from ergon_framework.app.running.boundary_serving import serve as run
     from ergon_framework.app.settings import load_settings
 
     set_up_logging(log_level, log_format)

@@ -108,13 +108,13 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
     try:
         try:
             code = _main(given, session)
+            sys.stdout.flush()
         except BrokenPipeError:
             raise
         except (Exception, KeyboardInterrupt) as error:
             if is_debug:
                 traceback.print_exc()
             code = _refuse(error, as_json="--json" in given[:ours])
-        sys.stdout.flush()
     except BrokenPipeError:  # the reader, for example head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -128,7 +128,7 @@ def _main(given: list[str], session: Session) -> int:
 
 
 def _refuse(error: BaseException, *, as_json: bool) -> int:
-    from ergon_framework.app.outcome import exit_code_of
+    from ergon_framework.app.running.outcome import exit_code_of
 
     if isinstance(error, ClickException):
         error = _usage_error(error)

@@ -29,9 +29,9 @@ from ergon_framework.cli.session import (
 )
 
 if TYPE_CHECKING:
-    from ergon_framework.app.outcome import Outcome
-    from ergon_framework.app.runs import Run
-    from ergon_framework.app.workforce import WorkforceOutcome
+    from ergon_framework.app.running.outcome import Outcome
+    from ergon_framework.app.running.runs import Run
+    from ergon_framework.app.running.workforce import WorkforceOutcome
 
 MOST_IDS = 20
 """How many ids of a list are shown to people."""
@@ -90,12 +90,12 @@ def run(
 
     The first signal lets work in flight finish, the second ends it at once.
     """
-    from ergon_framework.app.ensemble import PartKind, part_named
+    from ergon_framework.app.assembly.run_policies import Overrides
     from ergon_framework.app.observation import set_up_logging
-    from ergon_framework.app.publication import Publication
-    from ergon_framework.app.restarts import RestartRule
-    from ergon_framework.app.run_policies import Overrides
-    from ergon_framework.app.runs import Run
+    from ergon_framework.app.running.ensemble import PartKind, part_named
+    from ergon_framework.app.running.publication import Publication
+    from ergon_framework.app.running.restarts import RestartRule
+    from ergon_framework.app.running.runs import Run
     from ergon_framework.app.settings import load_settings
 
     session = session_of(context)
@@ -189,7 +189,7 @@ def _end(session: Session, outcome: Outcome) -> int:
         traceback.print_exception(outcome.error)
     if session.is_process:
         from ergon_framework.app.observation import finish_telemetry
-        from ergon_framework.app.shutdown import leave_within
+        from ergon_framework.app.running.shutdown import leave_within
 
         finish_telemetry()
         if outcome.leaves_threads:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.app.store_files import file_has_table
+from ergon_framework.app.reading.store_files import file_has_table
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.memory import MemoryJobStore

@@ -11,9 +11,9 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.app.exit_codes import of_signal
-from ergon_framework.app.sections import ServerSettings
-from ergon_framework.app.shutdown import say
-from ergon_framework.app.signals import SignalEar
+from ergon_framework.app.reading.sections import ServerSettings
+from ergon_framework.app.running.shutdown import say
+from ergon_framework.app.running.signals import SignalEar
 from ergon_framework.boundary.http.client_endpoint import is_loopback
 from ergon_framework.boundary.http.listening import bound_sockets
 from ergon_framework.errors import ConfigurationError

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from ergon_framework.app.boundary_address import NodeAddress, node_address
 from ergon_framework.app.jobs import setup_of
-from ergon_framework.app.sections import Settings
-from ergon_framework.app.store_urls import call_stores, is_in_memory, resolve_url
+from ergon_framework.app.reading.sections import Settings
+from ergon_framework.app.reading.store_urls import call_stores, is_in_memory, resolve_url
 from ergon_framework.errors import ConfigurationError, SettingsError
 from ergon_framework.storage.urls import file_of
 from ergon_framework.web.job_source import JobSource

@@ -1,0 +1,1 @@
+"""What is wrong with the settings or the machine, before anything is started."""

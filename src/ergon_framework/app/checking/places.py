@@ -1,0 +1,118 @@
+"""``ergon check`` for zones and the server: their files, folders, addresses and peers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ergon_framework.app.boundary import ZoneSetup, check_peer, zones_of
+from ergon_framework.app.checking.desk import Desk
+from ergon_framework.app.reading.store_urls import base_of
+from ergon_framework.app.running.ensemble import lives_here
+from ergon_framework.boundary.http.client_endpoint import is_loopback
+from ergon_framework.boundary.http.listening import check_plaintext, split_address
+from ergon_framework.boundary.node import certificates_of
+from ergon_framework.boundary.serving.policy_file import read_policy
+from ergon_framework.errors import ConfigurationError
+
+_TLS = ("cert", "key", "ca")
+_EVERYWHERE = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - to be told from, not to bind
+TOKEN = "ERGON_SERVER_TOKEN"  # noqa: S105 - the name of a variable
+
+
+def check_places(desk: Desk) -> None:
+    """Note what would keep a zone or the server from starting, or two of them apart."""
+    zones = zones_of(desk.settings)
+    for zone in zones.values():
+        _check_zone(desk, zone)
+    here = [zone for zone in zones.values() if lives_here(desk.settings, zone.name)]
+    _check_folders(desk, here)
+    _check_ports(desk, here)
+    server = desk.settings.server
+    has_token = server.token is not None or TOKEN in desk.environ
+    if (
+        "server" in desk.settings.model_fields_set
+        and not has_token
+        and not is_loopback(server.host)
+    ):
+        problem = f"{server.host} can be reached from other machines, and there is no token"
+        remedy = 'write token = "file:PATH", or listen on 127.0.0.1'
+        desk.refuse(("server", "host"), problem, remedy)
+
+
+def _check_zone(desk: Desk, zone: ZoneSetup) -> None:
+    settings = zone.settings
+    for key in (*_TLS, "policy"):
+        path = getattr(settings, key)
+        if path is not None and not Path(path).is_file():
+            problem = f"there is no file {os.path.relpath(path, base_of(desk.settings))!r}"
+            desk.refuse(_written(desk, zone, key), problem, "paths start at the settings file")
+    for peer in settings.peers:
+        with desk.noting("zones", zone.name, "peers", peer):
+            check_peer(zone.name, settings, peer)
+    if settings.policy is not None and not desk.is_mistaken(*_written(desk, zone, "policy")):
+        with desk.noting(*_written(desk, zone, "policy")):
+            read_policy(settings.policy)
+    if lives_here(desk.settings, zone.name):
+        _check_node(desk, zone)
+
+
+def _check_node(desk: Desk, zone: ZoneSetup) -> None:
+    settings = zone.settings
+    with desk.noting("zones", zone.name, "listen"):
+        host, _ = split_address(settings.listen)
+        if not any(getattr(settings, key) for key in _TLS):
+            check_plaintext(host, settings.insecure)
+    has_all = all(getattr(settings, key) for key in _TLS)
+    if has_all and any(desk.is_mistaken(*_written(desk, zone, key)) for key in _TLS):
+        return  # told already
+    with desk.noting("zones", zone.name):
+        certificates = certificates_of(settings)
+        if certificates is not None and certificates.identity != zone.name:
+            raise ConfigurationError(
+                f"the certificate is that of zone {certificates.identity!r}",
+                remedy="use the certificate of this zone, or correct its name",
+            )
+
+
+def _written(desk: Desk, zone: ZoneSetup, key: str) -> tuple[str, ...]:
+    """Where a key of a zone stands: under its own name, or what all zones have in common."""
+    own = ("zones", zone.name, key)
+    return ("boundary", key) if desk.has("boundary", key) and not desk.has(*own) else own
+
+
+def _check_folders(desk: Desk, zones: list[ZoneSetup]) -> None:
+    taken: dict[Path, str] = {}
+    for zone in zones:
+        if "\0" in zone.settings.data:
+            desk.refuse(("zones", zone.name, "data"), "must not hold NUL characters", "remove them")
+            continue
+        other = taken.setdefault(Path(zone.settings.data).resolve(), zone.name)
+        if other != zone.name:
+            problem = f"the zone {other!r} has that folder"
+            desk.refuse(("zones", zone.name, "data"), problem, "give each zone a folder of its own")
+
+
+def _check_ports(desk: Desk, zones: list[ZoneSetup]) -> None:
+    taken: list[tuple[str, int, str]] = []
+    for path, who, host, port in _listeners(desk, zones):
+        for other_host, other_port, other in taken:
+            is_same = host == other_host or {host, other_host} & _EVERYWHERE
+            if port and port == other_port and is_same:
+                desk.refuse(path, f"{other} listens on port {port}", "choose another port")
+                break
+        taken.append((host, port, who))
+
+
+def _listeners(
+    desk: Desk, zones: list[ZoneSetup]
+) -> Iterator[tuple[tuple[str, ...], str, str, int]]:
+    for zone in zones:
+        with suppress(ConfigurationError):  # told already
+            host, port = split_address(zone.settings.listen)
+            yield ("zones", zone.name, "listen"), f"the zone {zone.name!r}", host, port
+    if "server" in desk.settings.model_fields_set:
+        server = desk.settings.server
+        yield ("server", "port"), "the server", server.host, server.port

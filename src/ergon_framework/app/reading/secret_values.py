@@ -1,0 +1,123 @@
+"""Options whose value stands elsewhere: ``env:NAME``, ``file:PATH``, and ``text:`` to escape both.
+
+What they resolve to is held in a ``SecretStr`` until the connector or service is built, so that no
+repr, dump or log of the settings shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pydantic import SecretStr
+
+from ergon_framework.app.reading.source import Source
+from ergon_framework.app.reading.toml_lines import Path as KeyPath
+
+LONGEST_SECRET = 64 * 1024
+"""Bytes. A secret file above this is surely another file."""
+_SOUNDS_SECRET = re.compile(
+    "passw|passphrase|secret|token|credential|(api|access|private)_?key", re.IGNORECASE
+)
+_USER_INFO = re.compile(r"//[^/\s@]+@")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Replaces references to secrets in raw tables by the secrets."""
+
+    source: Source
+    environ: Mapping[str, str]
+    closes_variables: bool = False  # text that a variable gave may be the secret itself
+
+    def resolve(self, value: Any, path: KeyPath) -> Any:
+        """``value`` with each reference in it resolved; a missing secret is noted as a mistake."""
+        if isinstance(value, dict):
+            return {key: self.resolve(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.resolve(item, (*path, i)) for i, item in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        kind, colon, rest = value.partition(":")
+        if colon and kind == "text":
+            return rest
+        if colon and kind == "env":
+            return self._held(path, self._variable(rest, path))
+        if colon and kind == "file":
+            return self._held(path, self._content(rest, path))
+        is_closed = self.closes_variables and self.source.is_from_variable(path)
+        return SecretStr(value) if is_closed else value
+
+    def _held(self, path: KeyPath, secret: str | None) -> SecretStr:
+        if secret == "":
+            self.source.refuse(path, "refers to an empty secret", "give it a value")
+        return SecretStr(secret or "")
+
+    def _variable(self, name: str, path: KeyPath) -> str | None:
+        if name not in self.environ:
+            problem = f"the environment variable {name!r} is not set"
+            self.source.refuse(path, problem, "set it, or write text: before a plain value")
+        return self.environ.get(name)
+
+    def _content(self, name: str, path: KeyPath) -> str | None:
+        base = self.source.file.parent if self.source.file else Path()
+        remedy = "make it a readable file of text, or write text: before a plain value"
+        try:
+            with (base / name).open("rb") as file:
+                content = file.read(LONGEST_SECRET + 1)
+            if len(content) > LONGEST_SECRET:
+                self.source.refuse(path, f"the file {name!r} is too long for a secret", remedy)
+                return None
+            return content.decode().rstrip("\r\n")
+        except OSError as error:
+            self.source.refuse(path, f"cannot read {name!r}: {error.strerror}", remedy)
+        except ValueError:  # not UTF-8, or a name with a null byte
+            self.source.refuse(path, f"cannot read {name!r} as text", remedy)
+        return None
+
+
+def masked(text: str, options: object) -> str:
+    """``text`` without what the options keep secret, and without the passwords of URLs."""
+    for secret in sorted(_secrets(options), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _USER_INFO.sub("//***@", text)
+
+
+def _secrets(value: object, name: str = "") -> Iterator[str]:
+    if isinstance(value, SecretStr):
+        yield from _with_password(value.get_secret_value())
+    elif isinstance(value, str):
+        if value and _SOUNDS_SECRET.search(name):
+            yield value  # nobody marked it, but it is called a password
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _secrets(item, str(key))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secrets(item, name)
+
+
+def _with_password(secret: str) -> Iterator[str]:
+    """A secret, and the password in it if it is a URL: an error may repeat that alone."""
+    if secret:
+        yield secret
+    with suppress(ValueError):
+        password = urlsplit(secret).password
+        if password:
+            yield from {password, unquote(password)}
+
+
+def revealed(value: Any) -> Any:
+    """A plain, changeable copy with its secrets open, to be handed to what is being built."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return {key: revealed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [revealed(item) for item in value]
+    return value

@@ -1,0 +1,223 @@
+"""Raw settings, where each of them came from, and the mistakes found in them.
+
+A mistake is noted, not raised, so that one run names them all.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from ergon_framework.app.reading.toml_lines import Path as KeyPath
+from ergon_framework.app.reading.toml_lines import key_lines, line_of
+from ergon_framework.errors import SettingsError
+from ergon_framework.ports.document import explain
+
+T = TypeVar("T")
+
+REMEDY = "docs/reference/settings.md describes every key"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a setting was written: a line of a file, or an environment variable."""
+
+    file: str | None = None
+    line: int | None = None
+    variable: str | None = None
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """As they are told: the file from its beginning, then variables."""
+        return self.variable is not None, self.line or 0
+
+    def __str__(self) -> str:
+        if self.variable is not None:
+            return f"environment variable {self.variable}"
+        file = self.file or "settings"
+        return file if self.line is None else f"{file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One thing that is wrong: where it was written, under which key, and what to do."""
+
+    place: Place
+    key: str
+    problem: str
+    remedy: str
+
+    @property
+    def told(self) -> str:
+        """What is wrong and where, without what to do."""
+        return ": ".join(part for part in (str(self.place), self.key, self.problem) if part)
+
+    def __str__(self) -> str:
+        return f"{self.told} ({self.remedy})" if self.remedy else self.told
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as an error carries them."""
+        return {
+            "where": str(self.place),
+            "file": self.place.file,
+            "line": self.place.line,
+            "key": self.key,
+            "problem": self.problem,
+            "remedy": self.remedy,
+        }
+
+
+@dataclass(slots=True)
+class Source:
+    """Tables of raw settings that remember the file, the line or the variable of each key."""
+
+    tables: dict[str, Any] = field(default_factory=dict)
+    file: Path | None = None
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    variables: dict[KeyPath, str] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+    mistaken: set[KeyPath] = field(default_factory=set)
+    """The paths of the mistakes, so that nobody builds on what is known to be wrong."""
+
+    def where(self, path: KeyPath) -> Place:
+        """Where ``path`` was written, or failing that, what is nearest around or below it."""
+        file = None if self.file is None else str(self.file)
+        for n in range(len(path), 0, -1):
+            if path[:n] in self.variables:
+                return Place(variable=self.variables[path[:n]])
+            if path[:n] in self.lines:
+                return Place(file, line_of(self.lines, path[:n]))
+            below = [name for key, name in self.variables.items() if key[:n] == path[:n]]
+            if below:
+                return Place(variable=below[0])
+        return Place(file)
+
+    def is_from_variable(self, path: KeyPath) -> bool:
+        """Whether the value at ``path`` was given, alone or in a table, by a variable."""
+        return any(path[:n] in self.variables for n in range(1, len(path) + 1))
+
+    def is_mistaken(self, path: KeyPath) -> bool:
+        """Whether something at ``path``, in it or around it, is known to be wrong."""
+        return any(
+            bad[: len(path)] == path or path[: len(bad)] == bad for bad in self.mistaken if bad
+        )
+
+    def refuse(
+        self, path: KeyPath, problem: str, remedy: str = "", variable: str | None = None
+    ) -> None:
+        """Note a mistake."""
+        place = self.where(path) if variable is None else Place(variable=variable)
+        key = ".".join(str(part) for part in path)
+        mistake = Mistake(place, key, problem, remedy)
+        if mistake not in self.mistakes:  # two parts may stumble over the same thing
+            self.mistakes.append(mistake)
+        self.mistaken.add(path)
+
+    def check(self, path: KeyPath, value: object, shape: TypeAdapter[T]) -> T | None:
+        """``value`` as ``shape``, with its mistakes noted.
+
+        What is wrong is left out of it, and no more around it than does not stand without it; None
+        when nothing is left.
+        """
+        gone: set[KeyPath] = set()
+        while True:
+            try:
+                return shape.validate_python(value)
+            except ValidationError as error:
+                wrong = self._note(path, error, gone)
+            places = {_reached(value, keys) for keys in wrong}
+            if () in places:
+                return None
+            gone |= places
+            for place in places:
+                value = _without(value, place)
+
+    def _note(self, path: KeyPath, error: ValidationError, gone: set[KeyPath]) -> list[KeyPath]:
+        """Note what is wrong, unless it is so for what was left out; the paths that are wrong."""
+        wrong: list[KeyPath] = []
+        for details in error.errors(include_url=False, include_input=False):
+            keys = tuple(part for part in details["loc"] if part != "[key]")
+            wrong.append(keys)
+            if not any(bad[: len(keys)] == keys for bad in gone):
+                self.refuse((*path, *keys), explain(details))
+        return wrong
+
+    def stop_if_mistaken(self) -> None:
+        """Raise one error that tells every mistake noted so far."""
+        if self.mistakes:
+            raise _refusal(sorted(self.mistakes, key=lambda each: each.place.order))
+
+
+def _reached(value: object, path: KeyPath) -> KeyPath:
+    """How much of a path leads through tables; of a key that is missing, the table it is not in."""
+    for n, key in enumerate(path):
+        if not isinstance(value, dict) or key not in value:
+            return path[:n]
+        value = value[key]
+    return path
+
+
+def _without(value: Any, path: KeyPath) -> Any:
+    """A copy of tables without the key at the end of a path; all of it may be gone already."""
+    key, *rest = path
+    if not isinstance(value, dict) or key not in value:
+        return value
+    if not rest:
+        return {name: each for name, each in value.items() if name != key}
+    return value | {key: _without(value[key], tuple(rest))}
+
+
+def _refusal(mistakes: Sequence[Mistake], remedy: str = REMEDY) -> SettingsError:
+    details = {"mistakes": [mistake.to_dict() for mistake in mistakes]}
+    if len(mistakes) == 1:
+        told = mistakes[0].told
+        remedy = mistakes[0].remedy or remedy
+    else:
+        told = f"{len(mistakes)} mistakes in the settings:"
+        told += "".join(f"\n  {mistake}" for mistake in mistakes) + "\n"
+    return SettingsError(told, remedy=remedy, details=details)
+
+
+def read_toml(file: Path) -> Source:
+    """The tables of a TOML file, with the line of each key."""
+    try:
+        text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        return Source(tomllib.loads(text), file, key_lines(text))
+    except FileNotFoundError as error:
+        raise _unreadable(file, None, "there is no such file", "create it, or name another") from (
+            error
+        )
+    except OSError as error:
+        problem, remedy = f"cannot be read: {error.strerror}", "make it a readable file"
+        raise _unreadable(file, None, problem, remedy) from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise _unreadable(file, line, "not UTF-8 text", "save the file as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise _unreadable(file, *_syntax(str(error)), "see https://toml.io") from error
+
+
+def _unreadable(file: Path, line: int | None, problem: str, remedy: str) -> SettingsError:
+    return _refusal([Mistake(Place(str(file), line), "", problem, "")], remedy)
+
+
+def _syntax(told: str) -> tuple[int | None, str]:
+    found = re.search(r" \(at line (\d+), column \d+\)$", told)
+    if found is None:  # "at end of document"
+        return None, f"not TOML: {told}"
+    return int(found[1]), f"not TOML: {told[: found.start()]}"
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A hint that names the nearest known name, or all of them."""
+    near = get_close_matches(name.lower(), known, 1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return "known are " + ", ".join(known) if known else "none is defined"

@@ -1,0 +1,1 @@
+"""Running one part or all of them: processes, signals, liveness, outcomes."""

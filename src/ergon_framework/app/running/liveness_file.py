@@ -1,0 +1,101 @@
+"""The liveness file: written every few seconds, read by ``ergon live`` as a probe."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ergon_framework.app.running.liveness import Snapshot, State
+from ergon_framework.app.running.ticker import Ticker
+from ergon_framework.errors import ConfigurationError
+
+WRITE_EVERY = 5.0
+"""Seconds between two writes."""
+MAX_AGE = 30.0
+"""Seconds after which a file is too old to mean anything."""
+_LONGEST = 64 * 1024
+
+
+@contextmanager
+def liveness_file(
+    path: Path,
+    task: str,
+    snapshot: Callable[[], Snapshot],
+    *,
+    every: float = WRITE_EVERY,
+) -> Iterator[None]:
+    """Keep the file up to date; it says ``stopped`` when the run is over."""
+    writer = _Writer(path, task)
+    try:
+        writer.write(snapshot())
+    except OSError as error:
+        raise ConfigurationError(
+            f"the liveness file {path} cannot be written: {error.strerror}",
+            remedy="name a file in a directory that exists and may be written to",
+        ) from error
+    try:
+        with Ticker("the liveness file", every, lambda: writer.write(snapshot())):
+            yield
+    finally:
+        writer.finish(replace(snapshot(), state=State.STOPPED, in_flight=0))
+
+
+class _Writer:
+    """Replaces the file as a whole, so that no reader ever sees half of it."""
+
+    def __init__(self, path: Path, task: str) -> None:
+        self._path = path
+        self._task = task
+        self._lock = threading.Lock()
+        self._is_finished = False
+
+    def write(self, snapshot: Snapshot) -> None:
+        with self._lock:
+            if not self._is_finished:
+                self._replace(snapshot)
+
+    def finish(self, snapshot: Snapshot) -> None:
+        """The last word. A disk that fails at the end must not turn a good run into a bad one."""
+        with self._lock:
+            self._is_finished = True
+            try:
+                self._replace(snapshot)
+            except OSError:
+                return
+
+    def _replace(self, snapshot: Snapshot) -> None:
+        shape = {
+            "task": self._task,
+            "pid": os.getpid(),
+            **snapshot.to_dict(),
+            "written_at": round(time.time(), 3),
+        }
+        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        beside.write_text(json.dumps(shape) + "\n", encoding="utf-8")
+        beside.replace(self._path)
+
+
+def read_liveness(path: Path, max_age: float = MAX_AGE) -> tuple[bool, dict[str, Any]]:
+    """Whether the process behind the file is live, and what the file or its absence tells."""
+    try:
+        with path.open("rb") as file:
+            shape = json.loads(file.read(_LONGEST))
+        snapshot = Snapshot.from_dict(shape)
+        age = max(0.0, time.time() - float(shape["written_at"]))
+    except FileNotFoundError:
+        return False, {"state": "unknown", "reason": f"there is no file {path}"}
+    except OSError as error:
+        return False, {"state": "unknown", "reason": f"cannot read {path}: {error.strerror}"}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False, {"state": "unknown", "reason": f"{path} is no liveness file"}
+    told = {**shape, "age": round(age, 1)}
+    if age > max_age:
+        return False, {**told, "reason": f"written {age:.0f} s ago, {max_age:g} s are allowed"}
+    return snapshot.is_live, told

@@ -1,0 +1,142 @@
+"""SIGTERM and SIGINT: the first asks for a graceful stop, the second for an immediate one.
+
+A thread of its own asks the task to stop, so that nothing happens in the middle of other code. It
+also asks calls that begin after the signal, and ends a process that does not end by itself after
+the second; a third ends it at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Self
+
+from ergon_framework.app.exit_codes import ExitCode, of_signal
+from ergon_framework.app.running.signals import SignalEar
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.ports.clock import Clock
+from ergon_framework.task.base import BaseTask, Stoppable, running_calls
+
+FORCE_AFTER = 5.0
+"""Seconds a process has after the second signal."""
+LEAVE_AFTER = 2.0
+"""Seconds a process has after its work is over and told."""
+_LOOK_AGAIN = 0.05
+
+Leave = Callable[[int], Any]
+
+
+class Shutdown:
+    """Takes the signals of this process from ``with`` to its end."""
+
+    def __init__(self, *, leave: Leave = os._exit) -> None:
+        self._leave = leave
+        self._taken: SimpleQueue[int | None] = SimpleQueue()
+        self._ear = SignalEar(self.take)
+        self._task: BaseTask | None = None
+        self._count = 0
+        self._first: int | None = None
+        self._force_at: float | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal has come."""
+        return self._first is not None
+
+    @property
+    def exit_code(self) -> ExitCode | None:
+        """What the first signal makes of the exit code."""
+        return None if self._first is None else of_signal(self._first)
+
+    def watch(self, task: BaseTask) -> None:
+        """Stops concern this task from now on."""
+        self._task = task
+
+    def take(self, number: int) -> None:
+        """A signal has come."""
+        if self._first is None:
+            self._first = number
+        self._taken.put(number)
+
+    def __enter__(self) -> Self:
+        SYSTEM_CLOCK.spawn("ergon-shutdown", self._serve)
+        self._ear.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ear.__exit__(*exc)
+        self._taken.put(None)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                number = self._taken.get(timeout=_LOOK_AGAIN if self._count else None)
+            except Empty:
+                self._catch_up()
+                continue
+            if number is None:
+                return
+            self._act()
+
+    def _act(self) -> None:
+        self._count += 1
+        if self._count > 2:
+            self._end()
+        if self._count == 2:
+            self._force_at = SYSTEM_CLOCK.now() + FORCE_AFTER
+        if self._task is not None:
+            with suppress(RuntimeError):  # its event loop is closed: the call is over
+                self._task.request_stop()
+
+    def _catch_up(self) -> None:
+        """Stop the calls that began after the signal; end what does not want to end."""
+        if self._force_at is not None and SYSTEM_CLOCK.now() >= self._force_at:
+            self._end()
+        for call in _unasked(self._task):
+            with suppress(RuntimeError):
+                call.request_stop()
+
+    def _end(self) -> None:
+        say("ergon: stopped by force; what was running is cut off")
+        self._leave(of_signal(self._first or signal.SIGTERM))
+
+
+def say(text: str) -> None:
+    """One line for whoever watches, past every buffer; nobody may be left to read it."""
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
+def _unasked(task: BaseTask | None) -> list[Stoppable]:
+    """Running calls that no stop has reached."""
+    return [] if task is None else [call for call in running_calls(task) if not call.stops]
+
+
+def leave_within(
+    code: int,
+    seconds: float = LEAVE_AFTER,
+    *,
+    leave: Leave = os._exit,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Let the process be gone by then, whatever threads of user code are still busy in it.
+
+    The interpreter joins every thread that is not daemonic before it exits, and those of
+    ``asyncio.to_thread``: one that hangs would keep a process alive whose work is over.
+    """
+    lock = threading.Lock()
+    never = clock.signal(lock)
+
+    def wait_and_leave() -> None:
+        until = clock.now() + seconds
+        with lock:
+            while clock.now() < until:
+                never.wait(until)
+        say("ergon: threads are still busy; the process ends without them")
+        leave(code)
+
+    clock.spawn("ergon-leave", wait_and_leave)
