@@ -135,3 +135,17 @@ def test_the_store_of_providers_is_looked_at(tmp_path: Path) -> None:
         assert "hush" not in f"{bad}"
     assert found(text.format("sqlite:///missing/calls.db"), connects=False) is None
     assert found("[providers]\n") is None
+
+
+@pytest.mark.req("ONE:settings")
+def test_the_own_store_of_a_provider_is_looked_at(tmp_path: Path) -> None:
+    """Each by the name of the provider that has it."""
+    config = tmp_path / "ergon.toml"
+    provider = 'provider = "ergon_framework.providers.synthetic:SyntheticProvider"'
+    stores = ("sqlite:///calls.db", "sqlite:///missing/calls.db")
+    tables = (f'[providers.p{n}]\n{provider}\nstore = "{url}"\n' for n, url in enumerate(stores))
+    config.write_text("".join(tables), encoding="utf-8")
+    found = {each.check: each.status for each in examine(config)}
+    assert found["provider store of p0"] is Status.OK
+    assert found["provider store of p1"] is Status.BAD
+    assert "provider store" not in found
