@@ -1,4 +1,4 @@
-"""``/v1/boundary``: zones by their nodes, by their folders, and zones that do not answer."""
+"""``/api/v1/boundary``: zones by their nodes, by their folders, and zones that do not answer."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def listening(place: Path, address: str) -> Settings:
 
 def check(app: FastAPI, source: str) -> None:
     """What is told of the zone, whoever tells it."""
-    [zone] = get(app, "/v1/boundary")["items"]
+    [zone] = get(app, "/api/v1/boundary")["items"]
     assert (zone["zone"], zone["up"], zone["source"]) == ("plant-a", True, source)
     assert (zone["quarantined"], zone["logs"][0]["head_offset"]) == (1, 3)
-    [reader] = get(app, "/v1/boundary/plant-a/consumers")["items"]
+    [reader] = get(app, "/api/v1/boundary/plant-a/consumers")["items"]
     assert (reader["consumer_name"], reader["lag"]) == ("reader", 2)
-    [item] = get(app, "/v1/boundary/plant-a/quarantine")["items"]
+    [item] = get(app, "/api/v1/boundary/plant-a/quarantine")["items"]
     assert (item["consumer_name"], item["offset"], item["reason"]) == ("reader", 1, "bad")
     assert "hidden" not in str(item)
-    assert get(app, "/v1/boundary/plant-a/quarantine", state="released")["items"] == []
-    assert get(app, "/v1/boundary/plant-a/quarantine", consumer="other")["items"] == []
-    assert get(app, "/v1/boundary/plant-a/gaps") == {"items": [], "next_cursor": None}
+    assert get(app, "/api/v1/boundary/plant-a/quarantine", state="released")["items"] == []
+    assert get(app, "/api/v1/boundary/plant-a/quarantine", consumer="other")["items"] == []
+    assert get(app, "/api/v1/boundary/plant-a/gaps") == {"items": [], "next_cursor": None}
 
 
 def test_by_its_folder(app: FastAPI) -> None:
@@ -72,11 +72,11 @@ def test_a_node_that_is_away_is_told_by_its_folder(tmp_path: Path) -> None:
 def test_a_zone_that_does_not_answer(tmp_path: Path) -> None:
     """The list says so, the rest is a 503, and no folder is made."""
     app = create_app(settings=settings_in(tmp_path))
-    assert get(app, "/v1/boundary")["items"] == [
+    assert get(app, "/api/v1/boundary")["items"] == [
         {"zone": "plant-a", "up": False, "source": None, "problem": "unavailable"}
     ]
     for name in ("consumers", "quarantine", "gaps"):
-        told = get(app, f"/v1/boundary/plant-a/{name}", 503)
+        told = get(app, f"/api/v1/boundary/plant-a/{name}", 503)
         assert told["details"]["part"] == "zone:plant-a"
     assert not (tmp_path / "a").exists()
 
@@ -85,13 +85,15 @@ def test_the_folder_of_another_zone_is_not_believed(tmp_path: Path) -> None:
     """It would be told under the wrong name."""
     fill_zone(tmp_path, "plant-b")
     app = create_app(settings=settings_in(tmp_path))
-    assert get(app, "/v1/boundary")["items"][0]["up"] is False
+    assert get(app, "/api/v1/boundary")["items"][0]["up"] is False
 
 
 @pytest.mark.parametrize("name", ["consumers", "quarantine", "gaps"])
 def test_a_zone_that_nobody_knows(app: FastAPI, name: str) -> None:
     """It is a 404; so is everything else below a zone."""
-    told = get(app, f"/v1/boundary/nowhere/{name}", 404)
+    told = get(app, f"/api/v1/boundary/nowhere/{name}", 404)
     assert told["code"] == "not_found"
-    assert get(app, "/v1/boundary/plant-a/facts", 404)["code"] == "not_found"
-    assert get(app, f"/v1/boundary/plant-a/{name}", 422, cursor="e30")["code"] == "invalid_request"
+    assert get(app, "/api/v1/boundary/plant-a/facts", 404)["code"] == "not_found"
+    assert (
+        get(app, f"/api/v1/boundary/plant-a/{name}", 422, cursor="e30")["code"] == "invalid_request"
+    )

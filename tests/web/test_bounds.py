@@ -97,7 +97,7 @@ def test_too_many_at_once() -> None:
         await hello(scope, receive, send)
 
     first, second, probe = asked(
-        slow, Limits(requests=1), ("GET", "/slow"), ("GET", "/v1/jobs"), ("GET", "/live")
+        slow, Limits(requests=1), ("GET", "/slow"), ("GET", "/api/v1/jobs"), ("GET", "/live")
     )
     assert (first.status_code, probe.status_code) == (200, 200)
     assert (second.status_code, second.json()["code"]) == (503, "too_busy")

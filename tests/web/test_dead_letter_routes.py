@@ -1,4 +1,4 @@
-"""``/v1/dead-letters``: jobs and provider calls in one list, page by page."""
+"""``/api/v1/dead-letters``: jobs and provider calls in one list, page by page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def everything(app: FastAPI, limit: int, **query: str) -> list[str]:
     found: list[str] = []
     cursor: dict[str, str] = {}
     while True:
-        page = get(app, "/v1/dead-letters", limit=limit, **query, **cursor)
+        page = get(app, "/api/v1/dead-letters", limit=limit, **query, **cursor)
         found += ids(page)
         if page["next_cursor"] is None:
             return found
@@ -57,7 +57,7 @@ def test_a_provider_with_a_store_of_its_own(tmp_path: Path, limit: int) -> None:
     app = create_app(settings=settings_in(tmp_path, OWN_STORE))
     found = everything(app, limit, kind="provider")
     assert sorted(found) == ["c0", "c1", "o0", "o1", "o2"]
-    assert get(app, "/v1/dead-letters/o1")["id"] == "o1"
+    assert get(app, "/api/v1/dead-letters/o1")["id"] == "o1"
     assert scraped(app)['ergon_dead_letters{kind="provider"}'] == 5
     health = get(app, "/api/v1/provider-health/summary", tenant_id=TENANT)
     assert len(health["providers"]) == 2
@@ -80,21 +80,21 @@ def test_filters(app: FastAPI, query: dict[str, str], expected: list[str]) -> No
 
 def test_one_of_each_kind(app: FastAPI) -> None:
     """By its id alone; a job that is not dead is none of them."""
-    assert get(app, "/v1/dead-letters/d0")["kind"] == "job"
-    found = get(app, "/v1/dead-letters/c0")
+    assert get(app, "/api/v1/dead-letters/d0")["kind"] == "job"
+    found = get(app, "/api/v1/dead-letters/c0")
     assert (found["kind"], found["reason_code"], "payload" in found) == (
         "provider",
         "timeout",
         False,
     )
     for name in ("w0", "nope", "%00"):
-        assert get(app, f"/v1/dead-letters/{name}", 404)["code"] == "not_found"
+        assert get(app, f"/api/v1/dead-letters/{name}", 404)["code"] == "not_found"
 
 
 @pytest.mark.parametrize("cursor", ["e30x", "WzFd", "eyJqb2IiOiJ4In0", "eyJjYWxsIjpbMSwyXX0"])
 def test_a_cursor_of_another_list(app: FastAPI, cursor: str) -> None:
     """It is refused."""
-    assert get(app, "/v1/dead-letters", 422, cursor=cursor)["code"] == "invalid_request"
+    assert get(app, "/api/v1/dead-letters", 422, cursor=cursor)["code"] == "invalid_request"
 
 
 @pytest.mark.slow
@@ -107,5 +107,5 @@ def test_on_postgresql(postgres_url: str) -> None:
     for limit in (1, 3, 4):
         assert everything(app, limit) == ["c3", "c2", "c1", "c0"]
     assert everything(app, 4, reason="nothing\0such") == []
-    assert get(app, "/v1/dead-letters/%00", 404)["code"] == "not_found"
-    assert get(app, "/v1/dead-letters/c1")["task_name"] == "rank.snapshot"
+    assert get(app, "/api/v1/dead-letters/%00", 404)["code"] == "not_found"
+    assert get(app, "/api/v1/dead-letters/c1")["task_name"] == "rank.snapshot"

@@ -26,7 +26,7 @@ async def inside(scope: Any, receive: Any, send: Any) -> None:
 def ask(
     keeper: Doorkeeper,
     headers: dict[str, str] | list[tuple[str, str]] | None = None,
-    path: str = "/v1/jobs",
+    path: str = "/api/v1/jobs",
     peer: tuple[str, int] = ("127.0.0.1", 1),
 ) -> tuple[int, str | None]:
     """The status, and who was let in or the code of the refusal."""
@@ -88,7 +88,7 @@ def test_names_of_this_server(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "intranet", ""]
 )
-@pytest.mark.parametrize("path", ["/live", "/v1/jobs", "/metrics"])
+@pytest.mark.parametrize("path", ["/live", "/api/v1/jobs", "/metrics"])
 def test_foreign_names(host: str, path: str) -> None:
     """A page that sends a browser here under its own name reads nothing, with a token or not."""
     assert ask(Doorkeeper(names=()), {"Host": host}, path) == (403, "foreign_host")

@@ -1,4 +1,4 @@
-"""``/v1/jobs`` and what belongs to jobs: filters, pages, one job, and what is refused."""
+"""``/api/v1/jobs`` and what belongs to jobs: filters, pages, one job, and what is refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ids(found: Any) -> list[str]:
 
 def test_jobs_come_the_newest_first(app: FastAPI) -> None:
     """All of them, and there is no next page."""
-    found = get(app, "/v1/jobs")
+    found = get(app, "/api/v1/jobs")
     assert ids(found) == ["w4", "w3", "w2", "w1", "w0", "d1", "d0"]
     assert found["next_cursor"] is None
 
@@ -57,7 +57,7 @@ def test_jobs_come_the_newest_first(app: FastAPI) -> None:
 )
 def test_filters(app: FastAPI, query: dict[str, Any], expected: list[str]) -> None:
     """Every filter that is set must match."""
-    assert ids(get(app, "/v1/jobs", **query)) == expected
+    assert ids(get(app, "/api/v1/jobs", **query)) == expected
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
@@ -67,21 +67,21 @@ def test_pages_add_up_to_the_list(app: FastAPI, limit: int, query: dict[str, str
     found: list[str] = []
     cursor: dict[str, str] = {}
     while True:
-        page = get(app, "/v1/jobs", limit=limit, **query, **cursor)
+        page = get(app, "/api/v1/jobs", limit=limit, **query, **cursor)
         assert len(page["items"]) <= limit
         found += ids(page)
         if page["next_cursor"] is None:
             break
         cursor = {"cursor": page["next_cursor"]}
-    assert found == ids(get(app, "/v1/jobs", **query))
+    assert found == ids(get(app, "/api/v1/jobs", **query))
 
 
 def test_a_job_and_why(app: FastAPI) -> None:
     """With its history, and in plain sentences."""
-    found = get(app, "/v1/jobs/d0")
+    found = get(app, "/api/v1/jobs/d0")
     assert (found["status"], found["why"]) == ("failed", "expired")
     assert found["history"]
-    told = get(app, "/v1/jobs/d0/why")
+    told = get(app, "/api/v1/jobs/d0/why")
     assert told["id"] == "d0"
     assert "dead-lettered" in told["why"][0]
 
@@ -91,11 +91,11 @@ def test_an_id_with_slashes(app: FastAPI, tmp_path: Path) -> None:
     with closing(open_store(f"sqlite:///{tmp_path}/work.db")) as store:
         store.add([NewJob(id="a/b", handler="h", queue="mail", max_attempts=1)])
     for written in ("a%2Fb", "a/b"):
-        assert get(app, f"/v1/jobs/{written}")["id"] == "a/b"
-        assert get(app, f"/v1/jobs/{written}/why")["id"] == "a/b"
+        assert get(app, f"/api/v1/jobs/{written}")["id"] == "a/b"
+        assert get(app, f"/api/v1/jobs/{written}/why")["id"] == "a/b"
 
 
-@pytest.mark.parametrize("path", ["/v1/jobs/nope", "/v1/jobs/nope/why", "/v1/jobs/%00"])
+@pytest.mark.parametrize("path", ["/api/v1/jobs/nope", "/api/v1/jobs/nope/why", "/api/v1/jobs/%00"])
 def test_a_job_that_is_not_there(app: FastAPI, path: str) -> None:
     """It is a 404 in the shape of all errors."""
     told = get(app, path, 404)
@@ -107,7 +107,7 @@ def test_arguments_are_shown_only_where_both_agree(tmp_path: Path) -> None:
     fill_jobs(tmp_path, 1, 1)
     closed = create_app(settings=settings_in(tmp_path))
     opened = create_app(settings=settings_in(tmp_path, "[server]\npayloads = true\n"))
-    paths = ["/v1/jobs", "/v1/jobs/w0", "/v1/dead-letters", "/v1/dead-letters/d0"]
+    paths = ["/api/v1/jobs", "/api/v1/jobs/w0", "/api/v1/dead-letters", "/api/v1/dead-letters/d0"]
     for path in paths:
         for app, asked, is_shown in [
             (closed, "false", False),
@@ -140,7 +140,7 @@ def test_arguments_are_shown_only_where_both_agree(tmp_path: Path) -> None:
 )
 def test_wrong_parameters(app: FastAPI, query: dict[str, Any], field: str) -> None:
     """The field is named, and what was sent is not repeated."""
-    told = get(app, "/v1/jobs", 422, **query)
+    told = get(app, "/api/v1/jobs", 422, **query)
     assert told["code"] == "invalid_request"
     [error] = told["details"]["errors"]
     assert error["field"].split(".")[1] == field
@@ -149,44 +149,44 @@ def test_wrong_parameters(app: FastAPI, query: dict[str, Any], field: str) -> No
 
 def test_queues_schedules_and_workers(app: FastAPI) -> None:
     """As the commands of the same names list them; a schedule's arguments stay out."""
-    mail, pics = get(app, "/v1/queues")["items"]
+    mail, pics = get(app, "/api/v1/queues")["items"]
     assert (mail["name"], mail["counts"]["pending"], mail["counts"]["failed"]) == ("mail", 3, 2)
     assert (pics["counts"]["pending"], pics["paused"]) == (2, False)
-    [schedule] = get(app, "/v1/schedules")["items"]
+    [schedule] = get(app, "/api/v1/schedules")["items"]
     assert (schedule["name"], schedule["handler"], schedule["problem"]) == ("nightly", "tidy", None)
     assert "hidden" not in str(schedule)
-    [worker] = get(app, "/v1/workers")["items"]
+    [worker] = get(app, "/api/v1/workers")["items"]
     assert (worker["id"], worker["state"], worker["busy"]) == ("w1", "running", 1)
 
 
 def test_pages_of_queues(app: FastAPI) -> None:
     """A cursor is the name that came last."""
-    first = get(app, "/v1/queues", limit=1)
-    second = get(app, "/v1/queues", limit=1, cursor=first["next_cursor"])
+    first = get(app, "/api/v1/queues", limit=1)
+    second = get(app, "/api/v1/queues", limit=1, cursor=first["next_cursor"])
     assert [page["items"][0]["name"] for page in (first, second)] == ["mail", "pics"]
     assert second["next_cursor"] is None
-    assert get(app, "/v1/queues", 422, cursor="MQ")["code"] == "invalid_request"
+    assert get(app, "/api/v1/queues", 422, cursor="MQ")["code"] == "invalid_request"
 
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     """It is a 503 that names the part and no path, until the file is there."""
     app = create_app(settings=settings_in(tmp_path))
     before = sorted(tmp_path.iterdir())
-    for path in ("/v1/jobs", "/v1/queues", "/v1/dead-letters", "/v1/jobs/w0"):
+    for path in ("/api/v1/jobs", "/api/v1/queues", "/api/v1/dead-letters", "/api/v1/jobs/w0"):
         told = get(app, path, 503)
         assert told["code"] == "store_unavailable"
         assert told["details"]["part"] == "jobs"
         assert str(tmp_path) not in str(told)
     assert sorted(tmp_path.iterdir()) == before
     fill_jobs(tmp_path, 1)
-    assert ids(get(app, "/v1/jobs")) == ["w0"]
+    assert ids(get(app, "/api/v1/jobs")) == ["w0"]
 
 
 def test_a_file_without_jobs_has_none(tmp_path: Path) -> None:
     """Somebody else's tables are no failure, and ours are not made beside them."""
     (tmp_path / "work.db").touch()
     app = create_app(settings=settings_in(tmp_path))
-    assert get(app, "/v1/jobs")["items"] == get(app, "/v1/dead-letters")["items"] == []
+    assert get(app, "/api/v1/jobs")["items"] == get(app, "/api/v1/dead-letters")["items"] == []
     assert (tmp_path / "work.db").stat().st_size == 0
 
 
@@ -194,13 +194,13 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     """It is away, not empty."""
     (tmp_path / "work.db").write_text("no database at all " * 100)
     app = create_app(settings=settings_in(tmp_path))
-    assert get(app, "/v1/jobs", 503)["details"]["part"] == "jobs"
+    assert get(app, "/api/v1/jobs", 503)["details"]["part"] == "jobs"
 
 
 def test_a_server_without_a_job_store(tmp_path: Path) -> None:
     """The answer says that there is none, and where one would be named."""
     app = create_app("postgresql://nobody@127.0.0.1:9/none")
-    told = get(app, "/v1/jobs", 404)
+    told = get(app, "/api/v1/jobs", 404)
     assert told["code"] == "not_found"
     assert "[jobs]" in told["details"]["remedy"]
 

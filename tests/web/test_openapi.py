@@ -20,15 +20,15 @@ pytestmark = [
 ]
 
 LISTS = [
-    "/v1/jobs",
-    "/v1/queues",
-    "/v1/schedules",
-    "/v1/workers",
-    "/v1/dead-letters",
-    "/v1/boundary",
+    "/api/v1/jobs",
+    "/api/v1/queues",
+    "/api/v1/schedules",
+    "/api/v1/workers",
+    "/api/v1/dead-letters",
+    "/api/v1/boundary",
 ]
-ITEMS = ["/v1/jobs/{job_id}", "/v1/jobs/{job_id}/why", "/v1/dead-letters/{letter_id}"]
-ZONES = [f"/v1/boundary/{{zone}}/{name}" for name in ("consumers", "quarantine", "gaps")]
+ITEMS = ["/api/v1/jobs/{job_id}", "/api/v1/jobs/{job_id}/why", "/api/v1/dead-letters/{letter_id}"]
+ZONES = [f"/api/v1/boundary/{{zone}}/{name}" for name in ("consumers", "quarantine", "gaps")]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_nothing_is_found(schema: Any, path: str, mode: GenerationMode) -> None:
     [
         *((path, "d0", 200) for path in ITEMS),
         *((path, "nope", 404) for path in ITEMS),
-        ("/v1/dead-letters/{letter_id}", "c0", 200),
+        ("/api/v1/dead-letters/{letter_id}", "c0", 200),
         *((path, "plant-a", 200) for path in ZONES),
         *((path, "nowhere", 404) for path in ZONES),
     ],

@@ -178,22 +178,22 @@ def test_everything_comes_from_the_settings(place: Path) -> None:
         with httpx.Client(base_url=line.split()[-1], trust_env=False, timeout=60) as client:
             assert client.get("/live").status_code == 200
             assert client.get("/ready").json()["details"] == {"remedy": "ask again in 5 seconds"}
-            assert client.get("/v1/jobs").status_code == 401
+            assert client.get("/api/v1/jobs").status_code == 401
             client.headers["Authorization"] = f"Bearer {TOKEN}"
-            assert client.get("/v1/jobs").status_code == 503
+            assert client.get("/api/v1/jobs").status_code == 503
             assert not (place / "later.db").exists()
             fill_later(place)
             assert client.get("/ready").status_code == 200
-            assert [job["id"] for job in client.get("/v1/jobs").json()["items"]] == ["j1"]
-            assert client.head("/v1/jobs").content == b""
-            assert client.post("/v1/jobs", json={}).status_code == 405
-            foreign = client.get("/v1/jobs?queue=unseen", headers={"Host": "evil.example"})
+            assert [job["id"] for job in client.get("/api/v1/jobs").json()["items"]] == ["j1"]
+            assert client.head("/api/v1/jobs").content == b""
+            assert client.post("/api/v1/jobs", json={}).status_code == 405
+            foreign = client.get("/api/v1/jobs?queue=unseen", headers={"Host": "evil.example"})
             assert (foreign.status_code, foreign.json()["code"]) == (403, "foreign_host")
         process.terminate()
         _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert "GET /v1/jobs 200" in err
-    assert "GET /v1/jobs 401" in err
+    assert "GET /api/v1/jobs 200" in err
+    assert "GET /api/v1/jobs 401" in err
     assert TOKEN not in err
     assert "unseen" not in err
 
@@ -213,7 +213,7 @@ def test_tokens_change_while_it_runs(place: Path) -> None:
 
             def status(token: str) -> int:
                 headers = {"Authorization": f"Bearer {token}"}
-                return client.get("/v1/queues", headers=headers).status_code
+                return client.get("/api/v1/queues", headers=headers).status_code
 
             assert (status("first"), status("second")) == (200, 401)
             file.write_text("bob:second\n")

@@ -1,4 +1,4 @@
-"""``/v1/boundary``: the zones of the settings, their consumers, quarantine and losses."""
+"""``/api/v1/boundary``: the zones of the settings, their consumers, quarantine and losses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class QuarantineAsked(Asked):
 
 def boundary_routes(house: House) -> APIRouter:
     """The routes about zones."""
-    router = APIRouter(prefix="/v1/boundary", tags=["boundary"])
+    router = APIRouter(prefix="/api/v1/boundary", tags=["boundary"])
 
     @router.get("", summary="Zones, by name", response_model=Page[ZoneItem])
     async def zones(asked: Annotated[ListAsked, Query()]) -> Response:

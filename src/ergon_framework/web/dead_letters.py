@@ -1,4 +1,4 @@
-"""``/v1/dead-letters``: jobs and provider calls that were given up, the newest first."""
+"""``/api/v1/dead-letters``: jobs and provider calls that were given up, the newest first."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Found(msgspec.Struct):
 
 def dead_letter_routes(house: House) -> APIRouter:
     """The routes about what was given up."""
-    router = APIRouter(prefix="/v1/dead-letters", tags=["dead letters"])
+    router = APIRouter(prefix="/api/v1/dead-letters", tags=["dead letters"])
 
     @router.get("", summary="What was given up", response_model=Page[DeadLetterItem])
     async def list_dead(asked: Annotated[LettersAsked, Query()]) -> Response:
@@ -88,7 +88,8 @@ def dead_letter_routes(house: House) -> APIRouter:
         found = await _call(house, letter_id, is_whole) or await _job(house, letter_id, is_whole)
         if found is None:
             raise NotHereError(
-                "there is no such dead letter", remedy="/v1/dead-letters lists those that there are"
+                "there is no such dead letter",
+                remedy="/api/v1/dead-letters lists those that there are",
             )
         return answer(found)
 

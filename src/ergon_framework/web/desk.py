@@ -1,4 +1,4 @@
-"""``/v1/queues``, ``/v1/schedules`` and ``/v1/workers``: what jobs wait in and who runs them."""
+"""``/api/v1/queues``, ``schedules`` and ``workers``: what jobs wait in and who runs them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ListAsked(Asked):
 
 def desk_routes(house: House) -> APIRouter:
     """The routes about queues, schedules and workers."""
-    router = APIRouter(prefix="/v1", tags=["jobs"])
+    router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
     async def listed(rows: Callable[[JobClient], Rows], key: str, asked: ListAsked) -> Response:
         source = house.jobs()

@@ -48,7 +48,7 @@ class House:
         if name not in self.sources.zones:
             raise NotHereError(
                 "the settings of this server have no such zone",
-                remedy="/v1/boundary lists those that there are",
+                remedy="/api/v1/boundary lists those that there are",
             )
         return self.sources.zones[name]
 

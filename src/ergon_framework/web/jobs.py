@@ -1,4 +1,4 @@
-"""``/v1/jobs``: jobs, the newest first; one job; why it is where it is."""
+"""``/api/v1/jobs``: jobs, the newest first; one job; why it is where it is."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JobAsked(Asked):
 
 def job_routes(house: House) -> APIRouter:
     """The routes about jobs."""
-    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
     @router.get("", summary="Jobs, the newest first", response_model=Page[JobItem])
     async def list_jobs(asked: Annotated[JobsAsked, Query()]) -> Response:
