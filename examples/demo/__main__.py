@@ -12,7 +12,7 @@ Read on in this order:
 3. ``troubles.py``: what goes wrong, and how one sees that it did.
 4. ``sums.py``: what must add up.
 
-The rest is stage machinery: ``site.py`` starts ``ergon run --all``, ``link.py`` can be cut,
+The rest is stage machinery: ``site.py`` starts ``ergon run --all``, ``Link`` can be cut,
 ``floor.py`` packs, ``gauges.py`` and ``display.py`` show how far everything is.
 """
 
@@ -30,11 +30,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ergon_framework.testing.link import Link
+
 from . import sums, troubles
 from .display import display
 from .ending import show_hints, show_way
 from .floor import Floor
-from .link import Link
 from .shipments import FEWEST, MOST
 from .site import Site
 from .story import Missing, Story

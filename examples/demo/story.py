@@ -8,11 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from ergon_framework.testing.link import Link
+
 from .books import Books
 from .display import Display
 from .floor import Floor
 from .gauges import Gauges
-from .link import Link
 from .site import Site
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class Story:
 
     def begin(self) -> None:
         """Start everything, and wait until it is ready."""
-        self.site.start(self.link.url)
+        self.site.start(f"http://127.0.0.1:{self.link.port}")
         for part in ("zones.plant", "zones.enterprise", "worker", "tasks.announce", "tasks.accept"):
             self.until(f"{part} is ready", partial(self.site.pids, part))
         self._gauges = Gauges(self.site)

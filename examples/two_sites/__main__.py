@@ -8,7 +8,7 @@ the ERP dies between its effect and its confirmation, everything is told twice, 
 delivered twice. Then the sums are compared; the exit code is 1 when they do not add up.
 
 Read it from top to bottom, then ``sites.py`` (nodes, certificates, policies), ``mes.py`` (who
-tells), ``erp.py`` (who books) and ``line.py`` (what breaks).
+tells) and ``erp.py`` (who books).
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from erp import Erp
-from line import Line
 from mes import Mes, orders
 from rich.console import Console
 from sites import Site, certificates, free_port, until
 from sums import Sum, problems, table
+
+from ergon_framework.testing.link import Link
 
 ORDERS = 60
 console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -54,8 +55,10 @@ def play(folder: Path, stack: ExitStack) -> list[Sum]:
     plant = Site("plant", folder, free_port())
     stack.callback(plant.stop)
     plant.start()
-    line = stack.enter_context(Line(plant.port))
-    enterprise = Site("enterprise", folder, free_port(), peers={"plant": line.url})
+    line = stack.enter_context(Link(plant.port))
+    enterprise = Site(
+        "enterprise", folder, free_port(), peers={"plant": f"https://127.0.0.1:{line.port}"}
+    )
     stack.callback(enterprise.stop)
     enterprise.start()
     mes = stack.enter_context(Mes(plant, folder))

@@ -1,4 +1,4 @@
-"""A line between two sites that can be cut: it passes bytes on and understands none of them."""
+"""A link that can be cut: it passes bytes on and understands none of them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,38 @@ from contextlib import suppress
 from typing import Self
 
 
-class Line:
-    """Listens on a port of its own and passes everything on to another one."""
+class Link:
+    """Listens on a loopback port of its own, and passes everything on to another one.
+
+    Put it between two processes, and :meth:`cut` it while they talk.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
-        self._open: set[socket.socket] = set()
+        self._ends: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._is_cut = False
+        self.is_cut = False
         self._door = socket.create_server(("127.0.0.1", 0))
-        self.url = f"https://127.0.0.1:{self._door.getsockname()[1]}"
+        self.port: int = self._door.getsockname()[1]
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
     def cut(self) -> None:
         """Break every connection, and let none come about."""
-        self._is_cut = True
+        self.is_cut = True
         self._break_all()
 
     def heal(self) -> None:
         """Let connections come about again."""
-        self._is_cut = False
+        self.is_cut = False
 
     def close(self) -> None:
-        """Take the line down."""
+        """Take the link down."""
         self.cut()
         with suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
         self._door.close()
+        self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -53,27 +56,27 @@ class Line:
             threading.Thread(target=self._connect, args=(near,), daemon=True).start()
 
     def _connect(self, near: socket.socket) -> None:
-        try:
-            far = socket.create_connection(self._target, timeout=5)
-        except OSError:
-            near.close()
-            return
-        far.settimeout(None)
-        with near, far:
-            with self._lock:
-                self._open |= {near, far}
-            if self._is_cut:  # looked at last: from now on a cut finds them
-                self._break_all()
-            back = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
-            back.start()
-            _pass_on(near, far)
-            back.join()
-            with self._lock:
-                self._open -= {near, far}
+        with near:
+            try:
+                far = socket.create_connection(self._target, timeout=5)
+            except OSError:
+                return
+            far.settimeout(None)
+            with far:
+                with self._lock:
+                    self._ends |= {near, far}
+                if self.is_cut:  # looked at last: from now on a cut finds them
+                    self._break_all()
+                back = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
+                back.start()
+                _pass_on(near, far)
+                back.join()
+                with self._lock:
+                    self._ends -= {near, far}
 
     def _break_all(self) -> None:
         with self._lock:
-            for end in self._open:
+            for end in self._ends:
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
@@ -82,6 +85,6 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while data := source.recv(1 << 16):
             target.sendall(data)
-    for end in (source, target):  # one way broken is a broken line
+    for end in (source, target):  # one way broken is a broken link
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
