@@ -10,9 +10,6 @@ import pytest
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import new_store
-from tests.providers.servers import postgres_server, postgres_url
-
-__all__ = ["postgres_server", "postgres_url"]
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.late import Late
 from tests.providers.scripted import PATIENCE, Scripted, call, rows, used
-from tests.providers.servers import MissingServerError, PostgresServer, missing
+from tests.servers.missing import MissingServerError, missing
+from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.req("PEF:trap-store-down", "PROVIDERS:storage")
 

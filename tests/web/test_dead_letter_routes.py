@@ -8,12 +8,9 @@ import pytest
 from fastapi import FastAPI
 
 from ergon_framework.web.application import create_app
-from tests.providers.servers import postgres_server, postgres_url
 from tests.web.content import TENANT, fill_calls, fill_jobs, settings_in
 from tests.web.test_job_routes import get, ids
 from tests.web.test_metric_routes import scraped
-
-__all__ = ["postgres_server", "postgres_url"]
 
 pytestmark = pytest.mark.req("ONE:serve")
 

@@ -22,10 +22,7 @@ from ergon_framework.web.application import create_app
 from ergon_framework.web.exposition import LONGEST, MOST, Family, exposed
 from ergon_framework.web.provider_metrics import _calls, _reasons
 from tests.providers.asking import ask
-from tests.providers.servers import postgres_server, postgres_url
 from tests.web.content import TENANT, fill_calls, fill_jobs, fill_zone, settings_in
-
-__all__ = ["postgres_server", "postgres_url"]
 
 pytestmark = pytest.mark.req("ONE:serve")
 

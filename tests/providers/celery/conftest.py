@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from tests.providers.celery.programs.worker import make_app
-from tests.providers.redis_servers import RedisServer, redis_server
-
-__all__ = ["redis_server"]
+from tests.servers.redis import RedisServer
 
 PROGRAM = Path(__file__).parent / "programs" / "worker.py"
 PATIENCE = 50

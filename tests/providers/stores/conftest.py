@@ -11,8 +11,8 @@ import pytest
 
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.stores import open_store
-from tests.providers.servers import PostgresServer, name_of
 from tests.providers.stores.workshop import HandClock
+from tests.servers.postgres import PostgresServer, name_of
 
 POSTGRES = pytest.param("postgresql", marks=pytest.mark.slow)
 Opener = Callable[[], ProviderStore]

@@ -24,9 +24,9 @@ from ergon_framework.providers.stores.server_clock import ServerClock
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteGround
 from ergon_framework.storage.failpoints import armed
-from tests.providers.servers import PostgresServer, name_of
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt
+from tests.servers.postgres import PostgresServer, name_of
 
 pytestmark = pytest.mark.req("PROVIDERS:storage", "PROVIDERS:badinput")
 

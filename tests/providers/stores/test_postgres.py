@@ -15,8 +15,8 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, ClaimState
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
-from tests.providers.servers import PostgresServer
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt
+from tests.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("PROVIDERS:storage")]
 

@@ -26,7 +26,7 @@ from ergon_framework.testing import (
     exercise_provider_store,
 )
 from ergon_framework.testing.suites.providerstore.subject import BESIDE, CLOCK, Clock
-from tests.providers.servers import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 NAMES = [check.name for check in PROVIDER_STORE_CHECKS]
 

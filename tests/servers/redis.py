@@ -1,13 +1,14 @@
-"""A real Redis server for tests: private, temporary, reached through a socket in its own folder."""
+"""A real Redis server for tests: private, temporary, on loopback and on a socket in its folder."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import util
 from pathlib import Path
@@ -15,7 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.providers.servers import STARTUP, MissingServerError, missing
+from tests.servers.missing import STARTUP, MissingServerError, missing
+
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+FORGETFUL = ("--appendonly", "no")
 
 
 def redis_program() -> Path:
@@ -34,14 +38,29 @@ def redis_program() -> Path:
     return Path(on_path)
 
 
-class RedisServer:
-    """One Redis server; it keeps nothing on disk."""
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
-    def __init__(self) -> None:
+
+class RedisServer:
+    """One server; it can be stopped, killed and started again, with what its options keep."""
+
+    def __init__(self, options: Sequence[str] = FORGETFUL) -> None:
         self._program = redis_program()
+        self._options = tuple(options)
         self.folder = Path(tempfile.mkdtemp(prefix="ergon-redis-"))
         self.socket = self.folder / "redis.sock"
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """How to reach it."""
+        return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def broker_url(self) -> str:
@@ -58,8 +77,9 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        words = [str(self._program), "--port", "0", "--unixsocket", str(self.socket)]
-        words += ["--save", "", "--appendonly", "no", "--dir", str(self.folder)]
+        words = [str(self._program), "--port", str(self.port), "--bind", "127.0.0.1"]
+        words += ["--unixsocket", str(self.socket), "--save", "", "--dir", str(self.folder)]
+        words += self._options
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log)  # noqa: S603
         deadline = time.monotonic() + STARTUP
@@ -79,20 +99,29 @@ class RedisServer:
         except redis.RedisError:
             return False
 
-    def remove(self) -> None:
-        """End it and delete what it held."""
+    def stop(self) -> None:
+        """End it as an operator would."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait(STARTUP)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
+
+    def remove(self) -> None:
+        """End it and delete what it held."""
+        self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    """A Redis server for all tests of a run."""
+def _serving(options: Sequence[str]) -> Iterator[RedisServer]:
     try:
-        server = RedisServer()
+        server = RedisServer(options)
     except MissingServerError as error:
         missing(error)
     try:
@@ -102,3 +131,23 @@ def redis_server() -> Iterator[RedisServer]:
         missing(error)
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis server for all tests of a run; it keeps nothing on disk."""
+    yield from _serving(FORGETFUL)
+
+
+@pytest.fixture(scope="session")
+def durable_redis() -> Iterator[RedisServer]:
+    """A Redis server for all tests of a run, which syncs every write to disk."""
+    yield from _serving(DURABLE)
+
+
+@pytest.fixture
+def redis_url(durable_redis: RedisServer) -> Iterator[str]:
+    """An empty Redis database of the test's own, on disk before it answers."""
+    yield durable_redis.url
+    with durable_redis.connect() as client:
+        client.flushdb()

@@ -1,4 +1,4 @@
-"""Real servers for tests: private, temporary, reached through a socket in their own folder."""
+"""A real PostgreSQL server for tests: private, temporary, reached by a socket in its own folder."""
 
 from __future__ import annotations
 
@@ -13,24 +13,14 @@ from contextlib import suppress
 from importlib import util
 from itertools import count
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-STARTUP = 50.0
+from tests.servers.missing import STARTUP, MissingServerError, missing
+
 NOBODY = 65534
 """Who runs PostgreSQL when we are root, as which it refuses to run."""
-
-
-class MissingServerError(Exception):
-    """There is no such server here."""
-
-
-def missing(what: object) -> NoReturn:
-    """Skip a test for want of a server; where everything must be there, fail."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{what}")
-    pytest.skip(f"{what}")
 
 
 def postgres_programs() -> Path:
@@ -51,9 +41,13 @@ def name_of(url: str) -> str:
 
 
 class PostgresServer:
-    """One server; it can be stopped and started again, with all it holds."""
+    """One server; it can be stopped, killed and started again, with all it holds.
 
-    def __init__(self) -> None:
+    What it acknowledged survives a kill either way; ``is_durable`` also syncs it to the disk.
+    """
+
+    def __init__(self, *, is_durable: bool = False) -> None:
+        self._is_durable = is_durable
         self._programs = postgres_programs()
         self.folder = Path(tempfile.mkdtemp(prefix="ergon-pg-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,7 +74,9 @@ class PostgresServer:
     def start(self) -> None:
         """Start it and wait until it answers."""
         words = [str(self._programs / "postgres"), "-D", str(self.folder / "data"), "-h", ""]
-        words += ["-k", str(self.folder), "-c", "fsync=off", "-c", "max_connections=200"]
+        words += ["-k", str(self.folder), "-c", "max_connections=200"]
+        if not self._is_durable:
+            words += ["-c", "fsync=off"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log, **self._options)  # noqa: S603
         ready = [str(self._programs / "pg_isready"), "-q", "-h", str(self.folder)]
@@ -103,6 +99,13 @@ class PostgresServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    def kill(self) -> None:
+        """End it as a crash would, without a word to anybody; wait until all of it is gone."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGQUIT)
+            process.wait(STARTUP)
 
     def remove(self) -> None:
         """End it as it stands and delete what it held."""

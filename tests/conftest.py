@@ -1,0 +1,5 @@
+"""The servers that tests may ask for."""
+
+from __future__ import annotations
+
+pytest_plugins = ["tests.servers.postgres", "tests.servers.redis"]

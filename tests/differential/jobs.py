@@ -1,0 +1,300 @@
+"""A random life of two job stores: clients, workers, rescuers, operators and cron."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.job import (
+    CancelAsked,
+    Died,
+    Held,
+    JobStatus,
+    LeaseExpired,
+    Refused,
+    RequeueAsked,
+    RunAsked,
+    Seen,
+)
+from ergon_framework.errors import DuplicateJobError
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.jobstore import (
+    Claimed,
+    Job,
+    Leased,
+    NewJob,
+    OnDuplicate,
+    Schedule,
+    Search,
+    WorkerRecord,
+)
+from ergon_framework.testing.suites.jobstore.subject import (
+    FAILS_FOR_GOOD,
+    FAILS_ONCE,
+    FLAKY,
+    LEASE,
+    RELEASED,
+    SUCCEEDED,
+    Clock,
+    Store,
+    Subject,
+    ask,
+    hold,
+    new,
+)
+from tests.differential.twins import Twins, same
+
+OUTCOMES: tuple[Seen, ...] = (
+    SUCCEEDED,
+    SUCCEEDED,
+    FAILS_ONCE,
+    FAILS_FOR_GOOD,
+    RELEASED,
+    Held(FLAKY),
+    Died(is_alone=False),
+)
+QUEUES = ("default", "default", "default", "mail")
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"is_paused": True},
+    {"is_paused": False},
+    {"is_paused": False},
+    {"max_active": 2},
+    {"max_active": None},
+    {"rate": 1.0, "burst": 2},
+    {"rate": None, "burst": 1},
+)
+SEARCHES = (
+    Search(statuses=(JobStatus.FAILED,)),
+    Search(queue="mail"),
+    Search(handler="work", statuses=(JobStatus.QUEUED, JobStatus.ACTIVE)),
+    Search(code="flaky"),
+)
+PATIENCE = 15.0
+MOST_HELD = 40
+"""Claims that may be told of later; the oldest are forgotten, as by workers that died."""
+
+Open = Callable[[Clock], Store]
+
+
+class JobTwins(Twins):
+    """The memory store and another one."""
+
+    def __init__(self, command: str, seed: int, store: Open) -> None:
+        super().__init__(seed)
+        self.command = command
+        self._open = store
+        stores = (MemoryJobStore(self.clock), store(self.clock))
+        self.subjects = [Subject(each, self.clock, None, PATIENCE) for each in stores]
+        self.held: list[tuple[Leased, ...]] = []
+        self.made = 0
+
+    def acts(self) -> Sequence[Callable[[], None]]:
+        """Mostly what clients and workers do."""
+        usual = (self.add, self.claim, self.settle, self.exchange, self.wait)
+        often = (self.settle, self.rescue, self.renew)
+        rare = (self.operate, self.change, self.sweep, self.purge, self.find, self.cron, self.tell)
+        return usual * 6 + often * 3 + rare + (self.reopen,) * (self.seed % 2)
+
+    def look(self) -> None:
+        """Every job, queue, schedule and worker."""
+        self.both(lambda s: {job.id: _seen(job) for job in s.store.search(Search())})
+        self.both(lambda s: s.store.queues())
+        self.both(lambda s: s.store.schedules())
+        self.both(lambda s: s.store.workers())
+
+    def close(self) -> None:
+        """Close both."""
+        for subject in self.subjects:
+            subject.store.close()
+
+    def both(self, call: Callable[[Subject], Any]) -> Any:
+        """What both answered, which must be the same."""
+        return same(*(_answer(call, subject) for subject in self.subjects))
+
+    # ---- clients --------------------------------------------------------------------------------
+
+    def add(self) -> None:
+        """Some new jobs, now and then one that cannot be taken."""
+        jobs = [self._new() for _ in range(self.dice.randint(1, 4))]
+        self.both(lambda s: s.store.add(jobs))
+
+    def _new(self) -> NewJob:
+        dice = self.dice
+        fields: dict[str, Any] = {"queue": dice.choice(QUEUES)}
+        self.made += 1
+        if dice.random() < 0.3:
+            fields["delay"] = float(dice.randint(1, 20))
+        elif dice.random() < 0.1:
+            fields["run_at"] = self.clock() + dice.randint(-5, 20)
+        if dice.random() < 0.25:
+            fields["unique_key"] = f"u{dice.randint(0, 4)}"
+            fields["on_duplicate"] = dice.choice(list(OnDuplicate))
+        # The stores notice at different times that a job expired while it waited for its key.
+        if dice.random() < 0.3:
+            fields |= {"limit_key": f"l{dice.randint(0, 1)}", "limit": 2}
+        elif dice.random() < 0.2:
+            fields["expires_at"] = self.clock() + dice.randint(1, 30)
+        if dice.random() < 0.2:
+            fields |= {"trace_context": {"a": "b"}, "timeout": 2.5, "retry": b'{"x": 1}'}
+        if dice.random() < 0.05:
+            fields["args"] = b'"%s"' % (b"x" * 3000)
+        number = self.made if dice.random() < 0.95 else dice.randint(1, self.made)
+        return new(f"j{number}", priority=dice.randint(0, 2), **fields)
+
+    def find(self) -> None:
+        """Look at one job, and count some."""
+        job_id, search = self._some_id(), self.dice.choice(SEARCHES)
+        self.both(lambda s: (job := s.store.find(job_id)) and _seen(job))
+        self.both(lambda s: s.store.count(search))
+        self.both(lambda s: [job.id for job in s.store.search(search, 5)])
+
+    # ---- workers --------------------------------------------------------------------------------
+
+    def claim(self) -> None:
+        """A worker asks, mostly for any queue."""
+        self._exchange(())
+
+    def exchange(self) -> None:
+        """A worker tells and asks in one call."""
+        told = [self._told() for _ in range(min(len(self.held), self.dice.randint(1, 4)))]
+        self._exchange(told)
+
+    def settle(self) -> None:
+        """A worker, or one that came too late, tells what became of a job."""
+        if self.held:
+            pair, seen, fields = self._told()
+            jobs = iter(pair)
+            self.both(lambda s: s.settle(next(jobs), seen, **fields))
+
+    def _told(self) -> tuple[tuple[Leased, ...], Seen, dict[str, Any]]:
+        seen = self.dice.choice(OUTCOMES)
+        result = b"1" if seen is SUCCEEDED else None
+        keep = self.dice.choice((None, 0.0, 5.0))
+        return self.dice.choice(self.held), seen, {"keep": keep, "result": result}
+
+    def _exchange(self, told: Sequence[tuple[tuple[Leased, ...], Seen, dict[str, Any]]]) -> None:
+        slots = self.dice.randint(1, 5)
+        options: dict[str, Any] = {"worker": self.dice.choice(("w1", "w2"))}
+        if self.dice.random() < 0.2:
+            options["queues"] = self.dice.choice((("mail",), ("default", "mail")))
+        claims: list[Claimed] = []
+        answers: list[list[bool]] = []
+        for which, subject in enumerate(self.subjects):
+            settlements = [subject.told(pair[which], seen, **more) for pair, seen, more in told]
+            applied, claimed = subject.store.exchange(settlements, ask(slots, **options))
+            answers.append(applied)
+            claims.append(claimed)
+        same(*answers)
+        same(*([_seen(job) for job in claimed.jobs] for claimed in claims))
+        same(*((claimed.more, claimed.outdated) for claimed in claims))
+        self.held += zip(*(claimed.jobs for claimed in claims), strict=True)
+        del self.held[:-MOST_HELD]
+
+    def renew(self) -> None:
+        """A worker still needs some jobs."""
+        if self.held:
+            pairs = self.dice.sample(self.held, min(len(self.held), 2))
+            is_charged = self.dice.random() < 0.5
+
+            def call(s: Subject) -> list[bool]:
+                which = self.subjects.index(s)
+                holds = [hold(pair[which], is_charged=is_charged) for pair in pairs]
+                return s.store.renew(holds, LEASE)
+
+            self.both(call)
+
+    def rescue(self) -> None:
+        """Somebody looks for workers that died."""
+
+        def call(s: Subject) -> list[tuple[str, bool]]:
+            jobs = s.store.overdue(10)
+            told = [s.told(job, LeaseExpired(), if_expired=True, keep=5.0) for job in jobs]
+            return list(zip((job.id for job in jobs), s.store.exchange(told, None)[0], strict=True))
+
+        self.both(call)
+
+    def tell(self) -> None:
+        """A worker tells that it lives, or leaves."""
+        state = self.dice.choice(("running", "running", "gone"))
+        record = WorkerRecord(
+            id=self.dice.choice(("w1", "w2")),
+            host="here",
+            pid=1,
+            version="1",
+            started_at=1.0,
+            state=state,
+            executors={"python": {"idle": 1}},
+            counters={"done": self.made},
+        )
+        self.both(lambda s: s.store.tell(record))
+
+    # ---- operators, cron and time ---------------------------------------------------------------
+
+    def operate(self) -> None:
+        """Cancel, run or requeue a job."""
+        seen = self.dice.choice((CancelAsked(), RunAsked(), RequeueAsked()))
+        job_id = self._some_id()
+        self.both(lambda s: (job := s.store.find(job_id)) and s.settle(job, seen, keep=7.0))
+
+    def change(self) -> None:
+        """Pause a queue, limit it, or let it go."""
+        changes, name = self.dice.choice(CHANGES), self.dice.choice(QUEUES)
+        self.both(lambda s: s.store.set_queue(name, **changes).name)
+
+    def sweep(self) -> None:
+        """What a worker does now and then."""
+        self.both(lambda s: s.store.sweep(1000))
+
+    def purge(self) -> None:
+        """Delete a job, if it has ended."""
+        job_id = self._some_id()
+        self.both(lambda s: (job := s.store.find(job_id)) and s.store.purge([job]))
+
+    def cron(self) -> None:
+        """Define, drop or fire a schedule."""
+        name, what = self.dice.choice("ab"), self.dice.random()
+        at = self.clock() + self.dice.randint(0, 2)
+        if what < 0.4:
+            schedule = Schedule(
+                name=name, cron="* * * * *", zone="UTC", misfire="skip", job=b"{}", next_at=at
+            )
+            self.both(lambda s: s.store.put_schedule(schedule))
+        elif what < 0.5:
+            self.both(lambda s: s.store.drop_schedule(name))
+        else:
+            job = self._new()
+            is_late = self.dice.random() < 0.2
+            kept = {each.name: each.next_at for each in self.subjects[0].store.schedules()}
+            expected = (kept.get(name) or at) + is_late
+            self.both(lambda s: s.store.fire(name, expected, at + 1, [job]))
+
+    def wait(self) -> None:
+        """Time passes."""
+        self.clock.forward(self.dice.choice((0.0, 1.0, 3.0, 10.0, 20.0)))
+
+    def reopen(self) -> None:
+        """The other store goes on with what a new process would find."""
+        self.subjects[1].store.close()
+        self.subjects[1].store = self._open(self.clock)
+
+    def _some_id(self) -> str:
+        return f"j{self.dice.randint(0, self.made)}"
+
+
+def _answer(call: Callable[[Subject], Any], subject: Subject) -> Any:
+    try:
+        return call(subject)
+    except (DuplicateJobError, Refused) as error:
+        return type(error)
+
+
+def _seen(job: Job | Leased) -> Mapping[str, Any]:
+    """Everything but the handles, which belong to each store, and how it words its history."""
+    fields = msgspec.structs.asdict(job)
+    for handle in ("key", "fence", "is_limited"):
+        fields.pop(handle, None)
+    history = [json.loads(entry) for entry in fields.pop("history", ())]
+    return fields | {"history": history}
