@@ -30,7 +30,7 @@ ON CONFLICT (part) DO UPDATE SET version = excluded.version, applied_at = exclud
 
 
 @dataclass(frozen=True)
-class Schema:
+class SchemaFiles:
     """The tables of one part: files ``0001_name.sql``, ``0002_name.sql``, … of a package."""
 
     part: str
@@ -56,6 +56,10 @@ class Schema:
     def version(self) -> int:
         """The version this code works with."""
         return len(self.files)
+
+
+class Schema(SchemaFiles):
+    """The same in an SQLite file."""
 
     def apply(self, connection: sqlite3.Connection, path: Path) -> None:
         """Bring the part's tables up to date, in a transaction that the caller began."""

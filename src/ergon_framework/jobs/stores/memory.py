@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.jobs.stores.memory_bell import Belfry
+from ergon_framework.storage.memory_bells import Belfry
 from ergon_framework.jobs.stores.memory_desk import MemoryDesk
 from ergon_framework.jobs.stores.memory_ledger import Ledger
 from ergon_framework.ports.jobstore import (

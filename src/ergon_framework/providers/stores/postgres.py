@@ -28,10 +28,10 @@ from ergon_framework.providers.stores.ground import (
     moment,
 )
 from ergon_framework.providers.stores.late import Late
-from ergon_framework.providers.stores.patience import Line, Patience
 from ergon_framework.providers.stores.postgres_faults import translate, turns_for
-from ergon_framework.providers.stores.server_clock import ServerClock
 from ergon_framework.storage.failpoints import failpoint
+from ergon_framework.storage.patience import Line, Patience
+from ergon_framework.storage.server_clock import ServerClock
 
 T = TypeVar("T")
 

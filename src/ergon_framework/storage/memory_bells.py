@@ -1,11 +1,9 @@
-"""Bells inside one process."""
+"""Bells inside one process: of a store in memory, and behind whatever hears a server ring."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-
-from ergon_framework.ports.jobstore import Topic
 
 
 class MemoryBell:
@@ -43,19 +41,26 @@ class Belfry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bells: dict[Topic, set[MemoryBell]] = {topic: set() for topic in Topic}
+        self._bells: dict[str, set[MemoryBell]] = {}
 
-    def listen(self, topic: Topic) -> MemoryBell:
+    def listen(self, topic: str) -> MemoryBell:
         """Hang up a bell."""
         bell = MemoryBell(self._forget)
         with self._lock:
-            self._bells[topic].add(bell)
+            self._bells.setdefault(topic, set()).add(bell)
         return bell
 
-    def ring(self, topic: Topic) -> None:
+    def ring(self, topic: str) -> None:
         """Ring every bell of a topic."""
         with self._lock:
-            bells = list(self._bells[topic])
+            bells = list(self._bells.get(topic, ()))
+        for bell in bells:
+            bell.ring()
+
+    def ring_all(self) -> None:
+        """Ring every bell: nobody knows what was missed."""
+        with self._lock:
+            bells = [bell for each in self._bells.values() for bell in each]
         for bell in bells:
             bell.ring()
 

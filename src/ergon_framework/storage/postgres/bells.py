@@ -1,0 +1,133 @@
+"""Hearing what other processes announce: one connection that listens, and one thread.
+
+A bell is a hint and not a message. While the server is away, or behind a pooler that takes LISTEN
+for itself, nothing is heard: whoever waits for a bell also looks for itself now and then. After
+every new connection all bells ring, for nobody knows what was missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+
+import psycopg
+from psycopg import sql
+
+from ergon_framework.core.retry import Backoff
+from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.errors import ErgonError
+from ergon_framework.storage.memory_bells import Belfry as Bells
+from ergon_framework.storage.memory_bells import MemoryBell
+from ergon_framework.storage.postgres.connections import Connection, Connections
+
+logger = logging.getLogger("ergon.storage")
+
+AGAIN = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+_ALIVE = 15.0  # seconds without a word after which the server is asked whether it still is there
+
+
+class Belfry:
+    """The bells of one database, by channel."""
+
+    def __init__(self, connections: Connections, name: str) -> None:
+        self._connections = connections
+        self._name = name
+        self._begin()
+        renew_after_fork(self)
+
+    def _begin(self) -> None:
+        self._bells = Bells()
+        self._lock = threading.Lock()
+        self._channels: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._wake: tuple[int, int] | None = None
+
+    def renew(self) -> None:
+        """In a process that was just forked: its threads and waiters stayed behind."""
+        self._begin()
+
+    def listen(self, channel: str) -> MemoryBell:
+        """A bell for a channel; the thread comes with the first one."""
+        bell = self._bells.listen(channel)
+        with self._lock:
+            is_new = channel not in self._channels
+            self._channels.add(channel)
+            if self._thread is None and not self._closing.is_set():
+                self._wake = os.pipe()
+                self._thread = threading.Thread(
+                    target=self._serve, name="ergon-listen", daemon=True
+                )
+                self._thread.start()
+            elif is_new:
+                self._rouse()
+        return bell
+
+    def close(self) -> None:
+        """Take all bells down."""
+        with self._lock:
+            self._closing.set()
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._rouse()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._lock:
+            wake, self._wake = self._wake, None
+            for descriptor in wake or ():
+                os.close(descriptor)
+        self._bells.close()
+
+    def _rouse(self) -> None:
+        if self._wake is not None:
+            os.write(self._wake[1], b"!")
+
+    # ---- the thread -----------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            try:
+                connection = self._connections.connect()
+                try:
+                    failures = 0
+                    self._hear(connection)
+                finally:
+                    connection.close()
+            except (psycopg.Error, ErgonError, OSError) as error:
+                if failures == 0 and not self._closing.is_set():
+                    logger.info("%s is not heard for now: %s", self._name, error)
+                failures += 1
+            self._closing.wait(AGAIN.delay(failures, 0.5))
+
+    def _hear(self, connection: Connection) -> None:
+        heard: set[str] = set()
+        assert self._wake is not None  # noqa: S101 - it was made before the thread
+        while not self._closing.is_set():
+            with self._lock:
+                wanted = self._channels - heard
+            for channel in wanted:
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+            heard |= wanted
+            if wanted:
+                self._bells.ring_all()
+            lines = [connection.fileno(), self._wake[0]]
+            ready, _, _ = select.select(lines, [], [], _ALIVE)
+            if not ready:
+                connection.execute("SELECT 1")
+            if self._wake[0] in ready:
+                os.read(self._wake[0], 4096)
+            for channel in _notified(connection):
+                self._bells.ring(channel)
+
+
+def _notified(connection: Connection) -> set[str]:
+    """The channels on which something was announced; raises when the server has hung up."""
+    line = connection.pgconn
+    line.consume_input()
+    found = set()
+    while (notice := line.notifies()) is not None:
+        found.add(notice.relname.decode())
+    return found

@@ -1,0 +1,143 @@
+"""Connections to one server, lent out one caller at a time."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+
+from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.storage.patience import Patience
+from ergon_framework.storage.postgres.address import Address
+from ergon_framework.storage.postgres.faults import refused, translate
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+FREE = 10.0
+"""Seconds that a caller waits for a connection that others use."""
+REST = 0.5
+"""Seconds for which a server that did not answer is not asked again."""
+_GREETED = 5.0  # seconds for an answer that costs the server nothing
+# A server that syncs before it answers is what an acknowledgement stands for, whatever its default.
+_GREETING = (
+    "SET lock_timeout = '10s'; SET statement_timeout = '60s';"
+    " SET idle_in_transaction_session_timeout = '60s';"
+    " SELECT set_config('synchronous_commit', 'on', false)"
+    " WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')"
+)
+
+
+class Connections:
+    """At most so many at once; those that are idle stay open, and the latest is used first."""
+
+    def __init__(self, address: Address, size: int, patience: Patience) -> None:
+        self._address = address
+        self._size = size
+        self._patience = patience
+        self._silent_until = float("-inf")
+        self._inherited: list[Connection] = []
+        self.is_closed = False
+        self._begin()
+        renew_after_fork(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(self._size)
+        self._idle: list[Connection] = []
+
+    def renew(self) -> None:
+        """In a process that was just forked: the connections are the parent's."""
+        self._inherited += self._idle  # closing them here would end them there
+        self._begin()
+
+    @contextmanager
+    def borrow(self) -> Iterator[Connection]:
+        """One connection, with ``autocommit`` on; it is thrown away unless it comes back idle."""
+        free = self._free
+        if not free.acquire(timeout=FREE):
+            raise StoreUnavailableError(
+                f"all {self._size} connections to {self._address.name} are in use",
+                remedy="make fewer calls at once in one process, or look why the server is slow",
+            )
+        try:
+            connection = self._take()
+            try:
+                yield connection
+            finally:
+                self._give_back(connection)
+        finally:
+            free.release()
+
+    def connect(self) -> Connection:
+        """A connection of the caller's own."""
+        self._refuse_when_closed()
+        if time.monotonic() < self._silent_until:
+            raise StoreUnavailableError(
+                f"{self._address.name} did not answer a moment ago",
+                remedy="see that the server runs",
+            )
+        try:
+            connection = psycopg.connect(**self._address.options, autocommit=True)
+        except psycopg.Error as error:
+            self._silent_until = time.monotonic() + REST
+            raise self._told(error) from error
+        try:
+            with self._patience.at_most(_GREETED, connection):
+                connection.execute(_GREETING)
+        except psycopg.Error as error:
+            connection.close()
+            raise self._told(error) from error
+        return connection
+
+    def close(self) -> None:
+        """Close those that are idle, and the others when they come back."""
+        with self._lock:
+            self.is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _told(self, error: psycopg.Error) -> ErgonError:
+        name = self._address.name
+        return refused(error, name) or translate(error, name)
+
+    def _refuse_when_closed(self) -> None:
+        if self.is_closed:
+            raise StoreUnavailableError(f"{self._address.name} is closed", remedy="open it again")
+
+    def _take(self) -> Connection:
+        self._refuse_when_closed()
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return self.connect()
+            if _is_alive(connection):
+                return connection
+            connection.close()
+
+    def _give_back(self, connection: Connection) -> None:
+        with suppress(psycopg.Error):
+            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                connection.close()  # whoever had it failed to say how it stands
+        with self._lock:
+            if not (connection.closed or self.is_closed):
+                self._idle.append(connection)
+                return
+        connection.close()
+
+
+def _is_alive(connection: Connection) -> bool:
+    """Whether the server has not hung up: an idle connection has nothing to read but its end."""
+    try:
+        if select.select([connection.fileno()], [], [], 0)[0]:
+            connection.pgconn.consume_input()
+        return not connection.closed
+    except (psycopg.Error, OSError, ValueError):
+        return False

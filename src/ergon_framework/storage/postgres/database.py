@@ -1,0 +1,168 @@
+"""One database: transactions on it, its clock and its bells."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psycopg
+
+from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError
+from ergon_framework.storage.memory_bells import MemoryBell
+from ergon_framework.storage.patience import Patience
+from ergon_framework.storage.postgres.address import address_of
+from ergon_framework.storage.postgres.bells import Belfry
+from ergon_framework.storage.postgres.connections import Connection, Connections
+from ergon_framework.storage.postgres.faults import translate, turns_for
+from ergon_framework.storage.postgres.schema import PostgresSchema
+from ergon_framework.storage.server_clock import ServerClock
+
+T = TypeVar("T")
+
+PATIENCE = 30.0
+"""Seconds for a transaction; then the connection is shut, whatever the server is doing."""
+_TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"
+
+
+class PostgresDatabase:
+    """A database on a server. Any thread may call any method."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: PostgresSchema,
+        namespace: str | None = None,
+        size: int = 8,
+        clock: Callable[[], float] | None = None,
+        read_only: bool = False,
+        patience: float = PATIENCE,
+    ) -> None:
+        """Connect, and look at the tables; they are made when there are none.
+
+        ``namespace`` is the PostgreSQL schema they live in; by default that is where the search
+        path of the URL points. ``size`` is how many connections may be in use at once.
+        """
+        self._address = address_of(url)
+        self._seconds = patience
+        self._patience = Patience()
+        self._connections = Connections(self._address, size, self._patience)
+        self._belfry = Belfry(self._connections, self._address.name)
+        try:
+            with self._connections.borrow() as connection:
+                if read_only:
+                    schema.check(connection, self.name, namespace)
+                else:
+                    schema.settle(connection, self.name, namespace)
+            self._clock = clock or ServerClock(self._ask_time, time.monotonic)
+        except psycopg.Error as error:
+            self.close()
+            raise translate(error, self.name) from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """What to call it in front of people."""
+        return self._address.name
+
+    def now(self) -> float:
+        """The server's clock, or the one that was given."""
+        return self._clock()
+
+    def transact(self, work: Callable[[Connection], T], *, before: Callable[[], None]) -> T:
+        """Run ``work`` as one transaction in one pipeline, and answer when it is committed.
+
+        An answer that ``work`` reads costs a round trip; what it only executes goes along.
+        ``before`` is called before COMMIT is sent.
+        """
+
+        def whole(connection: Connection) -> T:
+            with connection.pipeline():
+                connection.execute("BEGIN")
+                result = work(connection)
+                before()
+                connection.execute("COMMIT")
+            return result
+
+        return self.run(whole)
+
+    def run(self, work: Callable[[Connection], T], *, seconds: float | None = None) -> T:
+        """Run ``work`` on a connection with ``autocommit`` on, which it leaves outside of any
+        transaction; what it leaves undone is rolled back.
+
+        When the connection is lost, nobody knows whether what was being committed is there: the
+        error has ``is_lost`` in its details.
+        """
+        for turn in itertools.count(1):
+            with self._connections.borrow() as connection:
+                try:
+                    return self._attempt(connection, work, seconds or self._seconds)
+                except psycopg.Error as error:
+                    if turn >= turns_for(error):
+                        raise translate(error, self.name) from error
+                except (OverflowError, UnicodeError) as error:
+                    raise StoreError(f"{self.name} cannot keep a value: {error}") from error
+        raise AssertionError  # one turn or another ends it
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work``, which changes nothing, a second time if the connection was lost."""
+        try:
+            return self.run(work)
+        except StoreUnavailableError as error:
+            if not error.details.get("is_lost"):
+                raise
+            return self.run(work)
+
+    def listen(self, channel: str) -> MemoryBell:
+        """A bell that rings with every NOTIFY on a channel, and when some may have been missed."""
+        return self._belfry.listen(channel)
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+        self._belfry.close()
+        self._connections.close()
+
+    def _attempt(
+        self, connection: Connection, work: Callable[[Connection], T], seconds: float
+    ) -> T:
+        wait = self._patience.at_most(seconds, connection)
+        try:
+            with wait:
+                return work(connection)
+        except psycopg.Error as error:
+            _undo(connection)
+            if wait.is_over:
+                raise StoreUnavailableError(
+                    f"{self.name} did not answer within {seconds:g} seconds",
+                    remedy="see that the server runs and can be reached, and why it is slow",
+                    details={"is_lost": True},
+                ) from error
+            raise
+        except ErgonError:
+            _undo(connection)
+            raise
+        except BaseException:
+            connection.close()  # it may be in the middle of anything
+            raise
+        finally:
+            if wait.is_over:
+                connection.close()
+
+    def _ask_time(self) -> float:
+        def ask(connection: Connection) -> float:
+            [found] = connection.execute(_TIME).fetchall()
+            return float(found[0])
+
+        return self.read(ask)
+
+
+def _undo(connection: Connection) -> None:
+    try:
+        if not connection.closed:
+            connection.rollback()
+    except psycopg.Error:
+        connection.close()

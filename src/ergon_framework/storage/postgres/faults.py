@@ -1,0 +1,90 @@
+"""What PostgreSQL says went wrong, told as errors of our own."""
+
+from __future__ import annotations
+
+import psycopg
+
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreSchemaError,
+    StoreUnavailableError,
+)
+
+_TURNS = {"40001": 5, "40P01": 5, "55P03": 2}
+"""How often to begin a transaction that the server undid because of others: a conflict or a
+deadlock passes at once, a lock that was waited for in vain hardly ever."""
+_FULL = "53100"
+_FORBIDDEN = frozenset({"25006", "42501"})
+_MISSING = frozenset({"42P01", "42703", "3F000"})  # a table, a column, a schema
+_DAMAGED = frozenset({"58030", "XX001", "XX002"})
+_AWAY = ("08", "53", "55", "57", "40", "28", "3D", "58")
+"""Classes of trouble that somebody can end without changing the program or its data."""
+_STRANGER = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
+_NO_ROLE = ("role ", "does not exist")
+_NO_DATABASE = ("database ", "does not exist")
+
+
+def turns_for(error: BaseException) -> int:
+    """How often a transaction that ended like this is begun in all; nothing of it was done."""
+    return _TURNS.get(getattr(error, "sqlstate", None) or "", 1)
+
+
+def refused(error: BaseException, name: str) -> ErgonError | None:
+    """The error of a server that lets nobody in like this, however often it is asked.
+
+    Errors while connecting carry no code: the text is all there is. It comes from the server, and
+    in another language it is not known, which :func:`translate` then calls unavailable.
+    """
+    text = str(error)
+    if any(each in text for each in _STRANGER) or all(each in text for each in _NO_ROLE):
+        return ConfigurationError(
+            f"{name} does not let this user in",
+            remedy="correct the user and the password in the URL, or in PGPASSWORD or ~/.pgpass",
+        )
+    if all(each in text for each in _NO_DATABASE):
+        return ConfigurationError(
+            f"the server has no database of that name: {name}",
+            remedy="create it (createdb NAME), or correct the URL",
+        )
+    return None
+
+
+def translate(error: BaseException, name: str) -> StoreError:
+    """The store's error for it. A message's first line alone: what follows may show values."""
+    state: str = getattr(error, "sqlstate", None) or ""
+    text = first_line(error)
+    if state == _FULL:
+        return StoreFullError(
+            f"there is no room left on the disk of {name}", remedy="free some disk space there"
+        )
+    if state in _FORBIDDEN:
+        return StoreReadOnlyError(
+            f"{name} may not be written: {text}",
+            remedy="connect to a server that is no standby, as a user who may write these tables",
+        )
+    if state in _MISSING:
+        return StoreSchemaError(f"{name} lacks a table: {text}", remedy="run `ergon db upgrade`")
+    if state in _DAMAGED:
+        return StoreBrokenError(
+            f"{name} cannot read or write its own files: {text}",
+            remedy="check the server's disk, and restore a backup if it is damaged",
+        )
+    if state.startswith(_AWAY) or (not state and not isinstance(error, psycopg.DataError)):
+        return StoreUnavailableError(
+            f"{name} cannot be used for now: {text}",
+            remedy="see that the server runs, can be reached and lets this user in",
+            details={"is_lost": not state or state.startswith(("08", "57P"))},
+        )
+    return StoreError(f"{name} refused a statement: {text}", remedy="nothing of it was written")
+
+
+def first_line(error: BaseException) -> str:
+    """What the server says, without the values that it may show further down."""
+    primary = getattr(getattr(error, "diag", None), "message_primary", None)
+    text = primary or str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,121 @@
+"""Numbered schema files on PostgreSQL, and which programs may work with which version.
+
+An upgrade comes in two steps, so that programs of two versions run side by side: first the tables
+(``ergon db upgrade``), then the programs, one after the other. So a later version only adds; the
+first line of its file says with ``-- compatible: N`` which is the oldest version of the program
+that can go on working with it. A file without that line shuts out every older program.
+"""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+from psycopg import sql
+
+from ergon_framework.errors import StoreSchemaError
+from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.faults import first_line
+from ergon_framework.storage.schema import SchemaFiles
+
+_COMPATIBLE = re.compile(r"--\s*compatible:\s*(\d+)")
+_LOCK = 0x6572676F6E  # "ergon": who makes tables waits for whoever else does
+_TABLE = """
+CREATE TABLE IF NOT EXISTS ergon_schema (
+    part text PRIMARY KEY,
+    version integer NOT NULL,
+    compatible integer NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+)
+"""
+_THERE = "SELECT to_regclass('ergon_schema')::text"
+_READ = "SELECT version, compatible FROM ergon_schema WHERE part = %s"
+_WRITE = """
+INSERT INTO ergon_schema (part, version, compatible) VALUES (%s, %s, %s)
+ON CONFLICT (part) DO UPDATE SET version = excluded.version,
+    compatible = excluded.compatible, applied_at = now()
+"""
+
+
+class PostgresSchema(SchemaFiles):
+    """The tables of one part: files ``0001_name.sql``, ``0002_name.sql``, … of a package."""
+
+    def settle(self, connection: Connection, name: str, namespace: str | None) -> None:
+        """Make the tables when there are none; those of another version are only checked."""
+        if self.found(connection, namespace) is None:
+            self.upgrade(connection, name, namespace)
+        else:
+            self.check(connection, name, namespace)
+
+    def upgrade(self, connection: Connection, name: str, namespace: str | None) -> int:
+        """Bring the tables up to date, once, whoever comes first; the version they had."""
+        with connection.transaction():
+            connection.execute("SET LOCAL lock_timeout = '60s'; SET LOCAL statement_timeout = 0")
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+            if namespace is not None:
+                quoted = sql.Identifier(namespace)
+                connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(quoted))
+            self._look_in(connection, namespace)
+            connection.execute(_TABLE)
+            before = self._read(connection)
+            version = 0 if before is None else before[0]
+            if before is not None:
+                self._refuse_newer_than(before, name)
+            if version < self.version:
+                self._apply(connection, name, version)
+        return version
+
+    def check(self, connection: Connection, name: str, namespace: str | None) -> None:
+        """Refuse tables that this program cannot work with."""
+        found = self.found(connection, namespace)
+        if found is None or found[0] < self.version:
+            raise StoreSchemaError(
+                f"{name} has {self.part} tables of version {found[0] if found else 0}; this program"
+                f" works with version {self.version}",
+                remedy="run `ergon db upgrade`; programs that are running may go on meanwhile",
+            )
+        self._refuse_newer_than(found, name)
+
+    def found(self, connection: Connection, namespace: str | None) -> tuple[int, int] | None:
+        """The version of the tables, and of the oldest program that may use them."""
+        with connection.transaction():
+            self._look_in(connection, namespace)
+            [[is_there]] = connection.execute(_THERE).fetchall()
+            return None if is_there is None else self._read(connection)
+
+    def _look_in(self, connection: Connection, namespace: str | None) -> None:
+        if namespace is not None:
+            connection.execute("SELECT set_config('search_path', %s, true)", (f'"{namespace}"',))
+
+    def _read(self, connection: Connection) -> tuple[int, int] | None:
+        rows = connection.execute(_READ, (self.part,)).fetchall()
+        return (int(rows[0][0]), int(rows[0][1])) if rows else None
+
+    def _refuse_newer_than(self, found: tuple[int, int], name: str) -> None:
+        version, compatible = found
+        if version > self.version and compatible > self.version:
+            raise StoreSchemaError(
+                f"{name} has {self.part} tables of version {version}, for programs that work with"
+                f" version {compatible} or later; this one works with {self.version}",
+                remedy="upgrade ergon-framework here, or name another database",
+            )
+
+    def _apply(self, connection: Connection, name: str, version: int) -> None:
+        compatible = version + 1
+        source = ""
+        try:
+            for source, text in self.files[version:]:
+                connection.execute(text.encode())
+                compatible = _compatible_with(text, int(source[:4]))
+            connection.execute(_WRITE, (self.part, self.version, compatible))
+        except psycopg.errors.DuplicateTable as error:
+            raise StoreSchemaError(
+                f"{name} has tables that are not of this {self.part} store: {source} says"
+                f" {first_line(error)}",
+                remedy="name another database; tables that begin with ergon_ are ours alone",
+            ) from error
+
+
+def _compatible_with(text: str, number: int) -> int:
+    found = _COMPATIBLE.match(text)
+    return int(found[1]) if found else number

@@ -1,0 +1,2 @@
+-- compatible: 1
+ALTER TABLE ergon_tries ADD COLUMN note text;
