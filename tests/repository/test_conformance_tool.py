@@ -185,7 +185,7 @@ def test_the_reviewed_list_is_well_formed() -> None:
     loaded = conformance.load_requirements(conformance.ROOT / conformance.REQUIREMENTS)
     assert {one.text[-1] for one in loaded} == {"."}
     known = re.compile(
-        r"(RFC-00[45]|EXEC|JOBS|BSFG|BOUNDARY|PROVIDERS):[\w.]+|ONE:[\w-]+|PEF:[\w-]+"
+        r"(RFC-00[45]|EXEC|JOBS|BSFG|BOUNDARY|PROVIDERS):[\w.]+|(ONE|SCALE):[\w-]+|PEF:[\w-]+"
         r"|R[0-3]-\w+|T3\.\d+|[XPC]\d+",
     )
     assert [one.id for one in loaded if not known.fullmatch(one.id)] == []

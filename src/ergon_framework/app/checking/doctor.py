@@ -25,9 +25,12 @@ from ergon_framework.errors import SettingsError, describe
 EXTRAS = {
     "api": ("fastapi",),
     "celery": ("celery", "redis"),
+    "nats": ("nats",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "postgres": ("psycopg",),
     "prometheus": ("opentelemetry.exporter.prometheus", "opentelemetry.sdk", "prometheus_client"),
+    "redis": ("redis",),
+    "s3": ("obstore",),
 }
 """What each extra of the distribution brings."""
 ENOUGH_FILES = 1024
