@@ -40,6 +40,11 @@ ON CONFLICT (part) DO UPDATE SET version = excluded.version,
 class PostgresSchema(SchemaFiles):
     """The tables of one part: files ``0001_name.sql``, ``0002_name.sql``, … of a package."""
 
+    @property
+    def compatible(self) -> int:
+        """The oldest version of the program that can work with these tables."""
+        return max(_compatible_with(text, int(name[:4])) for name, text in self.files)
+
     def settle(self, connection: Connection, name: str, namespace: str | None) -> None:
         """Make the tables when there are none; those of another version are only checked."""
         if self.found(connection, namespace) is None:
@@ -83,6 +88,16 @@ class PostgresSchema(SchemaFiles):
             [[is_there]] = connection.execute(_THERE).fetchall()
             return None if is_there is None else self._read(connection)
 
+    def script(self, namespace: str | None) -> str:
+        """The SQL that makes the tables of this version, for those who run it by themselves."""
+        values = f"('{self.part}', {self.version}, {self.compatible})"
+        lines = ["BEGIN;"]
+        if namespace is not None:
+            lines += [f'CREATE SCHEMA "{namespace}";', f'SET LOCAL search_path = "{namespace}";']
+        lines += [_TABLE.strip() + ";", *(text.strip() for _, text in self.files)]
+        lines += [f"INSERT INTO ergon_schema (part, version, compatible) VALUES {values};"]  # noqa: S608
+        return "\n\n".join([*lines, "COMMIT;"]) + "\n"
+
     def _look_in(self, connection: Connection, namespace: str | None) -> None:
         if namespace is not None:
             connection.execute("SELECT set_config('search_path', %s, true)", (f'"{namespace}"',))
@@ -101,13 +116,11 @@ class PostgresSchema(SchemaFiles):
             )
 
     def _apply(self, connection: Connection, name: str, version: int) -> None:
-        compatible = version + 1
         source = ""
         try:
             for source, text in self.files[version:]:
                 connection.execute(text.encode())
-                compatible = _compatible_with(text, int(source[:4]))
-            connection.execute(_WRITE, (self.part, self.version, compatible))
+            connection.execute(_WRITE, (self.part, self.version, self.compatible))
         except psycopg.errors.DuplicateTable as error:
             raise StoreSchemaError(
                 f"{name} has tables that are not of this {self.part} store: {source} says"

@@ -1,0 +1,82 @@
+"""What a look at a PostgreSQL server tells, and what it calls unsafe."""
+
+from __future__ import annotations
+
+import pytest
+
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.storage.observing import Observation, skew
+from ergon_framework.storage.postgres import observing
+
+pytestmark = pytest.mark.req("SCALE:doctor")
+
+FINE = {
+    "fsync": "on",
+    "full_page_writes": "on",
+    "autovacuum": "on",
+    "server_version": "16.4",
+    "server_version_num": "160004",
+    "max_connections": "100",
+    "superuser_reserved_connections": "3",
+}
+
+
+def test_a_real_server_is_looked_at(postgres_url: str) -> None:
+    """Everything is there, and the tests' own server is unsafe in the one way that it is."""
+    seen = {each.what: each for each in observing.observe(postgres_url)}
+    wanted = {"version", "role", "durability", "connections", "vacuum", "latency", "clock"}
+    assert set(seen) == wanted
+    assert [each.what for each in seen.values() if each.is_grave] == ["durability"]
+    assert "fsync is off" in seen["durability"].found
+    assert "ms" in seen["latency"].found
+
+
+def test_a_server_that_is_not_there_says_so() -> None:
+    """The error is the one of connecting."""
+    with pytest.raises(StoreUnavailableError):
+        list(observing.observe("postgresql://127.0.0.1:1/none"))
+
+
+@pytest.mark.parametrize("name", ["fsync", "full_page_writes"])
+def test_a_server_that_does_not_sync_is_unsafe(name: str) -> None:
+    """Whatever else it does, a power cut takes the database."""
+    [seen] = observing.durability(FINE | {name: "off"}, "on")
+    assert seen.is_grave
+    assert seen.remedy == f"set {name} = on"
+
+
+def test_commits_that_do_not_wait_are_worth_knowing() -> None:
+    """Our own connections wait all the same; those of the user do not."""
+    [fine, note] = observing.durability(FINE, "off")
+    assert not fine.remedy
+    assert not note.is_grave
+    assert "set synchronous_commit = on" in note.remedy
+
+
+def test_an_old_server_is_refused() -> None:
+    """It gets no corrections any more."""
+    seen = observing.version(FINE | {"server_version": "12.1", "server_version_num": "120001"})
+    assert seen.is_grave
+    assert "13" in seen.remedy
+
+
+def test_connections_that_run_out_are_noticed() -> None:
+    """Before the last one is gone."""
+    assert not observing.crowd(FINE, 20).remedy
+    assert observing.crowd(FINE, 90).remedy
+
+
+def test_a_queue_needs_its_vacuum() -> None:
+    """It must be on, and nobody may hold it up."""
+    assert observing.vacuum(FINE | {"autovacuum": "off"}, 0.0).is_grave
+    assert "idle for 900 s" in observing.vacuum(FINE, 900.0).found
+    assert not observing.vacuum(FINE, 1.0).remedy
+
+
+def test_a_clock_that_differs_is_told() -> None:
+    """Without alarm: nothing goes by this machine's clock."""
+    assert skew(100.0, 100.0, 100.1) == Observation("clock", "-50 ms from this machine's")
+    seen = skew(400.0, 100.0, 100.0)
+    assert "+300.0 s" in seen.found
+    assert not seen.is_grave
+    assert "nothing breaks" in seen.remedy
