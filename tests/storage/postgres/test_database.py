@@ -119,7 +119,7 @@ def test_a_deadlock_is_begun_again(database: PostgresDatabase) -> None:
     other.start()
     take("a", "b")
     other.join(PATIENCE)
-    assert len(turns) == 3
+    assert len(turns) >= 3, "one of them was begun again"
     count = "SELECT touched FROM ergon_tries"
     assert database.read(lambda c: c.execute(count).fetchall()) == [(2,), (2,)]
 
