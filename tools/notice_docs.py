@@ -28,7 +28,7 @@ Spans, metrics, logs, liveness, `ergon tail` and `ergon why` are readers of noti
 
 A **routine** notice belongs to the happy path. Listeners hear it like any other; the journal that
 `ergon tail` follows leaves it out, unless `journal_all` under `[telemetry]` says otherwise: see
-[see what happens](../how-to/see-what-happens.md). "When it went well" means that the same notice
+[see what happens](../howto/see-what-happens.md). "When it went well" means that the same notice
 is kept when it tells of a failure.
 
 In the journal the objects among the fields become plain values: `call` is the name of its task,

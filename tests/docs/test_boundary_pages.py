@@ -42,7 +42,7 @@ def test_the_reference_has_every_operation() -> None:
 
 def test_the_groups_of_the_policy_are_as_documented() -> None:
     """A permission that a page does not mention would be a surprise."""
-    text = page("how-to/connect-two-zones.md")
+    text = page("howto/connect-two-zones.md")
     for group, operations in GROUPS.items():
         listed = "all of them" if group == "admin" else ", ".join(operations)
         assert f"| `{group}` | {listed} |" in text
@@ -96,7 +96,7 @@ def test_the_page_for_operators_has_every_metric() -> None:
     with Zone("plant", MemoryFactStore("plant"), MemoryObjectStore(), settings) as zone:
         zone.certificate_expiry = 0.0
         served = set(re.findall(r"^# TYPE (\w+)", metrics(zone), re.MULTILINE))
-    documented = set(re.findall(r"`(bsfg_\w+)`", page("how-to/operate-a-zone.md")))
+    documented = set(re.findall(r"`(bsfg_\w+)`", page("howto/operate-a-zone.md")))
     assert documented == served
 
 
@@ -104,7 +104,7 @@ def test_the_page_for_operators_has_every_alert() -> None:
     """Whoever is woken finds what to do."""
     source = (ROOT / "src/ergon_framework/boundary/serving/status.py").read_text(encoding="utf-8")
     raised = set(re.findall(r"_alert\(\s*\"(\w+)\"", source))
-    table = page("how-to/operate-a-zone.md").partition("| alert |")[2].partition("\n\n")[0]
+    table = page("howto/operate-a-zone.md").partition("| alert |")[2].partition("\n\n")[0]
     assert raised == set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
 
 

@@ -286,23 +286,23 @@ def test_the_page_on_the_command_line_names_every_option(name: str) -> None:
 
 def test_the_pages_on_dead_letters_have_every_status_and_field() -> None:
     """Whoever reads the queue, or a listing, finds what a word means."""
-    text = page("how-to/redrive-provider-calls.md")
+    text = page("howto/redrive-provider-calls.md")
     assert rows(text).keys() >= {each.value for each in LetterStatus}
     assert [name for name in DeadLetterMessage.model_fields if f"`{name}`" not in text] == []
-    celery = page("how-to/provider-celery.md")
+    celery = page("howto/provider-celery.md")
     assert [each for each in OUTCOMES.values() if f"`{each}`" not in celery] == []
 
 
 def test_the_page_on_the_health_api_shows_every_field() -> None:
     """The example is a whole answer."""
-    text = page("how-to/mount-the-health-api.md")
+    text = page("howto/mount-the-health-api.md")
     names = ProviderHealthItem.model_fields
     assert [name for name in names if f'"{name}"' not in text] == []
 
 
 def test_the_page_on_testing_has_every_step_of_a_script() -> None:
     """Each step that stands in its table can be read, and none is missing."""
-    table = section("## Faults by script", "how-to/test-providers.md")
+    table = section("## Faults by script", "howto/test-providers.md")
     steps = [step for step in rows(table) if step not in {"step", "fetch"}]
     FaultProfile(steps)
     assert {step.partition(":")[0] for step in steps} >= {
@@ -320,5 +320,5 @@ def test_a_first_call_takes_less_than_twenty_lines() -> None:
 
 def test_the_wrapper_of_an_http_api_takes_twenty_lines() -> None:
     """As the page says."""
-    found = [each.text for each in blocks(page("how-to/wrap-an-http-api.md"))]
+    found = [each.text for each in blocks(page("howto/wrap-an-http-api.md"))]
     assert len(found[0].splitlines()) <= 20

@@ -9,7 +9,7 @@ from tests.docs.pages import ROOT, all_pages, blocks
 
 
 @pytest.mark.parametrize(
-    "page", [name for name in all_pages() if name.startswith(("docs/how-to/", "docs/reference/"))]
+    "page", [name for name in all_pages() if name.startswith(("docs/howto/", "docs/reference/"))]
 )
 def test_the_readme_leads_to_every_page(page: str) -> None:
     """A how-to or a reference page that the README does not link is not found."""
