@@ -2,4 +2,10 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.servers.postgres", "tests.servers.redis"]
+pytest_plugins = [
+    "tests.servers.postgres",
+    "tests.servers.redis",
+    "tests.servers.nats",
+    "tests.servers.nats_cluster",
+    "tests.servers.s3",
+]

@@ -39,11 +39,14 @@ def redis_program() -> Path:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """A port of this machine that nobody listens on, nor on the one of a cluster's own talk."""
+    while True:
+        with socket.socket() as found, socket.socket() as other:
+            found.bind(("127.0.0.1", 0))
+            port: int = found.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                other.bind(("127.0.0.1", port + 10_000))
+                return port
 
 
 class RedisServer:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -64,14 +63,15 @@ class JobClient:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        connection: sqlite3.Connection | None = None,
+        connection: Any = None,
         **options: Unpack[JobOptions],
     ) -> EnqueuedJob:
         """Store one job and return its id, which also answers questions about it.
 
         With ``connection``, the job is stored in the caller's own transaction on the same SQLite
-        file: it exists when that is committed, and never when it is rolled back. Workers find it
-        at their next look; :meth:`announce`, called after the commit, wakes them at once.
+        file or PostgreSQL database (a connection of psycopg, or of SQLAlchemy with it): it exists
+        when that is committed, and never when it is rolled back. On PostgreSQL the commit wakes
+        workers; on SQLite they find the job at their next look, or at once after :meth:`announce`.
         """
         with tracing.enqueuing(options) as span:
             joined = tracing.joined(span, options)
@@ -86,7 +86,7 @@ class JobClient:
         *,
         chunk: int | None = None,
         progress: Progress | None = None,
-        connection: sqlite3.Connection | None = None,
+        connection: Any = None,
         **options: Unpack[JobOptions],
     ) -> list[EnqueuedJob]:
         """Store many jobs in one commit: all of them or, on any mistake, none.
@@ -226,9 +226,7 @@ class JobClient:
         limit, now = self.settings.max_payload, self.store.now
         return new_job(handler, args, kwargs, max_payload=limit, now=now, **options)
 
-    def _added(
-        self, jobs: Sequence[NewJob], connection: sqlite3.Connection | None
-    ) -> list[EnqueuedJob]:
+    def _added(self, jobs: Sequence[NewJob], connection: Any) -> list[EnqueuedJob]:
         add = self.store.add if connection is None else _adder(self.store, connection)
         found = add(jobs)
         if connection is None and has_listeners():
@@ -263,14 +261,12 @@ def _open(url: str) -> Store:
     return open_store(url)
 
 
-def _adder(
-    store: Store, connection: sqlite3.Connection
-) -> Callable[[Sequence[NewJob]], list[Added]]:
+def _adder(store: Store, connection: Any) -> Callable[[Sequence[NewJob]], list[Added]]:
     add_in: Any = getattr(store, "add_in", None)
     if add_in is None:
         raise JobError(
             f"{type(store).__name__} cannot store a job in another's transaction",
-            remedy="leave connection out, or use an SQLite store",
+            remedy="leave connection out, or use a store on SQLite or PostgreSQL",
         )
     return lambda jobs: add_in(connection, jobs)
 

@@ -287,7 +287,9 @@ class Keeper:
         if self._next_at is not None and self._may_claim and is_free:
             until.append(self._next_at)
         if self._failures:
-            self._sit_out(now + OUTAGE.delay(self._failures - 1, random.random()))  # noqa: S311
+            wait = OUTAGE.delay(self._failures - 1, random.random())  # noqa: S311
+            # Others rescue nothing for a lease after it is back: be there by then.
+            self._sit_out(now + min(wait, self._settings.lease / 3))
         elif self._bell.wait(max(0.0, min(until) - now)):
             self._news = True
         self._is_asleep = False

@@ -18,8 +18,14 @@ _DRIVERS = {"postgresql": "psycopg"}
 _ALIASES = {"postgres": "postgresql"}
 
 
-def taken_apart(url: str, known: Sequence[str], forms: str) -> tuple[str, str]:
-    """The kind of store, one of those ``known``, and what follows it; ``forms`` shows examples."""
+_ENGINES = {"redis": "Redis", "rediss": "Redis", "nats": "NATS JetStream"}
+
+
+def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") -> tuple[str, str]:
+    """The kind of store, one of those ``known``, and what follows it; ``forms`` shows examples.
+
+    ``kept`` is what the store is for: an engine that we know may serve other parts only.
+    """
     scheme, mark, rest = url.partition("://")
     if not mark:
         kind = url.partition(":")[0].lower()
@@ -30,6 +36,11 @@ def taken_apart(url: str, known: Sequence[str], forms: str) -> tuple[str, str]:
         )
     kind, _, driver = scheme.lower().partition("+")
     kind = _ALIASES.get(kind, kind)
+    if kind not in known and kind in _ENGINES:
+        raise ConfigurationError(
+            f"{_ENGINES[kind]} does not keep {kept}",
+            remedy=f"give them a store of their own: {forms}",
+        )
     if kind not in known:
         close = get_close_matches(kind, known, n=1)
         meant = f"did you mean {close[0]}://? Otherwise " if close else ""

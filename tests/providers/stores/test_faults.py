@@ -20,10 +20,10 @@ from ergon_framework.providers.migrations import VERSION_TABLE
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.ground import TaskMissingError
-from ergon_framework.storage.server_clock import ServerClock
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteGround
 from ergon_framework.storage.failpoints import armed
+from ergon_framework.storage.server_clock import ServerClock
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt
 from tests.servers.postgres import PostgresServer, name_of

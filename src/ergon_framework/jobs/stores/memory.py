@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.storage.memory_bells import Belfry
-from ergon_framework.jobs.stores.memory_desk import MemoryDesk
 from ergon_framework.jobs.stores.memory_ledger import Ledger
+from ergon_framework.jobs.stores.memory_moving import MemoryMoving
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,
@@ -23,9 +22,10 @@ from ergon_framework.ports.jobstore import (
     Settlement,
     Topic,
 )
+from ergon_framework.storage.memory_bells import Belfry
 
 
-class MemoryJobStore(MemoryDesk):
+class MemoryJobStore(MemoryMoving):
     """A job store for the threads of one process. Every call is one step under one lock."""
 
     durability = "An acknowledged job is in this process's memory, and is lost when it ends."

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.memory_ledger import DAY, Ledger
+from ergon_framework.jobs.stores.memory_ledger import Ledger
 from ergon_framework.jobs.stores.memory_record import Record
+from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.queue_changes import checked_changes
 from ergon_framework.ports.jobstore import (
     Job,
@@ -26,8 +27,6 @@ from ergon_framework.ports.jobstore import (
 )
 
 PAGE = 200
-WORKER_FORGOTTEN_AFTER = DAY
-"""Seconds after which a worker that said nothing more is taken off the list."""
 
 
 class MemoryDesk(ABC):

@@ -15,6 +15,8 @@ from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.memory_heap import Heap
 from ergon_framework.jobs.stores.memory_lines import Line, Lines, Offer
 from ergon_framework.jobs.stores.memory_record import Record, entry_of
+from ergon_framework.jobs.stores.own_moves import CANCELLED_KEPT, FAILED_KEPT
+from ergon_framework.jobs.stores.refusals import id_taken, key_held
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,
@@ -24,11 +26,6 @@ from ergon_framework.ports.jobstore import (
     OnDuplicate,
     Settlement,
 )
-
-DAY = 86_400.0
-FAILED_KEPT = 30 * DAY
-CANCELLED_KEPT = DAY
-"""How long a job is kept that the store itself ended: nobody was there to say."""
 
 _RULE = JobRule()
 
@@ -75,13 +72,9 @@ class Ledger:
                     continue
                 is_running = holder is not None and holder.status is JobStatus.ACTIVE
                 if job.on_duplicate is OnDuplicate.REJECT or is_running:
-                    raise _key_is_held(job)
+                    raise key_held(job)
             if job.id in ids or job.id in self.by_id:
-                raise DuplicateJobError(
-                    f"there is a job with the id {job.id!r}",
-                    remedy="give each job an id of its own, or none to get one",
-                    details={"id": job.id},
-                )
+                raise id_taken(job)
             ids.add(job.id)
             if key is not None:
                 keys.add(key)
@@ -229,17 +222,39 @@ class Ledger:
         if record.new.unique_key is not None:
             del self.holders[record.new.unique_key]
 
+    def put(self, record: Record) -> None:
+        """Take a whole job in: in the place of the same one, or behind all others."""
+        old = self.by_id.get(record.new.id)
+        if old is not None and old.created_at == record.created_at:
+            self._leave(old)
+            record.key = old.key
+            self.lines.line(old.new.queue).members -= 1
+        elif old is not None:
+            self.remove(old)
+        if not record.key:
+            self._last_key += 1
+            record.key = self._last_key
+        self.records[record.key] = self.by_id[record.new.id] = record
+        self.lines.line(record.new.queue).members += 1
+        self._last_fence = max(self._last_fence, record.fence)
+        self._arrive(record)
+
+    def _arrive(self, record: Record) -> None:
+        """A job is in the state it says from now on."""
+        if record.status.is_final:
+            if record.purge_at is not None:
+                self.leaving.push(record.key, (record.purge_at,))
+        elif record.status is JobStatus.ACTIVE:
+            if record.new.unique_key is not None:
+                self.holders[record.new.unique_key] = record
+            self.lines.start(record)
+            self.active[record.key] = record
+        else:
+            self._enter(record)
+
     def remove(self, record: Record) -> None:
-        """Forget a job that has ended."""
+        """Forget a job."""
         self._leave(record)
         del self.records[record.key], self.by_id[record.new.id]
         self.lines.line(record.new.queue).members -= 1
         self.lines.forget(record.new.queue)
-
-
-def _key_is_held(job: NewJob) -> DuplicateJobError:
-    return DuplicateJobError(
-        f"a job that has not ended holds the unique key {job.unique_key!r}",
-        remedy="wait for it, cancel it, or ask for the job that is there",
-        details={"unique_key": job.unique_key},
-    )

@@ -8,52 +8,86 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.ports.moving import refuse_half_moved
 from ergon_framework.storage.urls import path_in, taken_apart
 
 if TYPE_CHECKING:
-    from ergon_framework.jobs.stores.memory import MemoryJobStore
-    from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+    from ergon_framework.jobs.requests import Store
 
-_LATER = {"postgresql": "PostgreSQL", "redis": "Redis", "nats": "NATS"}
-_KNOWN = ("sqlite", "memory", *_LATER)
-_FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or memory://"
+Clock = Callable[[], float]
+
+_REDIS = ("redis", "rediss")
+_KNOWN = ("sqlite", "memory", "postgresql", *_REDIS)
+_FORMS = (
+    "write sqlite:///work.db, sqlite:////var/lib/work.db, postgresql://host/name,"
+    " redis://host:6379/0 or memory://"
+)
 
 
 def open_store(
-    url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
-) -> SqliteJobStore | MemoryJobStore:
+    url: str, *, clock: Clock | None = None, read_only: bool = False, half_moved: bool = False
+) -> Store:
     """Open the job store that a URL names; the caller closes it.
 
-    With ``read_only`` a store that is there is only looked at: no lock is taken, no table made.
+    Without a ``clock``, a server's own is used, or else this machine's. With ``read_only`` a store
+    that is there is only looked at: no lock is taken, no table made. One into which a move has not
+    ended is opened for that move alone, which says ``half_moved``.
     """
-    check_url(url)
-    scheme, _, rest = url.partition("://")
-    if scheme.lower() == "memory":
-        return _open_memory(rest, clock or time.time)
-    from ergon_framework.jobs.stores.sqlite import SqliteJobStore
-
-    path = path_in(rest)
-    return SqliteJobStore(
-        path, clock=clock or time.time, read_only=read_only and Path(path).exists()
-    )
+    store = _opened(url, clock, read_only=read_only)
+    try:
+        if not read_only and not half_moved:
+            refuse_half_moved(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
-def check_url(url: str) -> None:
-    """Refuse a URL that names no job store; nothing is opened."""
-    kind, rest = taken_apart(url, _KNOWN, _FORMS)
-    if kind in _LATER:
-        raise ConfigurationError(
-            f"jobs on {_LATER[kind]} come with a later version", remedy=f"until then, {_FORMS}"
-        )
+def _opened(url: str, clock: Clock | None, *, read_only: bool) -> Store:
+    kind, rest = check_url(url)
+    if kind == "memory":
+        return _memory(clock or time.time)
     if kind == "sqlite":
-        path_in(rest)
+        return _sqlite(path_in(rest), clock or time.time, read_only=read_only)
+    if kind in _REDIS:
+        from ergon_framework.jobs.stores.redis.store import RedisJobStore
+
+        return RedisJobStore(url, clock=clock, read_only=read_only)
+    from ergon_framework.jobs.stores.postgres.store import PostgresJobStore
+
+    return PostgresJobStore(url, clock=clock, read_only=read_only)
 
 
-def _open_memory(rest: str, clock: Callable[[], float]) -> MemoryJobStore:
-    from ergon_framework.jobs.stores.memory import MemoryJobStore
+def check_url(url: str) -> tuple[str, str]:
+    """The kind of store and what follows it, refused when they name no job store.
 
-    if rest:
+    Nothing is opened; a driver that is missing is told.
+    """
+    kind, rest = taken_apart(url, _KNOWN, _FORMS, "jobs")
+    if kind == "memory" and rest:
         raise ConfigurationError(
             "a memory store has no name and no options", remedy="write memory://"
         )
+    if kind == "sqlite":
+        path_in(rest)
+    elif kind == "postgresql":
+        from ergon_framework.storage.postgres.address import address_of
+
+        address_of(url)
+    elif kind in _REDIS:
+        from ergon_framework.storage.redis.address import address_of as redis_address_of
+
+        redis_address_of(url)
+    return kind, rest
+
+
+def _sqlite(path: str, clock: Clock, *, read_only: bool) -> Store:
+    from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+
+    return SqliteJobStore(path, clock=clock, read_only=read_only and Path(path).exists())
+
+
+def _memory(clock: Clock) -> Store:
+    from ergon_framework.jobs.stores.memory import MemoryJobStore
+
     return MemoryJobStore(clock)

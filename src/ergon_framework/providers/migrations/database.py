@@ -86,7 +86,7 @@ class Database:
 
 def database_of(url: str) -> Database:
     """The database that a URL names; the URL is checked, nothing is opened."""
-    kind, rest = taken_apart(url, ("sqlite", "postgresql", "memory"), _FORMS)
+    kind, rest = taken_apart(url, ("sqlite", "postgresql", "memory"), _FORMS, "provider calls")
     if kind == "memory":
         raise ConfigurationError(
             "a store in memory has no tables: there is nothing to migrate", remedy=_FORMS

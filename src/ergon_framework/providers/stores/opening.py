@@ -37,7 +37,7 @@ def open_store(
     """
     if not isinstance(store, str):
         return store
-    kind, rest = taken_apart(store, _KNOWN, _FORMS)
+    kind, rest = taken_apart(store, _KNOWN, _FORMS, "provider calls")
     if clock is not None:
         return _opened(kind, rest, clock)
     name = f"{kind}://{Path(path_in(rest)).absolute() if kind == 'sqlite' else rest}"
@@ -50,7 +50,7 @@ def open_store(
 
 def check_url(url: str) -> None:
     """Refuse a URL that names no store; nothing is opened."""
-    kind, rest = taken_apart(url, _KNOWN, _FORMS)
+    kind, rest = taken_apart(url, _KNOWN, _FORMS, "provider calls")
     if kind == "sqlite":
         path_in(rest)
 

@@ -1,14 +1,16 @@
 """Hearing what other processes announce: one connection that listens, and one thread.
 
 A bell is a hint and not a message. While the server is away, or behind a pooler that takes LISTEN
-for itself, nothing is heard: whoever waits for a bell also looks for itself now and then. After
-every new connection all bells ring, for nobody knows what was missed.
+for itself, nothing is heard: whoever waits for a bell also looks for itself now and then. When the
+server is back all bells ring, for nobody knows what was missed. What is announced with the
+word of this very process as its payload is not heard here: who announced it knows.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import select
 import threading
 
@@ -25,6 +27,7 @@ from ergon_framework.storage.postgres.connections import Connection, Connections
 logger = logging.getLogger("ergon.storage")
 
 AGAIN = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+_HEARD = 5.0  # seconds until a new channel is listened to, with a server that answers
 _ALIVE = 15.0  # seconds without a word after which the server is asked whether it still is there
 
 
@@ -34,13 +37,19 @@ class Belfry:
     def __init__(self, connections: Connections, name: str) -> None:
         self._connections = connections
         self._name = name
+        self.word = secrets.token_hex(8)
+        """The payload of announcements that are meant for others only."""
         self._begin()
         renew_after_fork(self)
 
     def _begin(self) -> None:
         self._bells = Bells()
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._channels: set[str] = set()
+        self._heard: set[str] = set()  # by the connection that there is
+        self._late: set[str] = set()  # channels on which something may have been missed
+        self._is_away = False
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._wake: tuple[int, int] | None = None
@@ -50,10 +59,12 @@ class Belfry:
         self._begin()
 
     def listen(self, channel: str) -> MemoryBell:
-        """A bell for a channel; the thread comes with the first one."""
+        """A bell for a channel, from now on; the thread comes with the first one.
+
+        Should the server be away, the bell rings when it is back.
+        """
         bell = self._bells.listen(channel)
-        with self._lock:
-            is_new = channel not in self._channels
+        with self._changed:
             self._channels.add(channel)
             if self._thread is None and not self._closing.is_set():
                 self._wake = os.pipe()
@@ -61,8 +72,13 @@ class Belfry:
                     target=self._serve, name="ergon-listen", daemon=True
                 )
                 self._thread.start()
-            elif is_new:
+            elif channel not in self._heard:
                 self._rouse()
+            self._changed.wait_for(
+                lambda: channel in self._heard or self._is_away or self._closing.is_set(), _HEARD
+            )
+            if channel not in self._heard:
+                self._late.add(channel)
         return bell
 
     def close(self) -> None:
@@ -100,34 +116,51 @@ class Belfry:
                 if failures == 0 and not self._closing.is_set():
                     logger.info("%s is not heard for now: %s", self._name, error)
                 failures += 1
+                self._went_away()
             self._closing.wait(AGAIN.delay(failures, 0.5))
 
+    def _went_away(self) -> None:
+        with self._changed:
+            self._is_away = True
+            self._heard.clear()
+            self._late |= self._channels
+            self._changed.notify_all()
+
     def _hear(self, connection: Connection) -> None:
-        heard: set[str] = set()
         assert self._wake is not None  # noqa: S101 - it was made before the thread
         while not self._closing.is_set():
-            with self._lock:
-                wanted = self._channels - heard
-            for channel in wanted:
-                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-            heard |= wanted
-            if wanted:
-                self._bells.ring_all()
+            self._listen_to_all(connection)
             lines = [connection.fileno(), self._wake[0]]
             ready, _, _ = select.select(lines, [], [], _ALIVE)
             if not ready:
                 connection.execute("SELECT 1")
             if self._wake[0] in ready:
                 os.read(self._wake[0], 4096)
-            for channel in _notified(connection):
+            for channel in _notified(connection, self.word):
                 self._bells.ring(channel)
 
+    def _listen_to_all(self, connection: Connection) -> None:
+        with self._lock:
+            wanted = self._channels - self._heard
+        for channel in wanted:
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        if not wanted:
+            return
+        with self._changed:
+            self._heard |= wanted
+            late, self._late = self._late, set()
+            self._is_away = False
+            self._changed.notify_all()
+        for channel in late:
+            self._bells.ring(channel)
 
-def _notified(connection: Connection) -> set[str]:
-    """The channels on which something was announced; raises when the server has hung up."""
+
+def _notified(connection: Connection, own: str) -> set[str]:
+    """The channels on which others announced something; raises when the server has hung up."""
     line = connection.pgconn
     line.consume_input()
     found = set()
     while (notice := line.notifies()) is not None:
-        found.add(notice.relname.decode())
+        if notice.extra.decode() != own:
+            found.add(notice.relname.decode())
     return found

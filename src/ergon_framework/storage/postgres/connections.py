@@ -36,10 +36,11 @@ _GREETING = (
 class Connections:
     """At most so many at once; those that are idle stay open, and the latest is used first."""
 
-    def __init__(self, address: Address, size: int, patience: Patience) -> None:
+    def __init__(self, address: Address, size: int, patience: Patience, greeting: str = "") -> None:
         self._address = address
         self._size = size
         self._patience = patience
+        self._greeting = f"{_GREETING}; {greeting}".encode()
         self._silent_until = float("-inf")
         self._inherited: list[Connection] = []
         self.is_closed = False
@@ -89,7 +90,7 @@ class Connections:
             raise self._told(error) from error
         try:
             with self._patience.at_most(_GREETED, connection):
-                connection.execute(_GREETING)
+                connection.execute(self._greeting)
         except psycopg.Error as error:
             connection.close()
             raise self._told(error) from error
@@ -105,7 +106,9 @@ class Connections:
 
     def _told(self, error: psycopg.Error) -> ErgonError:
         name = self._address.name
-        return refused(error, name) or translate(error, name)
+        told = refused(error, name) or translate(error, name)
+        told.details["is_lost"] = False  # nothing was said that the server could have done
+        return told
 
     def _refuse_when_closed(self) -> None:
         if self.is_closed:

@@ -16,6 +16,7 @@ from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.postgres.bells import Belfry
 from ergon_framework.storage.postgres.connections import Connection, Connections
 from ergon_framework.storage.postgres.faults import translate, turns_for
+from ergon_framework.storage.postgres.pipelines import pipelined
 from ergon_framework.storage.postgres.schema import PostgresSchema
 from ergon_framework.storage.server_clock import ServerClock
 
@@ -39,16 +40,18 @@ class PostgresDatabase:
         clock: Callable[[], float] | None = None,
         read_only: bool = False,
         patience: float = PATIENCE,
+        greeting: str = "",
     ) -> None:
         """Connect, and look at the tables; they are made when there are none.
 
         ``namespace`` is the PostgreSQL schema they live in; by default that is where the search
-        path of the URL points. ``size`` is how many connections may be in use at once.
+        path of the URL points. ``size`` is how many connections may be in use at once, and
+        ``greeting`` what is said on each of them first.
         """
         self._address = address_of(url)
         self._seconds = patience
         self._patience = Patience()
-        self._connections = Connections(self._address, size, self._patience)
+        self._connections = Connections(self._address, size, self._patience, greeting)
         self._belfry = Belfry(self._connections, self._address.name)
         try:
             with self._connections.borrow() as connection:
@@ -81,7 +84,7 @@ class PostgresDatabase:
         """
 
         def whole(connection: Connection) -> T:
-            with connection.pipeline():
+            with pipelined(connection):
                 connection.execute("BEGIN")
                 result = work(connection)
                 before()
@@ -116,6 +119,11 @@ class PostgresDatabase:
             if not error.details.get("is_lost"):
                 raise
             return self.run(work)
+
+    @property
+    def word(self) -> str:
+        """The payload of a NOTIFY that the bells of this object need not hear."""
+        return self._belfry.word
 
     def listen(self, channel: str) -> MemoryBell:
         """A bell that rings with every NOTIFY on a channel, and when some may have been missed."""

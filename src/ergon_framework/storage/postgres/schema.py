@@ -118,7 +118,7 @@ class PostgresSchema(SchemaFiles):
     def _apply(self, connection: Connection, name: str, version: int) -> None:
         source = ""
         try:
-            for source, text in self.files[version:]:
+            for source, text in self.files[version:]:  # noqa: B007 - the error below names it
                 connection.execute(text.encode())
             connection.execute(_WRITE, (self.part, self.version, self.compatible))
         except psycopg.errors.DuplicateTable as error:

@@ -11,8 +11,11 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.sqlite.moves import Moves, Row
-from ergon_framework.jobs.stores.sqlite.rows import DUE, LATER, NO_OPTIONS, SQL, Options, text_of
+from ergon_framework.jobs.stores.options import options_text
+from ergon_framework.jobs.stores.own_moves import DUE, LATER, Standing
+from ergon_framework.jobs.stores.refusals import id_taken, key_held
+from ergon_framework.jobs.stores.sqlite.moves import Moves
+from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Added, NewJob, OnDuplicate
 from ergon_framework.storage.statements import load
 
@@ -55,19 +58,15 @@ def _add(moves: Moves, job: NewJob) -> Added:
     if job.on_duplicate is OnDuplicate.EXISTING:
         return Added(holder[1], False)
     if job.on_duplicate is OnDuplicate.REJECT or holder[2] == JobStatus.ACTIVE:
-        raise DuplicateJobError(
-            f"a job that has not ended holds the unique key {job.unique_key!r}",
-            remedy="wait for it, cancel it, or ask for the job that is there",
-            details={"unique_key": job.unique_key, "id": holder[1]},
-        )
+        raise key_held(job, holder[1])
     moves.replace(holder)
     _insert(moves, job)
     return Added(job.id, True, holder[1])
 
 
-def _holder(moves: Moves, key: str) -> Row | None:
+def _holder(moves: Moves, key: str) -> Standing | None:
     """Who holds a unique key."""
-    row: Row | None = moves.cursor.execute(_SQL["key_holder"], (key,)).fetchone()
+    row: Standing | None = moves.cursor.execute(_SQL["key_holder"], (key,)).fetchone()
     return row
 
 
@@ -79,7 +78,7 @@ def _insert(moves: Moves, job: NewJob) -> None:
         else:
             moves.cursor.execute(_PLAIN, row)
     except sqlite3.IntegrityError:
-        raise _id_taken(job) from None
+        raise id_taken(job) from None
     if row[-1] is None:
         values = (moves.cursor.lastrowid, job.args, job.kwargs)
         moves.cursor.execute(_SQL["insert_payload"], values)
@@ -96,7 +95,7 @@ def _insert_many(moves: Moves, jobs: Sequence[NewJob]) -> None:
         moves.cursor.executemany(statement, rows)
     except sqlite3.IntegrityError:
         # Those before it are there, until the caller rolls back.
-        raise _id_taken(jobs[connection.total_changes - before]) from None
+        raise id_taken(jobs[connection.total_changes - before]) from None
 
 
 def _is_large(job: NewJob) -> bool:
@@ -140,19 +139,10 @@ def _row(job: NewJob, now: float) -> tuple[Any, ...]:
 
 def _rest(job: NewJob) -> tuple[Any, ...]:
     """What some jobs have."""
-    options = Options.of(job)
     return (
         job.expires_at,
         job.unique_key,
         job.limit_key,
         job.limit,
-        None if options == NO_OPTIONS else text_of(options),
-    )
-
-
-def _id_taken(job: NewJob) -> DuplicateJobError:
-    return DuplicateJobError(
-        f"there is a job with the id {job.id!r}",
-        remedy="give each job an id of its own, or none to get one",
-        details={"id": job.id},
+        options_text(job),
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
+from ergon_framework.jobs.stores.gates import queue_of
+from ergon_framework.jobs.stores.options import text_of
+from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.jobs.stores.sqlite import adding, looking, sweeping
 from ergon_framework.jobs.stores.sqlite.gates import settings_of
 from ergon_framework.jobs.stores.sqlite.ground import Ground
 from ergon_framework.jobs.stores.sqlite.moves import Moves
-from ergon_framework.jobs.stores.sqlite.rows import SQL, text_of
+from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import (
     Job,
     NewJob,
@@ -24,19 +26,16 @@ from ergon_framework.ports.jobstore import (
 )
 from ergon_framework.storage.statements import load
 
-T = TypeVar("T")
-
-logger = logging.getLogger("ergon.jobs")
-
 _DESK = load(SQL, "desk.sql")
 _SCHEDULES = load(SQL, "schedules.sql")
-_decode = msgspec.json.Decoder(WorkerRecord).decode
 
 
 class SqliteDesk(Ground):
     """What operators and cron need."""
 
-    _told: frozenset[str] = frozenset()  # which rows were said to be unreadable
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._reader = Reader()
 
     # ---- jobs -----------------------------------------------------------------------------------
 
@@ -75,7 +74,7 @@ class SqliteDesk(Ground):
             else:
                 values = (name, *(getattr(settings, field) for field in settings.__slots__))
                 moves.cursor.execute(_DESK["set_queue"], values)
-            return looking.queue_of(name, settings)
+            return queue_of(name, settings)
 
         return self._write(work, "desk", is_work=True)
 
@@ -95,14 +94,14 @@ class SqliteDesk(Ground):
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
         rows = self._read(lambda cursor: cursor.execute(_DESK["workers"]).fetchall())
-        return list(self._readable("worker", rows, _worker))
+        return self._reader.workers(rows)
 
     # ---- schedules ------------------------------------------------------------------------------
 
     def schedules(self) -> list[Schedule]:
         """All, by name."""
         rows = self._read(lambda cursor: cursor.execute(_SCHEDULES["all"]).fetchall())
-        return list(self._readable("schedule", rows, _schedule))
+        return self._reader.schedules(rows)
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Add or replace the definition, keeping nothing of the old one."""
@@ -136,28 +135,3 @@ class SqliteDesk(Ground):
             return True
 
         return self._write(work, "fire")
-
-    def _readable(
-        self, what: str, rows: Iterable[tuple[Any, ...]], read: Callable[[tuple[Any, ...]], T]
-    ) -> Iterator[T]:
-        """What could be read; a row that somebody else wrote wrongly shall not hide the others."""
-        for row in rows:
-            try:
-                yield read(row)
-            except (msgspec.MsgspecError, UnicodeDecodeError, TypeError) as error:
-                name = f"{what} {row[0]!r}"
-                if name not in self._told:
-                    self._told |= {name}
-                    logger.warning("the row of %s is left out, it cannot be read: %s", name, error)
-
-
-def _worker(row: tuple[Any, ...]) -> WorkerRecord:
-    _, seen_at, record = row
-    return msgspec.structs.replace(_decode(record), seen_at=msgspec.convert(seen_at, float))
-
-
-def _schedule(row: tuple[Any, ...]) -> Schedule:
-    fields = dict(zip(Schedule.__struct_fields__, row, strict=True))
-    job, is_paused = fields["job"], fields["is_paused"]
-    fields["job"] = job.encode() if isinstance(job, str) else job  # written by hand
-    return msgspec.convert(fields | {"is_paused": is_paused == 1}, Schedule)

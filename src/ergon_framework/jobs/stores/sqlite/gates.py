@@ -1,97 +1,20 @@
-"""What queues allow: paused, so many at once, so many per second."""
+"""The gates of queues, read and written within one transaction."""
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass, replace
-from typing import Any
 
-from ergon_framework.core.rate import Bucket
-from ergon_framework.jobs.stores.queue_changes import checked_changes
+from ergon_framework.jobs.stores.gates import NONE, Gate, Settings
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.storage.statements import load
 
 _SQL = load(SQL, "claim.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of one queue, as stored."""
-
-    is_paused: bool = False
-    max_active: int | None = None
-    rate: float | None = None
-    burst: int = 1
-    full_at: float = 0.0
-
-    @property
-    def bucket(self) -> Bucket | None:
-        """The tokens of a queue with a rate."""
-        return None if self.rate is None else Bucket(self.rate, self.burst, self.full_at)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether they say nothing."""
-        return replace(self, full_at=0.0) == Settings()
-
-    def changed(self, changes: dict[str, Any], now: float) -> Settings:
-        """The settings after a change; tokens that are missing are missing still."""
-        after = replace(self, **checked_changes(changes))
-        if after.rate is None or self.bucket is None:
-            return replace(after, full_at=0.0)
-        bucket = self.bucket.changed(after.rate, after.burst, now)
-        return replace(after, full_at=bucket.full_at)
-
-
-NONE = Settings()
-
-
 def settings_of(cursor: sqlite3.Cursor, queue: str) -> Settings:
     """The settings of a queue; one that has none may do everything."""
     row = cursor.execute(_SQL["queue"], (queue,)).fetchone()
     return NONE if row is None else Settings(bool(row[0]), *row[1:])
-
-
-class Gate:
-    """One queue during one claim; a paused one is not even looked at."""
-
-    __slots__ = ("_active", "_bucket", "_was_used", "is_paused", "max_active", "name")
-
-    def __init__(self, name: str, settings: Settings, active: int) -> None:
-        self.name = name
-        self.is_paused = settings.is_paused
-        self.max_active = settings.max_active
-        self._active = active
-        self._bucket = settings.bucket
-        self._was_used = False
-
-    def room(self, most: int, now: float) -> int:
-        """How many more may start now, up to ``most``."""
-        if self.max_active is not None:
-            most = min(most, self.max_active - self._active)
-        if self._bucket is not None:
-            most = min(most, self._bucket.free(now))
-        return max(0, most)
-
-    def waits_until(self, now: float) -> float | None:
-        """When the rate allows another one, if nothing but the rate stands in the way."""
-        if self._bucket is None or self._bucket.free(now) > 0:
-            return None
-        if self.max_active is not None and self._active >= self.max_active:
-            return None
-        return self._bucket.next_at(now)
-
-    def enter(self, count: int, now: float) -> None:
-        """So many have started."""
-        self._active += count
-        if self._bucket is not None and count:
-            self._bucket = self._bucket.take(count, now)
-            self._was_used = True
-
-    def save(self, cursor: sqlite3.Cursor) -> None:
-        """Write down which tokens were taken."""
-        if self._bucket is not None and self._was_used:
-            cursor.execute(_SQL["set_full_at"], (self._bucket.full_at, self.name))
 
 
 class Gates:
@@ -115,4 +38,5 @@ class Gates:
     def save(self) -> None:
         """Write down what the claim used."""
         for gate in self._gates.values():
-            gate.save(self._cursor)
+            if gate.full_at is not None:
+                self._cursor.execute(_SQL["set_full_at"], (gate.full_at, gate.name))

@@ -24,7 +24,9 @@ _WORK, _DONE = Topic.WORK.value, Topic.DONE.value  # plain strings have a hash o
 SCHEMA = Schema("jobs", f"{SQL}.schema")
 _CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
 _BEFORE = {call: f"jobs.{call}.before_commit" for call in _CALLS}
+_BEFORE["move"] = "move.jobs.before_commit"
 _AFTER = {call: f"jobs.{call}.after_commit" for call in _CALLS}
+_AFTER["move"] = "move.jobs.after_commit"
 declare(*_BEFORE.values(), *_AFTER.values())
 
 

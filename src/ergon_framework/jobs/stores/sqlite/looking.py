@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.sqlite.gates import NONE, Settings
-from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from, text_of
+from ergon_framework.jobs.stores.gates import Settings
+from ergon_framework.jobs.stores.options import text_of
+from ergon_framework.jobs.stores.queue_counts import listed
+from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
 from ergon_framework.ports.jobstore import Job, Queue, Search
 from ergon_framework.storage.statements import load
 
@@ -79,49 +81,9 @@ def _values(wanted: Search) -> dict[str, Any]:
 
 def queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     """Every queue that has jobs or settings, with its counts."""
-    counts: dict[str, dict[str, int]] = {}
-    oldest: dict[str, float] = {}
-    for statement in _COUNTS:
-        for name, status, number, run_at in cursor.execute(_SQL[statement]):
-            mine = counts.setdefault(name, {})
-            mine[status] = mine.get(status, 0) + number
-            if run_at is not None and run_at <= now:
-                oldest[name] = min(run_at, oldest.get(name, run_at))
+    counted = [row for each in _COUNTS for row in cursor.execute(_SQL[each]).fetchall()]
     retrying = {name: number for name, _, number, _ in cursor.execute(_SQL["count_retrying"])}
     settings = {
         name: Settings(bool(row[0]), *row[1:]) for name, *row in cursor.execute(_SQL["queues"])
     }
-    return [
-        queue_of(
-            name,
-            settings.get(name, NONE),
-            _by_status(counts.get(name, {}), retrying.get(name, 0)),
-            oldest.get(name),
-        )
-        for name in sorted({*counts, *settings})
-    ]
-
-
-def _by_status(counts: dict[str, int], retrying: int) -> dict[str, int]:
-    """The counts by status; the stages do not tell pending jobs from retrying ones."""
-    waiting = counts.pop("waiting", 0)
-    found = {JobStatus.PENDING.value: waiting - retrying, JobStatus.RETRYING.value: retrying}
-    return {status: number for status, number in (found | counts).items() if number}
-
-
-def queue_of(
-    name: str,
-    settings: Settings,
-    counts: dict[str, int] | None = None,
-    oldest_due_at: float | None = None,
-) -> Queue:
-    """A queue as anybody may look at it."""
-    return Queue(
-        name=name,
-        is_paused=settings.is_paused,
-        max_active=settings.max_active,
-        rate=settings.rate,
-        burst=settings.burst,
-        counts=counts or {},
-        oldest_due_at=oldest_due_at,
-    )
+    return listed(counted, retrying, settings, now)

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
 from typing import Any
 
-from ergon_framework.core.job import (
-    CancelAsked,
-    JobRule,
-    JobStatus,
-    Move,
-    Outdated,
-    Seen,
-    Tally,
-    settle,
+from ergon_framework.core.job import JobStatus, Move
+from ergon_framework.jobs.stores.options import text_of
+from ergon_framework.jobs.stores.own_moves import (
+    DUE,
+    LATER,
+    LONGEST_HISTORY,
+    MOST_ENTRIES,
+    Standing,
+    is_usual,
+    latest,
+    outdated,
+    replaced,
 )
-from ergon_framework.jobs.stores.sqlite.rows import DUE, LATER, SQL, entry_of, text_of
+from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Settlement
 from ergon_framework.storage.statements import load
 
-DAY = 86_400.0
-FAILED_KEPT = 30 * DAY
-CANCELLED_KEPT = DAY
-"""How long a job is kept that the store itself ended: nobody was there to say."""
-
-LONGEST_HISTORY = 32 * 1024
-MOST_ENTRIES = 200
-"""Characters and entries of history that a job keeps: the latest."""
-
 _SQL = load(SQL, "moves.sql")
 _COMPLETE = _SQL["complete"]
-_RULE = JobRule()
-
-Row = tuple[int, str, str, int, int, int, int]
-"""What the store needs to move a job by itself: seq, id, status, fence, attempts, deliveries,
-excused."""
 
 
 class Moves:
@@ -52,7 +40,7 @@ class Moves:
 
     def apply(self, settlement: Settlement) -> bool:
         """Move a job if it still is where the move was decided; otherwise change nothing."""
-        if _is_usual(settlement):
+        if is_usual(settlement):
             is_final, was_applied = True, self._complete(settlement)
         elif settlement.move.status.is_final:
             is_final, was_applied = True, self._end(settlement)
@@ -65,13 +53,13 @@ class Moves:
                 self._release(settlement.key)
         return was_applied
 
-    def end_outdated(self, row: Row) -> None:
+    def end_outdated(self, row: Standing) -> None:
         """Dead-letter a job that was not started before its expiry."""
-        self._move(row, Outdated(), FAILED_KEPT)
+        self.apply(outdated(row, self.now))
 
-    def replace(self, row: Row) -> None:
+    def replace(self, row: Standing) -> None:
         """Cancel a job for another one with its unique key."""
-        self._move(row, CancelAsked(), CANCELLED_KEPT, why="replaced")
+        self.apply(replaced(row, self.now))
 
     def block(self, seqs: list[int]) -> None:
         """Let jobs wait until one of their limit key has stopped."""
@@ -92,24 +80,6 @@ class Moves:
         """How many jobs of a limit key run."""
         count: int = self.cursor.execute(_SQL["running_of_key"], (key,)).fetchone()[0]
         return count
-
-    def _move(self, row: Row, seen: Seen, keep: float, why: str = "") -> None:
-        seq, job_id, status, fence, attempts, deliveries, excused = row
-        tally = Tally(JobStatus(status), attempts, deliveries, excused)
-        move = settle(tally, seen, _RULE)
-        if why:
-            move = replace(move, why=why)
-        self.apply(
-            Settlement(
-                key=seq,
-                id=job_id,
-                fence=fence,
-                expected=tally.status,
-                move=move,
-                entry=entry_of(move, deliveries, self.now),
-                keep=keep,
-            )
-        )
 
     def _complete(self, settlement: Settlement) -> bool:
         """The usual end, in fewer words."""
@@ -173,7 +143,7 @@ class Moves:
         values = (seq, LONGEST_HISTORY, MOST_ENTRIES)
         found = self.cursor.execute(_SQL["long_history"], values).fetchone()
         if found is not None:
-            self.cursor.execute(_SQL["set_history"], (_latest(found[0]), seq))
+            self.cursor.execute(_SQL["set_history"], (latest(found[0]), seq))
 
     def _release(self, seq: int) -> None:
         """A job stopped, or waits no more: whoever waits for its limit key may be next."""
@@ -199,18 +169,6 @@ class Moves:
             self.is_work |= self.cursor.rowcount > 0
 
 
-def _is_usual(settlement: Settlement) -> bool:
-    """Whether a running job has completed, and nothing else is to be said about it."""
-    move = settlement.move
-    return (
-        move.status is JobStatus.COMPLETED
-        and settlement.expected is JobStatus.ACTIVE
-        and settlement.keep is not None
-        and not settlement.if_expired
-        and not (move.failure or move.why or move.is_solo)
-    )
-
-
 def _witness(settlement: Settlement, move: Move, now: float) -> tuple[Any, ...]:
     """What is written down about a move, and where the job must stand for it."""
     return (
@@ -223,14 +181,3 @@ def _witness(settlement: Settlement, move: Move, now: float) -> tuple[Any, ...]:
         not settlement.if_expired,
         now,
     )
-
-
-def _latest(history: str) -> str:
-    """Half of what may be kept, so that it is not shortened again with every move."""
-    entries = history.split("\n")[-MOST_ENTRIES // 2 :]
-    length = 0
-    for n, entry in enumerate(reversed(entries)):
-        length += len(entry) + 1
-        if n and length > LONGEST_HISTORY // 2:
-            return "\n".join(entries[-n:])
-    return "\n".join(entries)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ergon_framework.jobs.stores.sqlite import adding
 from ergon_framework.jobs.stores.sqlite.claiming import Claim, Turns
-from ergon_framework.jobs.stores.sqlite.desk import SqliteDesk
 from ergon_framework.jobs.stores.sqlite.moves import Moves
+from ergon_framework.jobs.stores.sqlite.moving import SqliteMoving
 from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
 from ergon_framework.ports.jobstore import (
     Added,
@@ -27,7 +27,7 @@ from ergon_framework.storage.statements import load
 _SQL = load(SQL, "jobs.sql")
 
 
-class SqliteJobStore(SqliteDesk):
+class SqliteJobStore(SqliteMoving):
     """Jobs in one SQLite file, which any number of processes on this machine may share."""
 
     durability = "An acknowledged job is synced to disk in the SQLite file and survives power cuts."

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ergon_framework.jobs.stores.sqlite.moves import DAY, Moves
+from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
+from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Job, Sweep
 from ergon_framework.storage.statements import load
-
-WORKER_FORGOTTEN_AFTER = DAY
-"""Seconds after which a worker that said nothing more is taken off the list."""
 
 _SQL = load(SQL, "desk.sql")
 

@@ -14,6 +14,7 @@ from ergon_framework.testing.suites.jobstore import (
     leases,
     limit_keys,
     limits,
+    moving,
     operating,
     schedules,
     settling,
@@ -39,6 +40,7 @@ JOB_STORE_CHECKS: tuple[Check[Subject], ...] = (
     *schedules.CHECKS,
     *bells.CHECKS,
     *upkeep.CHECKS,
+    *moving.CHECKS,
 )
 
 

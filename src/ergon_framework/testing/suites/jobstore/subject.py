@@ -33,6 +33,7 @@ from ergon_framework.ports.jobstore import (
     ScheduleStore,
     Settlement,
 )
+from ergon_framework.ports.moving import Archive
 from ergon_framework.testing.suites.check import expect, fail
 from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.stores import StoreSubject
@@ -74,7 +75,8 @@ class Subject(StoreSubject[Store]):
     @property
     def capabilities(self) -> frozenset[str]:
         """What the checks may use beside the ports."""
-        return frozenset() if self._reopen is None else frozenset({"reopen"})
+        found = {"reopen": self._reopen is not None, "moving": isinstance(self.store, Archive)}
+        return frozenset(name for name, is_there in found.items() if is_there)
 
     def reopen(self) -> None:
         """Go on with what a new process would find."""

@@ -1,0 +1,123 @@
+"""Copies of jobs, out of memory and into it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, cast
+
+from ergon_framework.jobs.stores.memory_desk import MemoryDesk
+from ergon_framework.jobs.stores.memory_ledger import Ledger
+from ergon_framework.jobs.stores.memory_record import MOST_HISTORY, Record
+from ergon_framework.jobs.stores.moving import discard_settings, dump_settings, load_settings
+from ergon_framework.ports.jobstore import Job, NewJob
+from ergon_framework.ports.moving import PAGE_BYTES, C, Copy, JobCopy
+
+
+class MemoryMoving(MemoryDesk):
+    """What a move needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mark: bytes | None = None
+
+    def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
+        """The copies of a kind after a place, in order."""
+        if kind is not JobCopy:
+            return dump_settings(self, kind, after, limit)
+        with self._step() as ledger:
+            return cast("list[C]", _page(ledger, after or 0, limit))
+
+    def load(self, copies: Sequence[Copy]) -> None:
+        """Put copies of one kind in, in order."""
+        with self._step() as ledger:
+            for each in copies:
+                if isinstance(each, JobCopy):
+                    ledger.put(_record(each))
+            ledger.is_work = False  # whoever works here comes when the move is over
+        load_settings(self, copies)
+
+    def discard(self, copies: Sequence[Copy]) -> None:
+        """Take copies of one kind out; those that are not there are fine."""
+        with self._step() as ledger:
+            for each in copies:
+                record = ledger.by_id.get(each.name)
+                if isinstance(each, JobCopy) and record is not None:
+                    ledger.remove(record)
+        discard_settings(self, copies)
+
+    def mark(self) -> bytes | None:
+        """What was written down about a move into this store."""
+        with self._step():
+            return self._mark
+
+    def set_mark(self, mark: bytes | None) -> None:
+        """Write something down about a move into this store, or forget it."""
+        with self._step():
+            self._mark = mark
+
+
+def _page(ledger: Ledger, after: int, limit: int) -> list[JobCopy]:
+    """Some jobs, and fewer when they are large."""
+    later = (record for key, record in ledger.records.items() if key > after)
+    page: list[JobCopy] = []
+    size = 0
+    for record in islice(later, limit):
+        job = record.job()
+        size += len(job.args) + len(job.kwargs) + len(job.result or b"")
+        if page and size > PAGE_BYTES:
+            break
+        page.append(JobCopy(job, record.changed_at))
+    return page
+
+
+def _record(copy: JobCopy) -> Record:
+    """A job as the store keeps it; its key is given when it is put in."""
+    job = copy.job
+    return Record(
+        key=0,
+        new=_new(job),
+        created_at=job.created_at,
+        changed_at=copy.changed_at,
+        run_at=job.run_at,
+        expires_at=job.expires_at,
+        status=job.status,
+        attempts=job.attempts - job.is_charged,
+        is_charged=job.is_charged,
+        deliveries=job.deliveries,
+        excused=job.excused,
+        is_solo=job.is_solo,
+        fence=job.fence,
+        why=job.why,
+        worker=job.worker,
+        claimed_at=job.claimed_at,
+        lease_expires_at=job.lease_expires_at,
+        finished_at=job.finished_at,
+        purge_at=job.purge_at,
+        result=job.result,
+        last_error=job.last_error,
+        history=deque(job.history, maxlen=max(MOST_HISTORY, len(job.history))),
+    )
+
+
+def _new(job: Job) -> NewJob:
+    return NewJob(
+        id=job.id,
+        handler=job.handler,
+        executor=job.executor,
+        queue=job.queue,
+        args=job.args,
+        kwargs=job.kwargs,
+        priority=job.priority,
+        timeout=job.timeout,
+        max_attempts=job.max_attempts,
+        max_deliveries=job.max_deliveries,
+        retry=job.retry,
+        unique_key=job.unique_key,
+        limit_key=job.limit_key,
+        limit=job.limit,
+        result_ttl=job.result_ttl,
+        correlation_id=job.correlation_id,
+        trace_context=job.trace_context,
+    )

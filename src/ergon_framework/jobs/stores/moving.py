@@ -1,0 +1,51 @@
+"""Copies of queues' settings and of schedules, which every job store gives and takes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from ergon_framework.ports.jobstore import JobDesk, Queue, ScheduleStore
+from ergon_framework.ports.moving import C, Copy, QueueCopy, ScheduleCopy
+
+_FIELDS = ("is_paused", "max_active", "rate", "burst")
+_NONE = {name: getattr(Queue(name=""), name) for name in _FIELDS}
+
+
+class Desk(JobDesk, ScheduleStore, Protocol):
+    """The two ports that settings are kept behind."""
+
+
+def dump_settings(desk: Desk, kind: type[C], after: str | None, limit: int) -> list[C]:
+    """Queues' settings or schedules after a name, in order."""
+    found: list[QueueCopy] | list[ScheduleCopy]
+    if kind is QueueCopy:
+        found = [copy for queue in desk.queues() if (copy := _settings_of(queue)) is not None]
+    else:
+        found = [ScheduleCopy(schedule) for schedule in desk.schedules()]
+    ordered = sorted(found, key=lambda copy: copy.place)
+    return cast("list[C]", [copy for copy in ordered if copy.place > (after or "")][:limit])
+
+
+def load_settings(desk: Desk, copies: Sequence[Copy]) -> None:
+    """Put queues' settings and schedules in, whatever was there."""
+    for copy in copies:
+        if isinstance(copy, QueueCopy):
+            desk.set_queue(copy.queue, **{name: getattr(copy, name) for name in _FIELDS})
+        elif isinstance(copy, ScheduleCopy):
+            desk.put_schedule(copy.schedule)
+
+
+def discard_settings(desk: Desk, copies: Sequence[Copy]) -> None:
+    """Take queues' settings and schedules away."""
+    for copy in copies:
+        if isinstance(copy, QueueCopy):
+            desk.set_queue(copy.queue, **_NONE)
+        elif isinstance(copy, ScheduleCopy):
+            desk.drop_schedule(copy.schedule.name)
+
+
+def _settings_of(queue: Queue) -> QueueCopy | None:
+    """The settings of a queue, if it has any."""
+    found = {name: getattr(queue, name) for name in _FIELDS}
+    return None if found == _NONE else QueueCopy(queue.name, **found)

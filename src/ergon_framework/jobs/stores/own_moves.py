@@ -1,0 +1,112 @@
+"""The few moves that a store makes by itself, and what it keeps of all of them.
+
+What becomes of the job is decided by the core; a store says what it saw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from ergon_framework.core.instants import format_instant
+from ergon_framework.core.job import (
+    CancelAsked,
+    JobRule,
+    JobStatus,
+    Move,
+    Outdated,
+    Seen,
+    Tally,
+    settle,
+)
+from ergon_framework.ports.jobstore import Settlement
+
+ENDED, RUNNING, DUE, LATER, BLOCKED = range(5)
+"""The stages of a job in the tables; their schema says what each means."""
+
+DAY = 86_400.0
+FAILED_KEPT = 30 * DAY
+CANCELLED_KEPT = DAY
+"""How long a job is kept that the store itself ended: nobody was there to say."""
+
+WORKER_FORGOTTEN_AFTER = DAY
+"""Seconds after which a worker that said nothing more is taken off the list."""
+
+LONGEST_HISTORY = 32 * 1024
+MOST_ENTRIES = 200
+"""Characters and entries of history that a job keeps: the latest."""
+
+_RULE = JobRule()
+_encode = msgspec.json.Encoder().encode
+
+Standing = tuple[int, str, str, int, int, int, int]
+"""What a store needs to move a job by itself: seq, id, status, fence, attempts, deliveries,
+excused."""
+
+
+def outdated(row: Standing, now: float) -> Settlement:
+    """Dead-letter a job that was not started before its expiry."""
+    return _settlement(row, Outdated(), FAILED_KEPT, now)
+
+
+def replaced(row: Standing, now: float) -> Settlement:
+    """Cancel a job for another one with its unique key."""
+    return _settlement(row, CancelAsked(), CANCELLED_KEPT, now, why="replaced")
+
+
+def is_usual(settlement: Settlement) -> bool:
+    """Whether a running job has completed, and nothing else is to be said about it."""
+    move = settlement.move
+    return (
+        move.status is JobStatus.COMPLETED
+        and settlement.expected is JobStatus.ACTIVE
+        and settlement.keep is not None
+        and not settlement.if_expired
+        and not (move.failure or move.why or move.is_solo)
+    )
+
+
+def entry_of(move: Move, deliveries: int, now: float) -> bytes:
+    """What the history says of a move that the store made by itself."""
+    entry = {
+        "at": format_instant(now),
+        "event": move.event,
+        "status": move.status,
+        "attempt": move.attempts,
+        "delivery": deliveries,
+    }
+    if move.failure is not None:
+        failure = move.failure
+        entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
+    if move.why:
+        entry["why"] = move.why
+    return _encode(entry)
+
+
+def latest(history: str) -> str:
+    """Half of what may be kept, so that it is not shortened again with every move."""
+    entries = history.split("\n")[-MOST_ENTRIES // 2 :]
+    length = 0
+    for n, entry in enumerate(reversed(entries)):
+        length += len(entry) + 1
+        if n and length > LONGEST_HISTORY // 2:
+            return "\n".join(entries[-n:])
+    return "\n".join(entries)
+
+
+def _settlement(row: Standing, seen: Seen, keep: float, now: float, why: str = "") -> Settlement:
+    seq, job_id, status, fence, attempts, deliveries, excused = row
+    tally = Tally(JobStatus(status), attempts, deliveries, excused)
+    move = settle(tally, seen, _RULE)
+    if why:
+        move = replace(move, why=why)
+    return Settlement(
+        key=seq,
+        id=job_id,
+        fence=fence,
+        expected=tally.status,
+        move=move,
+        entry=entry_of(move, deliveries, now),
+        keep=keep,
+    )

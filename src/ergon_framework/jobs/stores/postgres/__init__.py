@@ -1,0 +1,21 @@
+"""Jobs in a PostgreSQL database, shared by any number of workers on any number of hosts.
+
+Theory of operation. As in the SQLite store, a job's ``stage`` says what the machinery has to do
+with it, and each stage has partial indexes of its own. What differs is that others work at the same
+time, and that each word with the server costs a round trip:
+
+* An exchange is one pipeline: settle, claim, look around, COMMIT. The lanes that are claimed from
+  are those that the last look showed; a worker that is left with free slots goes on with what this
+  look shows. Claims of different workers pass by each other (``SKIP LOCKED``).
+* What needs a closer look is left to a second transaction: jobs that have a limit key or an expiry,
+  and queues with settings. There, a queue's row is locked while one claims from it, and so is each
+  limit key while jobs of it start, or are woken after one has stopped. Locks are taken in one
+  order: queues by name, then keys.
+* All instants come from the server, or from the clock that a test gave.
+
+No decision about a job is made in SQL: moves come from the core, statements check and apply.
+"""
+
+from ergon_framework.jobs.stores.postgres.store import PostgresJobStore
+
+__all__ = ["PostgresJobStore"]

@@ -1,0 +1,175 @@
+"""Adding jobs, in one statement or within one transaction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import DuplicateJobError
+from ergon_framework.jobs.stores.options import options_text
+from ergon_framework.jobs.stores.own_moves import replaced
+from ergon_framework.jobs.stores.postgres.rows import Row
+from ergon_framework.jobs.stores.postgres.settling import Settling, lock_keys, wake
+from ergon_framework.jobs.stores.postgres.statements import blobs, numbers, statements, texts
+from ergon_framework.jobs.stores.postgres.words import Words
+from ergon_framework.jobs.stores.refusals import id_taken, key_held
+from ergon_framework.ports.jobstore import Added, NewJob, OnDuplicate
+
+_SQL = statements("jobs.sql")
+
+
+def has_keys(jobs: Sequence[NewJob]) -> bool:
+    """Whether others have to be looked at before these can be added."""
+    return any(job.unique_key is not None for job in jobs)
+
+
+def insert(words: Words, jobs: Sequence[NewJob]) -> None:
+    """Add them all, whatever their keys; the server refuses all when one is not unique."""
+    is_special = any(map(_is_special, jobs))
+    values = _values(jobs) | _special_values(jobs) if is_special else _values(jobs)
+    words.say(_SQL["insert" if is_special else "insert_plain"], values)
+
+
+def refuse_twins(jobs: Sequence[NewJob]) -> None:
+    """Refuse two jobs of one id in one batch."""
+    seen: set[str] = set()
+    for job in jobs:
+        if job.id in seen:
+            raise id_taken(job)
+        seen.add(job.id)
+
+
+def taken(words: Words, jobs: Sequence[NewJob]) -> set[str]:
+    """Which of their ids are there already."""
+    values = {"ids": texts([job.id for job in jobs])}
+    return {row[0] for row in words.say(_SQL["taken_ids"], values).fetchall()}
+
+
+class Adding:
+    """Adds jobs that may meet others, in the order given, within one transaction."""
+
+    def __init__(self, words: Words, jobs: Sequence[NewJob]) -> None:
+        self._words = words
+        self._jobs = jobs
+        self._news: dict[str, NewJob] = {}  # by id; not written yet
+        self._freed: Counter[str] = Counter()
+        self._taken = taken(words, jobs)
+        wanted = {job.unique_key for job in jobs if job.on_duplicate is OnDuplicate.REPLACE}
+        others = {job.unique_key for job in jobs} - wanted - {None}
+        # Only what may be replaced is locked: the caller's transaction may take its time.
+        self._holders = self._held("key_holders", others)
+        self._holders |= self._held("lock_holders", wanted - {None})
+        self.is_done = False
+        """Whether a job was cancelled for another one."""
+
+    def all(self) -> list[Added]:
+        """Add all of them; raises DuplicateJobError, and then the caller rolls back."""
+        found = [self._add(job) for job in self._jobs]
+        self._finish()
+        return found
+
+    def possible(self) -> int:
+        """Add those that can be added, and leave out the others; how many there were."""
+        added = 0
+        for job in self._jobs:
+            with suppress(DuplicateJobError):
+                added += self._add(job).is_new
+        self._finish()
+        return added
+
+    def _held(self, statement: str, keys: Collection[str | None]) -> dict[str, Row]:
+        """By unique key: how the holder stands, and what time it is."""
+        if not keys:
+            return {}
+        rows = self._words.say(_SQL[statement], {"keys": texts(keys)}).fetchall()
+        return {row[0]: row[1:] for row in rows}
+
+    def _add(self, job: NewJob) -> Added:
+        if job.unique_key is None or job.unique_key not in self._holders:
+            self._put(job)
+            return Added(job.id, True)
+        holder, status = self._holders[job.unique_key][1:3]
+        if job.on_duplicate is OnDuplicate.EXISTING:
+            return Added(holder, False)
+        if job.on_duplicate is OnDuplicate.REJECT or status == JobStatus.ACTIVE:
+            raise key_held(job, holder)
+        if job.id in self._taken:
+            raise id_taken(job)
+        self._replace(job.unique_key)
+        self._put(job)
+        return Added(job.id, True, holder)
+
+    def _put(self, job: NewJob) -> None:
+        if job.id in self._taken:
+            raise id_taken(job)
+        self._taken.add(job.id)
+        self._news[job.id] = job
+        if job.unique_key is not None:
+            self._holders[job.unique_key] = (None, job.id, JobStatus.PENDING.value)
+
+    def _replace(self, key: str) -> None:
+        """Cancel the holder; one of this very batch has to be there first."""
+        if self._holders[key][0] is None:
+            self._write()
+            self._holders |= self._held("lock_holders", {key})
+        *standing, now = self._holders.pop(key)
+        settling = Settling(self._words, [replaced(tuple(standing), now)])
+        settling.read()
+        self._freed += settling.freed
+        self.is_done = True
+
+    def _write(self) -> None:
+        if self._news:
+            insert(self._words, list(self._news.values()))
+            self._news = {}
+
+    def _finish(self) -> None:
+        self._write()
+        if self._freed:  # last of all: who waits for this lock holds none that we wait for
+            lock_keys(self._words, self._freed)
+            wake(self._words, self._freed)
+
+
+def _is_special(job: NewJob) -> bool:
+    """Whether the plain statement cannot say all there is to say."""
+    return (
+        job.limit_key is not None
+        or job.unique_key is not None
+        or job.expires_at is not None
+        or job.correlation_id is not None
+        or job.trace_context is not None
+        or job.timeout is not None
+        or job.max_attempts is not None
+        or job.max_deliveries is not None
+        or job.retry is not None
+        or job.result_ttl is not None
+    )
+
+
+def _values(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """What every job has."""
+    return {
+        "delays": numbers([job.delay for job in jobs]),
+        "run_ats": numbers([job.run_at for job in jobs]),
+        "queues": texts([job.queue for job in jobs]),
+        "executors": texts([job.executor for job in jobs]),
+        "priorities": numbers([job.priority for job in jobs]),
+        "ids": texts([job.id for job in jobs]),
+        "handlers": texts([job.handler for job in jobs]),
+        "args": blobs([job.args for job in jobs]),
+        "kwargs": blobs([job.kwargs for job in jobs]),
+    }
+
+
+def _special_values(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    """What some jobs have."""
+    return {
+        "expiries": numbers([job.expires_at for job in jobs]),
+        "unique_keys": texts([job.unique_key for job in jobs]),
+        "limit_keys": texts([job.limit_key for job in jobs]),
+        "limits": numbers([job.limit for job in jobs]),
+        "options": texts([options_text(job) for job in jobs]),
+    }

@@ -1,0 +1,174 @@
+"""What every part of the store stands on: the database, the clock and the bells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from ergon_framework.errors import StoreError
+from ergon_framework.jobs.stores.postgres.statements import SQL, statements
+from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
+from ergon_framework.ports.jobstore import Bell, Topic
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.postgres.batches import Batch
+from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.database import PostgresDatabase
+from ergon_framework.storage.postgres.schema import PostgresSchema
+
+T = TypeVar("T")
+
+SCHEMA = PostgresSchema("jobs", f"{SQL}.schema")
+_CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
+_BEFORE = {call: f"jobs.{call}.before_commit" for call in _CALLS}
+_BEFORE["move"] = "move.jobs.before_commit"
+_AFTER = {call: f"jobs.{call}.after_commit" for call in _CALLS}
+_AFTER["move"] = "move.jobs.after_commit"
+declare(*_BEFORE.values(), *_AFTER.values())
+
+_CHANNELS = {topic: f"ergon_jobs_{topic.value}" for topic in Topic}
+_SQL = statements("jobs.sql")
+_CONFLICTS = 4
+# Every statement is written for an index, and for few rows of a table that may be empty now and
+# have a million rows in a minute. What the planner remembers of it must hold then, too.
+_GREETING = (
+    "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off;"
+    " SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;"
+    " SET plan_cache_mode = force_generic_plan"
+)
+
+
+def topics_of(*, is_work: bool, is_done: bool) -> set[Topic]:
+    """What to ring for."""
+    return {topic for topic, is_so in ((Topic.WORK, is_work), (Topic.DONE, is_done)) if is_so}
+
+
+class Ground:
+    """Runs transactions, and rings when they are committed."""
+
+    def __init__(
+        self, url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
+    ) -> None:
+        self._given = clock
+        self._database = PostgresDatabase(
+            url, schema=SCHEMA, clock=clock, read_only=read_only, greeting=_GREETING
+        )
+
+    def now(self) -> float:
+        """The server's clock, or the one that was given."""
+        return self._database.now()
+
+    @property
+    def name(self) -> str:
+        """What to call the database in front of people."""
+        return self._database.name
+
+    def listen(self, topic: Topic) -> Bell:
+        """A bell for this process, rung at each change of that kind, from any process."""
+        return self._database.listen(_CHANNELS[topic])
+
+    def announce(self) -> None:
+        """Wake the workers: for those who added jobs in a transaction of their own."""
+        self.ring({Topic.WORK})
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+        self._database.close()
+
+    # ---- for the parts of the store -------------------------------------------------------------
+
+    def words(self, connection: Connection, batch: Batch | None = None) -> Words:
+        """What is said on a connection is said as of now."""
+        return Words(connection, None if self._given is None else self._given(), batch)
+
+    def pipe(
+        self,
+        send: Callable[[Words], Callable[[], T]],
+        call: str,
+        *,
+        topics: Iterable[Topic] = (),
+        is_synced: bool = True,
+    ) -> T:
+        """Run one transaction in one batch, and ring.
+
+        ``send`` says all there is to say, and answers how to read the answers once it is committed.
+        """
+
+        def whole(connection: Connection) -> T:
+            with Batch(connection) as batch:
+                words = self.words(connection, batch)
+                words.say(b"BEGIN")
+                if not is_synced:
+                    words.say(_SQL["synced_later"])
+                read = send(words)
+                failpoint(_BEFORE[call])
+                words.say(b"COMMIT")
+                # After it: a transaction that notifies keeps all others that do from committing.
+                self.notify(words, topics)
+            failpoint(_AFTER[call])
+            return read()
+
+        return self._database.run(whole)
+
+    def step(
+        self,
+        work: Callable[[Words], T],
+        call: str,
+        *,
+        topics: Iterable[Topic] = (),
+        is_synced: bool = True,
+    ) -> T:
+        """Run one transaction whose statements depend on each other's answers, and ring."""
+
+        def send(words: Words) -> Callable[[], T]:
+            result = work(words)
+            return lambda: result
+
+        return self.pipe(send, call, topics=topics, is_synced=is_synced)
+
+    def alone(self, work: Callable[[Words], T], call: str, *, topics: Iterable[Topic]) -> T:
+        """Run one transaction without a batch: an error of one statement can be got over."""
+
+        def whole(connection: Connection) -> T:
+            words = self.words(connection)
+            with connection.transaction():
+                result = work(words)
+                failpoint(_BEFORE[call])
+            failpoint(_AFTER[call])
+            self.notify(words, topics)
+            return result
+
+        return self._database.run(whole)
+
+    def insist(self, work: Callable[[Words], T], call: str, *, topics: Iterable[Topic]) -> T:
+        """The same for work that others may spoil by adding a job of the same id or key first."""
+        for _ in range(_CONFLICTS):
+            try:
+                return self.step(work, call, topics=topics)
+            except StoreError as error:
+                if not is_conflict(error):
+                    raise
+        return self.step(work, call, topics=topics)
+
+    def look(self, work: Callable[[Words], T]) -> T:
+        """Run something that only reads."""
+
+        def whole(connection: Connection) -> T:
+            with Batch(connection) as batch:
+                return work(self.words(connection, batch))
+
+        return self._database.read(whole)
+
+    def ring(self, topics: Iterable[Topic]) -> None:
+        """Wake whoever listens."""
+
+        def whole(connection: Connection) -> None:
+            with Batch(connection) as batch:
+                self.notify(self.words(connection, batch), topics)
+
+        if topics:
+            self._database.run(whole)
+
+    def notify(self, words: Words, topics: Iterable[Topic]) -> None:
+        """The same with the transaction that is open, or at once."""
+        for topic in topics:
+            words.say(_SQL["notify"], {"channel": _CHANNELS[topic]})

@@ -1,0 +1,59 @@
+"""Adding jobs in a transaction that belongs to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ergon_framework.errors import StoreError
+from ergon_framework.jobs.stores.postgres.adding import Adding
+from ergon_framework.jobs.stores.postgres.ground import Ground, topics_of
+from ergon_framework.jobs.stores.postgres.rows import Row
+from ergon_framework.jobs.stores.postgres.statements import statements
+from ergon_framework.jobs.stores.postgres.words import Words
+from ergon_framework.ports.jobstore import Added, NewJob
+from ergon_framework.storage.postgres.joining import Joinable, joined
+
+_SQL = statements("joining.sql")
+
+
+class Joining:
+    """Where the store's tables are, so that another connection can be told whether it has them."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._home: Row | None = None
+
+    def add(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
+        """Add jobs in the caller's transaction."""
+        *home, namespace = self._found()
+        with joined(connection, self._ground.name) as driver:
+            words = self._ground.words(driver)
+            with _looking_in(words, namespace):
+                [found] = words.say(_SQL["home"]).fetchall()
+                if list(found[:-1]) != home:
+                    raise StoreError(
+                        f"the connection is not one to {self._ground.name}",
+                        remedy="connect to that very database, or leave the connection out",
+                    )
+                adding = Adding(words, jobs)
+                added = adding.all()
+                self._ground.notify(words, topics_of(is_work=True, is_done=adding.is_done))
+        return added
+
+    def _found(self) -> Row:
+        if self._home is None:
+            [self._home] = self._ground.look(lambda words: words.say(_SQL["home"]).fetchall())
+        return self._home
+
+
+@contextmanager
+def _looking_in(words: Words, namespace: str) -> Iterator[None]:
+    """Find our tables for a while, wherever the caller looks for its own.
+
+    After an error the caller's savepoint puts it back.
+    """
+    [[before]] = words.say(_SQL["path"]).fetchall()
+    words.say(_SQL["set_path"], {"path": f'"{namespace}"'})
+    yield
+    words.say(_SQL["set_path"], {"path": before})

@@ -1,0 +1,118 @@
+"""Copies of jobs, out of the database and into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from ergon_framework.errors import StoreError
+from ergon_framework.jobs.stores.moving import discard_settings, dump_settings, load_settings
+from ergon_framework.jobs.stores.options import options_text, text_of
+from ergon_framework.jobs.stores.postgres.desk import PostgresDesk
+from ergon_framework.jobs.stores.postgres.rows import jobs_from
+from ergon_framework.jobs.stores.postgres.statements import (
+    blobs,
+    flags,
+    numbers,
+    statements,
+    texts,
+)
+from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
+from ergon_framework.ports.jobstore import Job
+from ergon_framework.ports.moving import PAGE_BYTES, C, Copy, JobCopy
+
+_SQL = statements("moving.sql")
+_NUMBERS = (
+    *("fence", "deliveries", "attempts", "excused", "lease_expires_at", "claimed_at", "purge_at"),
+    *("priority", "run_at", "expires_at", "limit", "created_at"),
+)
+_TEXTS = ("worker", "why", "queue", "executor", "unique_key", "limit_key", "id", "handler")
+_AS_THEY_ARE: dict[str, Callable[[Any], object]] = {
+    **dict.fromkeys(_NUMBERS, numbers),
+    **dict.fromkeys(_TEXTS, texts),
+    **dict.fromkeys(("args", "kwargs", "result"), blobs),
+    **dict.fromkeys(("is_charged", "is_solo"), flags),
+}
+
+
+class PostgresMoving(PostgresDesk):
+    """What a move needs."""
+
+    def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
+        """The copies of a kind after a place, in order."""
+        if kind is not JobCopy:
+            return dump_settings(self, kind, after, limit)
+        return cast("list[C]", self.look(lambda words: _page(words, after or 0, limit)))
+
+    def load(self, copies: Sequence[Copy]) -> None:
+        """Put copies of one kind in, in order."""
+        jobs = [each for each in copies if isinstance(each, JobCopy)]
+        if jobs:
+            try:
+                self.step(lambda words: _load(words, jobs), "move")
+            except StoreError as error:
+                raise (_told(error) if is_conflict(error) else error) from error
+        load_settings(self, copies)
+
+    def discard(self, copies: Sequence[Copy]) -> None:
+        """Take copies of one kind out; those that are not there are fine."""
+        ids = [each.name for each in copies if isinstance(each, JobCopy)]
+        if ids:
+            self.step(lambda words: words.say(_SQL["remove"], {"ids": texts(ids)}), "move")
+        discard_settings(self, copies)
+
+    def mark(self) -> bytes | None:
+        """What was written down about a move into this store."""
+        rows = self.look(lambda words: words.say(_SQL["mark"]).fetchall())
+        return rows[0][0] if rows else None
+
+    def set_mark(self, mark: bytes | None) -> None:
+        """Write something down about a move into this store, or forget it."""
+        statement = _SQL["unmark" if mark is None else "set_mark"]
+        self.step(lambda words: words.say(statement, {"mark": mark}), "move")
+
+
+def _page(words: Words, after: int, limit: int) -> list[JobCopy]:
+    """Some jobs, and fewer when they are large."""
+    changed: dict[int, float] = {}
+    last, size = after, 0
+    places = words.say(_SQL["places"], {"after": after, "limit": limit})
+    for seq, changed_at, weight in places.fetchall():
+        size += weight
+        if changed and size > PAGE_BYTES:
+            break
+        changed[seq], last = changed_at, seq
+    jobs = jobs_from(words.say(_SQL["stretch"], {"after": after, "last": last}))
+    return [JobCopy(job, changed[job.key]) for job in jobs if job.key in changed]
+
+
+def _load(words: Words, copies: Sequence[JobCopy]) -> None:
+    ids = {"ids": texts([copy.job.id for copy in copies])}
+    found = words.say(_SQL["standing"], ids).fetchall()
+    standing = {(job_id, created_at): seq for job_id, seq, created_at in found}
+    words.say(_SQL["remove"], ids)
+    # One of another instant is another job, which came to the end of the line.
+    seqs = [standing.get((copy.job.id, copy.job.created_at)) for copy in copies]
+    values = {"seq": numbers(seqs), "changed_at": numbers([copy.changed_at for copy in copies])}
+    words.say(_SQL["put"], values | _columns([copy.job for copy in copies]))
+
+
+def _columns(jobs: Sequence[Job]) -> dict[str, object]:
+    """The columns of jobs, by name."""
+    plain = {
+        name: array([getattr(job, name) for job in jobs]) for name, array in _AS_THEY_ARE.items()
+    }
+    errors = [None if job.last_error is None else text_of(job.last_error) for job in jobs]
+    return plain | {
+        "status": texts([job.status.value for job in jobs]),
+        "options": texts(map(options_text, jobs)),
+        "last_error": texts(errors),
+        "history": texts([b"\n".join(job.history).decode() or None for job in jobs]),
+    }
+
+
+def _told(error: StoreError) -> StoreError:
+    return StoreError(
+        f"some of these jobs cannot be put beside the others: {error}",
+        remedy="see that nobody else writes to the store, then move again",
+    )

@@ -1,0 +1,82 @@
+"""Rows of the job table, and what the rest of the product sees of them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.options import entries_of, failure_from, options_from
+from ergon_framework.jobs.stores.own_moves import BLOCKED, ENDED
+from ergon_framework.jobs.stores.postgres.statements import COLUMNS
+from ergon_framework.ports.jobstore import Job, Leased
+
+Row = tuple[Any, ...]
+
+EXECUTOR, QUEUE, PRIORITY, RUN_AT = 4, 5, 15, 16
+"""Where a claimed row has what decides whose it is, and its place."""
+
+_AS_THEY_ARE = (
+    *("id", "handler", "executor", "queue", "args", "kwargs", "priority", "created_at", "run_at"),
+    *("expires_at", "unique_key", "limit_key", "attempts", "is_charged", "deliveries", "excused"),
+    *("is_solo", "fence", "why", "worker", "claimed_at", "lease_expires_at", "purge_at", "result"),
+)
+
+
+class Answer(Protocol):
+    """What the server answers."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows a statement changed."""
+
+    def fetchall(self) -> list[Row]:
+        """Its rows."""
+
+
+def jobs_from(cursor: Answer) -> list[Job]:
+    """The jobs of a statement that asked for all their columns."""
+    return [_job(dict(zip(COLUMNS, row, strict=True))) for row in cursor.fetchall()]
+
+
+def _job(row: dict[str, Any]) -> Job:
+    return Job(
+        key=row["seq"],
+        status=JobStatus(row["status"]),
+        limit=row["key_limit"],
+        is_limited=row["stage"] == BLOCKED,
+        finished_at=row["changed_at"] if row["stage"] == ENDED else None,
+        last_error=failure_from(row["last_error"]),
+        history=entries_of(row["history"]),
+        **options_from(row["options"]).fields(),
+        **{name: row[name] for name in _AS_THEY_ARE},
+    )
+
+
+def leased(row: Row) -> Leased:
+    """A job that was just claimed, as its worker needs it."""
+    seq, fence, job_id, handler, executor, queue, args, kwargs = row[:8]
+    attempts, deliveries, excused, is_solo, created_at, options, claimed_at = row[8:15]
+    asked = options_from(options)
+    return Leased(
+        key=seq,
+        fence=fence,
+        id=job_id,
+        handler=handler,
+        executor=executor,
+        queue=queue,
+        args=args,
+        kwargs=kwargs,
+        attempts=attempts,
+        deliveries=deliveries,
+        excused=excused,
+        is_solo=is_solo,
+        created_at=created_at,
+        claimed_at=claimed_at,
+        timeout=asked.timeout,
+        max_attempts=asked.max_attempts,
+        max_deliveries=asked.max_deliveries,
+        retry=None if asked.retry is None else asked.retry.encode(),
+        result_ttl=asked.result_ttl,
+        correlation_id=asked.correlation_id,
+        trace_context=asked.trace_context,
+    )

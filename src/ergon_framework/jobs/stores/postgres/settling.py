@@ -1,0 +1,197 @@
+"""Applying moves within one transaction, and whom to wake when it is committed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.options import text_of
+from ergon_framework.jobs.stores.own_moves import (
+    DUE,
+    ENDED,
+    LATER,
+    LONGEST_HISTORY,
+    MOST_ENTRIES,
+    is_usual,
+    latest,
+)
+from ergon_framework.jobs.stores.postgres.rows import Answer, Row
+from ergon_framework.jobs.stores.postgres.statements import (
+    blobs,
+    flags,
+    lines,
+    numbers,
+    statements,
+    texts,
+)
+from ergon_framework.jobs.stores.postgres.words import Words
+from ergon_framework.ports.jobstore import Settlement
+
+KEY_LOCKS = 0x4A4F4253
+"""The class of the advisory locks for limit keys."""
+
+_SQL = statements("moves.sql")
+
+
+class Settling:
+    """The moves of one transaction: sent at once, and read when it is committed."""
+
+    def __init__(self, words: Words, settlements: Sequence[Settlement]) -> None:
+        self._settlements = settlements
+        self._sent: list[tuple[list[Settlement], Answer]] = []
+        for wave in _waves(settlements):
+            usual = [each for each in wave if is_usual(each)]
+            others = [each for each in wave if not is_usual(each)]
+            if usual:
+                self._sent.append((usual, words.say(_SQL["complete"], _completions(usual))))
+            if others:
+                self._sent.append((others, words.say(_SQL["move"], _moves(others))))
+        self.freed: Counter[str] = Counter()  # how many of a limit key have stopped
+        self.long: list[tuple[int, str]] = []  # jobs whose history has to be shortened
+        self.is_work = False
+        self.is_done = False
+
+    def read(self) -> list[bool]:
+        """For each settlement, whether it was applied."""
+        applied: set[int] = set()  # by identity: two may be about one job
+        for wave, cursor in self._sent:
+            rows = {row[0]: row for row in cursor.fetchall()}
+            for settlement in wave:
+                row = rows.get(settlement.key)
+                if row is not None:
+                    applied.add(id(settlement))
+                    self._note(settlement, row)
+        return [id(each) in applied for each in self._settlements]
+
+    def _note(self, settlement: Settlement, row: Row) -> None:
+        _, key, history, is_any_limited = row
+        is_final = settlement.move.status.is_final
+        self.is_done |= is_final
+        self.is_work |= is_any_limited or not is_final
+        if key is not None:
+            self.freed[key] += 1
+        if history is not None:
+            self.long.append((settlement.key, history))
+
+
+def one_by_one(
+    words: Words, settlements: Sequence[Settlement]
+) -> tuple[list[bool], list[Settling]]:
+    """The same outside of a pipeline: one that is not unique is refused alone."""
+    applied, settlings = [], []
+    for settlement in settlements:
+        try:
+            with words.connection.transaction():
+                settling = Settling(words, [settlement])
+                applied += settling.read()
+                settlings.append(settling)
+        except psycopg.errors.UniqueViolation:
+            applied.append(False)  # it had ended, and another job holds its unique key now
+    return applied, settlings
+
+
+def shorten(words: Words, long: Iterable[tuple[int, str]]) -> None:
+    """Keep the latest part of histories."""
+    for seq, history in long:
+        values = {"seq": seq, "long": history, "history": latest(history)}
+        words.say(_SQL["set_history"], values)
+
+
+def lock_keys(words: Words, keys: Iterable[str]) -> None:
+    """Wait until nobody else starts or wakes jobs of these limit keys."""
+    words.say(_SQL["lock_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
+
+
+def wake(words: Words, freed: Counter[str]) -> Answer:
+    """Let jobs go that wait for limit keys, which are locked; answers with those that go."""
+    values = {"keys": texts(freed), "freed": numbers(freed.values())}
+    return words.say(_SQL["wake"], values)
+
+
+def blocked_keys(words: Words, after: str, limit: int) -> Answer:
+    """Limit keys that somebody waits for."""
+    return words.say(_SQL["blocked_keys"], {"after": after, "limit": limit})
+
+
+def were_applied(words: Words, settlements: Sequence[Settlement]) -> set[int]:
+    """Of moves that were refused, which jobs have them in their history all the same."""
+    values = {
+        "seqs": numbers([each.key for each in settlements]),
+        "ids": texts([each.id for each in settlements]),
+        "entries": lines([each.entry for each in settlements]),
+    }
+    return {row[0] for row in words.say(_SQL["were_applied"], values).fetchall()}
+
+
+def _waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
+    """One statement moves a job at most once: a second move of a job goes into the next."""
+    waves: list[dict[Any, Settlement]] = []
+    for settlement in settlements:
+        for wave in waves:
+            if settlement.key not in wave:
+                wave[settlement.key] = settlement
+                break
+        else:
+            waves.append({settlement.key: settlement})
+    # In the order of their numbers: whoever moves the same jobs meanwhile does so in this order.
+    return [[wave[key] for key in sorted(wave)] for wave in waves]
+
+
+def _completions(settlements: list[Settlement]) -> dict[str, Any]:
+    return _witness(settlements) | {
+        "results": blobs([each.result or b"null" for each in settlements]),
+    }
+
+
+def _moves(settlements: list[Settlement]) -> dict[str, Any]:
+    moves = [each.move for each in settlements]
+    return _witness(settlements) | {
+        "expected": texts([each.expected.value for each in settlements]),
+        "rescues": flags([each.if_expired for each in settlements]),
+        "stages": numbers([_stage(each) for each in settlements]),
+        "statuses": texts([move.status.value for move in moves]),
+        "solos": flags([move.is_solo for move in moves]),
+        "whys": texts([move.why for move in moves]),
+        "delays": numbers([move.delay for move in moves]),
+        "results": blobs([_result(each) for each in settlements]),
+        "failures": texts(
+            [None if move.failure is None else text_of(move.failure) for move in moves]
+        ),
+        "resets": flags([move.is_reset for move in moves]),
+        "longest": LONGEST_HISTORY,
+        "most": MOST_ENTRIES,
+    }
+
+
+def _witness(settlements: list[Settlement]) -> dict[str, Any]:
+    """What is written down about moves, and where the jobs must stand for them."""
+    return {
+        "seqs": numbers([each.key for each in settlements]),
+        "ids": texts([each.id for each in settlements]),
+        "fences": numbers([each.fence for each in settlements]),
+        "attempts": numbers([each.move.attempts for each in settlements]),
+        "excuses": numbers([each.move.excused for each in settlements]),
+        "keeps": numbers([_keep(each) for each in settlements]),
+        "entries": lines([each.entry for each in settlements]),
+    }
+
+
+def _stage(settlement: Settlement) -> int:
+    move = settlement.move
+    if move.status.is_final:
+        return ENDED
+    return DUE if move.delay <= 0.0 else LATER
+
+
+def _keep(settlement: Settlement) -> float | None:
+    return settlement.keep if settlement.move.status.is_final else None
+
+
+def _result(settlement: Settlement) -> bytes | None:
+    if settlement.move.status is JobStatus.COMPLETED:
+        return settlement.result or b"null"
+    return settlement.result if settlement.move.status.is_final else None

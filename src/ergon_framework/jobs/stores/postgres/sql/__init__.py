@@ -1,0 +1,1 @@
+"""The statements of the PostgreSQL job store, and its schema."""

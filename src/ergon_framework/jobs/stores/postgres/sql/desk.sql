@@ -1,0 +1,119 @@
+-- A search is put together from what it wants, where it looks, and what must match.
+
+-- jobs: want the jobs
+SELECT {columns}
+
+-- in_all: look everywhere
+FROM ergon_jobs WHERE seq < %(below)s
+
+-- in_running: look at those that run
+FROM ergon_jobs WHERE stage = 1 AND seq < %(below)s
+
+-- in_dead: look at those that have ended, but not well
+FROM ergon_jobs
+WHERE stage = 0 AND status <> 'completed' AND status = %(status)s AND seq < %(below)s
+
+-- in_retrying: look at those that failed and are tried again
+FROM ergon_jobs WHERE stage > 1 AND status = 'retrying' AND seq < %(below)s
+
+-- by_ids: some jobs
+AND id = ANY(%(ids)s::text[])
+
+-- by_statuses: some states
+AND status = ANY(%(statuses)s::text[])
+
+-- by_queue: one queue
+AND queue = %(queue)s
+
+-- by_handler: one handler
+AND handler = %(handler)s
+
+-- by_before: not moved for so long
+AND changed_at < %(before)s
+
+-- by_code: one code of the last failure
+AND last_error::json ->> 'code' = %(code)s
+
+-- newest_first: one page
+ORDER BY seq DESC LIMIT %(limit)s
+
+-- purge: jobs that have ended and were not moved since
+DELETE FROM ergon_jobs AS j USING unnest(
+    %(seqs)s::bigint[], %(ids)s::text[], %(fences)s::bigint[], %(statuses)s::text[],
+    %(finished)s::float8[]
+) AS d (seq, id, fence, status, finished_at)
+WHERE j.seq = d.seq AND j.id = d.id AND j.fence = d.fence AND j.status = d.status
+    AND j.changed_at = d.finished_at AND d.status IN ('completed', 'failed', 'cancelled');
+
+-- purge_due: of each queue and status those that have been kept long enough
+WITH RECURSIVE groups (queue, status) AS (
+    (SELECT queue, status FROM ergon_jobs WHERE stage = 0 ORDER BY queue, status LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM groups AS g CROSS JOIN LATERAL (
+        SELECT queue, status FROM ergon_jobs
+        WHERE stage = 0 AND (queue, status) > (g.queue, g.status) ORDER BY queue, status LIMIT 1
+    ) AS n
+), doomed AS MATERIALIZED (
+    SELECT d.spot FROM groups AS g CROSS JOIN LATERAL (
+        SELECT ctid AS spot FROM ergon_jobs
+        WHERE stage = 0 AND queue = g.queue AND status = g.status AND purge_at <= {now}
+        ORDER BY purge_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+    ) AS d LIMIT %(limit)s
+)
+DELETE FROM ergon_jobs WHERE ctid = ANY(ARRAY(SELECT spot FROM doomed));
+
+-- outdated: those that were not started in time; nobody moves them before this transaction ends
+SELECT seq, id, status, fence, attempts, deliveries, excused, {now} FROM ergon_jobs
+WHERE stage > 1 AND expires_at IS NOT NULL AND expires_at <= {now}
+ORDER BY expires_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- count_due: by queue, with the oldest
+SELECT queue, 'waiting', count(*), min(run_at) FROM ergon_jobs WHERE stage = 2 GROUP BY queue;
+
+-- count_later: by queue, with the oldest
+SELECT queue, 'waiting', count(*), min(run_at) FROM ergon_jobs WHERE stage = 3 GROUP BY queue;
+
+-- count_blocked: by queue, with the oldest
+SELECT queue, 'waiting', count(*), min(run_at) FROM ergon_jobs WHERE stage = 4 GROUP BY queue;
+
+-- count_running: by queue
+SELECT queue, 'active', count(*), NULL::float8 FROM ergon_jobs WHERE stage = 1 GROUP BY queue;
+
+-- count_ended: by queue and status
+SELECT queue, status, count(*), NULL::float8 FROM ergon_jobs WHERE stage = 0 GROUP BY queue, status;
+
+-- count_retrying: by queue; they are among those that wait
+SELECT queue, status, count(*), NULL::float8 FROM ergon_jobs
+WHERE stage > 1 AND status = 'retrying' GROUP BY queue, status;
+
+-- queues: those with settings
+SELECT name, is_paused, max_active, rate, burst, full_at FROM ergon_queues;
+
+-- queue: the settings of one; nobody else changes them before this transaction ends
+SELECT is_paused, max_active, rate, burst, full_at, {now} FROM ergon_queues
+WHERE name = %(name)s FOR UPDATE;
+
+-- touch_queue: there is a row for it, which can be locked
+INSERT INTO ergon_queues (name) VALUES (%(name)s) ON CONFLICT (name) DO NOTHING;
+
+-- set_queue: the settings of one
+UPDATE ergon_queues SET
+    is_paused = %(is_paused)s, max_active = %(max_active)s, rate = %(rate)s, burst = %(burst)s,
+    full_at = %(full_at)s
+WHERE name = %(name)s;
+
+-- unset_queue: it has no settings any more
+DELETE FROM ergon_queues WHERE name = %(name)s;
+
+-- tell: a worker lives
+INSERT INTO ergon_workers (id, seen_at, record) VALUES (%(id)s, {now}, %(record)s)
+ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, record = excluded.record;
+
+-- gone: a worker has left
+DELETE FROM ergon_workers WHERE id = %(id)s;
+
+-- workers: all of them
+SELECT id, seen_at, record FROM ergon_workers ORDER BY id;
+
+-- forget_workers: those that have not been heard of for long
+DELETE FROM ergon_workers WHERE seen_at < {now} - %(age)s::float8;

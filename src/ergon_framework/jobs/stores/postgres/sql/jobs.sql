@@ -1,0 +1,90 @@
+-- insert: new jobs, in the order given; a single statement, all of them or none
+INSERT INTO ergon_jobs (
+    stage, status, created_at, changed_at, run_at, queue, executor, priority, id, handler,
+    args, kwargs, expires_at, unique_key, limit_key, key_limit, options
+)
+SELECT
+    CASE WHEN coalesce(n.run_at, t.now + n.delay) <= t.now THEN 2 ELSE 3 END, 'pending',
+    t.now, t.now, coalesce(n.run_at, t.now + n.delay),
+    n.queue, n.executor, n.priority, n.id, n.handler, n.args, n.kwargs,
+    n.expires_at, n.unique_key, n.limit_key, n.key_limit, n.options
+FROM (SELECT {now} AS now) AS t, unnest(
+    %(delays)s::float8[], %(run_ats)s::float8[], %(queues)s::text[], %(executors)s::text[],
+    %(priorities)s::int[], %(ids)s::text[], %(handlers)s::text[], %(args)s::bytea[],
+    %(kwargs)s::bytea[], %(expiries)s::float8[], %(unique_keys)s::text[], %(limit_keys)s::text[],
+    %(limits)s::int[], %(options)s::text[]
+) AS n (
+    delay, run_at, queue, executor, priority, id, handler, args, kwargs, expires_at, unique_key,
+    limit_key, key_limit, options
+);
+
+-- insert_plain: the same for jobs that ask for nothing special
+INSERT INTO ergon_jobs (
+    stage, status, created_at, changed_at, run_at, queue, executor, priority, id, handler,
+    args, kwargs
+)
+SELECT
+    CASE WHEN coalesce(n.run_at, t.now + n.delay) <= t.now THEN 2 ELSE 3 END, 'pending',
+    t.now, t.now, coalesce(n.run_at, t.now + n.delay),
+    n.queue, n.executor, n.priority, n.id, n.handler, n.args, n.kwargs
+FROM (SELECT {now} AS now) AS t, unnest(
+    %(delays)s::float8[], %(run_ats)s::float8[], %(queues)s::text[], %(executors)s::text[],
+    %(priorities)s::int[], %(ids)s::text[], %(handlers)s::text[], %(args)s::bytea[],
+    %(kwargs)s::bytea[]
+) AS n (delay, run_at, queue, executor, priority, id, handler, args, kwargs);
+
+-- taken_ids: which of these ids are there
+SELECT id FROM ergon_jobs WHERE id = ANY(%(ids)s::text[]);
+
+-- key_holders: who holds these unique keys
+SELECT unique_key, seq, id, status, fence, attempts, deliveries, excused, {now}
+FROM ergon_jobs
+WHERE unique_key = ANY(%(keys)s::text[]) AND unique_key IS NOT NULL AND stage > 0;
+
+-- lock_holders: the same, and nobody moves them before this transaction ends
+SELECT unique_key, seq, id, status, fence, attempts, deliveries, excused, {now}
+FROM ergon_jobs
+WHERE unique_key = ANY(%(keys)s::text[]) AND unique_key IS NOT NULL AND stage > 0
+ORDER BY unique_key FOR NO KEY UPDATE;
+
+-- key_holder: who holds a unique key
+SELECT id FROM ergon_jobs WHERE unique_key = %(key)s AND unique_key IS NOT NULL AND stage > 0;
+
+-- renew: prolong leases; an attempt is charged once
+UPDATE ergon_jobs AS j SET
+    lease_expires_at = t.now + %(lease)s::float8,
+    attempts = j.attempts + (h.is_charged AND NOT j.is_charged)::int,
+    is_charged = j.is_charged OR h.is_charged
+FROM (SELECT {now} AS now) AS t, (
+    SELECT seq, id, fence, bool_or(is_charged) AS is_charged
+    FROM unnest(
+        %(seqs)s::bigint[], %(ids)s::text[], %(fences)s::bigint[], %(charges)s::bool[]
+    ) AS u (seq, id, fence, is_charged)
+    GROUP BY seq, id, fence ORDER BY seq
+) AS h
+WHERE j.seq = h.seq AND j.id = h.id AND j.fence = h.fence AND j.status = 'active'
+RETURNING j.seq, j.id, j.fence;
+
+-- overdue: running jobs that nobody renewed; of each queue the first, then of all
+WITH RECURSIVE queues (name) AS (
+    (SELECT queue FROM ergon_jobs WHERE stage = 1 ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT n.queue FROM queues AS q CROSS JOIN LATERAL (
+        SELECT queue FROM ergon_jobs WHERE stage = 1 AND queue > q.name ORDER BY queue LIMIT 1
+    ) AS n
+)
+SELECT j.* FROM queues AS q CROSS JOIN LATERAL (
+    SELECT {columns} FROM ergon_jobs
+    WHERE stage = 1 AND queue = q.name AND lease_expires_at <= {now}
+    ORDER BY lease_expires_at, seq LIMIT %(limit)s
+) AS j
+ORDER BY j.lease_expires_at, j.seq LIMIT %(limit)s;
+
+-- find: one job
+SELECT {columns} FROM ergon_jobs WHERE id = %(id)s;
+
+-- synced_later: what this transaction commits is a promise to nobody
+SET LOCAL synchronous_commit = off;
+
+-- notify: wake who listens
+SELECT pg_notify(%(channel)s, '');

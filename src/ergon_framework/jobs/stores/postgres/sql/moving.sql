@@ -1,0 +1,60 @@
+-- places: jobs in the order of adding, with what their payloads weigh
+SELECT
+    seq, changed_at,
+    length(args) + length(kwargs) + coalesce(length(result), 0) + coalesce(length(history), 0)
+FROM ergon_jobs WHERE seq > %(after)s ORDER BY seq LIMIT %(limit)s;
+
+-- stretch: the jobs between two places
+SELECT {columns} FROM ergon_jobs WHERE seq > %(after)s AND seq <= %(last)s ORDER BY seq;
+
+-- standing: where jobs stand, and since when
+SELECT id, seq, created_at FROM ergon_jobs WHERE id = ANY(%(ids)s::text[]);
+
+-- remove: jobs in whatever state
+DELETE FROM ergon_jobs WHERE id = ANY(%(ids)s::text[]);
+
+-- put: whole jobs, where they stood or behind all others
+INSERT INTO ergon_jobs (
+    seq, stage, status, fence, deliveries, attempts, excused, is_charged, is_solo, changed_at,
+    lease_expires_at, claimed_at, worker, why, purge_at, queue, executor, priority, run_at,
+    expires_at, unique_key, limit_key, key_limit, id, handler, created_at, options, args, kwargs,
+    last_error, result, history
+) OVERRIDING SYSTEM VALUE
+SELECT
+    coalesce(n.seq, nextval(pg_get_serial_sequence('ergon_jobs', 'seq'))),
+    CASE
+        WHEN n.status IN ('completed', 'failed', 'cancelled') THEN 0
+        WHEN n.status = 'active' THEN 1
+        WHEN n.run_at <= {now} THEN 2
+        ELSE 3
+    END,
+    n.status, n.fence, n.deliveries, n.attempts, n.excused, n.is_charged, n.is_solo, n.changed_at,
+    n.lease_expires_at, n.claimed_at, n.worker, n.why, n.purge_at, n.queue, n.executor,
+    n.priority, n.run_at, n.expires_at, n.unique_key, n.limit_key, n.key_limit, n.id, n.handler,
+    n.created_at, n.options, n.args, n.kwargs, n.last_error, n.result, n.history
+FROM unnest(
+    %(seq)s::bigint[], %(status)s::text[], %(fence)s::bigint[], %(deliveries)s::int[],
+    %(attempts)s::int[], %(excused)s::int[], %(is_charged)s::bool[], %(is_solo)s::bool[],
+    %(changed_at)s::float8[], %(lease_expires_at)s::float8[], %(claimed_at)s::float8[],
+    %(worker)s::text[], %(why)s::text[], %(purge_at)s::float8[], %(queue)s::text[],
+    %(executor)s::text[], %(priority)s::int[], %(run_at)s::float8[], %(expires_at)s::float8[],
+    %(unique_key)s::text[], %(limit_key)s::text[], %(limit)s::int[], %(id)s::text[],
+    %(handler)s::text[], %(created_at)s::float8[], %(options)s::text[], %(args)s::bytea[],
+    %(kwargs)s::bytea[], %(last_error)s::text[], %(result)s::bytea[], %(history)s::text[]
+) WITH ORDINALITY AS n (
+    seq, status, fence, deliveries, attempts, excused, is_charged, is_solo, changed_at,
+    lease_expires_at, claimed_at, worker, why, purge_at, queue, executor, priority, run_at,
+    expires_at, unique_key, limit_key, key_limit, id, handler, created_at, options, args, kwargs,
+    last_error, result, history, place
+)
+ORDER BY n.place;
+
+-- mark: what was written down about a move into this store
+SELECT mark FROM ergon_job_moves;
+
+-- set_mark: write something down
+INSERT INTO ergon_job_moves (one, mark) VALUES (1, %(mark)s)
+ON CONFLICT (one) DO UPDATE SET mark = excluded.mark;
+
+-- unmark: forget it
+DELETE FROM ergon_job_moves;

@@ -1,0 +1,1 @@
+"""The schema of the PostgreSQL job store, one file per version."""

@@ -1,0 +1,91 @@
+"""The store's statements, and values as they want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from struct import Struct
+
+from ergon_framework.storage.postgres.arrays import Packed
+from ergon_framework.storage.statements import load
+
+_length = Struct(">i").pack
+_NULL = _length(-1)
+
+SQL = "ergon_framework.jobs.stores.postgres.sql"
+_NOW = "coalesce(%(now)s::float8, extract(epoch FROM statement_timestamp())::float8)"
+"""The caller's clock if there is one, or the server's. One instant for a whole statement, so that
+it can be looked up in an index."""
+_STAMP = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+"""The least fence to give out now. A counter alone could give one out twice, when the server is
+replaced by one that has not heard of the last claim."""
+COLUMNS = (
+    *("seq", "stage", "status", "fence", "deliveries", "attempts", "excused", "is_charged"),
+    *("is_solo", "changed_at", "lease_expires_at", "claimed_at", "worker", "why", "purge_at"),
+    *("queue", "executor", "priority", "run_at", "expires_at", "unique_key", "limit_key"),
+    *("key_limit", "id", "handler", "created_at", "options", "args", "kwargs", "last_error"),
+    *("result", "history"),
+)
+"""All that a job has. By name: a later version may add others while this one runs."""
+
+
+@cache
+def statements(file: str) -> Mapping[str, bytes]:
+    """The named statements of a file, with the instant and the columns put in."""
+    columns = ", ".join(COLUMNS)
+    return {
+        name: text.replace("{now}", _NOW)
+        .replace("{stamp}", _STAMP)
+        .replace("{columns}", columns)
+        .encode()
+        for name, text in load(SQL, file).items()
+    }
+
+
+# Arrays are written here: the driver's own way takes ten times as long, and the arrays are most of
+# what a worker sends. Numbers are short as text; texts and bytes are sent as they are.
+
+
+class Texts(Packed):
+    """``text[]``."""
+
+    array = 1009
+    element = 25
+
+    def __init__(self, values: Sequence[bytes | None]) -> None:
+        parts: list[bytes] = []
+        for each in values:
+            parts += (_NULL,) if each is None else (_length(len(each)), each)
+        super().__init__(self.element, len(values), b"".join(parts))
+
+
+class Blobs(Texts):
+    """``bytea[]``."""
+
+    array = 1001
+    element = 17
+
+
+def numbers(values: Iterable[float | None]) -> str:
+    """An array of numbers."""
+    return "{" + ",".join(["NULL" if each is None else repr(each) for each in values]) + "}"
+
+
+def flags(values: Iterable[bool]) -> str:
+    """An array of truth values."""
+    return "{" + ",".join(["t" if each else "f" for each in values]) + "}"
+
+
+def texts(values: Iterable[str | None]) -> Texts:
+    """An array of texts."""
+    return Texts([None if each is None else each.encode() for each in values])
+
+
+def lines(values: Sequence[bytes]) -> Texts:
+    """An array of texts that are bytes already."""
+    return Texts(values)
+
+
+def blobs(values: Sequence[bytes | None]) -> Blobs:
+    """An array of bytes."""
+    return Blobs(values)

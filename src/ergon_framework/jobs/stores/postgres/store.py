@@ -1,0 +1,155 @@
+"""The PostgreSQL job store: what clients and workers need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.jobs.stores.postgres.adding import (
+    Adding,
+    has_keys,
+    insert,
+    refuse_twins,
+    taken,
+)
+from ergon_framework.jobs.stores.postgres.exchanging import Exchange, Unsure
+from ergon_framework.jobs.stores.postgres.ground import topics_of
+from ergon_framework.jobs.stores.postgres.joining import Joining
+from ergon_framework.jobs.stores.postgres.moving import PostgresMoving
+from ergon_framework.jobs.stores.postgres.rows import jobs_from
+from ergon_framework.jobs.stores.postgres.statements import flags, numbers, statements, texts
+from ergon_framework.jobs.stores.postgres.taking import Memory
+from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
+from ergon_framework.jobs.stores.refusals import id_taken, key_held
+from ergon_framework.ports.jobstore import (
+    Added,
+    Ask,
+    Claimed,
+    Hold,
+    Job,
+    NewJob,
+    Settlement,
+    Topic,
+)
+from ergon_framework.storage.postgres.joining import Joinable
+
+_SQL = statements("jobs.sql")
+
+
+class PostgresJobStore(PostgresMoving):
+    """Jobs in one PostgreSQL database, which any number of hosts may share."""
+
+    durability = "An acknowledged job is committed and synced to disk by the PostgreSQL server."
+
+    def __init__(
+        self, url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
+    ) -> None:
+        super().__init__(url, clock=clock, read_only=read_only)
+        self._memory = Memory()
+        self._unsure: Unsure = set()
+        self._joining = Joining(self)
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        """Store all of them or none; raises DuplicateJobError."""
+        if not jobs:
+            return []
+        try:
+            return self._add_keyed(jobs) if has_keys(jobs) else self._add_plain(jobs)
+        except StoreUnavailableError as error:
+            if not error.details.get("is_lost"):
+                raise
+            raise StoreUnavailableError(
+                f"nobody knows whether these jobs were stored: {error}",
+                remedy="look for them by their ids before you add them again",
+                details=error.details,
+            ) from error
+
+    def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
+        """Add jobs in the caller's own transaction on the same database, which the caller commits.
+
+        ``connection`` is one of psycopg, or one of SQLAlchemy with psycopg under it. The jobs are
+        there when it commits and not before, or never; workers are woken by that commit.
+        """
+        if not jobs:
+            return []
+        try:
+            return self._joining.add(connection, jobs)
+        except StoreError as error:
+            if not is_conflict(error):
+                raise
+            self._refuse_taken(jobs, self.look(lambda words: taken(words, jobs)))
+            raise key_held(next(job for job in jobs if job.unique_key is not None)) from None
+
+    def _add_plain(self, jobs: Sequence[NewJob]) -> list[Added]:
+        refuse_twins(jobs)
+
+        def send(words: Words) -> Callable[[], None]:
+            insert(words, jobs)
+            return lambda: None
+
+        try:
+            self.pipe(send, "add", topics={Topic.WORK})
+        except StoreError as error:
+            if not is_conflict(error):
+                raise
+            self._refuse_taken(jobs, self.look(lambda words: taken(words, jobs)))
+            raise
+        return [Added(job.id, True) for job in jobs]
+
+    def _refuse_taken(self, jobs: Sequence[NewJob], there: set[str]) -> None:
+        for job in jobs:
+            if job.id in there:
+                raise id_taken(job) from None
+
+    def _add_keyed(self, jobs: Sequence[NewJob]) -> list[Added]:
+        topics = {Topic.WORK}
+
+        def work(words: Words) -> list[Added]:
+            adding = Adding(words, jobs)
+            added = adding.all()
+            topics.update(topics_of(is_work=True, is_done=adding.is_done))
+            return added
+
+        return self.insist(work, "add", topics=topics)
+
+    def exchange(
+        self, settlements: Sequence[Settlement], ask: Ask | None
+    ) -> tuple[list[bool], Claimed]:
+        """Apply what happened, then claim; in one commit, unless limits have to be looked at."""
+        if not settlements and ask is None:
+            return [], Claimed([])
+        return Exchange(self, settlements, self._unsure).run(ask, self._memory)
+
+    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+        """Prolong leases and charge attempts; False for a job this holder has lost."""
+        if not holds:
+            return []
+        values = {
+            "seqs": numbers([hold.key for hold in holds]),
+            "ids": texts([hold.id for hold in holds]),
+            "fences": numbers([hold.fence for hold in holds]),
+            "charges": flags([hold.is_charged for hold in holds]),
+            "lease": lease,
+        }
+
+        def send(words: Words) -> Callable[[], set[tuple[int, str, int]]]:
+            cursor = words.say(_SQL["renew"], values)
+            return lambda: {(seq, job_id, fence) for seq, job_id, fence in cursor.fetchall()}
+
+        kept = self.pipe(send, "renew")
+        return [(hold.key, hold.id, hold.fence) in kept for hold in holds]
+
+    def overdue(self, limit: int) -> list[Job]:
+        """Running jobs whose lease has expired, the oldest first."""
+        return self.look(lambda words: jobs_from(words.say(_SQL["overdue"], {"limit": limit})))
+
+    def find(self, job_id: str) -> Job | None:
+        """One job."""
+        found = self.look(lambda words: jobs_from(words.say(_SQL["find"], {"id": job_id})))
+        return found[0] if found else None
+
+    def holder(self, unique_key: str) -> str | None:
+        """The id of the job that holds a unique key."""
+        values = {"key": unique_key}
+        rows = self.look(lambda words: words.say(_SQL["key_holder"], values).fetchall())
+        return rows[0][0] if rows else None

@@ -1,0 +1,45 @@
+"""Queues as they are listed, put together from what the tables of a store count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.gates import NONE, Settings, queue_of
+from ergon_framework.ports.jobstore import Queue
+
+
+def listed(
+    counted: Iterable[tuple[Any, ...]],
+    retrying: Mapping[str, int],
+    settings: Mapping[str, Settings],
+    now: float,
+) -> list[Queue]:
+    """Every queue that was counted or has settings, by name.
+
+    ``counted`` has rows of queue, status, number and oldest due time; the status of those that
+    wait is ``waiting``, for the stages do not tell pending jobs from retrying ones.
+    """
+    counts: dict[str, dict[str, int]] = {}
+    oldest: dict[str, float] = {}
+    for name, status, number, run_at in counted:
+        mine = counts.setdefault(name, {})
+        mine[status] = mine.get(status, 0) + number
+        if run_at is not None and run_at <= now:
+            oldest[name] = min(run_at, oldest.get(name, run_at))
+    return [
+        queue_of(
+            name,
+            settings.get(name, NONE),
+            _by_status(counts.get(name, {}), retrying.get(name, 0)),
+            oldest.get(name),
+        )
+        for name in sorted({*counts, *settings})
+    ]
+
+
+def _by_status(counts: dict[str, int], retrying: int) -> dict[str, int]:
+    waiting = counts.pop("waiting", 0)
+    found = {JobStatus.PENDING.value: waiting - retrying, JobStatus.RETRYING.value: retrying}
+    return {status: number for status, number in (found | counts).items() if number}

@@ -1,0 +1,19 @@
+"""Jobs in Redis, for workers on any number of machines.
+
+Theory of operation. Every call that changes something is one Lua script, and so is every look at
+more than one key: a script is atomic, reads the server's clock, and reaches the server's log as a
+whole or not at all. A job is a field of three hashes under its id: its **row** (what the machinery
+looks at), its **body** (what running it needs) and its **tale** (history, last failure, result).
+Sorted sets say where it stands: due lanes by executor and queue, those that wait for their time or
+for a limit key, leases, expiries, and when ended jobs are purged. A script reads first and writes
+last, in few commands for many jobs. Whatever belongs to a job leaves with it.
+
+No decision about a job is made here: moves come from the core, fenced. Where the store itself has
+to end a job (outdated, replaced), the script sets it aside or gives its row back, and the move
+comes with a second script; should nobody send it, the job still is where a sweep or the next call
+finds it. All keys of a store carry one hash tag: on a Redis Cluster it lives in one slot.
+"""
+
+from ergon_framework.jobs.stores.redis.store import RedisJobStore
+
+__all__ = ["RedisJobStore"]

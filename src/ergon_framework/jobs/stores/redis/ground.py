@@ -1,0 +1,154 @@
+"""What every part of the store stands on: the server, its clock, the scripts and the bells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.errors import StoreReadOnlyError, StoreSchemaError
+from ergon_framework.jobs.stores.redis.names import KEYS
+from ergon_framework.jobs.stores.redis.rows import encode
+from ergon_framework.ports.jobstore import Bell, Topic
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.redis.address import address_of
+from ergon_framework.storage.redis.bells import Belfry
+from ergon_framework.storage.redis.durability import persistence_of, refuse_unsafe
+from ergon_framework.storage.redis.link import RedisLink
+from ergon_framework.storage.redis.scripts import Script, packed
+from ergon_framework.storage.server_clock import ServerClock
+
+VERSION = 1
+"""Of what the keys hold. A later version that this one cannot read has a higher number."""
+
+_SCHEMA = "schema"
+
+_CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
+_BEFORE = {call: f"jobs.{call}.before_commit" for call in _CALLS}
+_BEFORE["move"] = "move.jobs.before_commit"
+_AFTER = {call: f"jobs.{call}.after_commit" for call in _CALLS}
+_AFTER["move"] = "move.jobs.after_commit"
+declare(*_BEFORE.values(), *_AFTER.values())
+
+
+class Ground:
+    """Runs scripts."""
+
+    durability: str
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] | None = None,
+        read_only: bool = False,
+        prefix: str | None = None,
+    ) -> None:
+        """Connect, and look at what is there; refuses a server that would lose jobs."""
+        address = address_of(url, prefix)
+        self._tag = f"{{{address.prefix}}}:"
+        self._is_read_only = read_only
+        self._keys = packed([f"{self._tag}{key}".encode() for key in KEYS.values()])
+        self._channel = f"{self._tag}{address.database}:bell:".encode()
+        self._link = RedisLink(address)
+        try:
+            self._inspect()
+            self._clock = clock
+            self._now = clock or self._server_clock()
+        except BaseException:
+            self._link.close()
+            raise
+        self._belfry = Belfry(self._link)
+
+    @property
+    def name(self) -> str:
+        """What to call the store in front of people."""
+        return self._link.name
+
+    def now(self) -> float:
+        """The store's clock."""
+        return self._now()
+
+    def listen(self, topic: Topic) -> Bell:
+        """A bell for this process, rung at each change of that kind, from any process."""
+        return self._belfry.listen(f"{self._channel.decode()}{topic.value}")
+
+    def announce(self) -> None:
+        """Wake the workers."""
+        self._link.call("PUBLISH", self._channel + Topic.WORK.value.encode(), "")
+
+    def close(self) -> None:
+        """Let go of everything; may be called twice."""
+        self._belfry.close()
+        self._link.close()
+
+    # ---- opening --------------------------------------------------------------------------------
+
+    def _inspect(self) -> None:
+        found = persistence_of(self._link)
+        refuse_unsafe(found, self._link, read_only=self._is_read_only)
+        self.durability = found.sentence()
+        self._check_schema()
+
+    def _check_schema(self) -> None:
+        key = f"{self._tag}{_SCHEMA}"
+        version = self._link.call("GET", key)
+        if version is None and not self._is_read_only:
+            self._link.call("SET", key, VERSION, "NX")
+            version = self._link.call("GET", key)
+        if version is None or version == b"%d" % VERSION:
+            return
+        if not version.isdigit():
+            raise StoreSchemaError(
+                f"{self.name} has keys of the store's names that are not of this jobs store",
+                remedy="give the store a prefix of its own: redis://host/0?prefix=NAME",
+            )
+        is_newer = int(version) > VERSION
+        raise StoreSchemaError(
+            f"the jobs in {self.name} are kept as version {version.decode()} has them, and this"
+            f" program knows version {VERSION}",
+            remedy="upgrade ergon-framework" if is_newer else "move the jobs to a new store",
+        )
+
+    def _server_clock(self) -> ServerClock:
+        clock = ServerClock(self._time, time.monotonic)
+        renew_after_fork(clock)
+        return clock
+
+    def _time(self) -> float:
+        seconds, micros = self._link.call("TIME")
+        return int(seconds) + int(micros) / 1_000_000
+
+    # ---- running --------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        what: Script,
+        call: str,
+        *args: Any,
+        blobs: Sequence[bytes] = (),
+        is_repeatable: bool = True,
+    ) -> Any:
+        """Run a script that changes something; failpoints stand around it."""
+        self._refuse_to_write()
+        failpoint(_BEFORE[call])
+        answer = self._run(what, *args, blobs=blobs, is_repeatable=is_repeatable)
+        failpoint(_AFTER[call])
+        return answer
+
+    def _run(
+        self, what: Script, *args: Any, blobs: Sequence[bytes] = (), is_repeatable: bool = True
+    ) -> Any:
+        now = None if self._clock is None else self._clock()
+        words = (encode((now, *args)), self._channel, *blobs)
+        return self._link.run(what, self._keys, words, is_repeatable=is_repeatable)
+
+    def _refuse_to_write(self) -> None:
+        if self._is_read_only:
+            raise StoreReadOnlyError(
+                f"{self.name} was opened to be read", remedy="open it without read_only"
+            )
+
+    def _key(self, name: str) -> str:
+        return f"{self._tag}{name}"

@@ -1,0 +1,85 @@
+"""Looking at jobs: searches read in pages, and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.redis.rows import NUMBERS, STATUSES
+from ergon_framework.ports.jobstore import Job, Search
+
+PAGE = 200
+"""Jobs that are looked at together; those that do not match by their rows are not sent."""
+_END = 2**53
+_INDEXED = frozenset({JobStatus.RETRYING, JobStatus.FAILED, JobStatus.CANCELLED})
+
+
+class LookAt(Protocol):
+    """Reads some jobs, and says where to go on."""
+
+    def __call__(
+        self,
+        where: str,
+        which: list[str] | int | None,
+        most: int = 0,
+        wanted: tuple[Any, ...] | None = None,
+    ) -> tuple[list[Job], int | None]:
+        """See ``Moves``."""
+
+
+def search(look_at: LookAt, wanted: Search, limit: int | None) -> Iterator[Job]:
+    """Matching jobs, the newest first; between pages nothing of the store is held."""
+    found = _found(look_at, wanted)
+    left = _END if limit is None else limit
+    while left > 0 and (job := next(found, None)) is not None:
+        yield job
+        left -= 1
+
+
+def count_in(counts: Iterable[tuple[str, bytes]], wanted: Search) -> int | None:
+    """How many match, where the counts by status and queue tell; None where they do not."""
+    if wanted.ids or wanted.below is not None:
+        return None
+    if not (wanted.handler is None and wanted.code is None and wanted.before is None):
+        return None
+    number = 0
+    for name, value in counts:
+        status, _, queue = name.partition(":")
+        if wanted.statuses and STATUSES[int(status)] not in wanted.statuses:
+            continue
+        if wanted.queue is None or queue == wanted.queue:
+            number += int(value)
+    return number
+
+
+def _found(look_at: LookAt, wanted: Search) -> Iterator[Job]:
+    below = _END if wanted.below is None else wanted.below
+    statuses = [NUMBERS[status] for status in wanted.statuses]
+    must = (statuses or None, wanted.queue, wanted.before)
+    if wanted.ids or wanted.statuses == (JobStatus.ACTIVE,):
+        where, which = ("ids", list(dict.fromkeys(wanted.ids))) if wanted.ids else ("running", None)
+        jobs, _ = look_at(where, which, 0, must)
+        jobs.sort(key=lambda job: -job.key)
+        yield from (job for job in jobs if job.key < below and _matches(job, wanted))
+        return
+    where, next_below = _place(wanted), below
+    while next_below is not None:
+        jobs, next_below = look_at(where, next_below, PAGE, must)
+        yield from (job for job in jobs if _matches(job, wanted))
+
+
+def _place(wanted: Search) -> str:
+    """Where to look, so that few jobs have to be looked at."""
+    if len(wanted.statuses) == 1 and wanted.statuses[0] in _INDEXED:
+        return str(NUMBERS[wanted.statuses[0]])
+    return "all"
+
+
+def _matches(job: Job, wanted: Search) -> bool:
+    """What the scripts do not look at."""
+    if wanted.handler is not None and job.handler != wanted.handler:
+        return False
+    return wanted.code is None or (
+        job.last_error is not None and job.last_error.code == wanted.code
+    )

@@ -1,0 +1,80 @@
+-- Add jobs: all or none or, where they come from a schedule that fires, those that can be added.
+--
+-- In: now, jobs, moves by the id of a job that one of them replaces, and the schedule that fires:
+-- its name, and its record as it was and as it is to be. Nothing is decided here: whom a job is to
+-- replace is told to the caller, who comes again with the move that the core makes of that.
+
+local moves, fires = args[3], args[4]
+if fires and call("HGET", SCHEDULES, fires[1]) ~= blob(fires[2]) then return {"late"} end
+
+local seq = tonumber(call("GET", LAST_SEQ) or 0)
+local answers = {}
+local refusal -- a job that cannot be added, and why
+
+local function insert(new)
+  local id, queue, executor, priority, delay, run_at, expires_at, key, _, limit_key, limit, body =
+    unpack(new, 1, 12)
+  seq = seq + 1
+  local due = run_at or now + delay
+  local flags = (key and IS_UNIQUE or 0) + (limit_key and HAS_KEY or 0)
+  local job = {
+    due <= now and WAITS or LATER, PENDING, flags, 0, 0, 0, 0,
+    now, 0, 0, FOREVER, due, expires_at or FOREVER,
+    0, 0, seq, limit, priority, now, 0, 0, 0, 0,
+    queue, executor, key or "", limit_key or "", "", "", id, pack(">I8", seq) .. id,
+  }
+  jobs[id], changed[id], bodies[id] = job, job, blob(body)
+  rank(ALL, id, seq)
+  stand(job, true)
+  is_work = true
+end
+
+-- Whether a job that holds the unique key makes room: it may be replaced, and was.
+local function makes_room(n, new, holder)
+  if new[9] == REJECT or holder[STATUS] == RUNS then
+    refusal = {"key", n, holder[ID]}
+  elseif not moves[holder[ID]] then
+    refusal = {"replace", n, holder[ID], row_of(holder)}
+  elseif not apply(moves[holder[ID]]) then
+    refusal = {"again", n, holder[ID]}
+  end
+  return not refusal
+end
+
+local function add(n, new)
+  local id, key, replaced = new[1], new[8], ""
+  local holder = key and holder_of(key)
+  if holder then
+    if new[9] == EXISTING then return {holder, false, ""} end
+    if not makes_room(n, new, job_of(holder)) then return end
+    replaced = holder
+  end
+  if job_of(id) then
+    refusal = {"id", n}
+    return
+  end
+  insert(new)
+  return {id, true, replaced}
+end
+
+local ids = {}
+for n, new in ipairs(args[2]) do ids[n] = new[1] end
+load_jobs(ids)
+for n, new in ipairs(args[2]) do
+  if fires and job_of(new[1]) then
+    answers[n] = false
+  else
+    answers[n] = add(n, new) or false
+    if refusal then
+      if not (fires and (refusal[1] == "key" or refusal[1] == "id")) then return refusal end
+      refusal = nil
+    end
+  end
+end
+
+flush()
+wake_freed()
+if seq > 0 then call("SET", LAST_SEQ, string.format("%.0f", seq)) end
+if fires then call("HSET", SCHEDULES, fires[1], blob(fires[3])) end
+ring()
+return {"added", cmsgpack.pack(answers)}

@@ -1,0 +1,376 @@
+-- Claiming: which of the due jobs a worker gets.
+--
+-- Due jobs stand in lanes, one for each executor and queue that they name. Only lanes are looked at
+-- for which the worker has a slot, and of those only the first entries, so a claim costs the same
+-- however many jobs wait. The queues of an executor take turns at being first, and get equal
+-- shares; what one leaves goes to the others. Within a queue, priority decides, then age.
+
+local claim -- the way in
+local claimed, outdated, next_at = {}, {}, FOREVER
+local turns -- by executor the queue that was first the last time
+
+do -- Lua has room for 200 names at a time
+
+local ask -- what the worker asks
+local fence -- of the latest claim
+local refused = 0
+local read = {} -- by lane: how many of its entries were dealt with
+local running = {} -- by limit key
+
+local function soon(instant) next_at = min(next_at, instant) end
+
+-- ---- lanes --------------------------------------------------------------------------------------
+
+local function left_in(executor, queue)
+  local key = DUE .. lane_of(executor, queue)
+  return call("ZCARD", key) > (read[key] or 0)
+end
+
+local function is_served(queue)
+  return (not ask.queues or ask.queues[queue]) and not gate_of(queue).is_paused
+end
+
+-- The queues with due jobs that name an executor, from after one up to another, as Redis has them.
+local function listed(found, executor, from, to)
+  local start = #named(executor) + 1
+  local offset = 0
+  while #found < MOST_LANES do
+    local some = call("ZRANGEBYLEX", LANES, from, to, "LIMIT", offset, MOST_LANES)
+    for _, lane in ipairs(some) do
+      local queue = sub(lane, start)
+      if #found < MOST_LANES and not gate_of(queue).is_paused then found[#found + 1] = queue end
+    end
+    if #some < MOST_LANES then break end
+    offset = offset + MOST_LANES
+  end
+end
+
+-- All such queues from the one whose turn it is, without those that are paused or not served.
+local function open_queues(executor, first)
+  local found = {}
+  if ask.queues then
+    for _, queue in ipairs(ask.in_order) do
+      if left_in(executor, queue) and not gate_of(queue).is_paused then
+        found[#found + 1] = queue
+      end
+    end
+    return found
+  end
+  local prefix = named(executor)
+  local stop = "(" .. sub(prefix, 1, -2) .. ";"
+  if first == "" then
+    listed(found, executor, "[" .. prefix, stop)
+  else
+    listed(found, executor, "(" .. prefix .. first, stop)
+    listed(found, executor, "[" .. prefix, "[" .. prefix .. first)
+  end
+  return found
+end
+
+-- The queues whose jobs go to this executor when they name none.
+local function unnamed(executor)
+  local found = {}
+  for queue, route in pairs(ask.routes) do
+    if route == executor and is_served(queue) and left_in("", queue) then
+      found[#found + 1] = queue
+    end
+  end
+  if executor == ask.default then
+    for _, queue in ipairs(open_queues("", turns[executor] or "")) do
+      if not ask.routes[queue] then found[#found + 1] = queue end
+    end
+  end
+  return found
+end
+
+-- The executors that due jobs name.
+local function executors()
+  local found, from = {}, "-"
+  for _ = 1, MOST_LANES do
+    local lane = call("ZRANGEBYLEX", LANES, from, "+", "LIMIT", 0, 1)[1]
+    if not lane then break end
+    local name = name_in(lane)
+    if name ~= "" then found[#found + 1] = name end
+    from = "(" .. sub(named(name), 1, -2) .. ";"
+  end
+  return found
+end
+
+local function is_stranger(executor)
+  return executor ~= "" and not ask.known[executor] and not ask.slots[executor]
+end
+
+-- By queue: under which names the due jobs for an executor stand.
+local function lanes_for(executor)
+  local found, names = {}, {}
+  if executor ~= "" then
+    for _, queue in ipairs(open_queues(executor, turns[executor] or "")) do
+      found[#found + 1], names[queue] = queue, {executor}
+    end
+  end
+  for _, queue in ipairs(unnamed(executor)) do
+    if names[queue] then
+      names[queue] = {"", executor}
+    else
+      found[#found + 1], names[queue] = queue, {""}
+    end
+  end
+  return found, names
+end
+
+-- ---- one job ------------------------------------------------------------------------------------
+
+local function is_before(one, other)
+  one, other = job_of(one), job_of(other)
+  if one[PRIORITY] ~= other[PRIORITY] then return one[PRIORITY] > other[PRIORITY] end
+  if one[RUN_AT] ~= other[RUN_AT] then return one[RUN_AT] < other[RUN_AT] end
+  return one[SEQ] < other[SEQ]
+end
+
+-- The ids of the first jobs of a queue that stand under these names, and their places.
+local function candidates(names, queue, wanted)
+  local ids, places = {}, {}
+  for _, name in ipairs(names) do
+    local key = DUE .. lane_of(name, queue)
+    local first = read[key] or 0
+    for _, member in ipairs(call("ZRANGE", key, first, first + wanted - 1)) do
+      local id = id_in_place(member)
+      ids[#ids + 1], places[id] = id, member
+    end
+  end
+  load_jobs(ids)
+  if #names > 1 then
+    table.sort(ids, is_before)
+    for n = #ids, wanted + 1, -1 do ids[n] = nil end
+  end
+  return ids, places
+end
+
+local function has_room(key, limit)
+  local number = running[key] or running_of(key)
+  running[key] = number < limit and number + 1 or number
+  return number < limit
+end
+
+local function lease(job)
+  stand(job, false)
+  fence = fence + 1
+  job[STAGE], job[STATUS], job[FENCE], job[DELIVERIES] = ACTIVE, RUNS, fence, job[DELIVERIES] + 1
+  job[CHANGED_AT], job[CLAIMED_AT], job[LEASED_UNTIL] = now, now, now + ask.lease
+  job[WORKER], job[WHY] = ask.worker, ""
+  set_flag(job, IS_CHARGED, false)
+  stand(job, true)
+  changed[job[ID]] = job
+end
+
+-- What most claims are: a pending job of which nothing special is known. The same as ``lease`` in
+-- fewer steps, on the row as it is; false where that does not do.
+local function lease_plain(id, key, member, queue)
+  local row = rows[id]
+  if jobs[id] ~= nil or not row then return false end
+  local _, status, flags, _, deliveries = unpack_from(">BBBI8I4", row)
+  if status ~= PENDING or flags >= IS_UNIQUE or flags % HAS_TALE >= HAS_EXPIRY then return false end
+  local why = unpack_from(">I4", row, 72)
+  fence = fence + 1
+  rows[id] = pack(">BBBI8I4", ACTIVE, RUNS, flags, fence, deliveries + 1)
+    .. sub(row, 16, 23) .. ask.times .. sub(row, 48, 71) .. ask.lengths
+    .. sub(row, 80, #row - why) .. ask.worker
+  written[id] = rows[id]
+  rank(key, member, false)
+  rank(LEASES, tag_in(member), ask.ends)
+  count(PENDING, queue, -1)
+  count(RUNS, queue, 1)
+  return true
+end
+
+-- Whether a job that is due may start; one that may not stops being due.
+local function may_start(job)
+  if job[EXPIRES_AT] <= now then
+    outdated[#outdated + 1] = job[ID]
+    shift(job, OUTDATED) -- the caller ends it; if it cannot, a sweep does
+    return false
+  end
+  if has(job, HAS_KEY) and not has_room(job[LIMIT_KEY], job[MOST_OF_KEY]) then
+    shift(job, LIMITED)
+    return false
+  end
+  return true
+end
+
+-- Lease the first that may start.
+local function admit(ids, places, names, queue, room)
+  local admitted = 0
+  for _, id in ipairs(ids) do
+    if admitted == room then break end
+    local key = DUE .. lane_of(#names == 1 and names[1] or job_of(id)[EXECUTOR], queue)
+    read[key] = (read[key] or 0) + 1
+    lanes[key] = lanes[key] or {LANES, sub(key, #DUE + 1)}
+    if lease_plain(id, key, places[id], queue) then
+      admitted = admitted + 1
+      claimed[#claimed + 1] = id
+    elseif may_start(job_of(id)) then
+      lease(job_of(id))
+      admitted = admitted + 1
+      claimed[#claimed + 1] = id
+    else
+      refused = refused + 1
+    end
+  end
+  return admitted
+end
+
+-- ---- shares -------------------------------------------------------------------------------------
+
+local function take(queue, names, most)
+  local gate, taken = gate_of(queue), 0
+  while taken < most do
+    if refused >= MOST_REFUSED or #claimed >= MOST_AT_ONCE then
+      soon(now) -- there may be more: ask again at once
+      break
+    end
+    local room = room_in(queue, gate, min(most - taken, MOST_AT_ONCE - #claimed))
+    if room == 0 then break end
+    local wanted = refused == 0 and room or max(room, GLANCE)
+    local found, places = candidates(names, queue, wanted)
+    local admitted = admit(found, places, names, queue, room)
+    enter(queue, gate, admitted)
+    taken = taken + admitted
+    if #found < wanted then break end
+  end
+  local instant = waits_until(queue, gate)
+  if instant then
+    for _, name in ipairs(names) do
+      if left_in(name, queue) then soon(instant) end
+    end
+  end
+  return taken
+end
+
+-- Equal shares first, then whatever is left to whoever has more.
+local function share(executor, slots)
+  local queues, names = lanes_for(executor)
+  if #queues == 0 then return end
+  local first = turns[executor] or ""
+  table.sort(queues, function(one, other)
+    local is_late, is_later = one <= first, other <= first
+    if is_late ~= is_later then return is_later end
+    return one < other
+  end)
+  local part, left = max(1, floor(slots / #queues)), slots
+  for _, queue in ipairs(queues) do left = left - take(queue, names[queue], min(part, left)) end
+  for _, queue in ipairs(queues) do left = left - take(queue, names[queue], left) end
+  -- With fewer slots than queues, those that got nothing come first the next time.
+  turns[executor] = queues[slots < #queues and min(slots, #queues) or 1]
+end
+
+-- Jobs whose executor nobody has are claimed to be refused; they need no slot.
+local function take_strangers()
+  local left = ask.most_unknown
+  if left == 0 then return end
+  local wanted, is_known = {}, {}
+  for _, executor in pairs(ask.routes) do wanted[#wanted + 1] = executor end
+  wanted[#wanted + 1] = ask.default
+  for _, executor in ipairs(executors()) do wanted[#wanted + 1] = executor end
+  for _, executor in ipairs(wanted) do
+    if not is_known[executor] and is_stranger(executor) then
+      is_known[executor] = true
+      local queues, names = lanes_for(executor)
+      for _, queue in ipairs(queues) do left = left - take(queue, names[queue], left) end
+    end
+  end
+end
+
+-- ---- what is left -------------------------------------------------------------------------------
+
+-- Those whose time has come may be claimed.
+local function promote()
+  local found = call("ZRANGEBYSCORE", SOON, "-inf", now, "LIMIT", 0, MOST_PROMOTED)
+  if #found == 0 then return end
+  for n = 1, #found do found[n] = id_in_tag(found[n]) end
+  load_jobs(found)
+  for _, id in ipairs(found) do
+    local job = job_of(id)
+    if job then shift(job, WAITS) end
+  end
+  flush()
+end
+
+-- The earliest instant at which something that waits could be claimed.
+local function look_ahead()
+  local found = call("ZRANGE", SOON, 0, GLANCE - 1, "WITHSCORES")
+  for n = 1, #found, 2 do
+    local job = job_of(id_in_tag(found[n]))
+    if job and is_served(job[QUEUE]) then return soon(tonumber(found[n + 1])) end
+  end
+  if #found == 2 * GLANCE then soon(tonumber(found[#found])) end
+end
+
+local function is_for_us(queue, executor)
+  if next(ask.own) == nil then return true end
+  if executor == "" then executor = ask.routes[queue] or ask.default end
+  return ask.own[executor]
+end
+
+-- Whether a due job was left that this worker could run, now or later.
+local function is_more()
+  local names = {}
+  if next(ask.own) == nil then
+    names = executors()
+    names[#names + 1] = ""
+  else
+    for executor in pairs(ask.own) do names[#names + 1] = executor end
+  end
+  for _, name in ipairs(names) do
+    if #open_queues(name, "") > 0 then return true end
+  end
+  for executor in pairs(ask.own) do
+    if #unnamed(executor) > 0 then return true end
+  end
+  for _, group in ipairs(call("ZRANGE", ASIDE, 0, MOST_LANES - 1)) do
+    local _, rest = name_in(group)
+    local executor, tail = name_in(rest)
+    local queue = sub(tail, #match(tail, "^%d+:") + 1)
+    if is_served(queue) and is_for_us(queue, executor) then return true end
+  end
+  return false
+end
+
+local function set_of(list)
+  local found = {}
+  for _, each in ipairs(list) do found[each] = true end
+  return found
+end
+
+local function asked(words)
+  local worker, lease_time, slots, default, routes, known, own, queues, most, asks_more, last =
+    unpack(words, 1, 11)
+  ask = {
+    worker = worker, lease = lease_time, slots = {}, busy = {}, default = default, routes = routes,
+    known = set_of(known), own = set_of(own), queues = queues and set_of(queues),
+    in_order = queues, most_unknown = most, asks_more = asks_more,
+  }
+  ask.times = pack(">ddd", now, now, now + lease_time)
+  ask.ends = exact(now + lease_time)
+  ask.lengths = pack(">I4I4", 0, #worker)
+  turns = last
+  for _, pair in ipairs(slots) do
+    ask.slots[pair[1]] = pair[2]
+    if pair[2] > 0 then ask.busy[#ask.busy + 1] = pair[1] end
+  end
+end
+
+function claim(words)
+  asked(words)
+  fence = max(tonumber(call("GET", LAST_FENCE) or 0), floor(now * 1000000))
+  promote()
+  for _, executor in ipairs(ask.busy) do share(executor, ask.slots[executor]) end
+  take_strangers()
+  flush()
+  save_gates()
+  if #claimed > 0 then call("SET", LAST_FENCE, string.format("%.0f", fence)) end
+  read = {}
+  look_ahead()
+  return ask.asks_more and is_more()
+end
+
+end

@@ -1,0 +1,53 @@
+-- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``running``, ``after`` or a set by order
+-- of adding), the ids or the number to begin at, how many, and what must match; for ``after``, how
+-- many bytes there may be.
+
+local where, from, most, wanted = args[2], args[3], args[4], args[5]
+local ids, last = {}, false
+
+if where == "ids" then
+  ids = from
+elseif where == "overdue" then
+  for n, each in ipairs(call("ZRANGEBYSCORE", LEASES, "-inf", now, "LIMIT", 0, most)) do
+    ids[n] = id_in_tag(each)
+  end
+elseif where == "running" then
+  for n, each in ipairs(call("ZRANGE", LEASES, 0, -1)) do ids[n] = id_in_tag(each) end
+elseif where == "after" then
+  local size = 0
+  for n, id in ipairs(call("ZRANGEBYSCORE", ALL, "(" .. from, "+inf", "LIMIT", 0, most)) do
+    size = size + call("HSTRLEN", BODY, id) + call("HSTRLEN", TALE, id)
+    if n > 1 and size > wanted[1] then break end
+    ids[n] = id
+  end
+  wanted = nil
+else
+  local key = where == "all" and ALL or IN .. where
+  local found = call("ZREVRANGEBYSCORE", key, "(" .. from, "-inf", "WITHSCORES", "LIMIT", 0, most)
+  for n = 1, #found, 2 do
+    ids[#ids + 1] = where == "all" and found[n] or id_in_tag(found[n])
+  end
+  if #ids == most then last = tonumber(found[#found]) end
+end
+
+local statuses
+if wanted and wanted[1] then
+  statuses = {}
+  for _, each in ipairs(wanted[1]) do statuses[each] = true end
+end
+
+local function matches(id)
+  if not wanted then return true end
+  local job = job_of(id)
+  if statuses and not statuses[job[STATUS]] then return false end
+  if wanted[2] and job[QUEUE] ~= wanted[2] then return false end
+  return not wanted[3] or job[CHANGED_AT] < wanted[3]
+end
+
+load_jobs(ids)
+local found = {}
+for _, id in ipairs(ids) do
+  if rows[id] and matches(id) then found[#found + 1] = id end
+end
+local lengths, sizes, data, texts, told = shown(found, true)
+return {cmsgpack.pack({found, lengths, sizes, last}), data, texts, told}

@@ -1,0 +1,240 @@
+-- Moving jobs: where each stands, and what a settlement makes of it.
+
+local freed = {} -- limit keys, and how many that wait for each may go
+
+local gates = {} -- by queue
+local has_gates -- whether any queue has settings
+local OPEN = {}
+local titles = {} -- under which the jobs of a status and a queue are counted
+local ends = {} -- by how long jobs are kept: when they are purged
+
+local function gate_of(queue)
+  local gate = gates[queue]
+  if gate then return gate end
+  if has_gates == nil then has_gates = call("EXISTS", QUEUES) == 1 end
+  local found = has_gates and call("HGET", QUEUES, queue)
+  if not found then
+    gates[queue] = OPEN
+    return OPEN
+  end
+  gate = cmsgpack.unpack(found)
+  gate = {is_paused = gate[1], most = gate[2], rate = gate[3], burst = gate[4], full_at = gate[5]}
+  gates[queue] = gate
+  return gate
+end
+
+local function count(status, queue, number)
+  local names = titles[status]
+  if not names then
+    names = {}
+    titles[status] = names
+  end
+  if not names[queue] then names[queue] = status .. ":" .. queue end
+  add_up(COUNTS, names[queue], number)
+end
+
+local function line_up(job, is_there)
+  local stage = job[STAGE]
+  if stage == WAITS then
+    local lane = lane_of(job[EXECUTOR], job[QUEUE])
+    rank(DUE .. lane, place(job), is_there and -job[PRIORITY])
+    lanes[DUE .. lane] = {LANES, lane}
+  elseif stage == ACTIVE then
+    rank(LEASES, job[TAG], is_there and job[LEASED_UNTIL])
+  elseif stage == LATER then
+    rank(SOON, job[TAG], is_there and job[RUN_AT])
+  elseif stage == LIMITED then
+    local group = group_of(job)
+    rank(BLOCKED .. group, place(job), is_there and -job[PRIORITY])
+    lanes[BLOCKED .. group] = {ASIDE, group}
+  elseif stage == ENDED and job[PURGE_AT] < FOREVER then
+    rank(PURGING, job[TAG], is_there and job[PURGE_AT])
+  end
+  if stage > ACTIVE and job[EXPIRES_AT] < FOREVER then
+    rank(EXPIRING, job[TAG], is_there and job[EXPIRES_AT])
+  end
+end
+
+local INDEXED = {[RETRYING] = true, [FAILED] = true, [CANCELLED] = true}
+
+-- A job is where its row says, from now on or no more.
+local function stand(job, is_there)
+  line_up(job, is_there)
+  count(job[STATUS], job[QUEUE], is_there and 1 or -1)
+  if INDEXED[job[STATUS]] then
+    rank(IN .. job[STATUS], job[TAG], is_there and job[SEQ])
+  end
+  if job[STAGE] == ENDED then return end
+  if has(job, IS_UNIQUE) then holders[job[UNIQUE_KEY]] = is_there and job[ID] end
+  if has(job, HAS_KEY) and job[STAGE] == ACTIVE then
+    add_up(RUNNING, job[LIMIT_KEY], is_there and 1 or -1)
+  end
+end
+
+-- Let a job stand elsewhere without having been moved: only how it waits has changed.
+local function shift(job, stage)
+  line_up(job, false)
+  job[STAGE] = stage
+  line_up(job, true)
+  changed[job[ID]] = job
+end
+
+-- ---- what happened to it ------------------------------------------------------------------------
+
+local function told_in(tale)
+  local history, failure, kind = unpack_from(">I4I4B", tale)
+  local at = 10 + history
+  return sub(tale, 10, at - 1), sub(tale, at, at + failure - 1), sub(tale, at + failure), kind
+end
+
+local function tale_of(id)
+  return tales[id] or call("HGET", TALE, id)
+end
+
+-- Half of what may be kept, so that it is not shortened again with every move.
+local function shortened(history)
+  if #history < MOST_ENTRIES then return history end
+  local breaks = {}
+  for at in string.gmatch(history, "()\n") do breaks[#breaks + 1] = at end
+  if #breaks == 0 or (#breaks < MOST_ENTRIES and #history <= MOST_HISTORY) then return history end
+  local first = max(1, #breaks - MOST_ENTRIES / 2 + 1)
+  while first < #breaks and #history - breaks[first] > MOST_HISTORY / 2 do first = first + 1 end
+  return sub(history, breaks[first] + 1)
+end
+
+local function retold(job, tale, is_reset)
+  if not has(job, HAS_TALE) then
+    set_flag(job, HAS_TALE, true)
+    return tale
+  end
+  local history, failure = told_in(tale_of(job[ID]))
+  local entry, new_failure, result, kind = told_in(tale)
+  history = shortened(history .. "\n" .. entry)
+  if new_failure ~= "" or is_reset then failure = new_failure end
+  return pack(">I4I4B", #history, #failure, kind) .. history .. failure .. result
+end
+
+-- Whether this very move is the last that was made: its answer was lost, and it is told again.
+local function was_made(job, fence, tale)
+  if fence > job[FENCE] or not has(job, HAS_TALE) then return false end
+  local entry, history = told_in(tale), (told_in(tale_of(job[ID])))
+  return history == entry or sub(history, -#entry - 1) == "\n" .. entry
+end
+
+-- ---- one settlement -----------------------------------------------------------------------------
+
+local function is_final(status) return status >= COMPLETED end
+
+local function may_move(job, fence, expected, status, if_expired)
+  if job[FENCE] ~= fence or job[STATUS] ~= expected then return false end
+  if if_expired and job[LEASED_UNTIL] > now then return false end
+  if is_final(expected) and has(job, IS_UNIQUE) and holder_of(job[UNIQUE_KEY]) then return false end
+  return true
+end
+
+local function let_go(job)
+  if has(job, HAS_KEY) then freed[job[LIMIT_KEY]] = (freed[job[LIMIT_KEY]] or 0) + 1 end
+  if job[STAGE] == ACTIVE and gate_of(job[QUEUE]).most then is_work = true end
+end
+
+-- What most settlements are: a running job of which nothing special is known has completed. The
+-- same as ``apply`` in fewer steps, on the row as it is; false where that does not do.
+local function complete(id, seq, fence, attempts, excused, span, tale)
+  local row = rows[id]
+  if jobs[id] ~= nil or not row then return false end
+  local stage, _, flags, known_fence = unpack_from(">BBBI8", row)
+  if stage ~= ACTIVE or flags >= HAS_TALE or known_fence ~= fence then return false end
+  local worker, known_seq = unpack_from(">I4I8", row, 76)
+  if known_seq ~= seq then return false end
+  local tag = sub(row, 80, 87) .. id
+  local queue = sub(row, 124, 123 + unpack_from(">I4", row, 108))
+  local purge_at = span and now + span or FOREVER
+  rows[id] = pack(">BBBI8", ENDED, COMPLETED, HAS_TALE + flags - flags % HAS_EXPIRY, fence)
+    .. sub(row, 12, 15) .. pack(">I4I4dddd", attempts, excused, now, 0, 0, purge_at)
+    .. sub(row, 56, 71) .. pack(">I4I4", 0, 0) .. sub(row, 80, #row - worker)
+  written[id], tales[id] = rows[id], tale
+  rank(LEASES, tag, false)
+  if span then
+    if not ends[span] then ends[span] = exact(purge_at) end
+    rank(PURGING, tag, ends[span])
+  end
+  count(RUNS, queue, -1)
+  count(COMPLETED, queue, 1)
+  if gate_of(queue).most then is_work = true end
+  is_done = true
+  return true
+end
+
+local function apply(settlement)
+  local id, seq, fence, expected, status, attempts, excused, words, span, why, tale =
+    unpack(settlement, 1, 11)
+  tale = blob(tale)
+  if status == COMPLETED and expected == RUNS and words == 0 and why == ""
+    and complete(id, seq, fence, attempts, excused, span, tale) then
+    return true
+  end
+  local job = job_of(id)
+  if not job or job[SEQ] ~= seq then return false end
+  local is_reset = words % 2 == IS_RESET
+  if not may_move(job, fence, expected, status, words % 4 >= IF_EXPIRED) then
+    return was_made(job, fence, tale)
+  end
+  stand(job, false)
+  let_go(job)
+  job[STATUS], job[ATTEMPTS], job[EXCUSED], job[WHY] = status, attempts, excused, why
+  job[CHANGED_AT], job[CLAIMED_AT], job[LEASED_UNTIL], job[WORKER] = now, 0, 0, ""
+  job[PURGE_AT] = FOREVER
+  set_flag(job, IS_CHARGED, false)
+  set_flag(job, IS_SOLO, words >= SOLO)
+  tales[id] = retold(job, tale, is_reset)
+  if is_reset then job[DELIVERIES], job[EXPIRES_AT] = 0, FOREVER end
+  if is_final(status) then
+    job[STAGE] = ENDED
+    if span then job[PURGE_AT] = now + span end
+    is_done = true
+  else
+    job[STAGE] = span > 0 and LATER or WAITS
+    job[RUN_AT] = now + span
+    is_work = true
+  end
+  stand(job, true)
+  changed[id] = job
+  return true
+end
+
+-- ---- who waits for a limit key ------------------------------------------------------------------
+
+-- Let the first of each group go: of some, a paused queue's say, nobody may come for them.
+local function wake(key, number)
+  local number_running = running_of(key)
+  local prefix = named(key)
+  local groups = call("ZRANGEBYLEX", ASIDE, "[" .. prefix, "(" .. sub(prefix, 1, -2) .. ";")
+  for _, group in ipairs(groups) do
+    local _, rest = name_in(group)
+    _, rest = name_in(rest)
+    local free_slots = tonumber(match(rest, "^%d+")) - number_running
+    if free_slots > 0 then
+      local last = min(free_slots, number) - 1
+      local found = call("ZRANGE", BLOCKED .. group, 0, last)
+      for n = 1, #found do found[n] = id_in_place(found[n]) end
+      load_jobs(found)
+      for _, id in ipairs(found) do
+        local job = job_of(id)
+        if job then
+          shift(job, WAITS)
+          is_work = true
+        end
+      end
+    end
+  end
+end
+
+-- After ``flush``: whoever was let go stands in line again.
+local function wake_freed()
+  if next(freed) == nil then return end
+  if call("EXISTS", ASIDE) == 1 then
+    for key, number in pairs(freed) do wake(key, number) end
+    flush()
+  end
+  freed = {}
+end

@@ -1,0 +1,10 @@
+-- Taking jobs out of the store.
+
+local function remove(job)
+  stand(job, false)
+  rank(ALL, job[ID], false)
+  changed[job[ID]] = nil
+  tales[job[ID]] = nil
+  gone[job[ID]] = true
+  jobs[job[ID]], rows[job[ID]] = false, false
+end

@@ -1,0 +1,40 @@
+-- Purge what has been kept long enough, forget workers, let go who waits for a free limit key, and
+-- tell which jobs are outdated. In: now, how many, and for how long a silent worker is remembered.
+
+local most = args[2]
+
+local function due(key, number)
+  local found = call("ZRANGEBYSCORE", key, "-inf", now, "LIMIT", 0, number)
+  for n = 1, #found do found[n] = id_in_tag(found[n]) end
+  load_jobs(found)
+  return found
+end
+
+local purged = due(PURGING, most)
+for _, id in ipairs(purged) do
+  local job = job_of(id)
+  if job then remove(job) end
+end
+flush()
+
+local forgotten = 0
+local workers = call("HGETALL", WORKERS)
+for n = 1, #workers, 2 do
+  if #workers[n + 1] < 8 or unpack_from(">d", workers[n + 1]) < now - args[3] then
+    forgotten = forgotten + call("HDEL", WORKERS, workers[n])
+  end
+end
+
+for _, group in ipairs(call("ZRANGE", ASIDE, 0, most - 1)) do freed[(name_in(group))] = 1 end
+wake_freed()
+ring()
+
+local ids, late = {}, {}
+if #purged < most then
+  for _, id in ipairs(due(EXPIRING, most - #purged)) do
+    if rows[id] then
+      ids[#ids + 1], late[#late + 1] = id, rows[id]
+    end
+  end
+end
+return {cmsgpack.pack({#purged, forgotten, ids}), concat(late)}

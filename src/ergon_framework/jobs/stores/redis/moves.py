@@ -1,0 +1,176 @@
+"""Adding, moving and reading jobs: what both sides of the store need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
+from ergon_framework.jobs.stores.own_moves import outdated, replaced
+from ergon_framework.jobs.stores.redis import rows
+from ergon_framework.jobs.stores.redis.ground import Ground
+from ergon_framework.jobs.stores.redis.names import script
+from ergon_framework.jobs.stores.refusals import id_taken, key_held
+from ergon_framework.ports.jobstore import Added, Job, NewJob, Settlement
+
+EXCHANGE = script("rows", "moves", "gates", "claim", "exchange")
+_PLAIN = script("plain")
+_ADD = script("rows", "moves", "add")
+_LOOK = script("rows", "moves", "look")
+MOST_TURNS = 100
+"""How often a job is sent again with the move of one that it replaces."""
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """How an exchange begins its answer."""
+
+    applied: list[bool]
+    next_at: float | bool
+    is_left: bool
+    turns: list[str]
+    ids: list[str]
+    lengths: list[int]
+    outdated: list[str]
+
+
+class _Seen(msgspec.Struct, frozen=True, array_like=True):
+    """How a look begins its answer."""
+
+    ids: list[str]
+    bodies: list[int]
+    tales: list[int]
+    last: float | bool
+
+
+answer_in = msgspec.msgpack.Decoder(Answer).decode
+_seen = msgspec.msgpack.Decoder(_Seen).decode
+_added = msgspec.msgpack.Decoder(list[tuple[str, bool, str] | bool]).decode
+
+
+class Moves(Ground):
+    """Runs the scripts, and asks the core where the store itself has to move a job."""
+
+    def _add_once(self, jobs: Sequence[NewJob]) -> list[Added]:
+        """Add jobs. When the answer is lost, their ids tell whether that was done."""
+        try:
+            return self._add(jobs)
+        except StoreUnavailableError as error:
+            if error.details.get("outcome") != "unknown":
+                raise
+            try:
+                there, _ = self._look_at("ids", [job.id for job in jobs])
+            except StoreError:
+                raise error from None
+        found = {job.id: rows.body_of(job) for job in there}
+        for job in jobs:
+            if job.id in found and found[job.id] != rows.body_of(job):
+                raise id_taken(job)
+        if not found:
+            return self._add(jobs)
+        return [
+            Added(*(job.id, True) if job.id in found else (self._holder(job), False))
+            for job in jobs
+        ]
+
+    def _holder(self, job: NewJob) -> str:
+        """Who holds the unique key of a job."""
+        found = self._link.call("HGET", self._key("unique"), job.unique_key or "")
+        return job.id if found is None else str(found.decode())
+
+    def _add(self, jobs: Sequence[NewJob], fires: Sequence[Any] | None = None) -> list[Added]:
+        """Add jobs; of those of a schedule that fires, the ones that can be added."""
+        blobs = rows.Blobs()
+        wire = [rows.wire_job(job, blobs) for job in jobs]
+        if fires is None and all(job.unique_key is None for job in jobs):
+            return self._add_plain(jobs, wire, blobs)
+        if fires is not None:
+            fires = (fires[0], blobs.add(fires[1]), blobs.add(fires[2]))
+        moves: dict[str, Any] = {}
+        call = "add" if fires is None else "fire"
+        for _ in range(MOST_TURNS):
+            kind, *rest = self._write(
+                _ADD, call, wire, moves, fires, blobs=blobs, is_repeatable=fires is not None
+            )
+            if kind == b"added":
+                found = [each for each in _added(rest[0]) if not isinstance(each, bool)]
+                return [Added(job_id, is_new, old or None) for job_id, is_new, old in found]
+            if kind == b"late":
+                raise LateError
+            holder = rest[1].decode() if len(rest) > 1 else ""
+            moves.pop(holder, None)  # it was moved since
+            if kind != b"again":
+                moves[holder] = self._move_for(kind, rest, jobs, blobs)
+        raise StoreUnavailableError(
+            f"{self.name}: others replace the same jobs without end", remedy="try again later"
+        )
+
+    def _add_plain(
+        self, jobs: Sequence[NewJob], wire: Sequence[Any], blobs: rows.Blobs
+    ) -> list[Added]:
+        """Add jobs without unique keys: nothing but their ids can stand in the way."""
+        kind, *rest = self._write(_PLAIN, "add", wire, blobs=blobs, is_repeatable=False)
+        if kind == b"id":
+            raise id_taken(jobs[rest[0] - 1])
+        return [Added(job.id, True) for job in jobs]
+
+    def _move_for(
+        self, kind: bytes, rest: Sequence[Any], jobs: Sequence[NewJob], blobs: rows.Blobs
+    ) -> tuple[Any, ...]:
+        """The move of a job that is to be replaced; raises where none can be."""
+        if kind == b"id":
+            raise id_taken(jobs[rest[0] - 1])
+        if kind == b"key":
+            raise key_held(jobs[rest[0] - 1], rest[1].decode())
+        [row] = rows.rows_in(rest[2])
+        holder = rest[1].decode()
+        move = replaced(rows.standing(holder, row), self.now())
+        return rows.wire_settlement(move, blobs)
+
+    def _apply(self, settlements: Sequence[Settlement], call: str) -> list[bool]:
+        blobs = rows.Blobs()
+        wire = [rows.wire_settlement(settlement, blobs) for settlement in settlements]
+        return answer_in(self._write(EXCHANGE, call, wire, None, blobs=blobs)[0]).applied
+
+    def _end_outdated(self, ids: Sequence[str], data: bytes, call: str) -> int:
+        """Dead-letter jobs that were not started before their expiry; how many it were."""
+        now = self.now()
+        found = zip(ids, rows.rows_in(data), strict=True)
+        moves = [outdated(rows.standing(job_id, row), now) for job_id, row in found]
+        return sum(self._apply(moves, call)) if moves else 0
+
+    def _look_at(
+        self,
+        where: str,
+        which: list[str] | int | None,
+        most: int = 0,
+        wanted: tuple[Any, ...] | None = None,
+    ) -> tuple[list[Job], int | None]:
+        """Some jobs, and the number below which to look on, if there may be more."""
+        found, last = self._look(where, which, most, wanted)
+        return [job for _, job in found], last
+
+    def _look(
+        self,
+        where: str,
+        which: list[str] | int | None,
+        most: int,
+        wanted: tuple[Any, ...] | None,
+    ) -> tuple[list[tuple[rows.Row, Job]], int | None]:
+        """The same, with the rows they were made of."""
+        head, data, bodies, tales = self._run(_LOOK, where, which, most, wanted)
+        seen = _seen(head)
+        parts = zip(
+            seen.ids,
+            rows.rows_in(data),
+            rows.parts_in(bodies, seen.bodies),
+            rows.parts_in(tales, seen.tales),
+            strict=True,
+        )
+        last = None if seen.last is False else int(seen.last)
+        return [(each[1], rows.job_from(*each)) for each in parts], last
+
+
+class LateError(DuplicateJobError):
+    """The schedule has been changed, or has fired, since it was read."""

@@ -1,0 +1,301 @@
+"""Rows, bodies and tales of jobs, and what the rest of the product sees of them.
+
+``lua/rows.lua`` writes the rows, and reads what is written here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.options import failure_from, text_of
+from ergon_framework.jobs.stores.own_moves import Standing
+from ergon_framework.ports.jobstore import Hold, Job, Leased, NewJob, OnDuplicate, Settlement
+
+STATUSES = tuple(JobStatus)
+"""By the number that stands for each in a row."""
+NUMBERS = {status: number for number, status in enumerate(STATUSES)}
+ENDED, RUNNING, WAITS, LATER, LIMITED, OUTDATED = range(6)
+"""The stages: an outdated job is about to be ended."""
+
+_HEAD = Struct(">BBBQIIIddddddIIQIddIIII")
+_TALE = Struct(">IIB")
+_CHARGED, _SOLO, _EXPIRY, _TOLD, _UNIQUE, _KEYED = 1, 2, 4, 8, 16, 32
+_RESET, _IF_EXPIRED, _ALONE = 1, 2, 4
+_ON_DUPLICATE = {OnDuplicate.REJECT: 0, OnDuplicate.EXISTING: 1, OnDuplicate.REPLACE: 2}
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True):
+    """What running a job needs; the scripts do not look into it."""
+
+    handler: str
+    args: bytes
+    kwargs: bytes
+    timeout: float | None = None
+    max_attempts: int | None = None
+    max_deliveries: int | None = None
+    retry: bytes | None = None
+    result_ttl: float | None = None
+    correlation_id: str | None = None
+    trace_context: dict[str, str] | None = None
+
+
+class Row(NamedTuple):
+    """The numbers and texts of one row."""
+
+    stage: int
+    status: int
+    flags: int
+    fence: int
+    deliveries: int
+    attempts: int
+    excused: int
+    changed_at: float
+    claimed_at: float
+    leased_until: float
+    purge_at: float
+    run_at: float
+    expires_at: float
+    why_length: int
+    worker_length: int
+    seq: int
+    limit: int
+    priority: float
+    created_at: float
+    queue_length: int
+    executor_length: int
+    unique_length: int
+    key_length: int
+    queue: str
+    executor: str
+    unique_key: str
+    limit_key: str
+    why: str
+    worker: str
+
+
+class Blobs(list[bytes]):
+    """What goes to a script beside its arguments, which can only hold text."""
+
+    def add(self, blob: bytes | None) -> int | None:
+        """The number under which the script finds it."""
+        if blob is None:
+            return None
+        self.append(blob)
+        return len(self)
+
+
+encode = msgspec.msgpack.Encoder().encode
+_body = msgspec.msgpack.Decoder(Body).decode
+
+
+# ---- into the store -----------------------------------------------------------------------------
+
+
+def wire_job(job: NewJob, blobs: Blobs) -> tuple[Any, ...]:
+    """A new job as ``add.lua`` wants it."""
+    return (
+        job.id,
+        job.queue,
+        job.executor,
+        job.priority,
+        job.delay,
+        job.run_at,
+        job.expires_at,
+        job.unique_key,
+        _ON_DUPLICATE[job.on_duplicate],
+        job.limit_key,
+        job.limit,
+        blobs.add(encode(body_of(job))),
+    )
+
+
+def body_of(job: NewJob | Job) -> Body:
+    """What running a job needs."""
+    return Body(
+        job.handler,
+        job.args,
+        job.kwargs,
+        job.timeout,
+        job.max_attempts,
+        job.max_deliveries,
+        job.retry,
+        job.result_ttl,
+        job.correlation_id,
+        job.trace_context,
+    )
+
+
+def wire_settlement(settlement: Settlement, blobs: Blobs) -> tuple[Any, ...]:
+    """A settlement as ``moves.lua`` wants it."""
+    move = settlement.move
+    is_final = move.status.is_final
+    result = settlement.result
+    if result is None and move.status is JobStatus.COMPLETED:
+        result = b"null"
+    failure = b"" if move.failure is None else text_of(move.failure).encode()
+    return (
+        settlement.id,
+        settlement.key,
+        settlement.fence,
+        NUMBERS[settlement.expected],
+        NUMBERS[move.status],
+        move.attempts,
+        move.excused,
+        move.is_reset * _RESET + settlement.if_expired * _IF_EXPIRED + move.is_solo * _ALONE,
+        settlement.keep if is_final else move.delay,
+        move.why,
+        blobs.add(tale_of(settlement.entry, failure, result if is_final else None)),
+    )
+
+
+def tale_of(history: bytes, failure: bytes, result: bytes | None) -> bytes:
+    """What happened to a job."""
+    head = _TALE.pack(len(history), len(failure), result is not None)
+    return head + history + failure + (result or b"")
+
+
+def wire_copy(job: Job, changed_at: float, blobs: Blobs) -> tuple[Any, ...]:
+    """A whole job as ``load.lua`` wants it: the fields of its row, its texts, body and tale."""
+    failure = b"" if job.last_error is None else text_of(job.last_error).encode()
+    history = b"\n".join(job.history)
+    has_tale = bool(history or failure or job.result is not None)
+    tale = tale_of(history, failure, job.result) if has_tale else None
+    flags = (
+        job.is_charged * _CHARGED
+        + job.is_solo * _SOLO
+        + has_tale * _TOLD
+        + (job.unique_key is not None) * _UNIQUE
+        + (job.limit_key is not None) * _KEYED
+    )
+    stage = RUNNING if job.status is JobStatus.ACTIVE else WAITS
+    fields = (
+        *(ENDED if job.status.is_final else stage, NUMBERS[job.status], flags, job.fence),
+        *(job.deliveries, job.attempts, job.excused, changed_at, job.claimed_at or 0.0),
+        *(job.lease_expires_at or 0.0, job.purge_at, job.run_at, job.expires_at, 0, 0, 0),
+        *(job.limit, job.priority, job.created_at, 0, 0, 0, 0),
+    )
+    texts = (job.queue, job.executor, job.unique_key or "", job.limit_key or "", job.why)
+    body = blobs.add(encode(body_of(job)))
+    return job.id, fields, (*texts, job.worker or ""), body, blobs.add(tale)
+
+
+def wire_hold(hold: Hold) -> tuple[Any, ...]:
+    """A hold as ``renew.lua`` wants it."""
+    return hold.id, hold.key, hold.fence, hold.is_charged
+
+
+# ---- out of it ----------------------------------------------------------------------------------
+
+
+def rows_in(data: bytes) -> Iterator[Row]:
+    """The rows that a script gave, one after the other."""
+    at = 0
+    while at < len(data):
+        numbers = _HEAD.unpack_from(data, at)
+        at += _HEAD.size
+        texts = []
+        for length in (*numbers[-4:], numbers[13], numbers[14]):
+            texts.append(data[at : at + length].decode() if length else "")
+            at += length
+        yield Row(*numbers, *texts)
+
+
+def parts_in(data: bytes, lengths: Sequence[int]) -> Iterator[memoryview]:
+    """Bodies or tales that a script gave, one after the other."""
+    view, at = memoryview(data), 0
+    for length in lengths:
+        yield view[at : at + length]
+        at += length
+
+
+def leased(job_id: str, row: Row, body: memoryview) -> Leased:
+    """A job as the worker that has just claimed it needs it."""
+    handler, args, kwargs, timeout, attempts, deliveries, retry, ttl, flow, trace = (
+        msgspec.structs.astuple(_body(body))
+    )
+    return Leased(
+        key=row.seq,
+        fence=row.fence,
+        id=job_id,
+        handler=handler,
+        executor=row.executor,
+        queue=row.queue,
+        args=args,
+        kwargs=kwargs,
+        attempts=row.attempts,
+        deliveries=row.deliveries,
+        excused=row.excused,
+        is_solo=bool(row.flags & _SOLO),
+        created_at=row.created_at,
+        claimed_at=row.claimed_at,
+        timeout=timeout,
+        max_attempts=attempts,
+        max_deliveries=deliveries,
+        retry=retry,
+        result_ttl=ttl,
+        correlation_id=flow,
+        trace_context=trace,
+    )
+
+
+def job_from(job_id: str, row: Row, body: memoryview, tale: memoryview) -> Job:
+    """A job as anybody may look at it."""
+    history, failure, result = _told(bytes(tale))
+    is_running = row.stage == RUNNING
+    return Job(
+        key=row.seq,
+        id=job_id,
+        status=STATUSES[row.status],
+        executor=row.executor,
+        queue=row.queue,
+        priority=int(row.priority),
+        created_at=row.created_at,
+        run_at=row.run_at,
+        expires_at=_or_none(row.expires_at),
+        unique_key=row.unique_key if row.flags & _UNIQUE else None,
+        limit_key=row.limit_key if row.flags & _KEYED else None,
+        limit=row.limit,
+        is_limited=row.stage == LIMITED,
+        attempts=row.attempts,
+        is_charged=bool(row.flags & _CHARGED),
+        deliveries=row.deliveries,
+        excused=row.excused,
+        is_solo=bool(row.flags & _SOLO),
+        fence=row.fence,
+        why=row.why,
+        worker=row.worker if is_running else None,
+        claimed_at=row.claimed_at if is_running else None,
+        lease_expires_at=row.leased_until if is_running else None,
+        finished_at=row.changed_at if row.stage == ENDED else None,
+        purge_at=_or_none(row.purge_at),
+        result=result,
+        last_error=failure_from(failure or None),
+        history=tuple(history.split(b"\n")) if history else (),
+        **msgspec.structs.asdict(_body(body)),
+    )
+
+
+def standing(job_id: str, row: Row) -> Standing:
+    """What the store needs to move a job by itself."""
+    status = STATUSES[row.status].value
+    return row.seq, job_id, status, row.fence, row.attempts, row.deliveries, row.excused
+
+
+def _told(tale: bytes) -> tuple[bytes, bytes, bytes | None]:
+    """History, last failure and result."""
+    if not tale:
+        return b"", b"", None
+    history, failure, has_result = _TALE.unpack_from(tale)
+    at = _TALE.size + history
+    result = tale[at + failure :] if has_result else None
+    return tale[_TALE.size : at], tale[at : at + failure], result
+
+
+def _or_none(instant: float) -> float | None:
+    return None if math.isinf(instant) else instant

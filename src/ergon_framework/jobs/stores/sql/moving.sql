@@ -1,0 +1,36 @@
+-- places: jobs in the order of adding, with what their payloads weigh
+SELECT seq, changed_at, coalesce(
+        length(args) + length(kwargs),
+        (SELECT length(large.args) + length(large.kwargs)
+            FROM ergon_job_payloads AS large WHERE large.seq = ergon_jobs.seq)
+    ) + coalesce(length(result), 0) + coalesce(length(history), 0)
+FROM ergon_jobs WHERE seq > ? ORDER BY seq LIMIT ?;
+
+-- stretch: the jobs between two places
+SELECT * FROM ergon_jobs WHERE seq > ? AND seq <= ? ORDER BY seq;
+
+-- standing: where a job stands, and since when
+SELECT seq, created_at FROM ergon_jobs WHERE id = ?;
+
+-- remove: one job, in whatever state
+DELETE FROM ergon_jobs WHERE id = ?;
+
+-- put: a whole job, where it stood or behind all others
+INSERT INTO ergon_jobs (
+    seq, stage, status, fence, deliveries, attempts, excused, is_charged, is_solo, changed_at,
+    lease_expires_at, claimed_at, worker, why, purge_at, queue, executor, priority, run_at,
+    expires_at, unique_key, limit_key, key_limit, id, handler, created_at, options, args, kwargs,
+    last_error, result, history
+) VALUES (
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+);
+
+-- mark: what was written down about a move into this store
+SELECT mark FROM ergon_job_moves;
+
+-- set_mark: write something down
+INSERT INTO ergon_job_moves (one, mark) VALUES (1, ?)
+ON CONFLICT (one) DO UPDATE SET mark = excluded.mark;
+
+-- unmark: forget it
+DELETE FROM ergon_job_moves;

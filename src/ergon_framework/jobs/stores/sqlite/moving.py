@@ -1,0 +1,137 @@
+"""Copies of jobs, out of the file and into it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, cast
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import StoreError
+from ergon_framework.jobs.stores.moving import discard_settings, dump_settings, load_settings
+from ergon_framework.jobs.stores.options import NO_OPTIONS, Options, text_of
+from ergon_framework.jobs.stores.own_moves import DUE, ENDED, LATER, RUNNING
+from ergon_framework.jobs.stores.sqlite.adding import LARGE
+from ergon_framework.jobs.stores.sqlite.desk import SqliteDesk
+from ergon_framework.jobs.stores.sqlite.moves import Moves
+from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
+from ergon_framework.ports.jobstore import Job
+from ergon_framework.ports.moving import PAGE_BYTES, C, Copy, JobCopy
+from ergon_framework.storage.statements import load
+
+_SQL = load(SQL, "moving.sql")
+_JOBS = load(SQL, "jobs.sql")
+
+
+class SqliteMoving(SqliteDesk):
+    """What a move needs."""
+
+    def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
+        """The copies of a kind after a place, in order."""
+        if kind is not JobCopy:
+            return dump_settings(self, kind, after, limit)
+        return cast("list[C]", self._read(lambda cursor: _page(cursor, after or 0, limit)))
+
+    def load(self, copies: Sequence[Copy]) -> None:
+        """Put copies of one kind in, in order."""
+        jobs = [each for each in copies if isinstance(each, JobCopy)]
+        if jobs:
+            self._write(lambda moves: _load(moves, jobs), "move")
+        load_settings(self, copies)
+
+    def discard(self, copies: Sequence[Copy]) -> None:
+        """Take copies of one kind out; those that are not there are fine."""
+        ids = [(each.name,) for each in copies if isinstance(each, JobCopy)]
+        if ids:
+            self._write(lambda moves: moves.cursor.executemany(_SQL["remove"], ids), "move")
+        discard_settings(self, copies)
+
+    def mark(self) -> bytes | None:
+        """What was written down about a move into this store."""
+        row = self._read(lambda cursor: cursor.execute(_SQL["mark"]).fetchone())
+        return None if row is None else bytes(row[0])
+
+    def set_mark(self, mark: bytes | None) -> None:
+        """Write something down about a move into this store, or forget it."""
+
+        def work(moves: Moves) -> None:
+            if mark is None:
+                moves.cursor.execute(_SQL["unmark"])
+            else:
+                moves.cursor.execute(_SQL["set_mark"], (mark,))
+
+        self._write(work, "move")
+
+
+def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobCopy]:
+    """Some jobs, and fewer when they are large."""
+    changed: dict[int, float] = {}
+    last, size = after, 0
+    for seq, changed_at, weight in cursor.execute(_SQL["places"], (after, limit)):
+        size += weight
+        if changed and size > PAGE_BYTES:
+            break
+        changed[seq], last = changed_at, seq
+    jobs = jobs_from(cursor.execute(_SQL["stretch"], (after, last)))
+    return [JobCopy(job, changed[job.key]) for job in jobs]
+
+
+def _load(moves: Moves, copies: Sequence[JobCopy]) -> None:
+    cursor = moves.cursor
+    for copy in copies:
+        job = copy.job
+        found = cursor.execute(_SQL["standing"], (job.id,)).fetchone()
+        seq = None
+        if found is not None:
+            # One of another instant is another job, which came to the end of the line.
+            seq = found[0] if found[1] == job.created_at else None
+            cursor.execute(_SQL["remove"], (job.id,))
+        try:
+            cursor.execute(_SQL["put"], (seq, *_row(job, copy.changed_at, moves.now)))
+        except sqlite3.IntegrityError as error:
+            raise StoreError(
+                f"the job {job.id} cannot be put beside the others: {error}",
+                remedy="see that nobody else writes to the store, then move again",
+            ) from error
+        if _is_large(job):
+            values = (cursor.lastrowid, job.args, job.kwargs)
+            cursor.execute(_JOBS["insert_payload"], values)
+
+
+def _is_large(job: Job) -> bool:
+    return len(job.args) + len(job.kwargs) > LARGE
+
+
+def _row(job: Job, changed_at: float, now: float) -> tuple[Any, ...]:
+    """The columns of a job, from its stage to its history."""
+    options = Options(
+        job.timeout,
+        job.max_attempts,
+        job.max_deliveries,
+        None if job.retry is None else job.retry.decode(),
+        job.result_ttl,
+        job.correlation_id,
+        job.trace_context,
+    )
+    is_large = _is_large(job)
+    return (
+        *(_stage(job, now), job.status.value, job.fence, job.deliveries, job.attempts),
+        *(job.excused, job.is_charged, job.is_solo, changed_at, job.lease_expires_at),
+        *(job.claimed_at, job.worker, job.why, job.purge_at, job.queue, job.executor),
+        *(job.priority, job.run_at, job.expires_at, job.unique_key, job.limit_key, job.limit),
+        *(job.id, job.handler, job.created_at),
+        None if options == NO_OPTIONS else text_of(options),
+        None if is_large else job.args,
+        None if is_large else job.kwargs,
+        None if job.last_error is None else text_of(job.last_error),
+        job.result,
+        b"\n".join(job.history).decode() or None,
+    )
+
+
+def _stage(job: Job, now: float) -> int:
+    if job.status.is_final:
+        return ENDED
+    if job.status is JobStatus.ACTIVE:
+        return RUNNING
+    return DUE if job.run_at <= now else LATER

@@ -1,0 +1,116 @@
+"""Where a Redis database is. Nothing here shows a password."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from ergon_framework.errors import ConfigurationError, MissingExtraError
+
+FORMS = "write redis://host:6379/0, redis://user:password@host/0, or rediss:// for TLS"
+PORT = 6379
+_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
+_OWN = ("prefix", "persistence")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One database of one server, and the part of it that is the store's."""
+
+    name: str
+    """What to call it in front of people."""
+    options: dict[str, Any] = field(repr=False)
+    """What the driver needs."""
+    database: int = 0
+    prefix: str = "ergon"
+    """How the keys of the store begin."""
+    is_volatile: bool = False
+    """Whether a server that keeps nothing on disk will do."""
+    has_tls: bool = False
+
+
+def address_of(url: str, prefix: str | None = None) -> Address:
+    """The database that a URL names; nothing is opened."""
+    try:
+        import redis  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "a store on Redis needs redis-py", remedy="pip install 'ergon-framework[redis]'"
+        ) from error
+    try:
+        parts = urlsplit(url)
+        port = parts.port or PORT
+    except ValueError:  # its text may hold the password
+        raise _unreadable() from None
+    if parts.scheme.lower() not in {"redis", "rediss"} or parts.fragment:
+        raise _unreadable()
+    has_tls = parts.scheme.lower() == "rediss"
+    query = _query(parts, has_tls=has_tls)
+    database = _database(parts.path)
+    host = parts.hostname or "localhost"
+    shown = f"[{host}]" if ":" in host else host
+    return Address(
+        f"{parts.scheme.lower()}://{shown}:{port}/{database}",
+        {
+            "host": host,
+            "port": port,
+            "db": database,
+            "username": unquote(parts.username) if parts.username else None,
+            "password": unquote(parts.password) if parts.password else None,
+            **{name: value for name, value in query.items() if name in _TLS},
+        },
+        database,
+        _prefix(prefix or query.get("prefix", "ergon")),
+        _is_volatile(query.get("persistence", "disk")),
+        has_tls,
+    )
+
+
+def _query(parts: SplitResult, *, has_tls: bool) -> dict[str, str]:
+    known = _OWN + (_TLS if has_tls else ())
+    found = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in found:
+        if name not in known:
+            raise ConfigurationError(
+                f"the URL of a Redis store has no option {name[:32]!r}",
+                remedy=f"known are {', '.join(known)}",
+            )
+    return found
+
+
+def _database(path: str) -> int:
+    text = path.removeprefix("/")
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise ConfigurationError(
+            "the database in the URL of a Redis store is a number",
+            remedy="write redis://host:6379/0",
+        )
+    return int(text)
+
+
+def _prefix(text: str) -> str:
+    if not text or not text.isprintable() or {*text} & {"{", "}"} or len(text) > 64:
+        raise ConfigurationError(
+            "the prefix of a Redis store has 1 to 64 printable characters, no braces among them",
+            remedy="write redis://host/0?prefix=ergon, or leave it out",
+        )
+    return text
+
+
+def _is_volatile(text: str) -> bool:
+    if text not in {"disk", "none"}:
+        raise ConfigurationError(
+            "persistence in the URL of a Redis store is disk or none",
+            remedy="leave it out to refuse a server that keeps nothing on disk",
+        )
+    return text == "none"
+
+
+def _unreadable() -> ConfigurationError:
+    return ConfigurationError(
+        "the URL of the Redis store cannot be read",
+        remedy=f"{FORMS}; write @, : and / in a password as %40, %3A and %2F",
+    )

@@ -1,0 +1,131 @@
+"""Hearing what scripts announce: one connection that listens, and one thread.
+
+A bell is a hint and not a message. While the server is away nothing is heard: whoever waits for a
+bell also looks for itself now and then. After every new connection all bells ring, for nobody knows
+what was missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from typing import Any
+
+from redis import exceptions
+
+from ergon_framework.core.retry import Backoff
+from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.errors import ErgonError
+from ergon_framework.storage.memory_bells import Belfry as Bells
+from ergon_framework.storage.memory_bells import MemoryBell
+from ergon_framework.storage.redis.link import RedisLink
+
+logger = logging.getLogger("ergon.storage")
+
+AGAIN = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
+READY = 2.0
+"""Seconds that a new listener waits until its channel is heard; afterwards it only listens."""
+_ALIVE = 15.0  # seconds without a word after which the server is asked whether it still is there
+
+
+class Belfry:
+    """The bells of one store, by channel."""
+
+    def __init__(self, link: RedisLink) -> None:
+        self._link = link
+        self._begin()
+        renew_after_fork(self)
+
+    def _begin(self) -> None:
+        self._bells = Bells()
+        self._lock = threading.Lock()
+        self._channels: dict[str, threading.Event] = {}  # and whether each is heard
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._line: Any = None
+        self._was_heard = False
+
+    def renew(self) -> None:
+        """In a process that was just forked: its threads and waiters stayed behind."""
+        self._begin()
+
+    def listen(self, channel: str) -> MemoryBell:
+        """A bell for a channel; the thread comes with the first one."""
+        bell = self._bells.listen(channel)
+        with self._lock:
+            is_heard = self._channels.get(channel)
+            if is_heard is None:
+                is_heard = self._channels[channel] = threading.Event()
+                if self._line is not None:
+                    self._say(self._line, "SUBSCRIBE", channel)
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(
+                    target=self._serve, name="ergon-listen", daemon=True
+                )
+                self._thread.start()
+        if not is_heard.wait(READY):
+            logger.info("%s is not heard yet", self._link.name)
+        bell.wait(0.0)  # what rang so far was for those before
+        return bell
+
+    def close(self) -> None:
+        """Take all bells down."""
+        with self._lock:
+            self._closing.set()
+            thread, self._thread = self._thread, None
+            if self._line is not None:
+                self._say(self._line, "PING")  # its answer wakes the thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(READY)
+        self._bells.close()
+
+    @staticmethod
+    def _say(line: Any, *words: str) -> None:
+        with suppress(exceptions.RedisError, OSError):  # the thread sees it, too
+            line.send_command(*words)
+
+    # ---- the thread -----------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            self._was_heard = False
+            try:
+                line = self._link.connect()
+                try:
+                    self._hear(line)
+                finally:
+                    with self._lock:
+                        self._line = None
+                    line.disconnect()
+            except (exceptions.RedisError, ErgonError, OSError) as error:
+                if failures == 0 and not self._closing.is_set():
+                    logger.info("%s is not heard for now: %s", self._link.name, error)
+                failures = 0 if self._was_heard else failures + 1
+            self._closing.wait(AGAIN.delay(failures, 0.5))
+
+    def _hear(self, line: Any) -> None:
+        with self._lock:
+            self._line = line
+            for channel in self._channels:
+                line.send_command("SUBSCRIBE", channel)
+        is_asked = False
+        while not self._closing.is_set():
+            if line.can_read(timeout=_ALIVE):
+                self._take(line.read_response())
+                is_asked = False
+            elif is_asked:
+                raise exceptions.TimeoutError("no answer")
+            else:
+                is_asked = True
+                line.send_command("PING")
+
+    def _take(self, message: Any) -> None:
+        kind, channel = message[0], message[1].decode()
+        if kind == b"message":
+            self._bells.ring(channel)
+        elif kind == b"subscribe":
+            self._was_heard = True
+            self._bells.ring(channel)
+            self._channels[channel].set()

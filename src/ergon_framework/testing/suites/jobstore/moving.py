@@ -1,0 +1,296 @@
+"""Checks of moving: what a store holds can be copied out of it and into it, from any other.
+
+The other store of each check is the one in memory, which is the plainest there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from typing import TypeVar, cast
+
+import msgspec
+
+from ergon_framework.core.job import CancelAsked, JobStatus
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.moving import (
+    JOB_KINDS,
+    PAGE_BYTES,
+    Archive,
+    Copy,
+    JobCopy,
+    QueueCopy,
+    ScheduleCopy,
+)
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.hand_clock import START
+from ergon_framework.testing.suites.jobstore.schedules import schedule
+from ergon_framework.testing.suites.jobstore.subject import (
+    FAILS_FOR_GOOD,
+    FAILS_ONCE,
+    LEASE,
+    RELEASED,
+    Subject,
+    hold,
+    same,
+)
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+C = TypeVar("C", bound=Copy)
+NEEDS = "moving"
+
+
+@check(NEEDS)
+def everything_can_be_copied_out(s: Subject) -> None:
+    """What another store was given in copies is all that this one holds, in the same order."""
+    fill(s)
+    with closing(MemoryJobStore(s.clock)) as other:
+        _copy(_archive(s), other)
+        _compare(other, _archive(s))
+        same(_ids(other), [job.id for job in s.store.search(Search())][::-1], "order of adding")
+
+
+@check(NEEDS)
+def everything_can_be_copied_in(s: Subject) -> None:
+    """What came in copies is all that the other store holds, also for who opens this one anew."""
+    with closing(MemoryJobStore(s.clock)) as other:
+        fill(Subject(other, s.clock, None, s.patience))
+        _copy(other, _archive(s))
+        _compare(_archive(s), other)
+        s.reopen()
+        _compare(_archive(s), other)
+
+
+@check(NEEDS)
+def copies_come_in_pages(s: Subject) -> None:
+    """A page has no more copies than asked for, and the next one goes on behind it."""
+    s.put(*"abcde")
+    store = _archive(s)
+    first = store.dump(JobCopy, None, 2)
+    second = store.dump(JobCopy, first[-1].place, 2)
+    last = store.dump(JobCopy, second[-1].place, 2)
+    names = [[copy.name for copy in page] for page in (first, second, last)]
+    same(names, [["a", "b"], ["c", "d"], ["e"]], "pages")
+    same(store.dump(JobCopy, last[-1].place, 2), [], "after the end")
+
+
+@check(NEEDS)
+def pages_of_large_jobs_are_short(s: Subject) -> None:
+    """Few large jobs make a page, and one that is larger than a page is a page."""
+    half = b'["' + b"x" * (PAGE_BYTES // 2) + b'"]'
+    s.put("whole", args=b'["' + b"x" * PAGE_BYTES + b'"]')
+    s.put("one", "two", args=half)
+    copies = list(_all(_archive(s), JobCopy, 100))
+    same([copy.name for copy in copies], ["whole", "one", "two"], "copies")
+    same(len(_archive(s).dump(JobCopy, None, 100)), 1, "jobs of the first page")
+
+
+@check(NEEDS)
+def loading_again_changes_nothing(s: Subject) -> None:
+    """A move that begins anew meets what it has done."""
+    with closing(MemoryJobStore(s.clock)) as other:
+        fill(Subject(other, s.clock, None, s.patience))
+        _copy(other, _archive(s))
+        _copy(other, _archive(s))
+        _compare(_archive(s), other)
+
+
+@check(NEEDS)
+def changed_jobs_stay_where_they_stand(s: Subject) -> None:
+    """A job that is loaded in another state becomes that, and keeps its place in the order."""
+    s.put("a", "b", "c")
+    store = _archive(s)
+    before = {copy.name: copy for copy in _all(store, JobCopy)}
+    done = s.ended("a", keep=5.0)
+    store.load([before["a"]])
+    same((_ids(store), s.status("a")), (["a", "b", "c"], JobStatus.PENDING), "order, and status")
+    store.load([JobCopy(done, s.clock())])
+    same(s.status("a"), JobStatus.COMPLETED, "status")
+    s.clock.forward(6.0)
+    same(s.store.sweep(10).purged, 1, "purged in its time")
+
+
+@check(NEEDS)
+def a_new_job_of_an_old_id_comes_last(s: Subject) -> None:
+    """A job that was made at another instant is another job."""
+    s.put("a", "b", unique_key=None)
+    [first, _] = _all(_archive(s), JobCopy)
+    job = msgspec.structs.replace(first.job, created_at=START + 50.0)
+    _archive(s).load([JobCopy(job, START + 50.0)])
+    same(_ids(_archive(s)), ["b", "a"], "order of adding")
+    same(s.get("a").created_at, START + 50.0, "made at")
+
+
+@check(NEEDS)
+def discarded_jobs_are_gone(s: Subject) -> None:
+    """Whatever state a job is in, it can be taken out, and nothing of it stays behind."""
+    s.put("running", unique_key="u", limit_key="k", priority=9)
+    s.take("running")
+    s.put("waiting", limit_key="k")
+    same(s.ids(9), [], "claimed beside the running one")
+    s.put("done", queue="other", priority=8)
+    s.ended("done")
+    store = _archive(s)
+    store.discard([copy for copy in _all(store, JobCopy) if copy.name != "waiting"])
+    same((_ids(store), s.store.overdue(9)), (["waiting"], []), "what is left")
+    s.put("again", unique_key="u", delay=900.0)
+    s.store.sweep(100)
+    same(s.ids(9), ["waiting"], "claimed when the key is free")
+    same([queue.name for queue in s.store.queues()], ["default"], "queues")
+    store.discard([copy for copy in _all(store, JobCopy) if copy.name == "again"])
+    store.discard([JobCopy(s.get("waiting"), 0.0)])
+    store.discard([])
+    same(_ids(store), [], "what is left in the end")
+
+
+@check(NEEDS)
+def loaded_jobs_run_in_order(s: Subject) -> None:
+    """Waiting jobs are claimed by priority, then in the order of adding, and not before time."""
+    with closing(MemoryJobStore(s.clock)) as other:
+        old = Subject(other, s.clock, None, s.patience)
+        old.put("plain", "next")
+        old.put("high", priority=5)
+        old.put("late", delay=100.0)
+        _copy(other, _archive(s))
+    same(s.ids(9), ["high", "plain", "next"], "claimed")
+    s.clock.forward(101.0)
+    same(s.ids(9), ["late"], "claimed later")
+
+
+@check(NEEDS)
+def a_loaded_lease_is_kept_and_runs_out(s: Subject) -> None:
+    """A running job stays its worker's, holds its keys, and is rescued when nobody renews it."""
+    with closing(MemoryJobStore(s.clock)) as other:
+        old = Subject(other, s.clock, None, s.patience)
+        old.put("running", limit_key="k", unique_key="u", priority=9)
+        leased = old.take("running")
+        other.renew([hold(leased, is_charged=True)], LEASE)
+        old.put("behind", limit_key="k")
+        same(old.ids(9), [], "claimed beside it")
+        _copy(other, _archive(s))
+    job = s.get("running")
+    same((job.worker, job.attempts, job.is_charged), ("w1", 1, True), "worker and attempt")
+    same(s.ids(9), [], "claimed while the key is taken")
+    same(s.store.overdue(9), [], "overdue at once")
+    s.clock.forward(LEASE + 1.0)
+    same([each.id for each in s.store.overdue(9)], ["running"], "overdue")
+    s.must(s.get("running"), RELEASED, if_expired=True)
+    expect(s.take("running").fence > job.fence, "the next claim has a fence of its own")
+
+
+@check(NEEDS)
+def loaded_jobs_hold_their_unique_keys(s: Subject) -> None:
+    """A key of a job that has not ended is taken, and that of one that has ended is free."""
+    with closing(MemoryJobStore(s.clock)) as other:
+        old = Subject(other, s.clock, None, s.patience)
+        old.put("held", unique_key="u", delay=10.0)
+        old.put("over", unique_key="v")
+        old.ended("over")
+        _copy(other, _archive(s))
+    expect(s.refusal(lambda: s.put("other", unique_key="u")), "a key that is held was given away")
+    s.put("another", unique_key="v")
+
+
+@check(NEEDS)
+def loaded_jobs_are_as_old_as_they_were(s: Subject) -> None:
+    """Filters by age and the time of purging go by the instants that were copied."""
+    with closing(MemoryJobStore(s.clock)) as other:
+        old = Subject(other, s.clock, None, s.patience)
+        old.put("old")
+        s.clock.forward(100.0)
+        old.put("new", priority=1)
+        old.ended("new", FAILS_FOR_GOOD, keep=50.0)
+        _copy(other, _archive(s))
+    found = s.store.search(Search(before=START + 50.0))
+    same([job.id for job in found], ["old"], "last changed before")
+    same(s.store.sweep(10).purged, 0, "purged at once")
+    s.clock.forward(51.0)
+    same(s.store.sweep(10).purged, 1, "purged in its time")
+
+
+@check(NEEDS)
+def settings_can_be_taken_away(s: Subject) -> None:
+    """Settings of queues and schedules that are gone on the other side can go here."""
+    store = _archive(s)
+    s.store.set_queue("slow", max_active=1, rate=2.0, burst=3)
+    s.store.set_queue("shut", is_paused=True)
+    s.store.put_schedule(schedule("nightly"))
+    same(store.dump(QueueCopy, "shut", 9), [QueueCopy("slow", False, 1, 2.0, 3)], "settings")
+    store.discard([QueueCopy("shut", True, None, None, 1)])
+    store.discard(store.dump(ScheduleCopy, None, 9))
+    same([copy.queue for copy in _all(store, QueueCopy)], ["slow"], "queues")
+    same(s.store.schedules(), [], "schedules")
+
+
+@check(NEEDS)
+def a_mark_is_kept(s: Subject) -> None:
+    """What a move wrote down is there until it is taken away, also for who opens it anew."""
+    same(_archive(s).mark(), None, "the mark of a fresh store")
+    _archive(s).set_mark(b"\x00one")
+    _archive(s).set_mark(b"\x00two")
+    s.reopen()
+    same(_archive(s).mark(), b"\x00two", "the mark")
+    _archive(s).set_mark(None)
+    same(_archive(s).mark(), None, "the mark when it was taken away")
+
+
+def _archive(s: Subject) -> Archive:
+    return cast("Archive", s.store)
+
+
+def _all(store: Archive, kind: type[C], limit: int = 3) -> Iterable[C]:
+    """Every copy of a kind, read in small pages."""
+    after = None
+    while page := store.dump(kind, after, limit):
+        yield from page
+        after = page[-1].place
+
+
+def _copy(store: Archive, other: Archive) -> None:
+    for kind in JOB_KINDS:
+        after = None
+        while page := store.dump(kind, after, 4):
+            other.load(page)
+            after = page[-1].place
+
+
+def _compare(found: Archive, wanted: Archive) -> None:
+    for kind in JOB_KINDS:
+        here, there = list(_all(found, kind)), list(_all(wanted, kind))
+        names = [copy.name for copy in here], [copy.name for copy in there]
+        same(*names, f"{kind.__name__} in order")
+        for mine, other in zip(here, there, strict=True):
+            if mine.content != other.content:
+                same(mine, other, f"{kind.__name__} {mine.name}")
+
+
+def _ids(store: Archive) -> list[str]:
+    return [copy.name for copy in _all(store, JobCopy)]
+
+
+def fill(s: Subject) -> None:
+    """Put something of everything into a store."""
+    s.store.set_queue("shut", is_paused=True)
+    s.store.set_queue("slow", max_active=2, rate=0.5, burst=4)
+    s.store.put_schedule(schedule("nightly"))
+    s.store.put_schedule(schedule("daily", next_at=None, is_paused=True, source="settings"))
+    s.put("done", args=b'[1,"\xc3\xa9"]', kwargs=b'{"a": null}', result_ttl=9.0)
+    s.ended("done", result=b'{"x":1}', keep=60.0)
+    s.clock.forward(1.5)
+    s.put("dead", correlation_id="c1", trace_context={"b": "2", "a": "1"})
+    s.ended("dead", FAILS_FOR_GOOD)
+    s.put("off", args=b'["' + b"x" * 9000 + b'"]')
+    s.must(s.get("off"), CancelAsked(), keep=7.0)
+    s.put("again", max_attempts=7, max_deliveries=9, timeout=2.5, retry=b'{"attempts":7}')
+    s.ended("again", FAILS_ONCE)
+    s.put("running", unique_key="u", limit_key="k", limit=1, priority=3)
+    s.store.renew([hold(s.take("running"), is_charged=True)], LEASE)
+    s.put("blocked", limit_key="k", limit=1, priority=2)
+    same(s.ids(1), [], "claimed of a key that is taken")
+    s.put("back", priority=2)
+    s.must(s.take("back"), RELEASED)
+    s.put("paused", queue="shut", unique_key="w", expires_at=START + 900.0)
+    s.put("later", delay=50.0, queue="slow", handler="x#work", executor="x")

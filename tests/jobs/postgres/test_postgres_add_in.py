@@ -1,0 +1,236 @@
+"""Enqueueing inside the caller's own transaction, with psycopg and with SQLAlchemy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg.rows import dict_row
+from sqlalchemy.orm import Session
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import DuplicateJobError, StoreError
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
+from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, hold, new
+from tests.servers.postgres import PostgresServer
+
+pytestmark = pytest.mark.req("SCALE:transaction", "SCALE:jobs-postgres")
+PATIENCE = 15.0
+
+
+@pytest.fixture
+def store(jobs_url: str) -> Iterator[PostgresJobStore]:
+    """An empty store."""
+    store = PostgresJobStore(jobs_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def mine(jobs_url: str) -> Iterator[psycopg.Connection]:
+    """The caller's own connection to the same database, with a table of its own."""
+    with psycopg.connect(jobs_url, autocommit=True) as first:
+        first.execute("DROP SCHEMA IF EXISTS shop CASCADE")
+        first.execute("CREATE SCHEMA shop")
+        first.execute("CREATE TABLE shop.orders (name text PRIMARY KEY)")
+    with psycopg.connect(jobs_url) as connection:
+        yield connection
+        connection.rollback()
+
+
+def ids(store: PostgresJobStore) -> list[str]:
+    """The ids of all jobs, the newest first."""
+    return [job.id for job in store.search(Search())]
+
+
+def orders(connection: psycopg.Connection) -> list[str]:
+    """What the caller has stored."""
+    return [row[0] for row in connection.execute("SELECT name FROM shop.orders").fetchall()]
+
+
+def test_jobs_come_with_the_callers_commit(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """Until the caller commits there is nothing to be claimed; its commit wakes the workers."""
+    mine.execute("INSERT INTO shop.orders VALUES ('pie')")
+    bell = store.listen(Topic.WORK)
+    assert [added.id for added in store.add_in(mine, [new("a"), new("b")])] == ["a", "b"]
+    assert ids(store) == []
+    mine.commit()
+    assert bell.wait(PATIENCE)
+    bell.close()
+    assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["a", "b"]
+    assert orders(mine) == ["pie"]
+
+
+def test_jobs_go_with_the_callers_rollback(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """What is rolled back was never there, keys included."""
+    mine.execute("INSERT INTO shop.orders VALUES ('pie')")
+    store.add_in(mine, [new("a", unique_key="k"), new("b")])
+    mine.rollback()
+    assert (ids(store), orders(mine)) == ([], [])
+    assert store.add([new("a", unique_key="k")])[0].is_new
+
+
+def test_a_refused_job_leaves_the_transaction_as_it_was(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """A duplicate undoes what was added with it, and nothing of the caller's own."""
+    store.add([new("there", unique_key="k")])
+    mine.execute("INSERT INTO shop.orders VALUES ('pie')")
+    for jobs in ([new("x"), new("there")], [new("x"), new("y", unique_key="k")], [new("x")] * 2):
+        with pytest.raises(DuplicateJobError):
+            store.add_in(mine, jobs)
+    store.add_in(mine, [new("fine")])
+    mine.commit()
+    assert (ids(store), orders(mine)) == (["fine", "there"], ["pie"])
+
+
+def test_a_job_is_replaced_when_the_caller_commits(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """The holder of a unique key is cancelled with the caller's commit, and not before."""
+    store.add([new("old", unique_key="k")])
+    [added] = store.add_in(mine, [new("new", unique_key="k", on_duplicate=OnDuplicate.REPLACE)])
+    assert added.replaced == "old"
+    mine.commit()
+    old = store.find("old")
+    assert old is not None
+    assert old.status is JobStatus.CANCELLED
+    assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["new"]
+
+
+def test_two_transactions_with_one_key(
+    store: PostgresJobStore, mine: psycopg.Connection, jobs_url: str
+) -> None:
+    """Whoever commits second is refused, with the error for a duplicate."""
+    store.add_in(mine, [new("a", unique_key="k")])
+    with psycopg.connect(jobs_url) as other:
+        other.execute("SET lock_timeout = '100ms'")
+        with pytest.raises(StoreError):
+            store.add_in(other, [new("b", unique_key="k")])
+        mine.commit()
+        with pytest.raises(DuplicateJobError):
+            store.add_in(other, [new("b", unique_key="k")])
+    assert ids(store) == ["a"]
+
+
+def test_the_callers_habits_do_not_matter(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """Rows as dicts and another search path are the caller's own, before and after."""
+    mine.row_factory = dict_row  # type: ignore[assignment]
+    pie: list[object] = [{"name": "pie"}]
+    mine.execute("SET search_path = shop")
+    mine.execute("INSERT INTO orders VALUES ('pie')")
+    store.add_in(mine, [new("a", unique_key="k")])
+    with pytest.raises(DuplicateJobError):
+        store.add_in(mine, [new("a")])
+    assert [*mine.execute("SELECT name FROM orders")] == pie
+    mine.commit()
+    assert ids(store) == ["a"]
+
+
+def test_a_connection_without_a_transaction_is_refused(
+    store: PostgresJobStore, jobs_url: str
+) -> None:
+    """A connection that commits by itself needs a transaction, and can have one."""
+    with psycopg.connect(jobs_url, autocommit=True) as mine:
+        with pytest.raises(StoreError, match="no transaction open") as caught:
+            store.add_in(mine, [new("a")])
+        assert "begin one first" in caught.value.remedy
+        with mine.transaction():
+            store.add_in(mine, [new("a")])
+    assert ids(store) == ["a"]
+
+
+def test_another_database_is_refused(
+    store: PostgresJobStore, postgres_server: PostgresServer
+) -> None:
+    """Jobs do not end up where no worker of this store would find them."""
+    url = postgres_server.new_database()
+    PostgresJobStore(url).close()
+    with psycopg.connect(url) as other:
+        with pytest.raises(StoreError, match="not one to postgresql"):
+            store.add_in(other, [new("a")])
+        assert other.execute("SELECT count(*) FROM ergon_jobs").fetchall() == [(0,)]
+    postgres_server.drop_database(url)
+
+
+def test_what_is_no_connection_is_refused(store: PostgresJobStore) -> None:
+    """The error says what can be given."""
+    with pytest.raises(StoreError, match="no connection of psycopg"):
+        store.add_in(object(), [new("a")])
+
+
+def test_sqlalchemy_connections_and_sessions(store: PostgresJobStore, jobs_url: str) -> None:
+    """A connection of SQLAlchemy, and that of a session, are joined like psycopg's own."""
+    engine = sqlalchemy.create_engine(jobs_url.replace("postgresql:", "postgresql+psycopg:"))
+    try:
+        with engine.begin() as connection:
+            store.add_in(connection, [new("a")])
+            assert ids(store) == []
+        with Session(engine) as session:
+            store.add_in(session.connection(), [new("b")])
+            session.rollback()
+            store.add_in(session.connection(), [new("c")])
+            session.commit()
+    finally:
+        engine.dispose()
+    assert ids(store) == ["c", "a"]
+
+
+def test_a_client_joins_a_transaction(store: PostgresJobStore, mine: psycopg.Connection) -> None:
+    """The client's ``connection`` is the caller's, whichever store it has."""
+    client = JobClient(store=store)
+    job = client.enqueue("work", [1], connection=mine)
+    client.enqueue_many(["work", "work"], connection=mine)
+    assert ids(store) == []
+    mine.commit()
+    assert len(ids(store)) == 3
+    assert client.status(job) is JobStatus.PENDING
+
+
+def test_a_long_transaction_keeps_no_job_from_ending(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """A caller that met the holder of a unique key does not hold it up."""
+    store.add([new("old", unique_key="k")])
+    [job] = store.exchange([], ask(1))[1].jobs
+    [added] = store.add_in(mine, [new("new", unique_key="k", on_duplicate=OnDuplicate.EXISTING)])
+    assert added.id == "old"
+    told = Subject(store, HandClock(), None, PATIENCE).told(job, SUCCEEDED)
+    assert store.exchange([told], None)[0] == [True]
+    mine.commit()
+
+
+@pytest.mark.req("SCALE:fleet-clocks")
+def test_the_servers_clock_decides(
+    store: PostgresJobStore, mine: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host whose own clock is five minutes off adds, claims and renews in the server's time."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 300.0)
+    clock = "SELECT extract(epoch FROM clock_timestamp())::float8"
+    [[before]] = mine.execute(clock).fetchall()
+    store.add([new("a"), new("later", delay=100.0)])
+    store.add_in(mine, [new("b")])
+    mine.commit()
+    jobs = store.exchange([], ask(5))[1].jobs
+    assert store.renew([hold(job) for job in jobs], 30.0) == [True, True]
+    [[after]] = mine.execute(clock).fetchall()
+    assert {job.id for job in jobs} == {"a", "b"}
+    found = {job.id: job for job in store.search(Search())}
+    assert all(before <= job.created_at <= after for job in found.values())
+    assert all(before <= job.claimed_at <= after for job in jobs)
+    assert before + 30.0 <= (found["a"].lease_expires_at or 0.0) <= after + 30.0
+    assert before + 100.0 <= found["later"].run_at <= after + 100.0
+    assert store.overdue(5) == []

@@ -1,0 +1,286 @@
+"""Claiming on PostgreSQL: the quick way and the careful one agree, and limits hold among many."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ergon_framework.jobs.stores.postgres import PostgresJobStore, claiming
+from ergon_framework.jobs.stores.postgres.careful import judged
+from ergon_framework.ports.jobstore import Ask, Claimed, Search
+from ergon_framework.testing.suites.hand_clock import START, HandClock
+from ergon_framework.testing.suites.jobstore.subject import (
+    SUCCEEDED,
+    Subject,
+    ask,
+    ids_of,
+    new,
+)
+
+pytestmark = pytest.mark.req("SCALE:jobs-postgres", "SCALE:fleet-limits")
+TABLES = b"TRUNCATE ergon_jobs, ergon_queues"
+PATIENCE = 30.0
+QUEUES = ("a", "b", "c")
+EXECUTORS = ("", "python", "node", "cobol")
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    """The time of all stores of a test."""
+    return HandClock()
+
+
+@pytest.fixture
+def open_store(jobs_url: str, clock: HandClock) -> Iterator[Callable[[], PostgresJobStore]]:
+    """Opens stores as different hosts would, and closes them after the test."""
+    opened: list[PostgresJobStore] = []
+
+    def open_one() -> PostgresJobStore:
+        opened.append(PostgresJobStore(jobs_url, clock=clock))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def together(calls: list[Callable[[], Any]]) -> list[Any]:
+    """Make calls at the same time; their answers in order."""
+    found: list[Any] = [None] * len(calls)
+    errors: list[BaseException] = []
+    gate = threading.Barrier(len(calls))
+
+    def run(n: int) -> None:
+        try:
+            gate.wait(PATIENCE)
+            found[n] = calls[n]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert errors == []
+    return found
+
+
+# ---- two ways to the same jobs ------------------------------------------------------------------
+
+jobs = st.lists(
+    st.fixed_dictionaries(
+        {
+            "queue": st.sampled_from(QUEUES),
+            "executor": st.sampled_from(EXECUTORS),
+            "priority": st.integers(-1, 1),
+            "delay": st.sampled_from([0.0, 0.0, 30.0]),
+        }
+    ),
+    max_size=12,
+)
+asks = st.lists(
+    st.fixed_dictionaries(
+        {
+            "slots": st.dictionaries(st.sampled_from(["python", "node"]), st.integers(0, 4)),
+            "queues": st.none() | st.lists(st.sampled_from(QUEUES), unique=True).map(tuple),
+            "routes": st.dictionaries(st.sampled_from(QUEUES), st.just("node")),
+            "most_unknown": st.integers(0, 2),
+        }
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def claims_of(url: str, wanted: list[Any], asked: list[Any], *, is_careful: bool) -> list[Claimed]:
+    """What some workers get, one after the other."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(TABLES)
+    clock = HandClock()
+    known = frozenset({"python", "node"})
+    with closing(PostgresJobStore(url, clock=clock)) as store:
+        if is_careful:
+            for queue in QUEUES:
+                store.set_queue(queue, max_active=1_000)
+        store.add([new(f"j{n}", **fields) for n, fields in enumerate(wanted)])
+        found = []
+        for fields in asked:
+            made = Ask(worker="w", lease=9.0, default="python", known=known, own=known, **fields)
+            found.append(store.exchange([], made)[1])
+            clock.forward(20.0)
+        return found
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(wanted=jobs, asked=asks)
+def test_the_quick_and_the_careful_way_agree(
+    jobs_url: str, wanted: list[Any], asked: list[Any]
+) -> None:
+    """A queue with a limit that nobody reaches is served like one without settings."""
+    quick = claims_of(jobs_url, wanted, asked, is_careful=False)
+    careful = claims_of(jobs_url, wanted, asked, is_careful=True)
+    for one, other in zip(quick, careful, strict=True):
+        assert sorted(ids_of(one.jobs)) == sorted(ids_of(other.jobs))
+        assert (one.next_at, one.more) == (other.next_at, other.more)
+        for queue in QUEUES:
+            mine = [[job.id for job in each.jobs if job.queue == queue] for each in (one, other)]
+            assert mine[0] == mine[1]
+
+
+def test_one_claim_has_plain_jobs_and_others_in_order(
+    open_store: Callable[[], PostgresJobStore], clock: HandClock
+) -> None:
+    """Jobs with limit keys and expiries come where they would without them."""
+    store = open_store()
+    for n in range(4):
+        store.add([new(f"plain-{n}"), new(f"key-{n}", limit_key=f"k{n}")])
+        store.add([new(f"soon-{n}", expires_at=START + 50.0)])
+    for _ in range(2):
+        came = ids_of(store.exchange([], ask(6))[1].jobs)
+        first = [f"{word}-{n}" for n in (0, 1) for word in ("plain", "key", "soon")]
+        assert came in (first, [each.replace("0", "2").replace("1", "3") for each in first])
+
+
+@pytest.mark.parametrize("count", [3, 7])
+def test_every_lane_has_its_turn_when_there_are_many(
+    open_store: Callable[[], PostgresJobStore], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """More lanes than one look shows are all served, in one claim or in a few."""
+    monkeypatch.setattr(claiming, "MOST_LANES", count)
+    store = open_store()
+    names = [f"q{n:02}" for n in range(20)]
+    store.add([new(name, queue=name) for name in names])
+    assert sorted(ids_of(store.exchange([], ask(50))[1].jobs)) == names
+    store.add([new(f"{name}-2", queue=name) for name in names])
+    came: list[str] = []
+    for _ in range(20):
+        came += ids_of(store.exchange([], ask(1))[1].jobs)
+    assert len(set(came)) == 20
+    assert not store.exchange([], ask(0, own=frozenset({"python"})))[1].more
+
+
+def test_what_is_left_is_found_beyond_the_first_lanes(
+    open_store: Callable[[], PostgresJobStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker without slots learns of a job for it that stands behind those of others."""
+    monkeypatch.setattr(claiming, "MOST_LANES", 2)
+    store = open_store()
+    store.add([new(f"{n}", queue=f"q{n}", executor="node") for n in range(9)])
+    store.add([new("mine", queue="z", executor="python")])
+    known = frozenset({"python", "node"})
+    own = frozenset({"python"})
+    assert store.exchange([], ask(0, known=known, own=own))[1].more
+    assert ids_of(store.exchange([], ask(1, known=known, own=own))[1].jobs) == ["mine"]
+    assert not store.exchange([], ask(0, known=known, own=own))[1].more
+
+
+# ---- many hosts ---------------------------------------------------------------------------------
+
+
+def test_limits_hold_across_stores(
+    open_store: Callable[[], PostgresJobStore], clock: HandClock
+) -> None:
+    """Keys, numbers and rates are kept by all hosts together, settling and claiming at once."""
+    stores = [open_store() for _ in range(4)]
+    stores[0].set_queue("some", max_active=3)
+    stores[0].set_queue("slow", rate=0.001, burst=5)
+    for n in range(40):
+        stores[0].add([new(f"key-{n}", queue="keys", limit_key=f"k{n % 2}", limit=2)])
+        stores[0].add([new(f"some-{n}", queue="some"), new(f"slow-{n}", queue="slow")])
+    done: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def work(store: PostgresJobStore) -> None:
+        s = Subject(store, clock, None, PATIENCE)
+        for _ in range(12):
+            jobs = store.exchange([], ask(5))[1].jobs
+            with lock:
+                running = Counter(
+                    job.limit_key or job.queue
+                    for job in store.search(Search())
+                    if job.status == "active"
+                )
+                for name, count in running.items():
+                    most[name] = max(most[name], count)
+                done.update(job.queue for job in jobs)
+            told = [s.told(job, SUCCEEDED, keep=60.0) for job in jobs]
+            assert all(store.exchange(told, None)[0])
+
+    together([partial(work, store) for store in stores])
+    assert most["some"] <= 3
+    assert max(most["k0"], most["k1"]) <= 2
+    assert done["slow"] == 5
+    stores[0].sweep(100)
+    s = Subject(stores[0], clock, None, PATIENCE)
+    while jobs := stores[0].exchange([], ask(50))[1].jobs:
+        done.update(job.queue for job in jobs)
+        stores[0].exchange([s.told(job, SUCCEEDED) for job in jobs], None)
+    assert done == {"keys": 40, "some": 40, "slow": 5}
+
+
+def test_no_wake_up_is_lost(open_store: Callable[[], PostgresJobStore], clock: HandClock) -> None:
+    """However claims and ends of one key meet, somebody runs until nobody waits."""
+    stores = [open_store() for _ in range(3)]
+    stores[0].add([new(f"j{n}", limit_key="k") for n in range(60)])
+    done: list[str] = []
+
+    def work(store: PostgresJobStore) -> None:
+        s = Subject(store, clock, None, PATIENCE)
+        idle = 0
+        while idle < 15:
+            jobs = store.exchange([], ask(2))[1].jobs
+            idle = 0 if jobs else idle + 1
+            assert len(jobs) <= 1
+            done.extend(ids_of(jobs))
+            assert all(store.exchange([s.told(job, SUCCEEDED) for job in jobs], None)[0])
+
+    together([partial(work, store) for store in stores])
+    assert sorted(done) == sorted(f"j{n}" for n in range(60))
+
+
+# ---- who may start ------------------------------------------------------------------------------
+
+
+def row(n: int, key: str | None = None, limit: int = 1, expires_at: float | None = None) -> Any:
+    """A candidate, as the statement gives it."""
+    return (
+        *(n, 0, f"j{n}", "work", "", "q", b"[]", b"{}", 0, 0, 0, False, 1.0, None, None),
+        *(0, float(n), "pending", expires_at, key, limit),
+    )
+
+
+def test_the_first_of_a_key_is_admitted_in_whichever_line() -> None:
+    """Two lines with jobs of one key give it to the one that came first."""
+    verdict = judged([[row(2, "k"), row(3)], [row(1, "k"), row(4)]], [5, 5], Counter(), 0.0)
+    assert [each[0] for each in verdict.admitted] == [1, 3, 4]
+    assert [each[0] for each in verdict.blocked] == [2]
+
+
+def test_who_has_no_room_stays_where_it_is() -> None:
+    """A line without room is left alone, whatever its keys are."""
+    verdict = judged([[row(1, "k"), row(2, "k")], [row(3)]], [0, 1], Counter({"k": 1}), 0.0)
+    assert [each[0] for each in verdict.admitted] == [3]
+    assert (verdict.blocked, verdict.outdated) == ([], [])
+
+
+def test_who_is_over_takes_no_room() -> None:
+    """An expired job is told apart from those that may start, and does not count for its key."""
+    rows = [row(1, "k", expires_at=5.0), row(2, "k"), row(3, "k", limit=2), row(4, "k", limit=2)]
+    verdict = judged([rows], [9], Counter(), 5.0)
+    assert [each[0] for each in verdict.outdated] == [1]
+    assert [each[0] for each in verdict.admitted] == [2, 3]
+    assert [each[0] for each in verdict.blocked] == [4]

@@ -1,0 +1,211 @@
+"""A connection that is lost in the middle of a commit: nobody knows, and nothing happens twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from ergon_framework.core.job import JobStatus, LeaseExpired
+from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.jobstore.subject import (
+    FAILS_ONCE,
+    LEASE,
+    RELEASED,
+    SUCCEEDED,
+    Subject,
+    ask,
+    new,
+)
+from tests.jobs.postgres.deaf_line import DeafLine
+from tests.servers.postgres import PostgresServer, name_of
+
+pytestmark = pytest.mark.req("SCALE:jobs-postgres", "SCALE:fleet-outage")
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def line(postgres_server: PostgresServer) -> Iterator[DeafLine]:
+    """A line that the store under test goes through."""
+    with DeafLine(postgres_server.folder) as line:
+        yield line
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    """The time of both stores."""
+    return HandClock()
+
+
+@pytest.fixture
+def far(line: DeafLine, jobs_url: str, clock: HandClock) -> Iterator[PostgresJobStore]:
+    """The store whose line can be lost."""
+    store = PostgresJobStore(line.url(name_of(jobs_url)), clock=clock)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def near(jobs_url: str, clock: HandClock) -> Iterator[Subject]:
+    """Somebody with a good line to the same database."""
+    store = PostgresJobStore(jobs_url, clock=clock)
+    yield Subject(store, clock, None, PATIENCE)
+    store.close()
+
+
+def losing(line: DeafLine, call: Callable[[], object], is_done: Callable[[], bool]) -> ErgonError:
+    """Make a call whose answer is lost after the server has done what it was told."""
+    errors: list[ErgonError] = []
+
+    def run() -> None:
+        try:
+            call()
+        except ErgonError as error:
+            errors.append(error)
+
+    line.is_deaf = True
+    thread = threading.Thread(target=run)
+    thread.start()
+    done = threading.Event()
+    for _ in range(int(PATIENCE / 0.01)):
+        if is_done():
+            break
+        done.wait(0.01)
+    line.cut()
+    thread.join(PATIENCE)
+    [error] = errors
+    return error
+
+
+@pytest.mark.parametrize(
+    "seen", [SUCCEEDED, FAILS_ONCE, RELEASED], ids=lambda seen: type(seen).__name__
+)
+def test_a_settlement_that_was_applied_is_not_late(
+    line: DeafLine, far: PostgresJobStore, near: Subject, seen: object
+) -> None:
+    """Sent again after its answer was lost, it is told as applied, and is not applied twice."""
+    near.put("a", "b")
+    jobs = far.exchange([], ask(2))[1].jobs
+    told = [near.told(job, seen, result=b"1", keep=60.0) for job in jobs]  # type: ignore[arg-type]
+    moved = lambda: near.status("a") is not JobStatus.ACTIVE  # noqa: E731
+    error = losing(line, lambda: far.exchange(told, None), moved)
+    assert isinstance(error, StoreUnavailableError)
+    assert error.details["is_lost"]
+    before = near.get("a")
+    assert far.exchange(told, None)[0] == [True, True]
+    assert near.get("a") == before
+    assert len(before.history) == 1
+    assert far.exchange(told, None)[0] == [False, False]  # what is known is not asked again
+
+
+def test_a_settlement_that_was_not_applied_is_applied(
+    line: DeafLine, far: PostgresJobStore, near: Subject
+) -> None:
+    """Lost before the server could act, it is applied when it is sent again."""
+    near.put("a")
+    [job] = far.exchange([], ask(1))[1].jobs
+    told = [near.told(job, SUCCEEDED)]
+    with psycopg.connect(far_url(near)) as other:
+        other.execute("SELECT 1 FROM ergon_jobs WHERE id = 'a' FOR UPDATE")
+        error = losing(line, lambda: far.exchange(told, None), lambda: is_waiting(near))
+    assert isinstance(error, StoreUnavailableError)
+    applied = far.exchange(told, None)[0]
+    assert applied == [True]
+    assert near.status("a") is JobStatus.COMPLETED
+
+
+def test_a_settlement_that_came_too_late_is_late(
+    line: DeafLine, far: PostgresJobStore, near: Subject
+) -> None:
+    """Whoever is unsure is told the truth also when somebody else took the job."""
+    near.put("a")
+    [job] = far.exchange([], ask(1))[1].jobs
+    near.clock.forward(LEASE + 1.0)
+    near.must(near.get("a"), LeaseExpired(), if_expired=True)
+    told = [near.told(job, SUCCEEDED)]
+    error = losing(line, lambda: far.exchange(told, None), lambda: line.is_deaf and is_idle(near))
+    assert isinstance(error, StoreUnavailableError)
+    assert far.exchange(told, None)[0] == [False]
+
+
+def test_a_client_is_told_that_nobody_knows(
+    line: DeafLine, far: PostgresJobStore, near: Subject
+) -> None:
+    """Adding says so, and adding the same ids again is refused if they are there."""
+    error = losing(line, lambda: far.add([new("a")]), lambda: near.store.find("a") is not None)
+    assert isinstance(error, StoreUnavailableError)
+    assert "nobody knows whether" in str(error)
+    assert "by their ids" in error.remedy
+    assert [job.id for job in near.store.search(Search())] == ["a"]
+
+
+def test_reading_is_simply_done_again(line: DeafLine, far: PostgresJobStore, near: Subject) -> None:
+    """A lost connection is no error for who only reads."""
+    near.put("a")
+    assert far.find("a") is not None
+    line.cut()
+    assert far.find("a") is not None
+
+
+def far_url(near: Subject) -> str:
+    """Where the database is."""
+    store = near.store
+    assert isinstance(store, PostgresJobStore)
+    return store.name
+
+
+def is_waiting(near: Subject) -> bool:
+    """Whether somebody waits for a lock."""
+    return any(event == "Lock" for _, event in _others(near))
+
+
+def is_idle(near: Subject) -> bool:
+    """Whether nobody is in the middle of anything."""
+    return all(state == "idle" for state, _ in _others(near))
+
+
+def _others(near: Subject) -> list[tuple[str, str]]:
+    statement = """
+        SELECT state, wait_event_type FROM pg_stat_activity
+        WHERE datname = current_database() AND backend_type = 'client backend'
+            AND pid <> pg_backend_pid()
+    """
+    with psycopg.connect(far_url(near), autocommit=True) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def test_a_client_that_reaches_nobody_knows(line: DeafLine, far: PostgresJobStore) -> None:
+    """Without a connection nothing was stored, and the error does not make anybody wonder."""
+    far.close()
+    with pytest.raises(StoreUnavailableError, match="closed") as caught:
+        far.add([new("a")])
+    assert "nobody knows" not in str(caught.value)
+
+
+def test_what_was_claimed_is_told_when_the_rest_fails(
+    far: PostgresJobStore, near: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exchange that is cut short answers with what is committed; the next one hears of it."""
+    near.put("a", "b")
+    near.put("key", limit_key="k")
+    assert far.exchange([], ask(0))[1].jobs == []
+    pipe, calls = far.pipe, []
+
+    def failing(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) > 1:
+            raise StoreUnavailableError("gone")
+        return pipe(*args, **options)
+
+    monkeypatch.setattr(far, "pipe", failing)
+    assert [job.id for job in far.exchange([], ask(9))[1].jobs] == ["a", "b"]
+    with pytest.raises(StoreUnavailableError):
+        far.exchange([], ask(9))
+    monkeypatch.undo()
+    assert [job.id for job in far.exchange([], ask(9))[1].jobs] == ["key"]

@@ -1,0 +1,106 @@
+"""Every statement that runs often finds its rows by an index, whatever else is in the tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.stores.postgres import PostgresJobStore, looking
+from ergon_framework.jobs.stores.postgres.statements import statements
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.testing.suites.jobstore.subject import new
+
+pytestmark = pytest.mark.req("SCALE:jobs-postgres")
+FILES = ("jobs.sql", "moves.sql", "claim.sql", "desk.sql", "schedules.sql", "moving.sql")
+PIECES = re.compile(r"jobs$|in_|by_|newest_first|synced_later|notify")
+
+# What may sort, and why that is fine: what is sorted is what the caller gave, or a page.
+SORTS = {
+    "renew": "the holds of one worker",
+    "overdue": "as many of each queue as were asked for",
+    "claim": "as many as there are slots",
+    "lock_keys": "the keys of one call",
+    "put": "the copies of one call",
+    "lock_gates": "the queues of one call",
+    "lock_holders": "the keys of one call",
+}
+COUNTS = re.compile(r"count_|queues$|workers$|all$|mark$|forget_workers")
+SEARCHES = {
+    "all": Search(),
+    "failed": Search(statuses=(JobStatus.FAILED,)),
+    "active": Search(statuses=(JobStatus.ACTIVE,)),
+    "retrying": Search(statuses=(JobStatus.RETRYING,)),
+    "pending": Search(statuses=(JobStatus.PENDING,), queue="q", handler="work", before=5.0),
+    "ids": Search(ids=("a", "b"), code="flaky"),
+}
+
+
+@pytest.fixture(params=["empty", "filled"])
+def connection(request: pytest.FixtureRequest, jobs_url: str) -> Iterator[Connection]:
+    """A connection of a store, whose tables the planner knows as empty or as long."""
+    store = PostgresJobStore(jobs_url)
+    if request.param == "filled":
+        store.add([new(f"j{n}", queue=f"q{n % 3}") for n in range(5000)])
+    with psycopg.connect(jobs_url, autocommit=True) as other:
+        other.execute("VACUUM ANALYZE ergon_jobs")
+    with store._database._connections.borrow() as connection:
+        yield connection
+    store.close()
+
+
+def nodes_of(connection: Connection, statement: bytes) -> list[dict[str, Any]]:
+    """The steps of the plan that the server remembers for a statement."""
+    names: dict[str, str] = {}
+    text = re.sub(
+        r"%\((\w+)\)s", lambda m: names.setdefault(m[1], f"${len(names) + 1}"), statement.decode()
+    )
+    explained = connection.execute(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {text}".encode())
+    [[found]] = explained.fetchall()
+    plan = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
+    nodes = [plan]
+    for node in nodes:
+        nodes += node.get("Plans", ())
+    return nodes
+
+
+def test_every_statement_uses_an_index(connection: Connection) -> None:
+    """None reads a table from end to end, and none sorts more than it was given."""
+    for file in FILES:
+        for name, statement in statements(file).items():
+            if PIECES.match(name):
+                continue
+            kinds = {node["Node Type"] for node in looked_at(connection, statement)}
+            assert "Seq Scan" not in kinds or COUNTS.match(name), f"{file}: {name}"
+            assert kinds.isdisjoint({"Bitmap Heap Scan", "Hash Join", "Merge Join"}), name
+            if "Sort" in kinds:
+                assert name in SORTS, f"{file}: {name} sorts"
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_every_search_uses_an_index(connection: Connection, name: str) -> None:
+    """A search reads its first page without looking at all the rest, or sorting it."""
+    nodes = looked_at(connection, looking.statement_of(SEARCHES[name]))
+    kinds = {node["Node Type"] for node in nodes}
+    assert "Seq Scan" not in kinds
+    assert "Sort" not in kinds or name == "active", name  # running jobs are few
+
+
+def looked_at(connection: Connection, statement: bytes) -> list[dict[str, Any]]:
+    """The steps that have to do with the job table, or with no table at all."""
+    nodes = nodes_of(connection, statement)
+    return [node for node in nodes if node.get("Relation Name", "ergon_jobs") == "ergon_jobs"]
+
+
+def test_a_claim_takes_the_first_of_its_lanes(connection: Connection) -> None:
+    """The jobs of a lane are read in their order, and those taken are written where they are."""
+    nodes = nodes_of(connection, statements("claim.sql")["claim"])
+    scans = [(node["Node Type"], node.get("Index Name")) for node in nodes]
+    assert ("Index Scan", "ergon_jobs_due") in scans
+    assert ("Tid Scan", None) in scans

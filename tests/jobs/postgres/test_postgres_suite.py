@@ -1,0 +1,39 @@
+"""The PostgreSQL store under the behaviour suite, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.ports.jobstore import JobDesk, JobStore, ScheduleStore
+from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
+from ergon_framework.testing.suites.jobstore.subject import Store
+
+
+@pytest.mark.req("SCALE:jobs-postgres")
+@pytest.mark.parametrize("check", [check.name for check in JOB_STORE_CHECKS])
+def test_the_postgres_store_keeps_its_promises(check: str, jobs_url: str) -> None:
+    """Each check of the suite, also the recommended ones; none is skipped."""
+    clocks: list[Callable[[], float]] = []
+
+    def make(clock: Callable[[], float]) -> PostgresJobStore:
+        clocks.append(clock)
+        return PostgresJobStore(jobs_url, clock=clock)
+
+    def reopen(store: Store) -> PostgresJobStore:
+        store.close()
+        return PostgresJobStore(jobs_url, clock=clocks[-1])
+
+    report = exercise_job_store(make, reopen=reopen, only={check})
+    report.raise_for_failures(recommended=True)
+    assert not report.skipped
+
+
+def test_the_store_serves_all_three_ports(jobs_url: str) -> None:
+    """A type checker accepts it wherever a port is asked for."""
+    store = PostgresJobStore(jobs_url)
+    ports: tuple[JobStore, JobDesk, ScheduleStore] = (store, store, store)
+    assert all(port is store for port in ports)
+    store.close()

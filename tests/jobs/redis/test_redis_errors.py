@@ -1,0 +1,339 @@
+"""Wrong URLs, wrong passwords, servers that would lose jobs: a clear error of its own for each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from redis import SSLConnection, exceptions
+
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    MissingExtraError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreSchemaError,
+    StoreUnavailableError,
+)
+from ergon_framework.jobs.stores.opening import open_store as open_url
+from ergon_framework.jobs.stores.redis import RedisJobStore
+from ergon_framework.ports.jobstore import NewJob, Search, WorkerRecord
+from ergon_framework.storage.redis.address import address_of
+from ergon_framework.storage.redis.durability import Persistence, refuse_unsafe
+from ergon_framework.storage.redis.faults import translate
+from ergon_framework.storage.redis.link import RedisLink
+from ergon_framework.testing.suites.jobstore.schedules import schedule
+from ergon_framework.testing.suites.jobstore.subject import ask, hold, new
+from tests.jobs.redis.conftest import Open, serving
+from tests.servers.redis import DURABLE, RedisServer
+
+pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:url-errors")
+SECRET = "hush-hush"  # noqa: S105
+
+
+@contextmanager
+def refused(kind: type[ErgonError], match: str) -> Iterator[None]:
+    """What is done within fails like this, with a remedy, and tells no secret."""
+    with pytest.raises(kind, match=match) as caught:
+        yield
+    assert type(caught.value) is kind
+    assert caught.value.remedy
+    assert SECRET not in str(caught.value) + repr(caught.value)
+
+
+# ---- URLs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        (f"redis://:{SECRET}@host:port/0", "cannot be read"),
+        (f"redis://user:{SECRET}@[::1/0", "cannot be read"),
+        (f"redis://:{SECRET}@host/first", "is a number"),
+        (f"redis://:{SECRET}@host/0?timeout=5", "no option 'timeout'"),
+        (f"redis://:{SECRET}@host/0?ssl_ca_certs=x", "no option 'ssl_ca_certs'"),
+        (f"redis://:{SECRET}@host/0?persistence=maybe", "is disk or none"),
+        (f"redis://:{SECRET}@host/0?prefix=a%7Bb", "no braces"),
+        (f"redis://:{SECRET}@host/0#there", "cannot be read"),
+    ],
+)
+def test_a_url_that_makes_no_sense(url: str, text: str) -> None:
+    """It is refused before anything is opened, and what stands in it is not shown."""
+    with refused(ConfigurationError, text):
+        open_url(url)
+
+
+def test_what_a_url_says() -> None:
+    """Host, port, database, user and password, all but the host with a default."""
+    found = address_of("redis://us%40er:p%3Aw@example/3?prefix=shop")
+    assert found.name == "redis://example:6379/3"
+    assert (found.options["username"], found.options["password"]) == ("us@er", "p:w")
+    assert (found.database, found.prefix, found.is_volatile) == (3, "shop", False)
+    assert "p:w" not in repr(found)
+    assert address_of("redis://").name == "redis://localhost:6379/0"
+    assert address_of("rediss://[::1]:7000?persistence=none").name == "rediss://[::1]:7000/0"
+    assert address_of("rediss://h?ssl_ca_certs=/x").options["ssl_ca_certs"] == "/x"
+    secured = RedisLink(address_of("rediss://h?ssl_ca_certs=/x"))
+    assert secured._pool.connection_class is SSLConnection
+    secured.close()
+
+
+def test_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the extra to install."""
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with refused(MissingExtraError, "needs redis-py"):
+        open_url("redis://localhost/0")
+
+
+def test_nobody_listens_there() -> None:
+    """The error says how to look."""
+    with refused(StoreUnavailableError, "cannot be reached"):
+        RedisJobStore(f"redis://:{SECRET}@127.0.0.1:1/0")
+
+
+def test_a_wrong_database(redis_url: str) -> None:
+    """A number that the server does not have."""
+    with refused(ConfigurationError, "no database of that number"):
+        RedisJobStore(redis_url.removesuffix("0") + "4711")
+
+
+def test_wrong_passwords(own_server: RedisServer) -> None:
+    """None, a wrong one and a wrong user are refused; the right one opens the store."""
+    url = own_server.url
+    with own_server.connect() as client:
+        client.config_set("requirepass", SECRET)
+    for user in ("", ":wrong@", f"nobody:{SECRET}@"):
+        with refused(ConfigurationError, "does not let this user in"):
+            RedisJobStore(url.replace("://", f"://{user}"))
+    RedisJobStore(url.replace("://", f"://:{SECRET}@")).close()
+
+
+def test_a_user_with_too_few_rights(own_server: RedisServer) -> None:
+    """What is forbidden is told; that CONFIG is forbidden only makes the durability unknown."""
+    with own_server.connect() as client:
+        client.acl_setuser("most", True, passwords=[f"+{SECRET}"], keys="*", categories=["+@all"])
+        client.execute_command("ACL", "SETUSER", "most", "-config", "&*")
+        client.execute_command("ACL", "SETUSER", "few", "on", f">{SECRET}", "~*", "+info", "+get")
+    store = RedisJobStore(own_server.url.replace("://", f"://most:{SECRET}@"))
+    assert "does not tell when it syncs" in store.durability
+    store.close()
+    with refused(ConfigurationError, "forbids something to this user"):
+        RedisJobStore(own_server.url.replace("://", f"://few:{SECRET}@"))
+
+
+# ---- servers that would lose jobs ---------------------------------------------------------------
+
+
+def test_a_server_without_persistence(redis_server: RedisServer) -> None:
+    """It is refused, unless the URL says that the jobs may be lost."""
+    with refused(ConfigurationError, "keeps nothing on disk"):
+        RedisJobStore(redis_server.url)
+    store = RedisJobStore(f"{redis_server.url}?persistence=none&prefix=volatile")
+    assert "in the memory of the Redis server only" in store.durability
+    store.close()
+
+
+def test_a_server_that_evicts(own_server: RedisServer) -> None:
+    """One that throws keys away when its memory is full is refused."""
+    with own_server.connect() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    with refused(ConfigurationError, "allkeys-lru"):
+        RedisJobStore(own_server.url)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "is synced to the disk"),
+        ({"appendfsync": "everysec"}, "up to a second of acknowledged work"),
+        ({"appendfsync": "no"}, "up to half a minute of acknowledged work"),
+        ({"no-appendfsync-on-rewrite": "yes"}, "except while it rewrites its log"),
+        ({"appendonly": "no", "save": "60 1"}, "only if a snapshot was taken since"),
+    ],
+)
+def test_what_an_acknowledgement_means(
+    durable_redis: RedisServer, settings: dict[str, str], text: str
+) -> None:
+    """The store says plainly what the server's settings make of it."""
+    with durable_redis.connect() as client:
+        before = {name: client.config_get(name)[name] for name in settings}
+        try:
+            for name, value in settings.items():
+                client.config_set(name, value)
+            store = RedisJobStore(f"{durable_redis.url}?prefix=durability")
+            store.close()
+            assert text in store.durability
+        finally:
+            for name, value in before.items():
+                client.config_set(name, value)
+            client.flushdb()
+
+
+def test_an_old_server(redis_url: str) -> None:
+    """One before 6.2 lacks what the scripts need."""
+    old = Persistence((6, 0, 16), False, True, "always", False, False, "noeviction")
+    link = RedisLink(address_of(redis_url))
+    with refused(StoreSchemaError, r"Redis 6\.0\.16"):
+        refuse_unsafe(old, link, read_only=False)
+    link.close()
+
+
+@pytest.mark.slow
+def test_a_replica(own_server: RedisServer) -> None:
+    """It may be read, and is not written."""
+    with RedisJobStoreOn(own_server) as primary:
+        primary.add([new("a")])
+    with serving(*DURABLE) as replica:
+        with replica.connect() as client:
+            client.replicaof("127.0.0.1", own_server.port)
+            while client.info("replication")["master_link_status"] != "up":
+                client.ping()
+        with refused(StoreReadOnlyError, "is a replica"):
+            RedisJobStore(replica.url)
+        store = RedisJobStore(replica.url, read_only=True)
+        assert [job.id for job in store.search(Search())] == ["a"]
+        store.close()
+
+
+@contextmanager
+def RedisJobStoreOn(server: RedisServer) -> Iterator[RedisJobStore]:  # noqa: N802
+    """A store that is closed at the end."""
+    store = RedisJobStore(server.url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def test_a_server_that_becomes_a_replica(own_server: RedisServer) -> None:
+    """After a failover the former primary refuses writes, and says so."""
+    with RedisJobStoreOn(own_server) as store, own_server.connect() as client:
+        store.add([new("a")])
+        client.replicaof("127.0.0.1", 1)
+        with refused(StoreReadOnlyError, "is a replica"):
+            store.add([new("b")])
+        assert store.find("a") is not None
+
+
+def test_a_server_without_memory(own_server: RedisServer) -> None:
+    """Nothing of a refused batch is stored, what is there goes on, and room makes it work again."""
+    with RedisJobStoreOn(own_server) as store, own_server.connect() as client:
+        store.add([new("a"), new("b", unique_key="k")])
+        client.config_set("maxmemory", 1)
+        for jobs in ([new("c")], [new("d"), new("e", unique_key="v")]):
+            with refused(StoreFullError, "no memory left"):
+                store.add(jobs)
+        with refused(StoreFullError, "no memory left"):
+            store.exchange([], ask(1))
+        assert {job.id for job in store.search(Search())} == {"a", "b"}
+        assert store.queues()[0].counts == {"pending": 2}
+        client.config_set("maxmemory", 0)
+        store.add([NewJob(id="c", handler="work", args=b'"%s"' % (b"x" * 100_000))])
+        assert len(store.exchange([], ask(9))[1].jobs) == 3
+
+
+# ---- schemas ------------------------------------------------------------------------------------
+
+
+def test_a_newer_schema(open_store: Open, redis_url: str) -> None:
+    """Keys of a later version are left alone."""
+    store = open_store()
+    store.add([new("a")])
+    store._link.call("SET", "{ergon}:schema", "99")
+    with refused(StoreSchemaError, "version 99"):
+        RedisJobStore(redis_url)
+    assert store.find("a") is not None
+
+
+def test_foreign_keys_of_our_names(open_store: Open, redis_url: str) -> None:
+    """A key that only has our name is not touched; another prefix makes room."""
+    other = open_store(f"{redis_url}?prefix=other")
+    other._link.call("SET", "{ergon}:schema", "my own")
+    with refused(StoreSchemaError, "not of this jobs store"):
+        RedisJobStore(redis_url)
+    other._link.call("HSET", "{foreign}:schema", "a", "b")
+    with refused(StoreSchemaError, "not of this jobs store"):
+        RedisJobStore(redis_url, prefix="foreign")
+    other._link.call("SET", "{half}:job", "a")
+    store = open_store(prefix="half")
+    with refused(StoreSchemaError, "not of this jobs store"):
+        store.add([new("a")])
+    assert other._link.call("GET", "{half}:job") == b"a"
+
+
+# ---- stores that are closed or only read --------------------------------------------------------
+
+
+def test_a_closed_store(open_store: Open) -> None:
+    """Every call of a closed store is refused."""
+    store = open_store()
+    store.close()
+    store.close()
+    for call in (lambda: store.add([new("a")]), lambda: store.find("a"), store.queues):
+        with refused(StoreUnavailableError, "closed"):
+            call()
+
+
+def test_a_store_that_is_only_read(open_store: Open) -> None:
+    """It shows everything and changes nothing, not even in an empty database."""
+    empty = open_store(prefix="empty", read_only=True)
+    assert (list(empty.search(Search())), empty.queues(), empty.schedules()) == ([], [], [])
+    assert not empty._link.call("KEYS", "{empty}*")
+    store = open_store()
+    store.add([new("a")])
+    [job] = store.exchange([], ask(1))[1].jobs
+    reader = open_store(read_only=True)
+    before = store.find("a")
+    me = WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0)
+    for call in (
+        lambda: reader.add([new("b")]),
+        lambda: reader.exchange([], ask(1)),
+        lambda: reader.renew([hold(job)], 30.0),
+        lambda: reader.sweep(1),
+        lambda: reader.set_queue("q", is_paused=True),
+        lambda: reader.tell(me),
+        lambda: reader.put_schedule(schedule("a")),
+        lambda: reader.set_mark(b"x"),
+    ):
+        with refused(StoreReadOnlyError, "opened to be read"):
+            call()
+    assert reader.find("a") == before
+
+
+def test_records_that_cannot_be_read_do_not_hide_the_others(
+    open_store: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers and schedules that somebody else wrote wrongly are left out, and told of once."""
+    store = open_store()
+    store.tell(WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0))
+    store.put_schedule(schedule("good"))
+    store._link.call("HSET", "{ergon}:workers", "bad", b"\xff\xff")
+    store._link.call("HSET", "{ergon}:schedules", "bad", "{}")
+    for _ in range(2):
+        assert [each.id for each in store.workers()] == ["me"]
+        assert [each.name for each in store.schedules()] == ["good"]
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (
+            exceptions.ResponseError("MISCONF Errors writing: No space left on device"),
+            StoreFullError,
+        ),
+        (exceptions.ResponseError("MISCONF Redis is configured to save"), StoreUnavailableError),
+        (exceptions.ResponseError("BUSY Redis is busy running a script"), StoreUnavailableError),
+        (exceptions.ResponseError("NOREPLICAS Not enough good replicas"), StoreUnavailableError),
+        (exceptions.ClusterDownError("Hash slot not served"), StoreUnavailableError),
+        (exceptions.OutOfMemoryError("command not allowed"), StoreFullError),
+        (exceptions.ReadOnlyError("You can't write"), StoreReadOnlyError),
+    ],
+)
+def test_what_the_server_may_say(said: exceptions.ResponseError, kind: type[ErgonError]) -> None:
+    """Each trouble that passes by itself, or that somebody has to end, is told as what it is."""
+    with refused(kind, "redis://"):
+        raise translate(said, "redis://host:6379/0")

@@ -1,0 +1,279 @@
+"""A Redis server that dies, restarts or hangs up: nothing is lost, and nothing is done twice."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import DuplicateJobError, StoreUnavailableError
+from ergon_framework.jobs.stores.redis import RedisJobStore
+from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
+from ergon_framework.storage.redis import link as link_module
+from ergon_framework.storage.redis.faults import lost
+from ergon_framework.testing.link import Link
+from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.jobstore.schedules import schedule
+from ergon_framework.testing.suites.jobstore.subject import (
+    FAILS_ONCE,
+    RELEASED,
+    SUCCEEDED,
+    Subject,
+    ask,
+    hold,
+    new,
+)
+from tests.jobs.redis.conftest import Open
+from tests.servers.redis import RedisServer
+
+pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:fleet-outage")
+WAIT = 50.0
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was away is asked again at once."""
+    monkeypatch.setattr(link_module, "REST", 0.0)
+
+
+@pytest.fixture
+def store(own_server: RedisServer) -> Iterator[RedisJobStore]:
+    """A store on a server that may be killed."""
+    with closing(RedisJobStore(own_server.url)) as found:
+        yield found
+
+
+def subject(store: RedisJobStore) -> Subject:
+    """Short words for a store."""
+    return Subject(store, HandClock(), None, WAIT)
+
+
+@pytest.mark.slow
+def test_what_was_acknowledged_survives_the_servers_death(
+    own_server: RedisServer, store: RedisJobStore
+) -> None:
+    """Killed right after the answers and started again, it has everything, for the same store."""
+    s = subject(store)
+    store.add([new(f"job-{n}") for n in range(50)])
+    store.put_schedule(schedule("a", next_at=5.0))
+    jobs = store.exchange([], ask(10))[1].jobs
+    store.exchange([s.told(job, SUCCEEDED, result=b"7", keep=600.0) for job in jobs[:5]], None)
+    store.renew([hold(jobs[9], is_charged=True)], 60.0)
+    before = list(store.search(Search())), store.schedules(), store.queues()
+    own_server.kill()
+    with pytest.raises(StoreUnavailableError, match=r"lost|reached"):
+        store.find("job-1")
+    with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+        store.add([new("while-away")])
+    own_server.start()
+    assert (list(store.search(Search())), store.schedules(), store.queues()) == before
+    assert store.exchange([s.told(jobs[9], SUCCEEDED)], None)[0] == [True]
+    assert store.find("while-away") is None
+
+
+@pytest.mark.slow
+def test_bells_are_heard_again_after_a_restart(
+    own_server: RedisServer, store: RedisJobStore
+) -> None:
+    """Whoever listened rings once when the server is back, and then for what happens."""
+    bell = store.listen(Topic.WORK)
+    own_server.kill()
+    own_server.start()
+    assert bell.wait(WAIT)
+    while bell.wait(0.5):
+        pass
+    store.add([new("a")])
+    assert bell.wait(WAIT)
+
+
+def test_scripts_that_were_forgotten_are_sent_again(open_store: Open) -> None:
+    """A server that lost its scripts gets them anew, without anybody noticing."""
+    store = open_store()
+    store.add([new("a")])
+    store._link.call("SCRIPT", "FLUSH")
+    store.add([new("b")])
+    assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["a", "b"]
+
+
+def test_a_cut_link_is_an_error_and_heals(durable_redis: RedisServer, open_store: Open) -> None:
+    """While the network is away calls say so; afterwards the same store goes on."""
+    with Link(durable_redis.port) as link:
+        store = open_store(f"redis://127.0.0.1:{link.port}/0")
+        store.add([new("a")])
+        link.cut()
+        with pytest.raises(StoreUnavailableError) as caught:
+            store.add([new("b")])
+        assert "redis-cli" in caught.value.remedy or "look" in caught.value.remedy
+        link.heal()
+        assert store.find("a") is not None
+        store.add([new("b")])
+
+
+@pytest.mark.slow
+def test_a_server_that_is_frozen_is_not_waited_for_long(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call gives up once, says that nobody knows, and the store goes on when the server does."""
+    monkeypatch.setattr(link_module, "ANSWERED", 0.5)
+    with closing(RedisJobStore(own_server.url)) as store:
+        store.add([new("a")])
+        process = own_server._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(StoreUnavailableError, match="not known"):
+                store.add([new("b")])
+            with pytest.raises(StoreUnavailableError):
+                store.find("a")
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert store.find("a") is not None
+        assert store.find("b") is not None
+
+
+# ---- answers that were lost ---------------------------------------------------------------------
+
+
+class Deaf:
+    """Loses the answers of a store's next calls, after they were carried out."""
+
+    def __init__(self, store: RedisJobStore, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        self._exchange: Any = store._link._exchange
+        self._left = times
+        monkeypatch.setattr(store._link, "_exchange", self)
+
+    def __call__(self, send: Any) -> Any:
+        answer = self._exchange(send)
+        if self._left:
+            self._left -= 1
+            raise lost("redis", ConnectionError("gone"))
+        return answer
+
+
+def test_a_settlement_whose_answer_was_lost_is_answered_again(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker sends the same report once more, and hears that it was applied: once."""
+    store = open_store()
+    s = subject(store)
+    store.add([new("done"), new("back"), new("other")])
+    jobs = store.exchange([], ask(3))[1].jobs
+    told = [
+        s.told(jobs[0], SUCCEEDED, result=b"1", keep=60.0),
+        s.told(jobs[1], FAILS_ONCE),
+        s.told(jobs[2], RELEASED),
+    ]
+    Deaf(store, monkeypatch, 1)
+    with pytest.raises(StoreUnavailableError, match="not known"):
+        store.exchange(told, ask(1))
+    # The claim of that call was made: the released job runs, and nobody knows.
+    running = s.get("other")
+    assert (running.status, running.deliveries) == (JobStatus.ACTIVE, 2)
+    before = [s.get(each) for each in ("done", "back", "other")]
+    assert store.exchange(told, None)[0] == [True, True, True]
+    assert [s.get(each) for each in ("done", "back", "other")] == before
+    late = s.told(jobs[0], SUCCEEDED, result=b"2")
+    assert store.exchange([late], None)[0] == [False]
+
+
+def test_reports_alone_are_repeated_by_the_store(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can be repeated without harm is, and the caller hears nothing of the lost answer."""
+    store = open_store()
+    s = subject(store)
+    store.add([new("a"), new("b")])
+    jobs = store.exchange([], ask(2))[1].jobs
+    Deaf(store, monkeypatch, 1)
+    assert store.renew([hold(jobs[1], is_charged=True)], 60.0) == [True]
+    assert s.get("b").attempts == 1
+    Deaf(store, monkeypatch, 1)
+    assert store.exchange([s.told(jobs[0], SUCCEEDED, keep=5.0)], None)[0] == [True]
+    assert len(s.get("a").history) == 1
+
+
+def test_an_add_whose_answer_was_lost_is_found_by_its_ids(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store looks whether the jobs are there, and adds none of them twice."""
+    store = open_store()
+    store.add([new("held", unique_key="k")])
+    Deaf(store, monkeypatch, 1)
+    assert [added.is_new for added in store.add([new("a"), new("b")])] == [True, True]
+    Deaf(store, monkeypatch, 1)
+    mixed = [
+        new("c", unique_key="other"),
+        new("d", unique_key="k", on_duplicate=OnDuplicate.EXISTING),
+    ]
+    assert [(added.id, added.is_new) for added in store.add(mixed)] == [
+        ("c", True),
+        ("held", False),
+    ]
+    Deaf(store, monkeypatch, 1)
+    again = [new("e", unique_key="k", on_duplicate=OnDuplicate.EXISTING)]
+    assert store.add(again)[0].id == "held"
+    assert store.count(Search()) == 4
+    with pytest.raises(DuplicateJobError):
+        store.add([new("a")])
+
+
+def test_a_lost_answer_does_not_hide_that_an_id_is_taken(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of the same id that does something else is not taken for the new one."""
+    store = open_store()
+    store.add([new("a", args=b"[1]")])
+    Deaf(store, monkeypatch, 1)
+    with pytest.raises(DuplicateJobError):
+        store.add([new("a", args=b"[2]")])
+
+
+def test_an_add_nobody_can_ask_about_says_that_it_is_not_known(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the server does not answer the second question either, the first error stands."""
+    store = open_store()
+    Deaf(store, monkeypatch, 3)
+    with pytest.raises(
+        StoreUnavailableError, match="whether the call was carried out is not known"
+    ):
+        store.add([new("a")])
+    monkeypatch.undo()
+    assert store.find("a") is not None
+
+
+def test_a_fire_whose_answer_was_lost_adds_its_jobs_once(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repeated call meets a schedule that has fired."""
+    store = open_store()
+    store.put_schedule(schedule("a", next_at=60.0))
+    Deaf(store, monkeypatch, 1)
+    store.fire("a", 60.0, 120.0, [new("x")])
+    assert store.schedules()[0].next_at == 120.0
+    assert store.count(Search()) == 1
+
+
+def test_an_outdated_job_that_could_not_be_ended_is_swept(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim sets it aside; if its end cannot be written, the claimed jobs are not lost for it."""
+    clock = HandClock()
+    store = open_store(clock=clock)
+    s = Subject(store, clock, None, WAIT)
+    s.put("late", expires_at=clock() + 5.0, priority=9)
+    s.put("fine")
+    clock.forward(6.0)
+    with monkeypatch.context() as patch:
+        end = StoreUnavailableError("away")
+        patch.setattr(store, "_end_outdated", lambda *_: (_ for _ in ()).throw(end))
+        claimed = store.exchange([], ask(5))[1]
+    assert ([job.id for job in claimed.jobs], claimed.outdated) == (["fine"], 0)
+    assert s.status("late") is JobStatus.PENDING
+    assert s.ids(5) == []
+    assert store.sweep(10).outdated == 1
+    assert s.status("late") is JobStatus.FAILED

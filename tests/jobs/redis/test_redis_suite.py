@@ -1,0 +1,41 @@
+"""The Redis store under the behaviour suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ergon_framework.jobs.stores.redis import RedisJobStore
+from ergon_framework.ports.jobstore import JobDesk, JobStore, ScheduleStore
+from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
+from ergon_framework.testing.suites.jobstore.subject import Store
+
+
+@pytest.mark.req("SCALE:jobs-redis")
+@pytest.mark.parametrize("check", [check.name for check in JOB_STORE_CHECKS])
+def test_the_redis_store_keeps_its_promises(check: str, redis_url: str) -> None:
+    """Each check of the suite, also the recommended ones; none is skipped."""
+    clocks: dict[int, Callable[[], float]] = {}
+
+    def make(clock: Callable[[], float]) -> RedisJobStore:
+        store = RedisJobStore(redis_url, clock=clock)
+        clocks[id(store)] = clock
+        return store
+
+    def reopen(store: Store) -> RedisJobStore:
+        assert isinstance(store, RedisJobStore)
+        store.close()
+        return make(clocks[id(store)])
+
+    report = exercise_job_store(make, reopen=reopen, only={check})
+    report.raise_for_failures(recommended=True)
+    assert not report.skipped
+
+
+def test_the_store_serves_all_three_ports(redis_url: str) -> None:
+    """A type checker accepts it wherever a port is asked for."""
+    store = RedisJobStore(redis_url)
+    ports: tuple[JobStore, JobDesk, ScheduleStore] = (store, store, store)
+    assert all(port is store for port in ports)
+    store.close()

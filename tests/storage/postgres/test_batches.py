@@ -1,0 +1,119 @@
+"""Many statements in one packet, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from ergon_framework.storage.postgres.batches import Batch
+from ergon_framework.storage.postgres.connections import Connection
+
+pytestmark = pytest.mark.req("SCALE:jobs-postgres")
+ADD = b"INSERT INTO things (name) VALUES (%(name)s)"
+ALL = b"SELECT name FROM things ORDER BY name"
+
+
+@pytest.fixture
+def connection(postgres_url: str) -> Iterator[Connection]:
+    """A connection with a table of its own."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE things (name text PRIMARY KEY)")
+        yield connection
+
+
+def test_statements_are_executed_in_order(connection: Connection) -> None:
+    """Each has its answer, also when it is read late or not at all."""
+    with Batch(connection) as batch:
+        before = batch.say(ALL)
+        added = [batch.say(ADD, {"name": name}) for name in ("b", "a")]
+        after = batch.say(ALL)
+    assert (before.fetchall(), after.fetchall()) == ([], [("a",), ("b",)])
+    assert [each.rowcount for each in added] == [1, 1]
+
+
+def test_a_transaction_may_read_in_the_middle(connection: Connection) -> None:
+    """What was said before is done when an answer is read, and the transaction goes on."""
+    with Batch(connection) as batch:
+        batch.say(b"BEGIN")
+        batch.say(ADD, {"name": "a"})
+        assert batch.say(ALL).fetchall() == [("a",)]
+        batch.say(ADD, {"name": "b"})
+        batch.say(b"ROLLBACK")
+    assert connection.execute(ALL).fetchall() == []
+
+
+def test_values_of_every_kind(connection: Connection) -> None:
+    """Texts, bytes, numbers, truth values and nothing arrive as they are."""
+    odd = "Ω \\ '\"\u2028%s {}"
+    values = {"a": odd, "b": b"\x00\\x\xff", "c": 1.5e300, "d": -(2**62), "e": True, "f": None}
+    statement = (
+        b"SELECT %(a)s::text, %(b)s::bytea, %(c)s::float8, %(d)s::bigint, %(e)s::bool,"
+        b" %(f)s::text, %(a)s::text"
+    )
+    with Batch(connection) as batch:
+        answer = batch.say(statement, values)
+        assert answer.fetchall() == [(*values.values(), odd)]
+
+
+def test_the_first_error_is_told(connection: Connection) -> None:
+    """What follows an error is not done, and the connection can be used again."""
+    with Batch(connection) as batch:
+        batch.say(ADD, {"name": "a"})
+
+    def spoil() -> None:
+        with Batch(connection) as batch:
+            batch.say(b"BEGIN")
+            batch.say(ADD, {"name": "b"})
+            batch.say(ADD, {"name": "a"})
+            batch.say(b"SELECT 1 FROM nowhere")
+            batch.say(b"COMMIT")
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        spoil()
+    connection.rollback()
+    for _ in range(2):
+        with Batch(connection) as batch:
+            assert batch.say(ALL).fetchall() == [("a",)]
+            batch.say(b"SELECT name, 1 FROM things").fetchall()
+
+
+def test_an_error_that_is_read_is_raised_there(connection: Connection) -> None:
+    """Whoever asks for an answer hears why there is none."""
+    with pytest.raises(psycopg.errors.UndefinedTable), Batch(connection) as batch:
+        batch.say(b"SELECT 1 FROM nowhere").fetchall()
+    with Batch(connection) as batch:
+        assert batch.say(b"SELECT 1").fetchall() == [(1,)]
+
+
+def test_an_error_of_the_callers_leaves_the_batch_in_order(connection: Connection) -> None:
+    """What was said is undone with the transaction, and the caller's error comes through."""
+
+    def spoil() -> None:
+        with Batch(connection) as batch:
+            batch.say(b"BEGIN")
+            batch.say(ADD, {"name": "a"})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        spoil()
+    connection.rollback()
+    assert connection.execute(ALL).fetchall() == []
+
+
+def test_much_is_said_and_answered_at_once(connection: Connection) -> None:
+    """More than any buffer holds, in both directions, does not stop anybody."""
+    large = "x" * 3_000_000
+    with Batch(connection) as batch:
+        answers = [batch.say(b"SELECT %(text)s::text", {"text": large}) for _ in range(8)]
+    assert all(answer.fetchall() == [(large,)] for answer in answers)
+
+
+def test_a_lost_connection_is_told(connection: Connection, postgres_url: str) -> None:
+    """It is no answer, and the connection is closed."""
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+    with pytest.raises(psycopg.OperationalError), Batch(connection) as batch:
+        batch.say(b"SELECT 1").fetchall()
+    assert connection.closed
