@@ -1,15 +1,12 @@
-"""The folder a zone lives in: one SQLite file, one folder of objects, one lock."""
+"""A folder that a zone lives in: an SQLite file, a folder of objects or both, and one lock."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.objects.disk import sync_folder
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
 from ergon_framework.errors import ConfigurationError
 
 FILE, OBJECTS, LOCK = "facts.db", "objects", "node.lock"
@@ -47,13 +44,6 @@ class DataFolder:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         return cls(folder, descriptor)
-
-    def stores(
-        self, zone: str, clock: Callable[[], float]
-    ) -> tuple[SqliteFactStore, FilesystemObjectStore]:
-        """Open what is in it, or create it."""
-        objects = FilesystemObjectStore(self.path / OBJECTS, clock=clock)
-        return SqliteFactStore(self.path / FILE, zone=zone, clock=clock), objects
 
     def close(self) -> None:
         """Let go of it. Closing twice is fine."""

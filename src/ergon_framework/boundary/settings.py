@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SecretStr
 
 from ergon_framework.core.gate import GateRule
 from ergon_framework.core.retry import Backoff
@@ -106,7 +106,11 @@ class ZoneSettings(Document):
     """``[zones.NAME]``: one node."""
 
     data: str = "boundary"
-    """The folder with the log and the objects."""
+    """The folder of the log and of the objects, unless they have places of their own."""
+    store: Annotated[SecretStr | None, OrNone] = None  # a URL may hold a password
+    """The URL of the log, which several nodes may share when it is on a server."""
+    objects: Annotated[SecretStr | None, OrNone] = None
+    """The URL of a bucket, or a folder."""
     listen: str = "127.0.0.1:9443"
     insecure: Switch = False
     """Plain HTTP, which is accepted on a loopback address only."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -19,6 +20,9 @@ from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.grouping import Grouping
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.objects.blobs import BlobGuard
+from ergon_framework.boundary.objects.shared import SharedObjects
+from ergon_framework.boundary.opening import clock_of, folders_of, open_stores
+from ergon_framework.boundary.producing import joining
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telling import Telling
 from ergon_framework.errors import (
@@ -42,7 +46,9 @@ from ergon_framework.ports.factstore import (
 )
 from ergon_framework.ports.objectstore import Blob, ObjectStore, Upload
 
-Message: TypeAlias = tuple[Envelope | Mapping[str, Any], Fact | Mapping[str, Any]]
+EnvelopeLike: TypeAlias = Envelope | Mapping[str, Any]
+FactLike: TypeAlias = Fact | Mapping[str, Any]
+Message: TypeAlias = tuple[EnvelopeLike, FactLike]
 
 PEER = "zone:"
 """What precedes the peer's name in the name of the consumer it pulls through."""
@@ -61,7 +67,7 @@ class Zone:
         settings: ZoneSettings | None = None,
         *,
         clock: Callable[[], float] = time.time,
-        folder: DataFolder | None = None,
+        held: ExitStack | None = None,
     ) -> None:
         self.name = name
         self.store = store
@@ -78,35 +84,33 @@ class Zone:
         self.is_broken = False
         """The disk did not confirm a write: nothing is appended until the node starts again."""
         self.capacity = _allowed(self.settings.capacity_bytes)
-        self._folder = folder
+        self._held = held or ExitStack()
 
     @classmethod
     def open(
-        cls, name: str, settings: ZoneSettings, *, clock: Callable[[], float] = time.time
+        cls, name: str, settings: ZoneSettings, *, clock: Callable[[], float] | None = None
     ) -> Zone:
-        """Open the zone that lives in ``settings.data``; nobody else may have it open."""
-        folder = DataFolder.lock(settings.data)
-        try:
-            store, objects = folder.stores(name, clock)
-            return cls(name, store, objects, settings, clock=clock, folder=folder)
-        except BaseException:
-            folder.close()
-            raise
+        """Open the zone that the settings describe.
+
+        Nobody else may have its folders open; what it has on servers, other nodes may share.
+        """
+        with ExitStack() as held:
+            for folder in folders_of(settings):
+                held.callback(DataFolder.lock(folder).close)
+            store, objects = open_stores(name, settings, clock=clock)
+            own_clock = clock or clock_of(store)
+            return cls(name, store, objects, settings, clock=own_clock, held=held.pop_all())
 
     # ---- producers ----
 
-    def admit(
-        self, envelope: Envelope | Mapping[str, Any], fact: Fact | Mapping[str, Any]
-    ) -> Admission:
+    def admit(self, envelope: EnvelopeLike, fact: FactLike) -> Admission:
         """Check one fact; ``FactInvalidError`` names every field that is wrong."""
         settings = self.settings
         return admitted(
             envelope, fact, settings.limits, strict_ids=settings.strict_ids, clock=self.clock
         )
 
-    def append(
-        self, envelope: Envelope | Mapping[str, Any], fact: Fact | Mapping[str, Any]
-    ) -> Receipt:
+    def append(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; the answer means that it is on disk."""
         began = time.perf_counter()
         told = self._appends.call((envelope, fact))
@@ -115,15 +119,21 @@ class Zone:
             raise told
         return told
 
+    def append_in(self, connection: Any, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
+        """Append one fact in the caller's own transaction; it is there when the caller commits.
+
+        The store must be on PostgreSQL, and ``connection`` one of psycopg or SQLAlchemy to the same
+        database. Until the transaction ends nobody else can append to the zone: commit soon.
+        """
+        return joining.append_in(self, connection, envelope, fact)
+
     def _append_group(self, asked: Sequence[Message]) -> list[Receipt | BoundaryError]:
         """Serve producers that came together: many threads that check at once only get in each
         other's way.
         """
         return self.append_all([self._attempted(*message) for message in asked])
 
-    def _attempted(
-        self, envelope: Envelope | Mapping[str, Any], fact: Fact | Mapping[str, Any]
-    ) -> Admission | BoundaryError:
+    def _attempted(self, envelope: EnvelopeLike, fact: FactLike) -> Admission | BoundaryError:
         try:
             admission = self.admit(envelope, fact)
             if admission.new_fact.references:
@@ -276,9 +286,12 @@ class Zone:
 
     def _drop(self, digest: bytes) -> None:
         """Remove bytes that no name stands for."""
-        self.blobs.remove(
+        was_removed = self.blobs.remove(
             lambda: not self.store.is_bound(digest), lambda: self.objects.delete(digest)
         )
+        # Another node may have named the same bytes just before they went.
+        if was_removed and isinstance(self.objects, SharedObjects) and self.store.is_bound(digest):
+            self.objects.restore(digest)
 
     def found(self, bucket: str, key: str, digest: bytes | None = None) -> StoredObject:
         """What a name stands for; with a ``digest``, those very bytes if they are here at all."""
@@ -342,12 +355,11 @@ class Zone:
     # ---- end ----
 
     def close(self) -> None:
-        """Let go of the stores and of the folder."""
+        """Let go of the stores and of the folders."""
         self._appends.close()
         self.objects.close()
         self.store.close()
-        if self._folder is not None:
-            self._folder.close()
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self

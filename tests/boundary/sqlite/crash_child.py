@@ -1,6 +1,6 @@
 """Uses a store until it dies at a failpoint, and says on standard output what was acknowledged.
 
-    ERGON_FAILPOINTS=boundary.append.before=kill@7 python crash_child.py FILE
+    ERGON_FAILPOINTS=boundary.append.before=kill@7 python crash_child.py URL
 
 Run again on what is left, it does the same from the start and goes on where it got to.
 """
@@ -11,8 +11,17 @@ import hashlib
 import os
 import sys
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore, sealing
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Gap, Link, NewFact, Reference
+from ergon_framework.boundary.logs.sqlite import sealing
+from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.ports.factstore import (
+    OUTBOUND,
+    Appended,
+    FactStore,
+    Gap,
+    Link,
+    NewFact,
+    Reference,
+)
 
 ROUNDS = 12
 PEER = "plant-b"
@@ -32,7 +41,7 @@ def fact(message_id: str, source_offset: int | None = None, *refs: Reference) ->
     return NewFact("plant-a", message_id, to_zone, digest, b"{}", body, tuple(refs), source_offset)
 
 
-def objects(store: SqliteFactStore, number: int) -> Reference:
+def objects(store: FactStore, number: int) -> Reference:
     """Bind an object, and one that nobody will refer to."""
     digest = hashlib.sha256(str(number).encode()).digest()
     store.bind("files", f"key-{number}", digest, number)
@@ -40,16 +49,17 @@ def objects(store: SqliteFactStore, number: int) -> Reference:
     return Reference("files", f"key-{number}", digest, number)
 
 
-def append(store: SqliteFactStore, number: int, reference: Reference) -> None:
+def append(store: FactStore, number: int, reference: Reference) -> None:
     """Append a few facts, one with a reference."""
     ids = [f"out-{number}-{n}" for n in range(3)]
     new = [fact(ids[0]), fact(ids[1], None, reference), fact(ids[2])]
-    for each, answer in zip(ids, store.append(OUTBOUND, new), strict=True):
+    answers = [*store.append(OUTBOUND, new[:2]), *store.append(OUTBOUND, new[2:])]
+    for each, answer in zip(ids, answers, strict=True):
         assert isinstance(answer, Appended)
         say("appended", each, answer.offset)
 
 
-def receive(store: SqliteFactStore, number: int) -> None:
+def receive(store: FactStore, number: int) -> None:
     """Take what a peer sends, and hear what it lost in between."""
     offsets = [number * 5 + 1, number * 5 + 5]
     new = [fact(f"in-{offset}", offset) for offset in offsets]
@@ -61,7 +71,7 @@ def receive(store: SqliteFactStore, number: int) -> None:
     say("pulled", offsets[-1])
 
 
-def read(store: SqliteFactStore) -> None:
+def read(store: FactStore) -> None:
     """Set the first fact aside, and confirm the others."""
     facts = store.serve("reader", 3, 1 << 20, holder="child").page.facts
     if not facts:
@@ -80,10 +90,10 @@ def read(store: SqliteFactStore) -> None:
         say("truncated", last - 8)
 
 
-def main(path: str) -> None:
+def main(url: str) -> None:
     """Everything, several times."""
     sealing.YOUNG, sealing.FAN, sealing.PACE = 8, 3, 2
-    store = SqliteFactStore(path, zone="plant-a")
+    store = open_fact_store(url, zone="plant-a")
     store.create_consumer("reader", OUTBOUND)
     for number in range(ROUNDS):
         append(store, number, objects(store, number))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.ports.factstore import OUTBOUND
+from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.storage.failpoints import NAMES
 from tests.boundary.sqlite import crash_child
 from tests.boundary.sqlite.crash_child import INBOX, PEER, ROUNDS
@@ -31,10 +31,10 @@ POINTS = [
 WAIT = 60
 
 
-def run(path: Path, failpoints: str = "") -> tuple[int, list[list[str]]]:
+def run(url: str, failpoints: str = "") -> tuple[int, list[list[str]]]:
     """Run the child; its exit code and what it said."""
     child = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, crash_child.__file__, str(path)],
+        [sys.executable, crash_child.__file__, url],
         stdout=subprocess.PIPE,
         env=os.environ | {"ERGON_FAILPOINTS": failpoints},
         check=False,
@@ -48,9 +48,9 @@ def said(lines: Sequence[Sequence[str]], verb: str) -> list[list[str]]:
     return [list(line[1:]) for line in lines if line[0] == verb]
 
 
-def check(path: Path, lines: Sequence[Sequence[str]]) -> None:
+def check(url: str, lines: Sequence[Sequence[str]]) -> None:
     """Every promise is kept."""
-    store = SqliteFactStore(path, zone="plant-a")
+    store = open_fact_store(url, zone="plant-a")
     try:
         for log, verb in ((OUTBOUND, "appended"), (INBOX, "received")):
             check_log(store, log, said(lines, verb))
@@ -63,7 +63,7 @@ def check(path: Path, lines: Sequence[Sequence[str]]) -> None:
         store.close()
 
 
-def check_log(store: SqliteFactStore, log: str, acknowledged: list[list[str]]) -> None:
+def check_log(store: FactStore, log: str, acknowledged: list[list[str]]) -> None:
     """Acknowledged ids keep their offsets, no id is there twice, and the chain holds."""
     for message_id, offset in acknowledged:
         found = store.find("plant-a", message_id, log)
@@ -80,7 +80,7 @@ def check_log(store: SqliteFactStore, log: str, acknowledged: list[list[str]]) -
     assert not [each for each in store.verify(log) if not isinstance(each, int)]
 
 
-def check_reading(store: SqliteFactStore, lines: Sequence[Sequence[str]]) -> None:
+def check_reading(store: FactStore, lines: Sequence[Sequence[str]]) -> None:
     """The cursor is where it was confirmed, and what was set aside is there once."""
     confirmed = max((int(offset) for (offset,) in said(lines, "confirmed")), default=0)
     if not store.consumers():
@@ -100,19 +100,23 @@ def check_reading(store: SqliteFactStore, lines: Sequence[Sequence[str]]) -> Non
     assert log.first >= min(truncated + 1, *undecided, log.head)
 
 
-@pytest.mark.parametrize("nth", [1, 2, 7])
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_at_a_failpoint(tmp_path: Path, point: str, nth: int) -> None:
-    """It dies, it is run again to its end, and both times everything is as it was promised."""
-    assert point in NAMES
-    path = tmp_path / "facts.db"
-    code, lines = run(path, f"{point}=kill@{nth}")
+def killed(url: str, point: str, nth: int) -> None:
+    """A child dies, it is run again to its end, and both times all is as it was promised."""
+    code, lines = run(url, f"{point}=kill@{nth}")
     assert code == -signal.SIGKILL
-    check(path, lines)
-    code, rest = run(path)
+    check(url, lines)
+    code, rest = run(url)
     assert code == 0
     assert rest[-1] == ["end"]
-    check(path, [*lines, *rest])
+    check(url, [*lines, *rest])
     assert len(said(rest, "appended")) == 3 * ROUNDS
     first = {tuple(each) for each in said(lines, "appended")}
     assert first <= {tuple(each) for each in said(rest, "appended")}  # the same offsets again
+
+
+@pytest.mark.parametrize("nth", [1, 2, 7])
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_a_failpoint(tmp_path: Path, point: str, nth: int) -> None:
+    """What was acknowledged is in the file, and nothing is there twice."""
+    assert point in NAMES
+    killed(f"sqlite:///{tmp_path}/facts.db", point, nth)

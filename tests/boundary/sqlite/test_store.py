@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore, retention, serving
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.logs.sqlite.ground import SQL
+from ergon_framework.boundary.logs.tables import retention, serving
 from ergon_framework.errors import (
     ConfigurationError,
     DataLossError,

@@ -9,6 +9,7 @@ from typing import Any
 
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.memory.shelf import Shelf
+from ergon_framework.boundary.logs.records import key_of
 from ergon_framework.errors import ObjectConflictError
 from ergon_framework.ports.factstore import (
     Appended,
@@ -150,7 +151,8 @@ class AppendsWithoutALock(Honest):
         hashlib.sha256(b"x" * 10_000_000)  # other threads have their turn meanwhile
         for fact, found in zip(facts, known, strict=True):
             if found is None:
-                self.shelf(log).ledger.pop((fact.from_zone, fact.message_id), None)
+                key = key_of(log, fact.from_zone, fact.message_id)
+                self.shelf(log).ledger.pop(key, None)
         return super().append(log, facts, capacity=capacity)
 
 
@@ -249,8 +251,12 @@ class OneLedger(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        first = next(iter(self._state.logs.values()))
-        self.shelf(log).ledger = first.ledger
+        for fact in facts:
+            for shelf in self._state.logs.values():
+                known = shelf.find(fact.from_zone, fact.message_id)
+                if known is not None:
+                    key = key_of(log, fact.from_zone, fact.message_id)
+                    shelf.ledger.setdefault(key, (known.offset, known.digest))
         return super().append(log, facts, capacity=capacity)
 
 

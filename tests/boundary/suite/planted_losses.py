@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ergon_framework.boundary.logs.records import key_of
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import (
     INBOUND,
@@ -154,9 +155,10 @@ class TellsTwice(Honest):
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        ledger = self.shelf(INBOUND + peer).ledger
-        for key in [key for key in ledger if not key[0]]:
-            del ledger[key]
+        shelf = self.shelf(INBOUND + peer)
+        for row in shelf.rows:
+            if row.is_marker:
+                shelf.ledger.pop(key_of(shelf.name, "", row.fact.message_id), None)
         return super().receive(peer, facts, link, refused, gaps)
 
 

@@ -108,8 +108,10 @@ class Puller:
         await self._take_back()
         batch = await self._fetch()
         failpoint("boundary.pull.fetched")
-        if (await self._in_thread(self._standing)).is_sealed:
-            return  # while the fetch waited: what it brought is asked for again
+        now = await self._in_thread(self._standing)
+        if now.is_sealed or now.offset != link.offset:
+            # While the fetch waited, by an operator or another node of this zone: ask again.
+            return
         if batch.zone not in ("", self.peer):
             raise self._other_zone(batch.zone)
         if pulling.is_other_store(link, batch):

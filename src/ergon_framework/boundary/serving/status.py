@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.serving.pages import consumer_shape, link_shape, milliseconds
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.ports.factstore import ConsumerInfo, LogInfo
@@ -25,6 +26,7 @@ def status(zone: Zone) -> dict[str, Any]:
     """Everything about a zone, and ``alerts``: what a person should look at."""
     now = zone.clock()
     store = zone.store
+    is_file = isinstance(store, SqliteFactStore)
     info = store.info()
     logs, consumers = store.logs(), store.consumers()
     quarantined = store.quarantine()
@@ -47,12 +49,12 @@ def status(zone: Zone) -> dict[str, Any]:
         "gaps": len(store.gaps()),
         "lost_facts": sum(gap.count for gap in store.gaps()),
         "acknowledgement": store.acknowledgement,
-        "sqlite_version": sqlite3.sqlite_version,
+        "sqlite_version": sqlite3.sqlite_version if is_file else None,
         "certificate_expires_unix_ms": milliseconds(zone.certificate_expiry),
         "is_read_only": zone.is_broken,
     }
     shape["alerts"] = list(_alerts(shape, consumers, now))
-    shape["notes"] = list(_notes())
+    shape["notes"] = list(_notes()) if is_file else []
     return shape
 
 

@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ergon_framework.boundary.folder import OBJECTS
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.objects.disk import make_folder, sync_folder
 from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.upkeep.local import looked_into
 from ergon_framework.boundary.upkeep.verifying import named_objects
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
+from ergon_framework.ports.objectstore import ObjectStore
 from ergon_framework.storage.failpoints import declare, failpoint
 
 declare(
@@ -54,19 +56,30 @@ def back_up(
     shares: bool = True,
     report: Callable[[int], None] = lambda _objects: None,
 ) -> BackedUp:
-    """Copy the zone in ``data`` to the new folder ``target``; opened, it begins a new epoch.
+    """Copy the zone in the folder ``data``, as :func:`backed_up` does."""
+    _check_free(Path(target).absolute())
+    with looked_into(data) as zone:
+        return backed_up(zone, target, shares=shares, report=report)
+
+
+def backed_up(
+    zone: Zone,
+    target: str | Path,
+    *,
+    shares: bool = True,
+    report: Callable[[int], None] = lambda _objects: None,
+) -> BackedUp:
+    """Copy a zone to the new folder ``target``; opened, that one begins a new epoch.
 
     Without ``shares`` the bytes of objects are copied even where a hard link would do.
     """
     place = Path(target).absolute()
+    _check_file(zone)
     _check_free(place)
     draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.partial")
     try:
-        with looked_into(data) as zone:
-            draft.mkdir(parents=True)
-            objects = zone.objects
-            assert isinstance(objects, FilesystemObjectStore)  # noqa: S101 - it is a folder
-            missing = _copy(zone, objects, draft, shares, report)
+        draft.mkdir(parents=True)
+        missing = _copy(zone, draft, shares, report)
         with looked_into(draft) as copy:
             told = _summed(copy, place, missing)
         _give_name(draft, place)
@@ -82,24 +95,18 @@ def back_up(
     return told
 
 
-def _copy(
-    zone: Zone,
-    objects: FilesystemObjectStore,
-    draft: Path,
-    shares: bool,
-    report: Callable[[int], None],
-) -> str:
+def _copy(zone: Zone, draft: Path, shares: bool, report: Callable[[int], None]) -> str:
     """Objects, log, objects again; what was missing of those that the copied log names."""
     folder = draft / OBJECTS
     make_folder(folder)
     with contextlib.suppress(DataLossError):  # told below, if the copied log still names them
-        _copy_objects(zone, objects, folder, shares, report)
+        _copy_objects(zone, zone.objects, folder, shares, report)
     failpoint("boundary.backup_log.before")
     zone.store.backup(str(draft))
     failpoint("boundary.backup_log.after")
     with looked_into(draft) as copy:
         try:
-            _copy_objects(copy, objects, folder, shares, report)
+            _copy_objects(copy, zone.objects, folder, shares, report)
         except DataLossError as error:
             return error.message
     return ""
@@ -107,17 +114,19 @@ def _copy(
 
 def _copy_objects(
     names: Zone,
-    objects: FilesystemObjectStore,
+    objects: ObjectStore,
     folder: Path,
     shares: bool,
     report: Callable[[int], None],
 ) -> None:
+    source = objects.folder if isinstance(objects, FilesystemObjectStore) and shares else None
+
     def digests() -> Iterator[bytes]:
         for count, stored in enumerate(named_objects(names), start=1):
             place = _path(folder, stored.digest)
             if not place.exists():  # by another name, or by the round before
-                if shares:
-                    _share(_path(objects.folder, stored.digest), place)
+                if source is not None:
+                    _share(_path(source, stored.digest), place)
                 yield stored.digest
             report(count)
 
@@ -140,6 +149,15 @@ def _summed(copy: Zone, place: Path, missing: str) -> BackedUp:
     sizes = {stored.digest: stored.size for stored in named_objects(copy)}
     facts = sum(log.head - log.first + 1 for log in copy.store.logs())
     return BackedUp(copy.name, str(place), facts, len(sizes), sum(sizes.values()), missing)
+
+
+def _check_file(zone: Zone) -> None:
+    """Refuse a log on a server: it is copied with the server's own tools."""
+    if not isinstance(zone.store, SqliteFactStore):
+        raise ConfigurationError(
+            f"the facts of zone {zone.name!r} are not in an SQLite file, which could be copied",
+            remedy="back the server up with its own tools, or copy the zone with ergon move",
+        )
 
 
 def _check_free(place: Path) -> None:

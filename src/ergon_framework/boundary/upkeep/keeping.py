@@ -6,9 +6,10 @@ finished by the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from ergon_framework.boundary.objects.shared import SharedObjects
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError
 
@@ -35,6 +36,8 @@ def keep_house(
 ) -> Kept:
     """One round; a thorough one also looks for bytes that have no name at all."""
     facts, lost = truncate(zone)
+    if isinstance(zone.objects, SharedObjects):
+        look_again(zone, zone.objects, is_stopping)
     objects = collect(zone, is_stopping)
     if is_thorough:
         objects += _sweep_nameless(zone, is_stopping)
@@ -84,6 +87,18 @@ def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
     return removed
 
 
+def look_again(zone: Zone, objects: SharedObjects, is_stopping: Callable[[], bool]) -> None:
+    """Bring back what was removed while another node named it; forget what nobody wants."""
+    before = zone.clock() - zone.settings.retention.orphans
+    for gone in objects.removed():
+        if is_stopping():
+            return
+        if zone.store.is_bound(gone.digest):
+            objects.restore(gone.digest)
+        elif gone.at < before:
+            objects.forget(gone.digest)
+
+
 def _lost(zone: Zone, log: str) -> int:
     """Facts that this zone gave up; what its peers did may come to light at any moment."""
     return sum(gap.count for gap in zone.store.gaps(log) if gap.source_first is None)
@@ -92,7 +107,7 @@ def _lost(zone: Zone, log: str) -> int:
 def _sweep_nameless(zone: Zone, is_stopping: Callable[[], bool]) -> int:
     """Bytes whose put died before they were named, or whose removal died half way."""
     removed = 0
-    for digest in zone.objects.digests():
+    for digest in _candidates(zone):
         if is_stopping():
             break
         removed += zone.blobs.remove(
@@ -100,3 +115,10 @@ def _sweep_nameless(zone: Zone, is_stopping: Callable[[], bool]) -> int:
             lambda digest=digest: zone.objects.delete(digest),  # type: ignore[misc]
         )
     return removed
+
+
+def _candidates(zone: Zone) -> Iterator[bytes]:
+    """What may have no name; what other nodes have just put is about to get one."""
+    if isinstance(zone.objects, SharedObjects):
+        return zone.objects.put_before(zone.clock() - zone.settings.retention.orphans)
+    return zone.objects.digests()

@@ -1,4 +1,4 @@
-"""A zone's folder looked at without its node, which may run meanwhile. Nothing is changed."""
+"""A zone looked at without its node, which may run meanwhile. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from ergon_framework.boundary.folder import FILE, OBJECTS
-from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.folder import FILE
 from ergon_framework.boundary.logs.sqlite.ground import SCHEMA, SQL
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.opening import clock_of, fact_file, open_stores
+from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.statements import load
@@ -29,12 +29,24 @@ def looked_into(data: str | Path, *, clock: Callable[[], float] = time.time) -> 
             f"no zone lives in {folder}: there is no {FILE}",
             remedy="name the folder that `ergon boundary serve --data` was given, or a backup",
         )
-    zone = _owner(file)
-    with (
-        closing(FilesystemObjectStore(folder / OBJECTS, clock=clock)) as objects,
-        closing(SqliteFactStore(file, zone=zone, clock=clock, read_only=True)) as store,
-    ):
-        yield Zone(zone, store, objects, clock=clock)
+    with looked_at(_owner(file), ZoneSettings(data=str(folder)), clock=clock) as zone:
+        yield zone
+
+
+@contextmanager
+def looked_at(
+    name: str, settings: ZoneSettings, *, clock: Callable[[], float] | None = None
+) -> Iterator[Zone]:
+    """The zone that settings describe, wherever its stores are, for reading only."""
+    file = fact_file(settings)
+    if file is not None and not file.is_file():
+        raise ConfigurationError(
+            f"zone {name!r} has no facts yet: there is no {file}",
+            remedy="start its node once, or name the folder of another zone with --data",
+        )
+    store, objects = open_stores(name, settings, clock=clock, read_only=True)
+    with closing(objects), closing(store):
+        yield Zone(name, store, objects, settings, clock=clock or clock_of(store))
 
 
 def _owner(file: Path) -> str:

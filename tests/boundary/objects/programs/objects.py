@@ -1,5 +1,7 @@
 """Does one thing with a folder of blobs, and says on standard output what came of it.
 
+The URL of a bucket may stand in place of the folder.
+
 python objects.py crash FOLDER     put blobs and delete one, until it dies at a failpoint
 python objects.py cut FOLDER       send parts of one blob, until it dies at a failpoint
 python objects.py race FOLDER      put the same blob again and again, after a line on its input
@@ -17,8 +19,9 @@ import signal
 import sys
 from collections.abc import Callable
 
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.opening import open_object_store
 from ergon_framework.errors import ErgonError
+from ergon_framework.ports.objectstore import ObjectStore
 
 MIB = 1 << 20
 
@@ -33,7 +36,7 @@ def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-def put(store: FilesystemObjectStore, data: bytes) -> str:
+def put(store: ObjectStore, data: bytes) -> str:
     """Upload bytes piece by piece; their digest."""
     upload = store.upload()
     for at in range(0, len(data), 300_000):
@@ -41,7 +44,7 @@ def put(store: FilesystemObjectStore, data: bytes) -> str:
     return upload.finish().digest.hex()
 
 
-def crash(store: FilesystemObjectStore) -> None:
+def crash(store: ObjectStore) -> None:
     """Tell what was begun and what was acknowledged."""
     for seed in range(4):
         say(f"acked {put(store, noise(seed))}")
@@ -51,7 +54,7 @@ def crash(store: FilesystemObjectStore) -> None:
     say(f"deleted {gone.hex()}")
 
 
-def cut(store: FilesystemObjectStore) -> None:
+def cut(store: ObjectStore) -> None:
     """Send a part; the failpoint decides how much of it."""
     data = noise(7, 6 * MIB)
     upload = store.partial(hashlib.sha256(data).digest())
@@ -60,7 +63,7 @@ def cut(store: FilesystemObjectStore) -> None:
     say(f"acked {upload.finish().digest.hex()}")
 
 
-def race(store: FilesystemObjectStore) -> None:
+def race(store: ObjectStore) -> None:
     """All begin at the same time."""
     say("ready")
     sys.stdin.readline()
@@ -68,7 +71,7 @@ def race(store: FilesystemObjectStore) -> None:
         say(put(store, noise(seed)))
 
 
-def hold(store: FilesystemObjectStore) -> None:
+def hold(store: ObjectStore) -> None:
     """Live uploads, one of each kind."""
     data = noise(1)
     uploads = [store.upload(), store.partial(hashlib.sha256(data).digest())]
@@ -79,7 +82,7 @@ def hold(store: FilesystemObjectStore) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def limit(store: FilesystemObjectStore) -> None:
+def limit(store: ObjectStore) -> None:
     """A file that may not grow any more is what a full disk looks like."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, resource.RLIM_INFINITY))
     try:
@@ -89,7 +92,7 @@ def limit(store: FilesystemObjectStore) -> None:
     say(put(store, noise(1, 1000)))
 
 
-def fork(store: FilesystemObjectStore) -> None:
+def fork(store: ObjectStore) -> None:
     """Threads do not survive a fork; their work must go on all the same."""
     say(put(store, noise(1)))
     pid = os.fork()
@@ -100,7 +103,7 @@ def fork(store: FilesystemObjectStore) -> None:
 
 
 if __name__ == "__main__":
-    actions: dict[str, Callable[[FilesystemObjectStore], None]] = {
+    actions: dict[str, Callable[[ObjectStore], None]] = {
         each.__name__: each for each in (crash, cut, race, hold, limit, fork)
     }
-    actions[sys.argv[1]](FilesystemObjectStore(sys.argv[2]))
+    actions[sys.argv[1]](open_object_store(sys.argv[2]))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from ergon_framework.boundary.logs.losses import NOBODY, marker, recorded
+from ergon_framework.boundary.logs.records import OFFSET_BITS, key_of, linked, new_of, prepare
 from ergon_framework.ports.factstore import Found, Gap, LogInfo, NewFact, Page, StoredFact
 
 NO_CHAIN = bytes(32)
@@ -21,6 +21,8 @@ class Row:
 
     fact: StoredFact
     chain: bytes
+    total: int
+    """Bytes of the log up to here."""
     previous_alike: int
 
     @property
@@ -31,7 +33,7 @@ class Row:
     @property
     def size(self) -> int:
         """The bytes that count."""
-        return len(self.fact.envelope) + len(self.fact.fact)
+        return size_of(self.fact)
 
     def seen(self, to_zone: str | None) -> StoredFact:
         """The fact as it is given out through a view."""
@@ -44,14 +46,18 @@ class Shelf:
     """A log. The ledger and ``latest`` outlive the rows."""
 
     name: str
+    number: int = 0
+    """Which log it is; part of the chain, as in every store."""
     rows: list[Row] = field(default_factory=list)
     first: int = 1
     """The offset of the first row."""
-    size: int = 0
     chain: bytes = NO_CHAIN
     """The chain before the first row."""
+    base: int = 0
+    """Bytes of all facts before the first row."""
     last_at: float | None = None
-    ledger: dict[tuple[str, str], tuple[int, bytes]] = field(default_factory=dict)
+    ledger: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
+    """Offset and digest, or half of it, by the key of an id; one for all logs of a store."""
     latest: dict[str, int] = field(default_factory=dict)
     """The last offset of a fact to each zone."""
     gaps: list[Gap] = field(default_factory=list)
@@ -62,13 +68,23 @@ class Shelf:
         """The highest offset."""
         return self.first + len(self.rows) - 1
 
+    @property
+    def size(self) -> int:
+        """Bytes of the facts that are kept."""
+        return self.total - self.base
+
+    @property
+    def total(self) -> int:
+        """Bytes of all facts there have been."""
+        return self.rows[-1].total if self.rows else self.base
+
     def info(self) -> LogInfo:
         """The log in figures."""
         return LogInfo(self.name, self.head, self.first, self.size, self.last_at)
 
     def find(self, from_zone: str, message_id: str) -> Found | None:
         """What the ledger knows about an id."""
-        known = self.ledger.get((from_zone, message_id))
+        known = self.ledger.get(key_of(self.name, from_zone, message_id))
         if known is None:
             return None
         offset, digest = known
@@ -99,11 +115,10 @@ class Shelf:
             now,
             new.source_offset,
         )
-        row = Row(fact, link(self.chain_at(offset - 1), fact), self.latest.get(new.to_zone, 0))
-        self.rows.append(row)
-        self.size += row.size
+        total = self.total + size_of(fact)
+        self.rows.append(Row(fact, self.link(fact), total, self.latest.get(new.to_zone, 0)))
         self.last_at = now
-        self.ledger[new.from_zone, new.message_id] = offset, new.digest
+        self.ledger[key_of(self.name, new.from_zone, new.message_id)] = offset, new.digest
         self.latest[new.to_zone] = offset
         return offset
 
@@ -113,8 +128,7 @@ class Shelf:
         if count:
             gone, self.rows = self.rows[:count], self.rows[count:]
             self.first += count
-            self.size -= sum(row.size for row in gone)
-            self.chain = gone[-1].chain
+            self.chain, self.base = gone[-1].chain, gone[-1].total
         return count
 
     def lose(self, first: int, reason: str, now: float) -> None:
@@ -151,7 +165,17 @@ class Shelf:
 
     def is_sound(self, row: Row) -> bool:
         """Whether a row is still what was put there."""
-        return row.chain == link(self.chain_at(row.fact.offset - 1), row.fact)
+        return row.chain == self._link(self.chain_at(row.fact.offset - 1), row.total, row.fact)
+
+    def link(self, fact: StoredFact) -> bytes:
+        """The chain with one more fact at the end."""
+        return self._link(self.chain_at(self.head), self.total + size_of(fact), fact)
+
+    def _link(self, previous: bytes, total: int, fact: StoredFact) -> bytes:
+        """The next link of the chain."""
+        number = (self.number << OFFSET_BITS) + fact.offset
+        prepared = prepare(self.name, new_of(fact))
+        return linked(number, total, fact.recorded_at, prepared, previous)[1]
 
     def page(self, after: int, limit: int, max_bytes: int, to_zone: str | None) -> Page:
         """A stretch that ends at a limit, before a corrupted row, or at the head."""
@@ -191,7 +215,6 @@ def fitting(rows: Iterable[Row], limit: int, max_bytes: int) -> list[Row]:
     return given
 
 
-def link(previous: bytes, fact: StoredFact) -> bytes:
-    """The next link of the chain."""
-    parts = (previous, fact.offset.to_bytes(8, "big"), fact.digest, fact.envelope, b"\0", fact.fact)
-    return hashlib.sha256(b"".join(parts)).digest()
+def size_of(fact: StoredFact) -> int:
+    """The bytes of a fact that count."""
+    return len(fact.envelope) + len(fact.fact)

@@ -28,7 +28,9 @@ class State:
     """The books of one zone."""
 
     info: StoreInfo
-    logs: dict[str, Shelf] = field(default_factory=lambda: {OUTBOUND: Shelf(OUTBOUND)})
+    logs: dict[str, Shelf] = field(default_factory=dict)
+    ledger: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
+    """Of all logs: an id's key stands for its log as well."""
     consumers: dict[str, ConsumerInfo] = field(default_factory=dict)
     """Without ``lag`` and ``waiting_since``, which are worked out when somebody asks."""
     items: dict[int, Quarantined] = field(default_factory=dict)
@@ -43,9 +45,16 @@ class State:
     is_longer: bool = False
     """Whether this step added facts."""
 
+    def __post_init__(self) -> None:
+        """There is always a log of facts that go out."""
+        self.shelf(OUTBOUND)
+
     def shelf(self, log: str) -> Shelf:
         """A log, which comes into being when it is not there."""
-        return self.logs.setdefault(log, Shelf(log))
+        if log not in self.logs:
+            number = max((shelf.number for shelf in self.logs.values()), default=0) + 1
+            self.logs[log] = Shelf(log, number, ledger=self.ledger)
+        return self.logs[log]
 
     def consumer(self, name: str) -> ConsumerInfo:
         """A consumer that must be there."""

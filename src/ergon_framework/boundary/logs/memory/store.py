@@ -5,15 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ergon_framework.boundary.logs.memory.desk import MemoryDesk
-from ergon_framework.boundary.logs.memory.facts import MemoryLogs
-from ergon_framework.boundary.logs.memory.links import MemoryLinks
-from ergon_framework.boundary.logs.memory.objects import MemoryObjects
-from ergon_framework.boundary.logs.memory.quarantine import MemoryQuarantine
+from ergon_framework.boundary.logs.memory.moving import MemoryMoving
 from ergon_framework.errors import StoreError
 
 
-class MemoryFactStore(MemoryLogs, MemoryDesk, MemoryQuarantine, MemoryObjects, MemoryLinks):
+class MemoryFactStore(MemoryMoving):
     """A zone's facts for tests, examples and trials. Every call is one step under one lock."""
 
     acknowledgement = (

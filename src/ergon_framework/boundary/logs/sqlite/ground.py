@@ -1,40 +1,68 @@
-"""What every part of the store stands on: the file, the clock, and who waits for facts."""
+"""What every part of the store stands on: the file, and statements that are run in it."""
 
 from __future__ import annotations
 
-import logging
-import secrets
 import sqlite3
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ergon_framework.errors import ConfigurationError, StoreSchemaError
-from ergon_framework.ports.factstore import StoreInfo
-from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.boundary.logs.tables.ground import AFTER, BEFORE, Ground, Row
+from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.schema import Schema
 from ergon_framework.storage.statements import load
 from ergon_framework.storage.writer import Database
 
 T = TypeVar("T")
 
-logger = logging.getLogger("ergon_framework.boundary")
-
 SQL = "ergon_framework.boundary.logs.sqlite.sql"
 SCHEMA = Schema("boundary", f"{SQL}.schema")
-_CALLS = ("append", "receive", "confirm", "truncate", "bind", "quarantine", "desk")
-_BEFORE = {call: f"boundary.{call}.before" for call in _CALLS}
-_AFTER = {call: f"boundary.{call}.after" for call in _CALLS}
-declare(*_BEFORE.values(), *_AFTER.values())
-
-_SQL = load(SQL, "store.sql")
+_FILES = ("consumers", "logs", "moving", "objects", "quarantine", "store")
+_STATEMENTS = {
+    f"{file}.{name}": text for file in _FILES for name, text in load(SQL, f"{file}.sql").items()
+}
 
 
-class Ground:
-    """Runs transactions, and wakes who waits for facts when they are committed."""
+class SqliteBooks(sqlite3.Cursor):
+    """The tables within one transaction, for statements by name and for others."""
+
+    def one(self, statement: str, *values: Any) -> Row | None:
+        """The first row, if there is one."""
+        row: Row | None = self.execute(_STATEMENTS[statement], values).fetchone()
+        return row
+
+    def only(self, statement: str, *values: Any) -> Row:
+        """The row of something that is known to be there."""
+        row: Row = self.execute(_STATEMENTS[statement], values).fetchone()
+        return row
+
+    def all(self, statement: str, *values: Any) -> list[Row]:
+        """Every row."""
+        return self.execute(_STATEMENTS[statement], values).fetchall()
+
+    def each(self, statement: str, *values: Any) -> Iterator[Row]:
+        """Rows as they are asked for; other statements may be run in between."""
+        with closing(self.connection.cursor()) as cursor:
+            yield from cursor.execute(_STATEMENTS[statement], values)
+
+    def run(self, statement: str, *values: Any) -> int:
+        """Change something; how many rows it was."""
+        return self.execute(_STATEMENTS[statement], values).rowcount
+
+    def run_all(self, statement: str, rows: Iterable[Row]) -> None:
+        """The same statement with many values."""
+        self.executemany(_STATEMENTS[statement], rows)
+
+    def add(self, statement: str, *values: Any) -> int:
+        """Insert one row that gets a number; the number."""
+        self.execute(_STATEMENTS[statement], values)
+        return self.lastrowid or 0
+
+
+class SqliteGround(Ground):
+    """Runs transactions in a file."""
 
     def __init__(
         self,
@@ -45,10 +73,8 @@ class Ground:
         read_only: bool = False,
         busy_timeout: float = 5.0,
     ) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._is_read_only = read_only
-        self._wakes: list[Callable[[], None]] = []
-        self._waking = threading.Lock()
         self._database = Database(
             path, schema=SCHEMA, busy_timeout=busy_timeout, read_only=read_only
         )
@@ -63,89 +89,30 @@ class Ground:
         """The file."""
         return self._database.path
 
-    def subscribe(self, wake: Callable[[], None]) -> None:
-        """Call ``wake()``, from any thread, after each commit of this object that added facts."""
-        with self._waking:
-            self._wakes = [*self._wakes, wake]
-
-    def unsubscribe(self, wake: Callable[[], None]) -> None:
-        """No longer; one who never subscribed is fine."""
-        with self._waking:
-            left = list(self._wakes)
-            if wake in left:
-                left.remove(wake)
-            self._wakes = left
+    @property
+    def _place(self) -> str:
+        return str(self.path)
 
     def close(self) -> None:
         """Let go of everything. Closing twice is fine."""
         self._database.close()
 
-    def _wake(self) -> None:
-        for wake in self._wakes:
-            try:
-                wake()
-            except Exception:
-                logger.exception("a callback that waits for facts failed")
-
-    def _write(
-        self, work: Callable[[sqlite3.Cursor], T], call: str, *, is_synced: bool = True
-    ) -> T:
+    def _write(self, work: Callable[[SqliteBooks], T], call: str, *, is_synced: bool = True) -> T:
         """Run one transaction."""
 
         def whole(connection: sqlite3.Connection) -> T:
-            with closing(connection.cursor()) as cursor:
-                result = work(cursor)
-            failpoint(_BEFORE[call])
+            with closing(connection.cursor(SqliteBooks)) as books:
+                result = work(books)
+            failpoint(BEFORE[call])
             return result
 
         result = self._database.write(whole, is_synced=is_synced)
-        failpoint(_AFTER[call])
+        failpoint(AFTER[call])
         return result
 
-    def _read(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+    def _read(self, work: Callable[[SqliteBooks], T]) -> T:
         def whole(connection: sqlite3.Connection) -> T:
-            with closing(connection.cursor()) as cursor:
-                return work(cursor)
+            with closing(connection.cursor(SqliteBooks)) as books:
+                return work(books)
 
         return self._database.read(whole)
-
-    def _meet(self, zone: str) -> StoreInfo:
-        """Look whose store it is."""
-        found = self._read(lambda cursor: cursor.execute(_SQL["store"]).fetchone())
-        if found is None:
-            raise StoreSchemaError(
-                f"{self.path} has no zone yet", remedy="open it once for writing"
-            )
-        return self._check(found, zone)
-
-    def _move_in(self, zone: str) -> StoreInfo:
-        """Found the store, or look whose it is and write down that it was opened."""
-
-        def work(cursor: sqlite3.Cursor) -> StoreInfo:
-            now, found = self._clock(), cursor.execute(_SQL["store"]).fetchone()
-            if found is None:
-                info = StoreInfo(zone, secrets.token_hex(8), now)
-                cursor.execute(_SQL["found"], (zone, info.epoch, now))
-                return info
-            info = self._check(found, zone)
-            if found[3]:
-                # It may have gone back in time: who read from it before must notice.
-                info = StoreInfo(zone, secrets.token_hex(8), info.created_at)
-                note(cursor, now, "new_epoch", f"a copy was opened; its epoch was {found[1]}")
-            cursor.execute(_SQL["opened"], (info.epoch, now))
-            return info
-
-        return self._write(work, "desk")
-
-    def _check(self, found: tuple[str, str, float, int], zone: str) -> StoreInfo:
-        if found[0] != zone:
-            raise ConfigurationError(
-                f"{self.path} belongs to the zone {found[0]!r}, not to {zone!r}",
-                remedy="name that zone, or another file",
-            )
-        return StoreInfo(found[0], found[1], found[2])
-
-
-def note(cursor: sqlite3.Cursor, now: float, action: str, details: str) -> None:
-    """Write down what an operator did."""
-    cursor.execute(_SQL["note"], (now, action, details))

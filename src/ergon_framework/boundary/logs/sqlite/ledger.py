@@ -10,12 +10,12 @@ it is forgotten and read again.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from ergon_framework.boundary.logs.sqlite.ground import SQL
+from ergon_framework.boundary.logs.records import key_of, read_proof
+from ergon_framework.boundary.logs.sqlite.ground import SQL, SqliteBooks
 from ergon_framework.boundary.logs.sqlite.parts import (
     Filter,
     Known,
@@ -25,8 +25,7 @@ from ergon_framework.boundary.logs.sqlite.parts import (
     part_of,
     unpacked,
 )
-from ergon_framework.boundary.logs.sqlite.records import key_of, read_proof
-from ergon_framework.boundary.logs.sqlite.rows import LAST, LogRow, log_or_new
+from ergon_framework.boundary.logs.tables.rows import LAST, LogRow, log_or_new
 from ergon_framework.ports.factstore import NewFact
 from ergon_framework.storage.statements import load
 
@@ -95,7 +94,7 @@ class Ledger:
         self.generations, self.filters, self.changes = {}, {}, -1
         self._reached, self.logs = {}, {}
 
-    def refresh(self, cursor: sqlite3.Cursor) -> None:
+    def refresh(self, cursor: SqliteBooks) -> None:
         """Notice what other processes did to the generations. Call it first in a transaction."""
         [changes] = cursor.execute(_SQL["changes"]).fetchone()
         if changes != self.changes:
@@ -103,7 +102,7 @@ class Ledger:
             self._load(cursor)
             self.changes = changes
 
-    def log(self, cursor: sqlite3.Cursor, name: str) -> LogRow:
+    def log(self, cursor: SqliteBooks, name: str) -> LogRow:
         """A log whose ids are all known: from memory, when nobody else has touched it.
 
         It may be changed to what it will be after this transaction. Should that fail, it is not
@@ -116,7 +115,7 @@ class Ledger:
             self.follow(cursor, log)
         return log
 
-    def _is_current(self, cursor: sqlite3.Cursor, log: LogRow) -> bool:
+    def _is_current(self, cursor: SqliteBooks, log: LogRow) -> bool:
         bounds = (log.base, log.base + LAST)
         changes, log_changes, last, chain = cursor.execute(_LOGS["state"], bounds).fetchone()
         if log_changes != self.log_changes:
@@ -124,7 +123,7 @@ class Ledger:
             return False
         return bool(changes == self.changes and last == log.base + log.head and chain == log.chain)
 
-    def follow(self, cursor: sqlite3.Cursor, log: LogRow) -> None:
+    def follow(self, cursor: SqliteBooks, log: LogRow) -> None:
         """Know every id of a log, also those that other processes have added."""
         reached = self._reached.get(log.id)
         if reached is None:
@@ -143,7 +142,7 @@ class Ledger:
                 self.add(key, found.digest, number & LAST)
         reached.head, reached.chain = log.head, log.chain
 
-    def known(self, cursor: sqlite3.Cursor, key: bytes) -> Known | None:
+    def known(self, cursor: SqliteBooks, key: bytes) -> Known | None:
         """What an id stands for, if it was ever appended."""
         found = self.young[key[0]].get(key)
         if found is None and self.batch is not None:
@@ -182,7 +181,7 @@ class Ledger:
         self.young, self.young_count = [{} for _ in range(256)], 0
         return self.batch
 
-    def _load(self, cursor: sqlite3.Cursor) -> None:
+    def _load(self, cursor: SqliteBooks) -> None:
         self.loaded += 1
         for row in cursor.execute(_SQL["generations"]).fetchall():
             generation = Generation(*row)
@@ -191,13 +190,13 @@ class Ledger:
                 self.filters[generation.id] = _filter(cursor, generation)
 
 
-def ids_in(cursor: sqlite3.Cursor, generation: Generation, part: int) -> bytes:
+def ids_in(cursor: SqliteBooks, generation: Generation, part: int) -> bytes:
     """The ids of one part of a generation."""
     row = cursor.execute(_SQL["ids"], ((generation.id << PART_BITS) + part,)).fetchone()
     return b"" if row is None else row[0]
 
 
-def _filter(cursor: sqlite3.Cursor, generation: Generation) -> Filter:
+def _filter(cursor: SqliteBooks, generation: Generation) -> Filter:
     base = generation.id << PART_BITS
     bounds = (base, base + (1 << generation.bits) - 1)
     rows = cursor.execute(_SQL["blooms"], bounds)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ergon_framework.boundary.logs.sqlite.ground import SQL
+from ergon_framework.boundary.logs.records import OFFSET_BITS
+from ergon_framework.boundary.logs.sqlite.ground import SQL, SqliteBooks
 from ergon_framework.boundary.logs.sqlite.ledger import (
     PART_BITS,
     Batch,
@@ -16,8 +17,7 @@ from ergon_framework.boundary.logs.sqlite.ledger import (
     ids_in,
 )
 from ergon_framework.boundary.logs.sqlite.parts import Filter, bits_for, bloom_of, lowest, split
-from ergon_framework.boundary.logs.sqlite.records import OFFSET_BITS
-from ergon_framework.boundary.logs.sqlite.rows import log_numbered
+from ergon_framework.boundary.logs.tables.rows import log_numbered
 from ergon_framework.storage.statements import load
 
 YOUNG = 1 << 15
@@ -56,7 +56,7 @@ class Upkeep:
         self._credit = 0
         self._growth: _Growth | None = None
 
-    def pay(self, cursor: sqlite3.Cursor, appended: int) -> None:
+    def pay(self, cursor: SqliteBooks, appended: int) -> None:
         """Do as much as so many appends call for."""
         self._look(cursor)
         if self._ledger.young_count >= YOUNG and self._ledger.batch is None:
@@ -67,14 +67,27 @@ class Upkeep:
             if not self._slice(cursor):
                 self._credit = 0
 
-    def press(self, cursor: sqlite3.Cursor) -> None:
+    def press(self, cursor: SqliteBooks) -> None:
         """Write down some of the ids that are in memory, however few they are."""
         self._look(cursor)
         if self._ledger.batch is None:
             self._ledger.set_apart()
         self._slice(cursor)
 
-    def _look(self, cursor: sqlite3.Cursor) -> None:
+    def write_down(self, cursor: SqliteBooks, ids: Mapping[bytes, bytes]) -> None:
+        """Write ids down that no row has, as a generation of their own."""
+        self._look(cursor)
+        growth = self._new(cursor, Generation(0, 0, bits_for(len(ids)), len(ids)), [])
+        entries = [key + ids[key] for key in sorted(ids)]
+        bits = growth.target.bits
+        edges = [bisect_left(entries, lowest(part, bits)) for part in range((1 << bits) + 1)]
+        growth.ahead = {
+            part: b"".join(entries[start:end]) for part, (start, end) in enumerate(pairwise(edges))
+        }
+        for _ in growth.ahead:
+            self._grow(cursor, growth)
+
+    def _look(self, cursor: SqliteBooks) -> None:
         """When the ledger was read anew, what somebody had begun is not continued."""
         if self._loaded == self._ledger.loaded:
             return
@@ -83,7 +96,7 @@ class Upkeep:
             if each.state == "growing":
                 _let_die(cursor, each)
 
-    def _slice(self, cursor: sqlite3.Cursor) -> bool:
+    def _slice(self, cursor: SqliteBooks) -> bool:
         """Go on with what was begun, or begin something; False when there is nothing to do.
 
         Ids in memory come first, then what is no longer needed, then what can be merged.
@@ -104,7 +117,7 @@ class Upkeep:
             return True
         return False
 
-    def _next_merge(self, cursor: sqlite3.Cursor) -> _Growth | None:
+    def _next_merge(self, cursor: SqliteBooks) -> _Growth | None:
         live = [each for each in self._ledger.generations.values() if each.state == "live"]
         for level in sorted({each.level for each in live}):
             alike = [each for each in live if each.level == level][:FAN]
@@ -115,14 +128,14 @@ class Upkeep:
         return None
 
     def _new(
-        self, cursor: sqlite3.Cursor, target: Generation, source: Batch | list[Generation]
+        self, cursor: SqliteBooks, target: Generation, source: Batch | list[Generation]
     ) -> _Growth:
         cursor.execute(_SQL["grow"], (target.level, target.bits, target.count))
         target.id = cursor.lastrowid or 0
         self._ledger.generations[target.id] = target
         return _Growth(target, Filter(target.bits), source)
 
-    def _grow(self, cursor: sqlite3.Cursor, growth: _Growth) -> None:
+    def _grow(self, cursor: SqliteBooks, growth: _Growth) -> None:
         """Write one part; after the last one the generation counts."""
         target, part = growth.target, growth.part
         if not cursor.execute(_SQL["grown"], (target.id, part)).rowcount:
@@ -137,10 +150,11 @@ class Upkeep:
         cursor.execute(_SQL["add"], ((target.id << PART_BITS) + part, bloom, ids))
         growth.part += 1
         if growth.part == 1 << target.bits:
-            self._growth = None
+            if self._growth is growth:
+                self._growth = None
             self._finish(cursor, growth)
 
-    def _finish(self, cursor: sqlite3.Cursor, growth: _Growth) -> None:
+    def _finish(self, cursor: SqliteBooks, growth: _Growth) -> None:
         ledger, target = self._ledger, growth.target
         if isinstance(growth.source, Batch):
             if not _is_founded(cursor, growth.source):
@@ -159,7 +173,7 @@ class Upkeep:
         cursor.execute(_SQL["changed"])
         ledger.changes += 1
 
-    def _sweep(self, cursor: sqlite3.Cursor, dying: Generation) -> None:
+    def _sweep(self, cursor: SqliteBooks, dying: Generation) -> None:
         """Remove some parts of a generation; after the last ones, its name."""
         first = dying.id << PART_BITS
         bounds = (first, first + (1 << dying.bits) - 1, SWEPT)
@@ -168,12 +182,12 @@ class Upkeep:
             del self._ledger.generations[dying.id]
 
 
-def _let_die(cursor: sqlite3.Cursor, generation: Generation) -> None:
+def _let_die(cursor: SqliteBooks, generation: Generation) -> None:
     cursor.execute(_SQL["die"], (generation.id,))
     generation.state = "dying"
 
 
-def _is_founded(cursor: sqlite3.Cursor, batch: Batch) -> bool:
+def _is_founded(cursor: SqliteBooks, batch: Batch) -> bool:
     """Whether the logs are what they were: the commit that set the batch apart may have failed."""
     for log, place in batch.heads.items():
         number = (log << OFFSET_BITS) + place.head
@@ -191,7 +205,7 @@ def _ids_in_memory(batch: Batch, bits: int, part: int) -> bytes:
     return b"".join(key + bucket[key] for bucket in buckets for key in sorted(bucket))
 
 
-def _ids_of_others(cursor: sqlite3.Cursor, growth: _Growth, sources: list[Generation]) -> bytes:
+def _ids_of_others(cursor: SqliteBooks, growth: _Growth, sources: list[Generation]) -> bytes:
     """The ids of a part; those that lie beside them in the sources are kept for the next slices."""
     if growth.part not in growth.ahead:
         bits = max(each.bits for each in sources)

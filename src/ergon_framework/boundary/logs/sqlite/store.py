@@ -8,10 +8,10 @@ import sqlite3
 from pathlib import Path
 
 from ergon_framework.boundary.logs.sqlite.ground import SQL
-from ergon_framework.boundary.logs.sqlite.links import SqliteLinks
-from ergon_framework.boundary.logs.sqlite.logs import SqliteLogs
-from ergon_framework.boundary.logs.sqlite.objects import SqliteObjects
-from ergon_framework.boundary.logs.sqlite.serving import SqliteServing
+from ergon_framework.boundary.logs.sqlite.moving import SqliteMoving
+from ergon_framework.boundary.logs.tables.links import TableLinks
+from ergon_framework.boundary.logs.tables.objects import TableObjects
+from ergon_framework.boundary.logs.tables.serving import TableServing
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.storage.statements import load
 
@@ -22,7 +22,7 @@ _PAGES = 1000  # copied at once: others go on in between
 _SQL = load(SQL, "store.sql")
 
 
-class SqliteFactStore(SqliteLogs, SqliteServing, SqliteObjects, SqliteLinks):
+class SqliteFactStore(SqliteMoving, TableServing, TableObjects, TableLinks):
     """A zone's facts in one SQLite file. Any thread may call any method."""
 
     acknowledgement = (

@@ -14,6 +14,7 @@ from ergon_framework.testing.suites.factstore import (
     leases,
     links,
     losses,
+    moving,
     objects,
     pages,
     peer_losses,
@@ -62,6 +63,7 @@ FACT_STORE_CHECKS: tuple[Check[Subject], ...] = (
     *threads.CHECKS,
     *upkeep.CHECKS,
     *surviving.CHECKS,
+    *moving.CHECKS,
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ergon_framework.errors import ConsumerHeldError
+from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import LEASE, Subject, same
 
@@ -244,3 +245,15 @@ def standing_still_keeps_the_count(s: Subject) -> None:
     s.serve(holder="one")
     s.store.confirm("c", 1, holder="one")
     same(s.serve(holder="one").consumer.deliveries, 2, "deliveries")
+
+
+@check()
+def others_are_refused_before_anything_else(s: Subject) -> None:
+    """Who does not hold a name hears that, also when facts behind its cursor are gone."""
+    s.consumer(is_required=False)
+    s.consumer("needed")
+    s.put(*"ab")
+    s.serve(holder="one")
+    s.done(2, "needed")
+    s.store.truncate(OUTBOUND, 2)
+    _held(s, lambda: s.serve(holder="two"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergon_framework.ports.factstore import Quarantined
+from ergon_framework.ports.factstore import OUTBOUND, Quarantined
 from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import Subject, new, offsets, same
 
@@ -192,3 +192,16 @@ def released_needs_the_lease(s: Subject) -> None:
     s.serve(holder="one")
     same(s.store.consumer("c").holder, "one", "the holder")
     same(s.store.confirm("c", 1, holder="one"), 1, "the cursor")
+
+
+@check()
+def lost_release_is_not_settled(s: Subject) -> None:
+    """A released fact that is lost before it was given out is not settled by passing it."""
+    s.consumer()
+    s.put(*"abc")
+    item = s.set_aside(1)
+    s.store.seek("c", 0, reason="again")
+    _release(s, item)
+    s.store.truncate(OUTBOUND, 1, loss_reason="disk")
+    s.done(3)
+    same(_states(s), [(1, "released")], "items")

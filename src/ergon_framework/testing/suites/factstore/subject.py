@@ -23,6 +23,7 @@ from ergon_framework.ports.factstore import (
     Serving,
     StoredFact,
 )
+from ergon_framework.ports.moving import Archive
 from ergon_framework.testing.suites.check import expect, fail
 from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.stores import StoreSubject
@@ -60,7 +61,8 @@ class Subject(StoreSubject[FactStore]):
     def capabilities(self) -> frozenset[str]:
         """What the checks may use beside the port."""
         names = ("reopen", "corrupt", "restore")
-        return frozenset(name for name in names if getattr(self._ways, name) is not None)
+        found = {name for name in names if getattr(self._ways, name) is not None}
+        return frozenset(found | ({"moving"} if isinstance(self.store, Archive) else set()))
 
     def reopen(self) -> None:
         """Go on with what a new process would find."""

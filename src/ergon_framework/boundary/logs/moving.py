@@ -1,0 +1,108 @@
+"""Copies of what every fact store gives out anyway, and what to say when copies do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Protocol, TypeVar, cast
+
+from ergon_framework.errors import DataLossError, StoreError
+from ergon_framework.ports.factstore import ConsumerDesk, FactLogs, LinkBook, ObjectIndex
+from ergon_framework.ports.moving import (
+    PAGE_BYTES,
+    C,
+    ConsumerCopy,
+    Copy,
+    FactCopy,
+    GapCopy,
+    ItemCopy,
+    LinkCopy,
+    LogCopy,
+    NameCopy,
+    ZoneCopy,
+)
+
+L = TypeVar("L", bound=Copy)
+
+
+class Zone(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
+    """The ports that these things are read through."""
+
+
+def dump_books(store: Zone, kind: type[C], after: Any, limit: int) -> list[C]:
+    """Gaps, consumers, names of objects, links or the zone, after a place, in order."""
+    if kind is NameCopy:
+        found = store.objects(after=after or ("", ""), limit=limit)
+        return cast("list[C]", [NameCopy(each) for each in found])
+    ordered = sorted(_few(store, kind), key=lambda copy: copy.place)
+    later = (copy for copy in ordered if after is None or copy.place > after)
+    return cast("list[C]", list(islice(later, limit)))
+
+
+def _few(store: Zone, kind: type[Copy]) -> Iterable[Copy]:
+    """What a zone has so few of that all of them are read at once."""
+    if kind is GapCopy:
+        return [GapCopy(gap) for gap in store.gaps()]
+    if kind is ConsumerCopy:
+        readers = store.consumers()
+        return [ConsumerCopy(replace(each, lag=0, waiting_since=None)) for each in readers]
+    if kind is LinkCopy:
+        return [LinkCopy(link) for link in store.links()]
+    if kind is ZoneCopy:
+        return [ZoneCopy(store.info())]
+    raise TypeError(f"a fact store has no {kind.__name__}")
+
+
+def bounded(copies: Iterable[L], limit: int) -> Iterator[L]:
+    """Some copies, and fewer when they are large."""
+    size = 0
+    for count, copy in enumerate(copies):
+        size += _weight(copy)
+        if count >= limit or (count and size > PAGE_BYTES):
+            return
+        yield copy
+
+
+def _weight(copy: Copy) -> int:
+    """The bytes of a payload."""
+    if isinstance(copy, FactCopy):
+        return len(copy.fact.envelope) + len(copy.fact.fact)
+    return len(copy.item.envelope) + len(copy.item.fact) if isinstance(copy, ItemCopy) else 0
+
+
+def refuse_other_log(copy: LogCopy, number: int, first: int) -> None:
+    """A log that is there must be an earlier state of the copy."""
+    if number != copy.number or first > copy.first:
+        raise StoreError(
+            f"the log {copy.log} is there already, and it is not an earlier copy of the same one",
+            remedy="move into an empty store",
+        )
+
+
+def refuse_hole(copy: FactCopy, head: int) -> None:
+    """Facts come one after the other."""
+    if copy.fact.offset != head + 1:
+        raise StoreError(
+            f"the fact at {copy.fact.offset} of {copy.log} cannot follow the one at {head}",
+            remedy="`ergon boundary verify` tells whether one is missing where it came from",
+        )
+
+
+def refuse_other_chain(copy: FactCopy, chain: bytes) -> None:
+    """The chain tells whether all facts up to this one are the same."""
+    if chain != copy.chain:
+        raise StoreError(
+            f"the fact at {copy.fact.offset} of {copy.log} does not fit the hash chain",
+            remedy="verify the store it comes from; a store that holds other facts cannot take it",
+        )
+
+
+def corrupted(log: str, offset: int) -> DataLossError:
+    """What is said of a row that cannot be copied."""
+    return DataLossError(
+        f"the fact at {offset} of {log} is not what was stored there",
+        reason="corrupted",
+        remedy="see what `verify` says, and restore a backup",
+        details={"log": log, "offset": offset},
+    )

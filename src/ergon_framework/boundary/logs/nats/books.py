@@ -1,0 +1,232 @@
+"""What one step sees of the stream, and what it wants written.
+
+A step reads records, decides, and says what is to be written. It is written if the stream still
+ends where it ended when the step began; otherwise the step begins anew with what is there then.
+What was read is remembered for later steps as long as nobody else writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from ergon_framework.boundary.logs.nats import entries
+from ergon_framework.boundary.logs.nats.coding import Base, Note, Tally, decode, encode
+from ergon_framework.boundary.logs.nats.entries import Entry, Known, Place
+from ergon_framework.boundary.logs.nats.memory import Memory, Record, matches
+from ergon_framework.boundary.logs.nats.shelves import Shelf
+from ergon_framework.boundary.logs.nats.subjects import Subjects
+from ergon_framework.errors import StoreBrokenError
+from ergon_framework.storage.nats import Message, NatsStream, Stored
+
+T = TypeVar("T")
+
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+GONE = b""
+"""The content of a record that was taken away."""
+
+
+class Books:
+    """The records of a zone, for one step."""
+
+    def __init__(
+        self, stream: NatsStream, subjects: Subjects, memory: Memory, *, is_sure: bool
+    ) -> None:
+        self.stream = stream
+        self.subjects = subjects
+        self.is_sure = is_sure
+        """Whether the stream was seen to end where the memory says."""
+        self.is_longer = 0
+        """How many entries this step adds."""
+        self.is_doubtful = False
+        """Whether something was missing: that is damage, unless somebody was just cutting."""
+        self.memory = memory
+        self._puts: dict[str, bytes] = {}
+        self._entries: list[Message] = []
+        self._others: list[Message] = []
+        self._shelves: dict[str, Shelf] = {}
+
+    # ---- records --------------------------------------------------------------------------------
+
+    def get(self, kind: type[T], subject: str) -> T | None:
+        """One record."""
+        data = self._puts.get(subject)
+        if data is None:
+            self.fetch([subject])
+            data = self.memory.records[subject].data
+        return decode(kind, data) if data else None
+
+    def all(self, kind: type[T], subjects: str) -> dict[str, T]:
+        """Every record that matches."""
+        listed = self.memory.lists.get(subjects)
+        if listed is None:
+            listed = self.memory.lists[subjects] = set(self._read([subjects]))
+        new = {each for each in self._puts if matches(subjects, each)}
+        every = {each: self._data(each) for each in sorted(listed | new)}
+        return {subject: decode(kind, data) for subject, data in every.items() if data}
+
+    def fetch(self, subjects: Sequence[str]) -> None:
+        """Read records at once that will be asked for one by one."""
+        missing = [each for each in subjects if each not in self.memory.records]
+        if missing:
+            absent = set(missing) - set(self._read(missing))
+            self.memory.records |= dict.fromkeys(absent, Record(GONE, 0))
+
+    def _read(self, subjects: Sequence[str]) -> list[str]:
+        found = self.stream.latest(subjects)
+        self.memory.records |= {each.subject: Record(each.data, each.seq) for each in found}
+        return [each.subject for each in found]
+
+    def put(self, subject: str, record: object | None) -> None:
+        """Write a record, or take it away."""
+        self._puts[subject] = GONE if record is None else encode(record)
+
+    def _data(self, subject: str) -> bytes:
+        data = self._puts.get(subject)
+        return self.memory.records[subject].data if data is None else data
+
+    @property
+    def tally(self) -> Tally:
+        """What is counted."""
+        return self.get(Tally, self.subjects.tally) or Tally()
+
+    def note(self, now: float, action: str, details: str) -> None:
+        """Write down what an operator did."""
+        tally = self.tally
+        tally.notes += 1
+        self.put(self.subjects.tally, tally)
+        self.put(self.subjects.note(tally.notes), Note(now, action, details))
+
+    # ---- logs -----------------------------------------------------------------------------------
+
+    def shelf(self, log: str) -> Shelf | None:
+        """A log as it is after this step so far; None when there is none."""
+        found = self._shelves.get(log)
+        if found is None:
+            kept = self.memory.shelves.get(log)
+            if kept is None:
+                kept = self._load(log)
+                if kept is None:
+                    return None
+                self.memory.shelves[log] = kept
+            found = self._shelves[log] = kept.copy()
+        return found
+
+    def shelf_or_new(self, log: str) -> Shelf:
+        """A log, which comes into being when it is not there."""
+        found = self.shelf(log)
+        if found is None:
+            tally = self.tally
+            tally.logs += 1
+            self.put(self.subjects.tally, tally)
+            found = self._shelves[log] = Shelf(Base(log, tally.logs))
+            self.put_base(found)
+        return found
+
+    def replace_shelf(self, base: Base) -> None:
+        """Let a log without entries stand where a base says."""
+        shelf = self._shelves[base.name] = Shelf(base)
+        self.put_base(shelf)
+
+    def put_base(self, shelf: Shelf) -> None:
+        """Write down how a log stands below its first entry."""
+        self.put(self.subjects.base(shelf.name), shelf.base)
+
+    @property
+    def next_seq(self) -> int:
+        """Where the next entry will be: entries are the first that a step writes."""
+        return self.memory.last + len(self._entries) + 1
+
+    def add(self, entry: Message, key: bytes, known: Known) -> None:
+        """Write an entry and its id, which must not be there yet."""
+        absent = {EXPECTED: "0"}
+        new = Message(self.subjects.id(key), entries.id_record(known), absent)
+        self._entries += [entry, new]
+        self.is_longer += 1
+
+    def add_id(self, key: bytes, known: Known) -> None:
+        """Write an id alone, which must not be there yet."""
+        data = entries.id_record(known)
+        self._others.append(Message(self.subjects.id(key), data, {EXPECTED: "0"}))
+
+    def _load(self, log: str) -> Shelf | None:
+        base = self.get(Base, self.subjects.base(log))
+        if base is None:
+            return None
+        newest = self.stream.last(self.subjects.entries(log))
+        entry = None if newest is None else entries.read(base.number, newest.seq, newest.data)
+        if newest is not None and entry is None:
+            raise StoreBrokenError(
+                f"the last fact of {log} cannot be read, so nobody knows its offset",
+                remedy="restore the stream from a backup",
+                details={"log": log, "sequence": newest.seq},
+            )
+        return Shelf.standing(base, entry)
+
+    def latest(self, shelf: Shelf, to_zone: str) -> int:
+        """The last offset of a fact to a zone."""
+        known = shelf.latest.get(to_zone)
+        if known is None:
+            found = self.stream.last(self.subjects.facts(shelf.name, to_zone))
+            entry = None if found is None else self.entry(shelf, found)
+            known = max(shelf.base.latest.get(to_zone, 0), entry.offset if entry else 0)
+            shelf.latest[to_zone] = known
+        return known
+
+    def entry(self, shelf: Shelf, found: Stored) -> Entry | None:
+        """An entry out of its message."""
+        entry = entries.read(shelf.number, found.seq, found.data)
+        if entry is not None:
+            self.remember(shelf, entry)
+        return entry
+
+    def remember(self, shelf: Shelf, entry: Entry) -> None:
+        """Keep in mind where an entry is."""
+        self.memory.places[shelf.name, entry.offset] = Place(entry.seq, entry.chain)
+
+    def remembered(self, shelf: Shelf, offset: int) -> Place | None:
+        """Where an entry is, if that is known."""
+        return self.memory.places.get((shelf.name, offset))
+
+    # ---- the ledger -----------------------------------------------------------------------------
+
+    def known(self, keys: Iterable[bytes]) -> dict[bytes, Known]:
+        """What the ledger says about ids; those it does not know are left out."""
+        found: dict[bytes, Known] = {}
+        for each in self.stream.latest([self.subjects.id(key) for key in keys]):
+            key = bytes.fromhex("".join(each.subject.split(".")[-3:]))
+            found[key] = entries.read_id(each.data)
+        there = self.stream.at_each([known.seq for known in found.values()])
+        for (key, known), stored in zip(list(found.items()), there, strict=True):
+            entry = None if stored is None else entries.read(0, stored.seq, stored.data)
+            if entry is not None and entry.offset == known.offset:
+                found[key] = replace(known, envelope=entry.envelope)
+        return found
+
+    # ---- the end of the step --------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be written."""
+        return not (self._entries or self._others or self._puts)
+
+    def messages(self) -> list[Message]:
+        """All that is to be written: what others depend on comes last."""
+        records = (Message(*each) for each in self._puts.items())
+        return [*self._entries, *self._others, *records]
+
+    def only(self, subject: str) -> Message | None:
+        """The message of a step that writes this one record, where it is still what was read."""
+        if self._entries or self._others or self._puts.keys() != {subject}:
+            return None
+        expected = {EXPECTED: str(self.memory.records[subject].seq)}
+        return Message(subject, self._puts[subject], expected)
+
+    def was_written(self, last: int) -> None:
+        """Remember what is in the stream now, which ends there."""
+        first = last - len(self.messages()) + 1
+        seqs = {message.subject: first + n for n, message in enumerate(self.messages())}
+        self.memory.shelves |= self._shelves
+        self.memory.add({each: Record(data, seqs[each]) for each, data in self._puts.items()})
+        self.memory.last = last

@@ -1,0 +1,142 @@
+"""Small records as JSON, and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from ergon_framework.boundary.logs.nats.entries import NO_CHAIN
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Base:
+    """How a log stands below its first kept entry."""
+
+    name: str
+    number: int
+    first: int = 1
+    first_seq: int = 0
+    """All entries from this sequence on are kept ones; 0 when that is not known."""
+    chain: bytes = NO_CHAIN
+    """Below the first."""
+    total: int = 0
+    """Bytes below the first."""
+    risen_at: float = 0.0
+    """The latest instant below the first."""
+    last_at: float | None = None
+    """When the last one below the first was recorded."""
+    latest: dict[str, int] = field(default_factory=dict)
+    """For each zone, the last offset below the first of a fact to it."""
+    gaps: int = 0
+    """How many losses were ever recorded."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is counted in one place."""
+
+    items: int = 0
+    """The highest number of anything set aside."""
+    notes: int = 0
+    objects: int = 0
+    object_bytes: int = 0
+    logs: int = 0
+    """The highest number of a log."""
+
+
+@dataclass(slots=True)
+class Reader:
+    """What is kept of a consumer beside what everybody may know."""
+
+    name: str
+    log: str
+    cursor: int
+    to_zone: str | None = None
+    is_required: bool = True
+    served: int = 0
+    deliveries: int = 0
+    holder: str | None = None
+    held_until: float = 0.0
+    lease: float = 0.0
+    created_at: float = 0.0
+    is_gone: bool = False
+    """It was deleted. Its name is kept for the sake of the following."""
+    items_above: int = 0
+    """Items up to this number were forgotten with an earlier consumer of this name."""
+
+
+@dataclass(slots=True)
+class Name:
+    """A name of an object; without a digest, a fact refers to it and it is not there yet."""
+
+    bucket: str
+    key: str
+    digest: bytes = b""
+    size: int = 0
+    at: float = 0.0
+    is_referenced: bool = False
+
+
+@dataclass(slots=True)
+class Item:
+    """Something that was set aside."""
+
+    id: int
+    consumer: str
+    log: str
+    offset: int
+    reason: str
+    message: str
+    attempts: int
+    at: float
+    state: str = "quarantined"
+    envelope: bytes = b""
+    fact: bytes = b""
+    is_served: bool = False
+    """It was released and has gone out since."""
+
+
+@dataclass(slots=True)
+class ZoneRecord:
+    """Which store it is."""
+
+    zone: str
+    epoch: str
+    created_at: float
+
+
+@dataclass(slots=True)
+class Mark:
+    """What was written down about a move into this store."""
+
+    data: bytes
+
+
+@dataclass(slots=True)
+class Note:
+    """An entry of the journal."""
+
+    at: float
+    action: str
+    details: str
+
+
+def encode(record: Any) -> bytes:
+    """A dataclass as JSON; bytes as hexadecimal digits."""
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    return json.dumps(values, separators=(",", ":"), default=bytes.hex).encode()
+
+
+def decode(kind: type[T], data: bytes) -> T:
+    """The record again; what a later version has added is left out."""
+    found: dict[str, Any] = json.loads(data)
+    values = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        if each.name in found:
+            value = found[each.name]
+            is_bytes = each.type == "bytes" and isinstance(value, str)
+            values[each.name] = bytes.fromhex(value) if is_bytes else value
+    return kind(**values)

@@ -1,0 +1,152 @@
+"""Consumers and their cursors, in a stream."""
+
+from __future__ import annotations
+
+from ergon_framework.boundary.logs.nats.books import Books
+from ergon_framework.boundary.logs.nats.coding import Reader
+from ergon_framework.boundary.logs.nats.ground import Ground
+from ergon_framework.boundary.logs.nats.quarantine import put, released_to
+from ergon_framework.boundary.logs.nats.readers import given, info_of, reader_named
+from ergon_framework.boundary.logs.refusing import refuse_late
+from ergon_framework.errors import BoundaryError
+from ergon_framework.ports.factstore import ConsumerInfo
+
+
+class NatsDesk(Ground):
+    """The part of the store that knows its consumers."""
+
+    def create_consumer(
+        self,
+        name: str,
+        log: str,
+        *,
+        from_end: bool = False,
+        to_zone: str | None = None,
+        is_required: bool = True,
+    ) -> ConsumerInfo:
+        """Create one at the start or the end of its log; the same again answers it."""
+
+        def work(books: Books) -> ConsumerInfo:
+            subject = books.subjects.consumer(name)
+            one = books.get(Reader, subject)
+            if one is None or one.is_gone:
+                shelf = books.shelf_or_new(log)
+                cursor = shelf.head if from_end else shelf.first - 1
+                above = 0 if one is None else one.items_above
+                one = Reader(name, log, cursor, to_zone, is_required)
+                one.created_at, one.items_above = self._clock(), above
+                books.put(subject, one)
+            elif (one.log, one.to_zone) != (log, to_zone):
+                raise BoundaryError(
+                    f"consumer {name!r} reads {one.log}, facts to {one.to_zone or 'every zone'}",
+                    code="already_exists",
+                    reason="consumer_exists",
+                    remedy="choose another name, or delete that consumer first",
+                    details={"consumer_name": name, "log": one.log, "to_zone": one.to_zone},
+                )
+            return given(books, one)
+
+        return self._step(work, "desk")
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """Every consumer, by name."""
+
+        def work(books: Books) -> list[ConsumerInfo]:
+            found = books.all(Reader, books.subjects.consumers).values()
+            kept = sorted((each for each in found if not each.is_gone), key=lambda one: one.name)
+            return [given(books, each) for each in kept]
+
+        return self._look(work)
+
+    def consumer(self, name: str) -> ConsumerInfo:
+        """One of them; ``BoundaryNotFoundError`` when there is none."""
+        return self._look(lambda books: given(books, reader_named(books, name)))
+
+    def delete_consumer(self, name: str) -> None:
+        """Forget it and its quarantine; retention no longer waits for it."""
+
+        def work(books: Books) -> None:
+            one = reader_named(books, name)
+            text = f"{name} of {one.log} at {one.cursor}"
+            books.note(self._clock(), "delete_consumer", text)
+            one.is_gone, one.items_above = True, books.tally.items
+            one.holder = None
+            books.put(books.subjects.consumer(name), one)
+
+        _, below = self._placed(work, "desk")
+        # From here on nobody sees them; that they go is only a matter of room.
+        self._stream.purge(self._subjects.items_of(name), below)
+        self._stream.purge(self._subjects.wholes_of(name), below)
+        with self._turn:
+            self._memory.forget(-1)
+
+    def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
+        """Move the cursor up to ``offset``, never down; the cursor then."""
+
+        def work(books: Books) -> int:
+            now, one = self._clock(), reader_named(books, name)
+            before = info_of(one)
+            refuse_late(before, holder, now)
+            if offset > max(one.served, one.cursor):
+                raise BoundaryError(
+                    f"{offset} was never served to consumer {name!r}: {one.served} was",
+                    code="failed_precondition",
+                    reason="not_served",
+                    remedy="confirm what was fetched",
+                    details={"offset": offset, "served": one.served, "cursor": one.cursor},
+                )
+            for item in released_to(books, name):
+                if item.offset <= offset and item.is_served:
+                    item.state = "settled"
+                    put(books, item)
+            move(one, max(one.cursor, offset))
+            if holder is not None:
+                one.held_until = now + one.lease
+            if info_of(one) != before:
+                books.put(books.subjects.consumer(name), one)
+            return one.cursor
+
+        return self._narrow(work, "confirm", self._subjects.consumer(name), is_fresh=False)
+
+    def release_lease(self, name: str, holder: str) -> None:
+        """The holder lets go of the name; nothing happens when it does not hold it."""
+
+        def work(books: Books) -> None:
+            one = books.get(Reader, books.subjects.consumer(name))
+            if one is not None and not one.is_gone and one.holder == holder:
+                one.holder, one.held_until, one.deliveries = None, 0.0, 0
+                books.put(books.subjects.consumer(name), one)
+
+        self._step(work, "desk")
+
+    def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
+        """Set the cursor, also backwards, and write down that it was done and why."""
+
+        def work(books: Books) -> ConsumerInfo:
+            one = reader_named(books, name)
+            shelf = books.shelf_or_new(one.log)
+            start = shelf.first - 1
+            if not start <= offset <= shelf.head:
+                is_beyond = offset > shelf.head
+                lost = {} if is_beyond else {"first_lost": offset + 1, "last_lost": start}
+                raise BoundaryError(
+                    f"{offset} is not among {start} to {shelf.head}, which {one.log} has",
+                    code="out_of_range",
+                    reason="beyond_head" if is_beyond else "truncated",
+                    remedy=f"seek to {start} for all that is kept",
+                    details={"offset": offset, "head_offset": shelf.head, **lost},
+                )
+            text = f"{name} from {one.cursor} to {offset}: {reason}"
+            books.note(self._clock(), "seek", text)
+            one.cursor, one.deliveries = offset, 0
+            one.holder, one.held_until = None, 0.0
+            books.put(books.subjects.consumer(name), one)
+            return given(books, one)
+
+        return self._step(work, "desk")
+
+
+def move(one: Reader, cursor: int) -> None:
+    """Set a cursor further; what comes next was delivered to nobody yet."""
+    if cursor != one.cursor:
+        one.cursor, one.deliveries = cursor, 0

@@ -1,0 +1,229 @@
+"""What every part of the store stands on: the stream, the clock, and steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from ergon_framework.boundary.logs.nats.bells import Bells
+from ergon_framework.boundary.logs.nats.books import Books
+from ergon_framework.boundary.logs.nats.memory import Memory, Record
+from ergon_framework.boundary.logs.nats.opening import Opening
+from ergon_framework.errors import (
+    BoundaryError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
+from ergon_framework.ports.factstore import StoreInfo
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.nats import OvertakenError
+from ergon_framework.storage.nats.stream import MOST_MESSAGES
+from ergon_framework.storage.server_clock import ServerClock
+
+T = TypeVar("T")
+
+_CALLS = ("append", "receive", "confirm", "truncate", "bind", "quarantine", "desk", "move")
+_BEFORE = {call: f"boundary.{call}.before" for call in _CALLS}
+_AFTER = {call: f"boundary.{call}.after" for call in _CALLS}
+declare(*_BEFORE.values(), *_AFTER.values())
+
+KEPT = 2
+"""Messages of a record that are kept: when a commit has to be undone, the one before counts."""
+ROUNDS = 1000
+"""How often a step begins anew because others were faster, before it gives up."""
+
+
+class Ground(Bells):
+    """Runs steps: some while others go on, and those that write one after the other."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        zone: str,
+        clock: Callable[[], float] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self._is_read_only = read_only
+        self._turn = threading.RLock()
+        self._memory = Memory()
+        self._opening = Opening(url, zone, read_only=read_only)
+        self._stream, self._subjects = self._opening.stream, self._opening.subjects
+        super().__init__(self._stream.line, self._subjects.bell)
+        try:
+            self._opening.meet()
+            self.acknowledgement = self._opening.durability.sentence
+            self._clock = clock or ServerClock(self._opening.server_time, time.monotonic)
+            self._info: StoreInfo = self._opening.move_in(self._clock)
+        except BaseException:
+            self._stream.line.close()
+            raise
+        self._connections = self._stream.line.connections
+
+    @property
+    def url(self) -> str:
+        """Where it is, without a password."""
+        return self._stream.line.address.name
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What time it is where the facts are."""
+        return self._clock
+
+    def info(self) -> StoreInfo:
+        """Which store this is."""
+        return self._look(self._opening.read_info)
+
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def _look(self, work: Callable[[Books], T]) -> T:
+        """Run a step that writes nothing, on what is there now, while others go on."""
+        for _ in range(ROUNDS):
+            books = self._view()
+            try:
+                result = work(books)
+            except BoundaryError:
+                if self._is_unchanged(books):
+                    raise
+            else:
+                if not books.is_doubtful or self._is_unchanged(books):
+                    with self._turn:
+                        self._memory.learn(books.memory)
+                    return result
+        raise _too_busy(self.url)
+
+    def _step(self, work: Callable[[Books], T], call: str) -> T:
+        """Run a step until what it wants written is written."""
+        return self._placed(work, call)[0]
+
+    def _placed(self, work: Callable[[Books], T], call: str) -> tuple[T, int]:
+        """Run a step until what it wants written is written; and where the stream ended then.
+
+        It is first tried with what is remembered. A refusal, or nothing to write, counts only when
+        the stream was seen to end where the memory does.
+        """
+        self._refuse_reader()
+        with self._turn:
+            books, result = self._try(work, call)
+            last = self._memory.last
+        failpoint(_AFTER[call])
+        self._trim()
+        if books.is_longer:
+            self._ring_all()
+        return result, last
+
+    def _try(self, work: Callable[[Books], T], call: str) -> tuple[Books, T]:
+        is_sure = not self._is_current()
+        for _ in range(ROUNDS):
+            if is_sure:
+                self._refresh()
+            books = self._books(self._memory, is_sure=is_sure)
+            try:
+                result = work(books)
+            except BoundaryError:
+                if is_sure and self._is_unchanged(books):
+                    raise
+            else:
+                if books.is_empty and is_sure:
+                    return books, result
+                if not books.is_empty and self._is_committed(books, call):
+                    return books, result
+            is_sure = True
+        raise _too_busy(self.url)
+
+    def _narrow(self, work: Callable[[Books], T], call: str, subject: str, *, is_fresh: bool) -> T:
+        """Run a step that depends on one record, if that is all it wants written.
+
+        What else is written meanwhile does not matter to it. So it reads while others go on, and
+        only writes in its turn.
+        """
+        self._refuse_reader()
+        for _ in range(ROUNDS):
+            books = self._view(is_sure=is_fresh)
+            is_fresh = True
+            try:
+                result = work(books)
+            except BoundaryError:
+                if books.is_sure and self._is_unchanged(books):
+                    raise
+                continue
+            if books.is_empty and books.is_sure:
+                return result
+            message = books.only(subject)
+            if message is None:
+                return self._step(work, call)
+            failpoint(_BEFORE[call])
+            with self._turn, suppress(OvertakenError):
+                seq = self._stream.commit([message], None)
+                self._memory.follow(subject, Record(message.data, seq))
+                failpoint(_AFTER[call])
+                self._trim()
+                return result
+        raise _too_busy(self.url)
+
+    def _is_committed(self, books: Books, call: str) -> bool:
+        """Write what a step wants, in several batches when it is more than fits into one."""
+        failpoint(_BEFORE[call])
+        messages, last = books.messages(), self._memory.last
+        try:
+            for start in range(0, len(messages), MOST_MESSAGES):
+                last = self._stream.commit(messages[start : start + MOST_MESSAGES], last)
+        except OvertakenError:
+            return False
+        books.was_written(last)
+        return True
+
+    def _trim(self) -> None:
+        """Remove what records were before: all but two, of which one undoes half a commit."""
+        for subject in self._memory.worn():
+            self._stream.trim(subject, KEPT)
+
+    # ---- what is remembered ---------------------------------------------------------------------
+
+    def _books(self, memory: Memory, *, is_sure: bool) -> Books:
+        return Books(self._stream, self._subjects, memory, is_sure=is_sure)
+
+    def _view(self, *, is_sure: bool = True) -> Books:
+        """Books for who does not hold up others."""
+        last = self._opening.standing().last if is_sure else None
+        with self._turn:
+            if (last is not None and last != self._memory.last) or not self._is_current():
+                self._refresh()
+                is_sure = True
+            return self._books(self._memory.view(), is_sure=is_sure)
+
+    def _is_current(self) -> bool:
+        """Whether the memory is worth a try."""
+        return self._memory.last >= 0 and self._connections == self._stream.line.connections
+
+    def _is_unchanged(self, books: Books) -> bool:
+        """Whether nobody has written since a step began."""
+        last = self._opening.standing().last
+        return last == books.memory.last and self._connections == self._stream.line.connections
+
+    def _refresh(self) -> None:
+        """See where the stream ends; after a connection was lost, also whether it is whole."""
+        last = self._opening.standing().last
+        connections = self._stream.line.connections
+        if self._connections != connections:
+            self._opening.mend(self._memory.last, self._clock)
+            self._connections = connections
+            self._memory.forget(-1)
+            last = self._opening.standing().last
+        if last != self._memory.last:
+            self._memory.forget(last)
+
+    def _refuse_reader(self) -> None:
+        if self._is_read_only:
+            raise StoreReadOnlyError(
+                f"{self.url} was opened for reading only", remedy="open it for writing"
+            )
+
+
+def _too_busy(name: str) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"others wrote to {name} all the time", remedy="try again when less is going on"
+    )

@@ -1,0 +1,141 @@
+"""Copies of a zone, out of a stream and into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, cast
+
+from ergon_framework.boundary.logs.moving import bounded, corrupted, dump_books
+from ergon_framework.boundary.logs.nats import entries, pages, placing
+from ergon_framework.boundary.logs.nats.books import Books
+from ergon_framework.boundary.logs.nats.coding import Mark, Name, Note
+from ergon_framework.boundary.logs.nats.logs import shelves
+from ergon_framework.boundary.logs.nats.quarantine import given, items_of
+from ergon_framework.boundary.logs.nats.retention import NatsRetention
+from ergon_framework.ports.moving import (
+    AwaitedCopy,
+    C,
+    Copy,
+    FactCopy,
+    IdCopy,
+    ItemCopy,
+    LogCopy,
+    NoteCopy,
+)
+from ergon_framework.storage.nats import Stored
+
+_DIGEST = 16
+
+
+class NatsMoving(NatsRetention):
+    """What a move needs."""
+
+    def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
+        """The copies of a kind after a place, in order."""
+        if kind is IdCopy:
+            found = self._look(lambda books: list(islice(_ids(books, after or b""), limit)))
+            return cast("list[C]", found)
+        read = _DUMPS.get(kind)
+        if read is None:
+            return dump_books(cast("Any", self), kind, after, limit)
+        return self._look(lambda books: list(bounded(read(books, after), limit)))
+
+    def load(self, copies: Sequence[Copy]) -> None:
+        """Put copies of one kind in, in order."""
+        for copy in copies:
+            if isinstance(copy, LogCopy):
+                self._look(lambda books, log=copy: placing.refuse_log(books, log))  # type: ignore[misc]
+                self._drop(copy.log, lambda _, last=copy.first - 1: last)  # type: ignore[misc]
+
+        self._step(lambda books: placing.put(books, copies), "move")
+
+    def discard(self, copies: Sequence[Copy]) -> None:
+        """Take copies of one kind out; those that are not there are fine."""
+        self._step(lambda books: placing.drop(books, copies), "move")
+
+    def mark(self) -> bytes | None:
+        """What was written down about a move into this store."""
+        found = self._look(lambda books: books.get(Mark, books.subjects.mark))
+        return None if found is None else found.data
+
+    def set_mark(self, mark: bytes | None) -> None:
+        """Write something down about a move into this store, or forget it."""
+        record = None if mark is None else Mark(mark)
+        self._step(lambda books: books.put(books.subjects.mark, record), "move")
+
+
+def _ids(books: Books, after: bytes) -> Iterator[IdCopy]:
+    """Ids in the order of their keys, gathered a stretch at a time."""
+    for first in range(after[0] if after else 0, 256):
+        digits = f"{first:02x}"
+        parts = [(digits,)] if books.stream.has_few(books.subjects.ids(digits)) else _finer(digits)
+        for part in parts:
+            found = books.stream.latest([books.subjects.ids(*part)])
+            copies = (_id_copy(each) for each in found)
+            later = (copy for copy in copies if copy.key > after)
+            yield from sorted(later, key=lambda copy: copy.key)
+
+
+def _finer(digits: str) -> list[tuple[str, ...]]:
+    return [(digits, f"{second:02x}") for second in range(256)]
+
+
+def _id_copy(found: Stored) -> IdCopy:
+    key = bytes.fromhex("".join(found.subject.split(".")[-3:]))
+    known = entries.read_id(found.data)
+    return IdCopy(key, known.digest[:_DIGEST], known.offset)
+
+
+def _logs(books: Books, after: int | None) -> Iterator[LogCopy]:
+    for shelf in sorted(shelves(books), key=lambda each: each.number):
+        base = shelf.base
+        if shelf.number > (after or 0):
+            yield LogCopy(
+                base.number,
+                base.name,
+                base.first,
+                base.chain,
+                base.total,
+                None if shelf.head >= shelf.first else shelf.last_at,
+                base.latest,
+            )
+
+
+def _facts(books: Books, after: tuple[int, int] | None) -> Iterator[FactCopy]:
+    number, offset = after or (0, 0)
+    for shelf in sorted(shelves(books), key=lambda each: each.number):
+        if shelf.number < number:
+            continue
+        start = offset if shelf.number == number else 0
+        for each in pages.all_after(books, shelf, start):
+            if isinstance(each, pages.Hole):
+                raise corrupted(shelf.name, each.offset)
+            yield FactCopy(shelf.number, shelf.name, each.seen(None), each.chain)
+
+
+def _items(books: Books, after: int | None) -> Iterator[ItemCopy]:
+    found = items_of(books, None)
+    return (ItemCopy(given(each), each.is_served) for each in found if each.id > (after or 0))
+
+
+def _awaited(books: Books, after: tuple[str, str] | None) -> Iterator[AwaitedCopy]:
+    found = books.all(Name, books.subjects.objects).values()
+    names = sorted((each.bucket, each.key) for each in found if not each.digest)
+    return (AwaitedCopy(*name) for name in names if after is None or name > after)
+
+
+def _notes(books: Books, after: int | None) -> Iterator[NoteCopy]:
+    for number in range((after or 0) + 1, books.tally.notes + 1):
+        note = books.get(Note, books.subjects.note(number))
+        if note is not None:
+            yield NoteCopy(number, note.at, note.action, note.details)
+
+
+_DUMPS: dict[type[Copy], Callable[[Books, Any], Iterator[Any]]] = {
+    LogCopy: _logs,
+    FactCopy: _facts,
+    ItemCopy: _items,
+    AwaitedCopy: _awaited,
+    NoteCopy: _notes,
+}

@@ -1,0 +1,228 @@
+"""Facts on their way into logs, within one transaction and few round trips.
+
+Who appends holds the rows of the logs, so it is alone there until it commits. What it found and
+what it wrote is remembered for the next time, and holds as long as the log's row says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+
+from ergon_framework.boundary.logs.postgres.books import PostgresBooks
+from ergon_framework.boundary.logs.postgres.straight import Value
+from ergon_framework.boundary.logs.records import Prepared
+from ergon_framework.boundary.logs.tables.entering import Entry, Identity, View
+from ergon_framework.boundary.logs.tables.rows import LAST, LogRow, log_or_new
+from ergon_framework.boundary.logs.tables.runs import Run, last_run, view_of
+from ergon_framework.ports.factstore import Outcome, Reference
+from ergon_framework.storage.postgres.arrays import Bigints, Bytes, Floats, Integers, Packed
+
+
+@dataclass(slots=True)
+class Memory:
+    """The logs as they were after the last commit, and the newest runs of their views."""
+
+    logs: dict[str, LogRow] = field(default_factory=dict)
+    cuts: dict[str, int] = field(default_factory=dict)
+    runs: dict[int, View] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Read everything anew at the next use."""
+        self.logs, self.cuts, self.runs = {}, {}, {}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What has to be looked up before anything can be decided."""
+
+    logs: Collection[str]
+    keys: list[bytes]
+    zones: Collection[str] = ()
+    names: Collection[Reference] = ()
+
+
+class PostgresEntry(Entry):
+    """Works on what is remembered of the logs."""
+
+    def __init__(self, now: float, memory: Memory) -> None:
+        super().__init__(now)
+        self._memory = memory
+        self._runs = memory.runs
+        self._ids: dict[bytes, Identity] = {}
+        self._names: dict[tuple[str, str], Reference] = {}
+        self._ended: list[tuple[int, int, int]] = []
+        self._referred: set[tuple[str, str]] = set()
+
+    @property
+    def added(self) -> int:
+        """How many facts are new."""
+        return len(self._rows)
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """Where the logs end that have new facts."""
+        return {log.name: log.head for log in self._touched()}
+
+    def _columns(self) -> tuple[Packed, ...]:
+        number, view, total, at, proof, envelope, fact = zip(*self._rows, strict=True)
+        figures = Bigints(number), Integers(view), Bigints(total), Floats(at)
+        return *figures, *map(Bytes, (list(self._fresh), proof, envelope, fact))
+
+    def _touched(self) -> list[LogRow]:
+        bases = {row[0] & ~LAST for row in self._rows}
+        return [log for log in self._memory.logs.values() if log.base in bases]
+
+    def _log(self, name: str) -> LogRow:
+        return self._memory.logs[name]
+
+    def _known(self, log: LogRow, key: bytes) -> Identity | None:
+        return self._ids.get(key)
+
+    def _object(self, wanted: Reference) -> Reference | None:
+        return self._names.get((wanted.bucket, wanted.key))
+
+    def _refer(self, references: Sequence[Reference]) -> None:
+        self._referred.update((each.bucket, each.key) for each in references)
+
+    def _write_end(self, view: View, run: Run) -> None:
+        self._ended.append((run.last or 0, view.id, run.first))
+
+
+class CarefulEntry(PostgresEntry):
+    """Locks the logs, and looks everything up at once, before anything is decided."""
+
+    def __init__(self, books: PostgresBooks, now: float, memory: Memory, wanted: Wanted) -> None:
+        super().__init__(now, memory)
+        self._books = books
+        self.epoch = ""
+        """Of the store that the logs are in."""
+        self._look_up(wanted)
+
+    def finish(self) -> None:
+        """Send all that is to be written, without waiting for answers."""
+        if not self._rows:
+            return
+        books = self._books
+        books.send("logs.enter", *self._columns(), is_prepared=True)
+        for log in self._touched():
+            state = (log.head, log.total, log.chain, log.last_at, log.view)
+            books.send("logs.reach", log.id, *state, is_prepared=True)
+        for end in self._ended:
+            books.send("logs.end_run", *end)
+        runs = self._runs_to_write()
+        if runs:
+            books.send("logs.new_runs", *map(list, zip(*runs, strict=True)))
+        if self._referred:
+            names = [*map(list, zip(*sorted(self._referred), strict=True))]
+            books.send("objects.refer_all", *names)
+            books.send("objects.await_all", *names)
+
+    def _view(self, log: LogRow, to_zone: str) -> int:
+        view = view_of(self._books, log, to_zone)
+        return self._books.add("logs.new_view", log.id, to_zone) if view is None else view
+
+    def _last_run(self, view: int) -> Run | None:
+        return last_run(self._books, view)
+
+    def _look_up(self, wanted: Wanted) -> None:
+        books, names = self._books, sorted(wanted.logs)
+        held = books.send("logs.hold", names, is_prepared=True)
+        known = books.send("logs.known", Bytes(wanted.keys))
+        pairs = sorted({(each.bucket, each.key) for each in wanted.names})
+        named = books.send("objects.named", *map(list, zip(*pairs, strict=True))) if pairs else None
+        rows = held.fetchall()
+        if len(rows) < len(names):
+            for name in names:
+                books.send("logs.new_log", name)
+            rows = books.all("logs.hold", names)
+        for name, head, chain, cuts, epoch, _ in rows:
+            self.epoch = epoch
+            self._meet(name, (head, chain, cuts))
+        self._ids = {
+            key: (number & LAST, digest, envelope)
+            for key, number, digest, envelope in known.fetchall()
+        }
+        found = [] if named is None else named.fetchall()
+        self._names = {(row[0], row[1]): Reference(*row) for row in found}
+
+    def _meet(self, name: str, state: tuple[int, bytes, int]) -> None:
+        """Remember a log as it stands; when somebody else has touched it, read it anew."""
+        memory = self._memory
+        log = memory.logs.get(name)
+        if log is not None and (log.head, log.chain, memory.cuts[name]) == state:
+            return
+        if log is not None:
+            memory.runs.clear()
+        memory.logs[name] = log_or_new(self._books, name)
+        memory.cuts[name] = state[2]
+
+
+class TooHopefulError(Exception):
+    """What is to be done cannot be decided without looking ids up."""
+
+
+class HopefulEntry(PostgresEntry):
+    """Believes that nobody else has touched the log, and that no id was there before.
+
+    Nothing is looked up, so one statement is enough. Where it was wrong the server refuses, and all
+    has to be done again with care.
+    """
+
+    REFUSALS = (
+        TooHopefulError,
+        psycopg.errors.DivisionByZero,  # the log stands elsewhere, or an id is an old one
+        psycopg.errors.UniqueViolation,
+        psycopg.errors.InvalidSqlStatementName,  # a pooler gave us another server connection
+    )
+
+    def __init__(self, now: float, memory: Memory, log: str) -> None:
+        super().__init__(now, memory)
+        self._one = memory.logs[log]
+        self._before = self._one.head, self._one.chain, memory.cuts[log]
+
+    @staticmethod
+    def may(memory: Memory, wanted: Wanted) -> bool:
+        """Whether all is remembered that will be needed."""
+        [name, *others] = wanted.logs
+        log = memory.logs.get(name)
+        if log is None or others or wanted.names:
+            return False
+        views = {log.views.get(zone) for zone in wanted.zones}
+        return views == {log.view} or (views | {log.view} <= memory.runs.keys())
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether old ids have to be looked through."""
+        return self._one.first > 1
+
+    def values(self) -> list[Value]:
+        """What the statement that appends is given."""
+        log = self._one
+        if not self._rows or log.last_at is None or log.view is None:
+            raise TooHopefulError
+        after: list[Value] = [log.id, log.head, log.total, log.chain, log.last_at, log.view]
+        ended = [*zip(*self._ended, strict=True)] or [(), (), ()]
+        runs = [*zip(*self._runs_to_write(), strict=True)] or [(), (), (), (), ()]
+        view, first, last, rank, previous = runs
+        return [
+            *after,
+            *self._before,
+            *self._columns(),
+            *(Bigints(ended[0]), Integers(ended[1]), Bigints(ended[2])),
+            *(Integers(view), Bigints(first), Bigints([each or 0 for each in last])),
+            *(Bigints(rank), Bigints(previous)),
+        ]
+
+    def _refused(self, log: LogRow, fact: Prepared, capacity: int | None) -> Outcome | None:
+        if super()._refused(log, fact, capacity) is not None:
+            raise TooHopefulError  # were it a duplicate, it would not be refused
+        return None
+
+    def _view(self, log: LogRow, to_zone: str) -> int:
+        raise TooHopefulError
+
+    def _last_run(self, view: int) -> Run | None:
+        raise TooHopefulError

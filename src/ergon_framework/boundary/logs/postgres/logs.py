@@ -1,0 +1,271 @@
+"""The logs: appending, receiving, finding, dropping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic
+from typing import TypeAlias, TypeVar
+
+from ergon_framework.boundary.logs.postgres.books import PostgresBooks
+from ergon_framework.boundary.logs.postgres.entering import (
+    CarefulEntry,
+    HopefulEntry,
+    Memory,
+    PostgresEntry,
+    Wanted,
+)
+from ergon_framework.boundary.logs.postgres.ground import PostgresGround
+from ergon_framework.boundary.logs.postgres.straight import Straight
+from ergon_framework.boundary.logs.records import key_of, prepare
+from ergon_framework.boundary.logs.tables import receiving, retention, walking
+from ergon_framework.boundary.logs.tables.ground import AFTER, BEFORE
+from ergon_framework.boundary.logs.tables.logs import Append, TableLogs
+from ergon_framework.boundary.logs.tables.rows import LAST, LogRow, log_named
+from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
+from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.ports.factstore import Flaw, Found, NewFact, Outcome
+from ergon_framework.storage.failpoints import failpoint
+from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.joining import Joinable, joined
+
+T = TypeVar("T")
+
+Poured: TypeAlias = tuple[T, int, dict[str, int]]
+"""What came of a transaction, how many facts it added, and where their logs end."""
+
+CAUTION = 16
+"""Groups that are appended with care after one for which hope was not enough."""
+PATIENCE = 5.0
+"""Seconds for which an append whose answer was lost is repeated."""
+_AGAIN = 0.2  # seconds between two attempts
+
+
+class PostgresLogs(TableLogs, PostgresGround):
+    """The part of the store that keeps facts."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        zone: str,
+        clock: Callable[[], float] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        super().__init__(url, zone=zone, clock=clock, read_only=read_only)
+        self._memory = Memory()
+        """Used by whose turn it is to append, and nobody else."""
+        self._caution = 0
+        statements = self._wordings.writing
+        told = (self._channel, self._database.word)
+        self._straight = Straight(statements["logs.append"], statements["logs.announce"], told)
+
+    def append_in(
+        self,
+        connection: Joinable,
+        log: str,
+        facts: Sequence[NewFact],
+        *,
+        capacity: int | None = None,
+    ) -> list[Outcome]:
+        """Append in the caller's own transaction: the facts are there when the caller commits.
+
+        ``connection`` is one of psycopg, or of SQLAlchemy with psycopg under it, to the database of
+        this store. Until the transaction ends nobody else can append to the log: commit soon.
+        """
+        self._refuse_reading_only()
+        ready = [prepare(log, each) for each in facts]
+        names = [reference for each in facts for reference in each.references]
+        with joined(connection, self._place) as driver:
+            books = PostgresBooks(driver, self._wordings.writing)
+            wanted = Wanted([log], [each.key for each in ready], names=names)
+            entry = CarefulEntry(books, self._clock(), Memory(), wanted)
+            if entry.epoch != self._info.epoch:
+                raise StoreError(
+                    f"the connection leads to another store than {self._place}",
+                    remedy="connect to the database of this store",
+                )
+            outcomes = entry.append(log, ready, capacity)
+            entry.finish()
+            if entry.added:
+                books.send("logs.announce", self._channel, "")
+        return outcomes
+
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+        """Look an id up in one log, or in all: ``outbound`` first."""
+
+        def work(books: PostgresBooks) -> Found | None:
+            names = [row[0] for row in books.all("logs.logs")]
+            wanted = [name for name in names if log in {None, name}]
+            keys = {key_of(name, from_zone, message_id): name for name in wanted}
+            known = {row[0]: row[1:] for row in books.all("logs.known", list(keys))}
+            for key, name in keys.items():
+                if key in known:
+                    number, digest, envelope = known[key]
+                    return Found(name, number & LAST, digest, is_retained=envelope is not None)
+            return None
+
+        return self._read(work)
+
+    def truncate(self, log: str, through: int, *, loss_reason: str | None = None) -> int:
+        """Drop payloads up to ``through``; how many were dropped. The ledger keeps their ids.
+
+        Many are dropped in several commits, so that appends pass in between.
+        """
+
+        def last(books: PostgresBooks, found: LogRow) -> int:
+            return retention.last_to_drop(books, found, through, loss_reason)
+
+        return self._drop(log, last, loss_reason)
+
+    def _drop(
+        self, log: str, last_of: Callable[[PostgresBooks, LogRow], int], loss_reason: str | None
+    ) -> int:
+        """Drop payloads up to where something says; how many were dropped."""
+
+        def work(books: PostgresBooks) -> retention.Cut:
+            found = log_named(books, log)
+            if found is None:
+                return retention.Cut(0, True)
+            last = last_of(books, found)
+            return retention.cut(books, found, last, loss_reason, self._clock())
+
+        dropped = 0
+        while True:
+            cut = self._write(work, "truncate")
+            dropped += cut.dropped
+            if cut.is_last:
+                return dropped
+
+    def verify(self, log: str, after: int = 0) -> Iterator[Flaw | int]:
+        """Walk the hash chain: flaws as they are found, and now and then the offset reached."""
+
+        def look(work: Callable[[PostgresBooks, walking.Knows], walking.Leg]) -> walking.Leg:
+            return self._read(lambda books: work(books, _knows(books)))
+
+        return walking.walk(look, log, after)
+
+    def close(self) -> None:
+        """Let go of everything, after what was left to be appended. Closing twice is fine."""
+        self._appends.close()
+        super().close()
+
+    def _enter(self, asked: Sequence[Append]) -> tuple[list[list[Outcome]], int]:
+        facts = [fact for each in asked for fact in each.facts]
+        names = [reference for fact in facts for reference in fact.new.references]
+        zones = {fact.new.to_zone for fact in facts}
+        wanted = Wanted({each.log for each in asked}, [fact.key for fact in facts], zones, names)
+
+        def whole(connection: Connection) -> Poured[list[list[Outcome]]]:
+            poured = self._hope(connection, asked, wanted)
+            if poured is not None:
+                return poured
+
+            def work(books: PostgresBooks) -> tuple[list[list[Outcome]], CarefulEntry]:
+                entry = CarefulEntry(books, self._clock(), self._memory, wanted)
+                return _appended(entry, asked), entry
+
+            return self._poured(connection, work, self._memory, "append")
+
+        return self._insist(lambda: self._pour(whole, "append"))
+
+    def _hope(
+        self, connection: Connection, asked: Sequence[Append], wanted: Wanted
+    ) -> Poured[list[list[Outcome]]] | None:
+        """Append with one statement, where that is enough."""
+        self._caution = max(0, self._caution - 1)
+        if self._caution or not HopefulEntry.may(self._memory, wanted):
+            return None
+        try:
+            entry = HopefulEntry(self._clock(), self._memory, asked[0].log)
+            outcomes, values = _appended(entry, asked), entry.values()
+            failpoint(BEFORE["append"])
+            self._straight.run(connection, values, is_planned=entry.is_searched)
+        except HopefulEntry.REFUSALS:
+            self._memory.forget()
+            self._caution = CAUTION
+            return None
+        except BaseException:
+            self._memory.forget()  # it may have names of what is now undone
+            raise
+        return outcomes, entry.added, entry.heads
+
+    def _take_in(self, peer: str, arrived: receiving.Arrival) -> tuple[list[Outcome], int]:
+        keys = [fact.key for fact in arrived.prepared]
+        wanted = Wanted([arrived.log] if keys else [], keys)
+
+        def whole(connection: Connection) -> Poured[list[Outcome]]:
+            memory = Memory()
+
+            def work(books: PostgresBooks) -> tuple[list[Outcome], CarefulEntry]:
+                now = self._clock()
+                entry = CarefulEntry(books, now, memory, wanted)
+                return receiving.take_in(books, entry, peer, arrived, now), entry
+
+            return self._poured(connection, work, memory, "receive")
+
+        return self._pour(whole, "receive")
+
+    def _pour(self, whole: Callable[[Connection], Poured[T]], call: str) -> tuple[T, int]:
+        """Run a transaction that adds facts; its result, and how many it were."""
+        self._refuse_reading_only()
+        result, added, heads = self._committed(whole)
+        failpoint(AFTER[call])
+        self._reached(heads)
+        return result, added
+
+    def _poured(
+        self,
+        connection: Connection,
+        work: Callable[[PostgresBooks], tuple[T, CarefulEntry]],
+        memory: Memory,
+        call: str,
+    ) -> Poured[T]:
+        """One attempt at it, in one pipeline, with the announcement behind the transaction.
+
+        Within it, an announcement would make all commits of the database wait for one another.
+        """
+        try:
+            with connection.pipeline():
+                connection.execute("BEGIN")
+                if call == "receive":
+                    connection.execute(self._turn.encode())
+                books = PostgresBooks(connection, self._wordings.writing)
+                result, entry = work(books)
+                entry.finish()
+                failpoint(BEFORE[call])
+                connection.execute("COMMIT")
+                if entry.added:
+                    books.send("logs.announce", self._channel, self._database.word)
+        except BaseException:
+            memory.forget()  # it may have names of what is now undone
+            raise
+        return result, entry.added, entry.heads
+
+    def _insist(self, attempt: Callable[[], T]) -> T:
+        """Repeat what can be repeated when nobody knows whether it was done."""
+        try:
+            return attempt()
+        except StoreUnavailableError as error:
+            if not error.details.get("is_lost"):
+                raise
+            unknown = error
+        until = monotonic() + PATIENCE
+        while monotonic() < until:
+            sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + _AGAIN)
+            try:
+                return attempt()
+            except StoreUnavailableError:
+                continue
+        raise unknown
+
+
+def _appended(entry: PostgresEntry, asked: Sequence[Append]) -> list[list[Outcome]]:
+    return [entry.append(each.log, each.facts, each.capacity) for each in asked]
+
+
+def _knows(books: PostgresBooks) -> walking.Knows:
+    def knows(_: LogRow, keys: Sequence[bytes]) -> Mapping[bytes, walking.Known]:
+        rows = books.all("logs.ids", list(keys))
+        return {key: (digest, number & LAST) for key, digest, number in rows}
+
+    return knows

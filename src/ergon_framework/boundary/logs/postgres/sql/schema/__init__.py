@@ -1,0 +1,1 @@
+"""The tables of the PostgreSQL fact store, version by version."""

@@ -1,0 +1,126 @@
+"""Hashes: the ledger's keys, the checksum of a row, and the chain that holds a log together.
+
+A fact's ``record`` stands for all that its author and its sender gave; it is worked out before a
+transaction begins. Its ``seal`` adds what the log gave: number, size, instant. The row keeps a
+checksum of the seal as its ``mark``, and the chain is the hash over all seals. What nobody searches
+for is kept in one column, ``proof``: few columns are written faster than many.
+
+No text has a NUL in it, so NULs keep the parts apart in what is hashed.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b, sha256
+from zlib import crc32
+
+from ergon_framework.ports.factstore import NewFact, StoredFact
+
+OFFSET_BITS = 40
+"""Bits of a fact's number that are its offset; the others are its log."""
+
+_SEAL = struct.Struct(">qqd32s")
+_TAIL = struct.Struct(">32sq")  # digest, source offset
+_HEAD = struct.Struct(">I32s")  # mark, chain
+_PROOF = struct.Struct(">I32s32sq")
+_NO_SOURCE = -1
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A fact and all that can be known about it without looking into the store."""
+
+    new: NewFact
+    key: bytes
+    tail: bytes
+    """The end of its proof."""
+    record: bytes
+    size: int
+
+
+@dataclass(slots=True)
+class Proof:
+    """What a row says about itself."""
+
+    mark: int
+    chain: bytes
+    digest: bytes
+    source_offset: int | None
+    from_zone: str
+    message_id: str
+
+
+def prepare(log: str, new: NewFact) -> Prepared:
+    """Work out what needs no transaction."""
+    envelope, fact, source = new.envelope, new.fact, new.source_offset
+    names = f"{new.from_zone}\0{new.message_id}".encode()
+    key = blake2b(log.encode() + b"\0" + names, digest_size=16).digest()
+    tail = _TAIL.pack(new.digest, _NO_SOURCE if source is None else source) + names
+    record = sha256(b"\0".join((tail, new.to_zone.encode(), envelope, fact))).digest()
+    return Prepared(new, key, tail, record, len(envelope) + len(fact))
+
+
+def new_of(fact: StoredFact) -> NewFact:
+    """A stored fact as it came in; what it referred to is no longer known."""
+    return NewFact(
+        fact.from_zone,
+        fact.message_id,
+        fact.to_zone,
+        fact.digest,
+        fact.envelope,
+        fact.fact,
+        source_offset=fact.source_offset,
+    )
+
+
+def key_of(log: str, from_zone: str, message_id: str) -> bytes:
+    """Under what the ledger knows an id."""
+    text = f"{log}\0{from_zone}\0{message_id}"
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def next_chain(chain: bytes, seal: bytes) -> bytes:
+    """The chain, one link longer."""
+    return sha256(chain + seal).digest()
+
+
+def linked(
+    number: int, total: int, recorded_at: float, fact: Prepared, chain: bytes
+) -> tuple[bytes, bytes]:
+    """The proof of a new row, and the chain after it."""
+    seal = _SEAL.pack(number, total, recorded_at, fact.record)
+    chain = sha256(chain + seal).digest()
+    return _HEAD.pack(crc32(seal), chain) + fact.tail, chain
+
+
+def read_proof(proof: bytes) -> Proof | None:
+    """What a row says about itself; None when it cannot be read."""
+    try:
+        mark, chain, digest, source = _PROOF.unpack_from(proof)
+        from_zone, message_id = proof[_PROOF.size :].decode().split("\0")
+    except (TypeError, ValueError, struct.error):
+        return None
+    return Proof(
+        mark, chain, digest, None if source == _NO_SOURCE else source, from_zone, message_id
+    )
+
+
+def checked_seal(
+    number: int,
+    total: int,
+    recorded_at: float,
+    proof: bytes,
+    to_zone: str,
+    envelope: bytes,
+    fact: bytes,
+) -> bytes | None:
+    """The seal of a stored row; None when the row is not what was put there."""
+    try:
+        tail = proof[_HEAD.size :]
+        record = sha256(b"\0".join((tail, to_zone.encode(), envelope, fact))).digest()
+        seal = _SEAL.pack(number, total, recorded_at, record)
+        mark, _ = _HEAD.unpack_from(proof)
+    except (TypeError, struct.error):  # a column is not even of its kind
+        return None
+    return seal if crc32(seal) == mark else None

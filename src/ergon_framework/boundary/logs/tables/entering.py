@@ -1,0 +1,184 @@
+"""Facts on their way into logs: what becomes of each, decided within one transaction."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ergon_framework.boundary.logs.moving import refuse_hole, refuse_other_chain
+from ergon_framework.boundary.logs.records import Prepared, linked
+from ergon_framework.boundary.logs.tables.ground import Row
+from ergon_framework.boundary.logs.tables.rows import LogRow
+from ergon_framework.boundary.logs.tables.runs import Run
+from ergon_framework.ports.factstore import (
+    Appended,
+    Conflict,
+    Full,
+    NewFact,
+    Outcome,
+    Reference,
+    Unfounded,
+)
+from ergon_framework.ports.moving import FactCopy
+
+Identity: TypeAlias = tuple[int, bytes, bytes | None]
+"""Where a fact lies, its digest or the half that is known, and its envelope when it is kept."""
+
+
+@dataclass(slots=True)
+class View:
+    """The facts of a log to one zone, and their newest run."""
+
+    id: int
+    run: Run | None
+    is_new: bool = False
+    """The run is not in the database yet."""
+
+
+class Entry(ABC):
+    """Decides fact by fact, and remembers what is to be written. A store looks up and writes."""
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+        self._fresh: dict[bytes, tuple[int, NewFact]] = {}
+        """Of each row in ``_rows``, in the same order: its key, and what it is."""
+        self._runs: dict[int, View] = {}
+        self._new_runs: list[Row] = []
+        self._rows: list[Row] = []
+
+    def append(self, log: str, facts: Sequence[Prepared], capacity: int | None) -> list[Outcome]:
+        """Take in what is new, founded and fits."""
+        found = self._log(log)
+        outcomes: list[Outcome] = []
+        for fact in facts:
+            outcome = self._seen(found, fact)
+            if outcome is None and (capacity is not None or fact.new.references):
+                outcome = self._refused(found, fact, capacity)
+                if isinstance(outcome, Full):
+                    capacity = 0  # a smaller one behind it would change the order
+            outcomes.append(outcome or self._add(found, fact))
+        return outcomes
+
+    def receive(self, log: str, facts: Sequence[Prepared]) -> list[Outcome]:
+        """Take in what is new."""
+        found = self._log(log)
+        return [self._seen(found, fact) or self._add(found, fact) for fact in facts]
+
+    def load(self, copy: FactCopy, fact: Prepared) -> None:
+        """Take in a fact of another store where it lay there, unless it is here."""
+        log = self._log(copy.log)
+        if copy.fact.offset <= log.head:
+            return
+        refuse_hole(copy, log.head)
+        self._now = copy.fact.recorded_at
+        self._add(log, fact)
+        refuse_other_chain(copy, log.chain)
+
+    @abstractmethod
+    def _log(self, name: str) -> LogRow:
+        """A log as it is after what was taken in so far."""
+
+    @abstractmethod
+    def _known(self, log: LogRow, key: bytes) -> Identity | None:
+        """What the ledger has to say about an id, if anything."""
+
+    @abstractmethod
+    def _object(self, wanted: Reference) -> Reference | None:
+        """What a name stands for."""
+
+    @abstractmethod
+    def _refer(self, references: Sequence[Reference]) -> None:
+        """A fact refers to these from now on."""
+
+    @abstractmethod
+    def _view(self, log: LogRow, to_zone: str) -> int:
+        """The number of a view that this log has not been asked for yet."""
+
+    @abstractmethod
+    def _last_run(self, view: int) -> Run | None:
+        """The newest run of a view as it is written down."""
+
+    @abstractmethod
+    def _write_end(self, view: View, run: Run) -> None:
+        """A run that is written down has ended."""
+
+    def _seen(self, log: LogRow, fact: Prepared) -> Outcome | None:
+        fresh = self._fresh.get(fact.key)
+        known: Identity | None
+        if fresh is not None:
+            known = fresh[0], fresh[1].digest, fresh[1].envelope
+        else:
+            known = self._known(log, fact.key)
+        if known is None:
+            return None
+        offset, digest, envelope = known
+        if fact.new.digest[: len(digest)] != digest:
+            return Conflict(offset, digest)
+        return Appended(offset, True, envelope)
+
+    def _refused(self, log: LogRow, fact: Prepared, capacity: int | None) -> Outcome | None:
+        for reference in fact.new.references:
+            found = self._object(reference)
+            if found != reference:
+                return Unfounded(reference, found)
+        if capacity is not None and log.size + fact.size > capacity:
+            return Full(log.size)
+        return None
+
+    def _add(self, log: LogRow, fact: Prepared) -> Appended:
+        new = fact.new
+        if new.references:
+            self._refer(new.references)
+        view = log.views.get(new.to_zone)
+        if view is None:
+            view = log.views[new.to_zone] = self._view(log, new.to_zone)
+        if view != log.view:
+            self._turn(log, view)
+        offset = log.head + 1
+        number, total = log.base + offset, log.total + fact.size
+        proof, log.chain = linked(number, total, self._now, fact, log.chain)
+        self._rows.append((number, view, total, self._now, proof, new.envelope, new.fact))
+        self._fresh[fact.key] = offset, new
+        log.head, log.total, log.last_at = offset, total, self._now
+        return Appended(offset)
+
+    def _turn(self, log: LogRow, number: int) -> None:
+        """The facts to one zone end here, and those to another begin."""
+        if log.view is not None:
+            self._end_run(self._newest(log.view), log.head)
+        view = self._newest(number)
+        last, count = 0, 0
+        if view.run is not None and view.run.last is not None:
+            last, count = view.run.last, view.run.rank + view.run.last - view.run.first
+        view.run, view.is_new = Run(log.head + 1, None, count + 1, last), True
+        log.view = number
+
+    def _end_run(self, view: View, last: int) -> None:
+        if view.run is None:
+            return
+        view.run.last = last
+        if view.is_new:
+            self._new_runs.append(_run_row(view.id, view.run))
+            view.is_new = False
+        else:
+            self._write_end(view, view.run)
+
+    def _newest(self, number: int) -> View:
+        view = self._runs.get(number)
+        if view is None:
+            view = self._runs[number] = View(number, self._last_run(number))
+        return view
+
+    def _runs_to_write(self) -> list[Row]:
+        """Every run that is not in the database yet."""
+        for view in self._runs.values():
+            if view.is_new and view.run is not None:
+                self._new_runs.append(_run_row(view.id, view.run))
+                view.is_new = False
+        return self._new_runs
+
+
+def _run_row(view: int, run: Run) -> Row:
+    return (view, run.first, run.last, run.rank, run.previous)

@@ -1,0 +1,154 @@
+"""The logs: what is the same wherever their tables are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from ergon_framework.boundary.logs.grouping import Grouping
+from ergon_framework.boundary.logs.records import Prepared, prepare
+from ergon_framework.boundary.logs.tables import pages, receiving, retention
+from ergon_framework.boundary.logs.tables.ground import Books, Ground
+from ergon_framework.boundary.logs.tables.rows import all_logs, gaps_of, log_named
+from ergon_framework.errors import DataLossError
+from ergon_framework.ports.factstore import (
+    Gap,
+    Link,
+    LogInfo,
+    NewFact,
+    Outcome,
+    Page,
+    Quarantined,
+)
+
+
+@dataclass(slots=True)
+class Append:
+    """One caller's facts on their way in."""
+
+    log: str
+    facts: Sequence[Prepared]
+    capacity: int | None
+
+
+class TableLogs(Ground):
+    """The part of the store that keeps facts."""
+
+    def __init__(self, *place: Any, **settings: Any) -> None:
+        super().__init__(*place, **settings)
+        self._watch: Callable[[int, float], None] | None = None
+        self._aged: dict[str, tuple[float, int]] = {}
+        self._appends: Grouping[Append, list[Outcome]] = Grouping(
+            self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
+        )
+
+    @abstractmethod
+    def _enter(self, asked: Sequence[Append]) -> tuple[list[list[Outcome]], int]:
+        """Append for several callers in one commit; the outcomes, and how many facts are new."""
+
+    @abstractmethod
+    def _take_in(self, peer: str, arrived: receiving.Arrival) -> tuple[list[Outcome], int]:
+        """Take in a page of a peer in one commit; the outcomes, and how many rows are new."""
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        """Append in order in one commit, each with an outcome of its own."""
+        if not facts:
+            return []
+        return self._appends.call(Append(log, [prepare(log, each) for each in facts], capacity))
+
+    def append_soon(
+        self,
+        log: str,
+        facts: Sequence[NewFact],
+        done: Callable[[list[Outcome] | BaseException], None],
+        capacity: int | None = None,
+        group_done: Callable[[], None] | None = None,
+    ) -> None:
+        """Append without waiting: ``done`` is called, by another thread, after the commit.
+
+        It is given the outcomes or the error. Callers that share a commit are told one after the
+        other, and then each ``group_done`` among theirs is called once.
+        """
+        asked = Append(log, [prepare(log, each) for each in facts], capacity)
+        self._appends.call_soon(asked, done, group_done)
+
+    def page(
+        self, log: str, after: int, limit: int, max_bytes: int, to_zone: str | None = None
+    ) -> Page:
+        """Read what is kept, without a consumer; a log that is not there is empty."""
+
+        def work(books: Books) -> pages.Stretch:
+            found = log_named(books, log)
+            if found is None:
+                return pages.Stretch(Page([], 0, 0))
+            return pages.read(books, found, after, limit, max_bytes, to_zone)
+
+        stretch = self._read(work)
+        if stretch.corrupted is not None and not stretch.page.facts:
+            raise DataLossError(
+                f"the fact at {stretch.corrupted} of {log} is not what was stored there",
+                reason="corrupted",
+                remedy="see what `verify` says, and restore a backup",
+                details={"log": log, "offset": stretch.corrupted},
+            )
+        return stretch.page
+
+    def logs(self) -> list[LogInfo]:
+        """Every log, ``outbound`` first and always."""
+        return [log.info() for log in self._read(all_logs)]
+
+    def aged(self, log: str, before: float) -> int:
+        """The highest offset such that it and all below it were recorded before an instant."""
+        since, reached = self._aged.get(log, (before, 0))
+        reached, is_all = reached if since <= before else 0, False
+        while not is_all:
+
+            def work(books: Books, start: int = reached) -> tuple[int, bool]:
+                found = log_named(books, log)
+                return (0, True) if found is None else retention.aged(books, found, start, before)
+
+            reached, is_all = self._read(work)
+        self._aged[log] = before, reached  # what is old stays old: no fact is looked at twice
+        return reached
+
+    def gaps(self, log: str | None = None) -> list[Gap]:
+        """Every recorded loss."""
+
+        def work(books: Books) -> list[Gap]:
+            wanted = [each for each in all_logs(books) if log in {None, each.name}]
+            return [gap for each in wanted for gap in gaps_of(books, each)]
+
+        return self._read(work)
+
+    def receive(
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
+    ) -> list[Outcome]:
+        """Insert what a peer sent and lost where it is absent, and move the link: one commit."""
+        arrived = receiving.arrival(peer, facts, link, refused, gaps)
+        outcomes, added = self._take_in(peer, arrived)
+        if added:
+            self._wake()
+        return outcomes
+
+    def watch_commits(self, seen: Callable[[int, float], None]) -> None:
+        """Tell of each group of appends: how many facts, and the seconds it took."""
+        self._watch = seen
+
+    def _append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
+        began = perf_counter()
+        outcomes, added = self._enter(asked)
+        if added:
+            self._wake()
+            if self._watch is not None:
+                self._watch(added, perf_counter() - began)
+        return outcomes

@@ -1,0 +1,202 @@
+"""Blobs in a bucket of an S3-compatible server, each under its digest.
+
+::
+
+    PREFIX/sha256/ab/cd/abcd…   whole, never changed
+    PREFIX/removed/abcd…        removed, and not yet forgotten
+    PREFIX/zone                 whose all of it is
+
+Bytes on their way in are gathered, hashed and compared in a temporary folder of this machine; only
+then are they sent, under their digest and only if nothing is there yet. A bucket shows an object
+when all of it has come, so a crash leaves the whole blob or none. What is there already is read and
+compared before anybody is answered, and sent again if it is not what it should be. Nodes on several
+machines may share a bucket: whoever comes first puts a blob, and the others find it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from ergon_framework.boundary.objects.digest import checked
+from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.objects.filesystem_upload import FileUpload
+from ergon_framework.boundary.objects.reading import copy_blobs, flaw
+from ergon_framework.boundary.objects.s3_bucket import BucketClient
+from ergon_framework.boundary.objects.s3_download import S3Download
+from ergon_framework.boundary.objects.s3_spool import Spool, own_folder
+from ergon_framework.boundary.objects.shared import Dated
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.objectstore import Blob
+from ergon_framework.storage.failpoints import declare, failpoint
+
+_ROOT, _ASIDE = "sha256", "removed"
+_NAME = re.compile(rf"(?:{_ROOT}/../..|{_ASIDE})/([0-9a-f]{{64}})")
+
+declare(
+    "boundary.bucket_put.before",
+    "boundary.bucket_put.after",
+    "boundary.bucket_delete.before",
+    "boundary.bucket_delete.aside",
+    "boundary.bucket_delete.after",
+)
+
+
+class S3ObjectStore:
+    """A bucket of blobs. Any number of threads, processes and machines may use it together."""
+
+    acknowledgement = (
+        "A finished upload is whole in the bucket before the answer: it survives the end of the"
+        " process and of its machine, and whatever the bucket's server survives."
+    )
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] = time.time,
+        folder: str | os.PathLike[str] | None = None,
+        zone: str | None = None,
+    ) -> None:
+        """Open the place in a bucket that a URL names.
+
+        ``folder`` is for uploads under way, otherwise one among the temporary files. With ``zone``
+        the place belongs to that zone alone, and that of another is refused.
+        """
+        self._client = BucketClient(url)
+        self._clock = clock
+        self._is_closed = False
+        self.place = self._client.bucket.place
+        self._client.check(is_opening=True)
+        if zone is not None:
+            self._client.claim(zone)
+        where = own_folder(self.place) if folder is None else Path(folder)
+        self._spool = Spool(where, self._send, clock)
+
+    # ---- in -------------------------------------------------------------------------------------
+
+    def upload(self) -> FileUpload:
+        """Begin to take bytes in."""
+        return self._spool.upload()
+
+    def partial(self, digest: bytes) -> FileUpload:
+        """Begin, or go on with, an upload whose digest is known.
+
+        It goes on with what this machine has; another machine begins at nothing.
+        """
+        return self._spool.partial(digest)
+
+    def _send(self, path: Path, digest: bytes) -> None:
+        """Put the bytes of a file, which have that digest, into the bucket for good."""
+        size, key = path.stat().st_size, key_of(digest)
+        failpoint("boundary.bucket_put.before")
+        is_new = self._client.create(key, path, size)
+        if not is_new and self.verify(digest, size) is not None:
+            self._client.replace(key, path, size)
+        failpoint("boundary.bucket_put.after")
+
+    # ---- out ------------------------------------------------------------------------------------
+
+    def open(self, digest: bytes) -> S3Download | None:
+        """Begin to give bytes out; None when they are not there."""
+        blob, key = self.stat(digest), key_of(digest)
+
+        def fetch(start: int, end: int) -> bytes:
+            self._check_open()
+            return self._client.read(key, start, end)
+
+        return None if blob is None else S3Download(blob.size, fetch)
+
+    def stat(self, digest: bytes) -> Blob | None:
+        """Whether they are there, and how many."""
+        self._check_open()
+        size = self._client.size(key_of(digest))
+        return None if size is None else Blob(digest, size)
+
+    def verify(self, digest: bytes, size: int) -> str | None:
+        """Read them all and compare; what is wrong with them, or None."""
+        return flaw(self, digest, size)
+
+    def digests(self) -> Iterator[bytes]:
+        """Everything that is there, in no order."""
+        return (each.digest for each in self._listed(_ROOT))
+
+    def copy_to(self, folder: str, digests: Iterable[bytes]) -> int:
+        """Copy blobs into a folder, in the layout of the store on disk; how many bytes."""
+        self._check_open()
+        with contextlib.closing(FilesystemObjectStore(folder, clock=self._clock)) as target:
+            return copy_blobs(self, target, digests)
+
+    # ---- upkeep ---------------------------------------------------------------------------------
+
+    def delete(self, digest: bytes) -> bool:
+        """Remove them; whether they were there. For a while they can be brought back."""
+        blob = self.stat(digest)
+        if blob is None:
+            return False
+        key = key_of(digest)
+        failpoint("boundary.bucket_delete.before")
+        self._client.copy(key, _aside(digest), blob.size)
+        failpoint("boundary.bucket_delete.aside")
+        self._client.delete(key)
+        failpoint("boundary.bucket_delete.after")
+        return True
+
+    def put_before(self, instant: float) -> Iterator[bytes]:
+        """Everything that has been there since before an instant."""
+        return (each.digest for each in self._listed(_ROOT) if each.at < instant)
+
+    def removed(self) -> Iterator[Dated]:
+        """What was removed and can still be brought back, and when it was."""
+        return self._listed(_ASIDE)
+
+    def restore(self, digest: bytes) -> bool:
+        """Bring back what was removed; whether there was anything to bring back."""
+        self._check_open()
+        size = self._client.size(_aside(digest))
+        if size is None:
+            return False
+        if self._client.size(key_of(digest)) != size:
+            self._client.copy(_aside(digest), key_of(digest), size)
+        self._client.delete(_aside(digest))
+        return True
+
+    def forget(self, digest: bytes) -> None:
+        """Let go of what was removed for good."""
+        self._check_open()
+        self._client.delete(_aside(digest))
+
+    def sweep(self, older_than: float) -> int:
+        """Remove what uploads left on this machine and nobody has touched for so long; how many."""
+        return self._spool.sweep(older_than)
+
+    def close(self) -> None:
+        """Take and give no more. Uploads and downloads that are open belong to their callers."""
+        self._is_closed = True
+        self._spool.close()
+
+    def _listed(self, folder: str) -> Iterator[Dated]:
+        self._check_open()
+        for key, at in self._client.listed(folder):
+            if found := _NAME.fullmatch(key):
+                yield Dated(bytes.fromhex(found[1]), at.timestamp())
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailableError(
+                f"the object store {self.place} is closed", remedy="open it again"
+            )
+
+
+def key_of(digest: bytes) -> str:
+    """Where a blob is below the prefix."""
+    name = checked(digest).hex()
+    return f"{_ROOT}/{name[:2]}/{name[2:4]}/{name}"
+
+
+def _aside(digest: bytes) -> str:
+    return f"{_ASIDE}/{checked(digest).hex()}"

@@ -1,0 +1,221 @@
+"""Which stores a zone has: its facts by a URL, its objects by a URL or a folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ergon_framework.boundary.folder import FILE, OBJECTS
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.objects.s3 import S3ObjectStore
+from ergon_framework.boundary.objects.s3_url import KINDS as BUCKETS
+from ergon_framework.boundary.objects.s3_url import bucket_of, check_extra
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.ports.moving import refuse_half_moved
+from ergon_framework.storage.urls import file_of, path_in, taken_apart
+
+if TYPE_CHECKING:
+    from ergon_framework.boundary.settings import ZoneSettings
+    from ergon_framework.ports.factstore import FactStore
+    from ergon_framework.ports.objectstore import ObjectStore
+
+Clock = Callable[[], float]
+
+SERVERS = ("postgresql", "nats")
+"""The kinds of stores that several nodes of a zone may share."""
+FORMS = "write sqlite:///facts.db, postgresql://user@host/name or nats://host:4222"
+OBJECT_FORMS = "write a folder, or s3://bucket/prefix?region=eu-central-1"
+
+_KNOWN = ("sqlite", *SERVERS, "memory")
+
+
+# ---- facts --------------------------------------------------------------------------------------
+
+
+def open_fact_store(
+    url: str, *, zone: str, clock: Clock | None = None, read_only: bool = False
+) -> FactStore:
+    """Open the store of a zone's facts that a URL names; the caller closes it.
+
+    With ``read_only`` a store that is there is only looked at: no lock is taken, no table made.
+    Without a ``clock`` a store on a server goes by the server's.
+    """
+    kind, rest = _fact_parts(url)
+    if kind == "memory":
+        from ergon_framework.boundary.logs.memory import MemoryFactStore
+
+        return MemoryFactStore(zone, clock=clock or time.time)
+    if kind == "postgresql":
+        from ergon_framework.boundary.logs.postgres import PostgresFactStore
+
+        return PostgresFactStore(url, zone=zone, clock=clock, read_only=read_only)
+    if kind == "nats":
+        from ergon_framework.boundary.logs.nats import NatsFactStore
+
+        return NatsFactStore(url, zone=zone, clock=clock, read_only=read_only)
+    return _open_file(path_in(rest), zone, clock, read_only)
+
+
+def check_fact_url(url: str) -> None:
+    """Refuse a URL that names no store of facts; nothing is opened, a missing driver is told."""
+    _fact_parts(url)
+
+
+def is_server(url: str) -> bool:
+    """Whether a URL names a server that keeps facts."""
+    kind = url.partition("://")[0].lower().partition("+")[0]
+    return kind in (*SERVERS, "postgres")
+
+
+def _fact_parts(url: str) -> tuple[str, str]:
+    kind, rest = taken_apart(url, _KNOWN, FORMS, "facts")
+    if kind == "sqlite":
+        path_in(rest)
+    elif kind == "memory":
+        _check_nameless(rest)
+    elif kind == "postgresql":
+        from ergon_framework.storage.postgres.address import address_of
+
+        address_of(url)
+    else:
+        from ergon_framework.storage.nats.address import address_of as nats_address_of
+
+        nats_address_of(url)
+    return kind, rest
+
+
+# ---- objects ------------------------------------------------------------------------------------
+
+
+def open_object_store(
+    place: str | Path, *, clock: Clock = time.time, zone: str | None = None
+) -> ObjectStore:
+    """Open the store of objects that a URL or a folder names; the caller closes it.
+
+    A bucket belongs to one zone: with ``zone``, that of another is refused.
+    """
+    kind, rest = _object_parts(str(place))
+    if kind in BUCKETS:
+        return S3ObjectStore(str(place), clock=clock, zone=zone)
+    if kind == "memory":
+        from ergon_framework.boundary.objects.memory import MemoryObjectStore
+
+        return MemoryObjectStore(clock=clock)
+    return FilesystemObjectStore(rest, clock=clock)
+
+
+def check_object_place(place: str) -> None:
+    """Refuse what names no store of objects; nothing is opened, a missing driver is told."""
+    _object_parts(place)
+
+
+def is_folder(place: str) -> bool:
+    """Whether objects at that place are files of this machine."""
+    return "://" not in place
+
+
+def _object_parts(place: str) -> tuple[str, str]:
+    """The kind of store, and what follows it; a folder has no kind."""
+    if is_folder(place):
+        if not place or "\0" in place:
+            raise ConfigurationError("that names no folder of objects", remedy=OBJECT_FORMS)
+        return "", place
+    kind, rest = taken_apart(place, (*BUCKETS, "memory"), OBJECT_FORMS, "objects")
+    if kind == "memory":
+        _check_nameless(rest)
+    else:
+        bucket_of(place)
+        check_extra()
+    return kind, rest
+
+
+def _check_nameless(rest: str) -> None:
+    if rest:
+        raise ConfigurationError(
+            "a memory store has no name and no options", remedy="write memory://"
+        )
+
+
+# ---- both ---------------------------------------------------------------------------------------
+
+
+def fact_file(settings: ZoneSettings) -> Path | None:
+    """The SQLite file of a zone's facts: in ``data`` unless ``store`` names another; or None."""
+    if settings.store is None:
+        return Path(settings.data).absolute() / FILE
+    file = file_of(settings.store.get_secret_value())
+    return None if file is None else file.absolute()
+
+
+def object_place(settings: ZoneSettings) -> str:
+    """Where a zone's objects are: in ``data`` unless ``objects`` names another place."""
+    if settings.objects is not None:
+        return settings.objects.get_secret_value()
+    return str(Path(settings.data).absolute() / OBJECTS)
+
+
+def folders_of(settings: ZoneSettings) -> list[Path]:
+    """The folders of this machine that a zone lives in; one node at a time has them."""
+    file, place = fact_file(settings), object_place(settings)
+    folders = [] if file is None else [file.parent]
+    if settings.objects is None:
+        folders.append(Path(settings.data).absolute())
+    elif is_folder(place):
+        folders.append(Path(place).absolute())
+    return list(dict.fromkeys(folders))
+
+
+def check_stores(settings: ZoneSettings) -> None:
+    """Refuse stores that cannot be; nothing is opened."""
+    if settings.store is not None:
+        check_fact_url(settings.store.get_secret_value())
+    check_object_place(object_place(settings))
+
+
+def open_stores(
+    zone: str,
+    settings: ZoneSettings,
+    *,
+    clock: Clock | None = None,
+    read_only: bool = False,
+) -> tuple[FactStore, ObjectStore]:
+    """Open a zone's stores, or create them; the caller has locked their folders, if need be."""
+    check_stores(settings)
+    owner = None if read_only else zone
+    objects = open_object_store(object_place(settings), clock=clock or time.time, zone=owner)
+    try:
+        return _open_facts(zone, settings, clock, read_only), objects
+    except BaseException:
+        objects.close()
+        raise
+
+
+def _open_facts(
+    zone: str, settings: ZoneSettings, clock: Clock | None, read_only: bool
+) -> FactStore:
+    """Open a zone's facts, unless a move of them has not ended."""
+    if settings.store is not None:
+        url = settings.store.get_secret_value()
+        store = open_fact_store(url, zone=zone, clock=clock, read_only=read_only)
+    else:
+        store = _open_file(str(fact_file(settings)), zone, clock, read_only)
+    try:
+        if not read_only:
+            refuse_half_moved(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def clock_of(store: FactStore) -> Clock:
+    """What time it is for a store: at its server, if it has one, whatever this machine thinks."""
+    found: Clock = getattr(store, "clock", time.time)
+    return found
+
+
+def _open_file(path: str, zone: str, clock: Clock | None, read_only: bool) -> FactStore:
+    return SqliteFactStore(path, zone=zone, clock=clock or time.time, read_only=read_only)

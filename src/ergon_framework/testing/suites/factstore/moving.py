@@ -1,0 +1,338 @@
+"""Checks of moving: what a store holds can be copied out of it and into it, from any other.
+
+The other store of each check is the one in memory, which is the plainest there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import TypeVar, cast
+
+import msgspec
+
+from ergon_framework.boundary.logs.memory.store import MemoryFactStore
+from ergon_framework.errors import StoreError
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Gap
+from ergon_framework.ports.moving import (
+    FACT_KINDS,
+    PAGE_BYTES,
+    Archive,
+    AwaitedCopy,
+    ConsumerCopy,
+    Copy,
+    FactCopy,
+    GapCopy,
+    IdCopy,
+    ItemCopy,
+    LinkCopy,
+    LogCopy,
+    NameCopy,
+)
+from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.factstore.subject import (
+    INBOX,
+    Subject,
+    Ways,
+    new,
+    other,
+    same,
+    sent,
+)
+
+CHECKS: list[Check[Subject]] = []
+check = register(CHECKS)
+
+C = TypeVar("C", bound=Copy)
+NEEDS = "moving"
+BODY = b'{"\xc3\xa9":1}'
+
+
+@check(NEEDS)
+def everything_can_be_copied_out(s: Subject) -> None:
+    """What another store was given in copies is all that this one holds."""
+    fill(s)
+    with _memory(s) as old:
+        _copy(_archive(s), _archive(old))
+        _compare(_archive(old), _archive(s))
+
+
+@check(NEEDS)
+def everything_can_be_copied_in(s: Subject) -> None:
+    """What came in copies is all that the other store holds, also for who opens this one anew."""
+    with _filled(s) as old:
+        _copy(_archive(old), _archive(s))
+        _compare(_archive(s), _archive(old))
+        s.reopen()
+        _compare(_archive(s), _archive(old))
+
+
+@check(NEEDS)
+def a_moved_store_goes_on_alike(s: Subject) -> None:
+    """What is appended, received, served and cut afterwards comes out as in the other store."""
+    with _filled(s) as old:
+        _copy(_archive(old), _archive(s))
+        for each in (old, s):
+            each.put("after", to_zone="plant-c")
+            each.put("all", "over")
+            each.receive(sent("late", 99), offset=99)
+            each.serve("guest")
+            each.serve("view")
+            each.store.confirm("c", 6, holder="h1")
+            each.store.truncate(OUTBOUND, 7, loss_reason="disk")
+        _compare(_archive(s), _archive(old))
+        s.clock.forward(60.0)
+        for name in ("c", "view", "guest", "in"):
+            same(s.store.consumer(name), old.store.consumer(name), f"the consumer {name}")
+            same(s.serve(name).page, old.serve(name).page, f"what {name} is given")
+
+
+@check(NEEDS)
+def moved_logs_are_sound(s: Subject) -> None:
+    """Verification finds nothing to complain of, and peers find the chain that they know."""
+    with _filled(s) as old:
+        _copy(_archive(old), _archive(s))
+        for log in (OUTBOUND, INBOX):
+            flaws = [each for each in s.store.verify(log) if not isinstance(each, int)]
+            same(flaws, [], f"flaws of {log}")
+            page, known = s.page(4, log=log), old.page(4, log=log)
+            same((page.chain, page.end_chain), (known.chain, known.end_chain), f"chains of {log}")
+        same(s.store.info(), old.store.info(), "the epoch")
+
+
+@check(NEEDS)
+def moved_ids_are_known_for_ever(s: Subject) -> None:
+    """Facts that were dropped before the move are neither stored again nor taken for others."""
+    with _filled(s) as old:
+        _copy(_archive(old), _archive(s))
+    same(s.again("a", to_zone="plant-c").offset, 1, "offset of a dropped one")
+    same(s.again("e", fact=BODY).offset, 5, "offset of a kept one")
+    conflict = s.one(other("a", to_zone="plant-c"))
+    expect(isinstance(conflict, Conflict), f"another fact of its id got {conflict!r:.200}")
+    found = s.store.find("plant-a", "a")
+    same(found and (found.log, found.offset, found.is_retained), (OUTBOUND, 1, False), "found")
+    expect(isinstance(s.one(new("fresh")), Appended), "a new fact could not be appended")
+
+
+@check(NEEDS)
+def many_ids_can_be_moved(s: Subject) -> None:
+    """Ids come in the order of their keys, each once, however many there are."""
+    with _memory(s) as old:
+        names = [f"fact-{n}" for n in range(1500)]
+        for start in range(0, len(names), 500):
+            old.put(*names[start : start + 500], log=INBOX)
+        old.store.truncate(INBOX, 1400, loss_reason="disk")
+        _copy(_archive(old), _archive(s), limit=400)
+        keys = [copy.key for copy in _all(_archive(s), IdCopy, 100)]
+        expect(keys == sorted(set(keys)), "keys come twice or out of order")
+        same(keys, [copy.key for copy in _all(_archive(old), IdCopy, 100)], "keys")
+    same(s.again("fact-7", log=INBOX).offset, 8, "offset of a dropped one")
+
+
+@check(NEEDS)
+def pages_of_large_facts_are_short(s: Subject) -> None:
+    """Few large facts make a page, and one that is larger than a page is a page."""
+    half = b'{"x":"' + b"x" * (PAGE_BYTES // 2) + b'"}'
+    s.put("whole", fact=b'{"x":"' + b"x" * PAGE_BYTES + b'"}')
+    s.put("one", "two", fact=half)
+    copies = [copy.fact.message_id for copy in _all(_archive(s), FactCopy, 100)]
+    same(copies, ["whole", "one", "two"], "copies")
+    same(len(_archive(s).dump(FactCopy, None, 100)), 1, "facts of the first page")
+
+
+@check(NEEDS)
+def loading_again_changes_nothing(s: Subject) -> None:
+    """A move that begins anew meets what it has done."""
+    with _filled(s) as old:
+        for _ in range(2):
+            _copy(_archive(old), _archive(s))
+        _compare(_archive(s), _archive(old))
+
+
+@check(NEEDS)
+def what_came_later_is_added(s: Subject) -> None:
+    """A second move brings the facts that came since, and cuts what was dropped since."""
+    with _filled(s) as old:
+        _copy(_archive(old), _archive(s))
+        old.put("x", "y", "z", to_zone="plant-c")
+        old.receive(sent("v", 50), offset=50)
+        old.store.truncate(OUTBOUND, 6, loss_reason="disk")
+        old.store.delete_consumer("guest")
+        _renew(_archive(old), _archive(s))
+        _compare(_archive(s), _archive(old))
+        same(s.ids(to_zone="plant-c"), old.ids(to_zone="plant-c"), "a view")
+        same(s.again("f", fact=BODY).offset, 6, "offset of one that was cut")
+
+
+@check(NEEDS)
+def a_log_that_was_cut_beyond_is_begun_anew(s: Subject) -> None:
+    """When all that a first move brought is gone, the log goes on where the other one does."""
+    with _memory(s) as old:
+        old.put("a", "b", "c")
+        old.put("d", to_zone="plant-c")
+        _copy(_archive(old), _archive(s))
+        old.put("e", "f", to_zone="plant-c")
+        old.put("g")
+        old.store.truncate(OUTBOUND, 6, loss_reason="disk")
+        _renew(_archive(old), _archive(s))
+        _compare(_archive(s), _archive(old))
+        for each in (old, s):
+            each.put("h", to_zone="plant-c")
+        same(s.page(to_zone="plant-c"), old.page(to_zone="plant-c"), "a view")
+        same(s.page(to_zone="plant-b"), old.page(to_zone="plant-b"), "another view")
+        old.store.truncate(OUTBOUND, 8, loss_reason="disk")
+        _renew(_archive(old), _archive(s))
+        _compare(_archive(s), _archive(old))
+
+
+@check(NEEDS)
+def facts_that_do_not_fit_are_refused(s: Subject) -> None:
+    """A fact that belongs to another chain, or that leaves one out, is not stored."""
+    with _memory(s) as old:
+        old.put("a", "b", "c")
+        copies = list(_all(_archive(old), FactCopy))
+        _archive(s).load(list(_all(_archive(old), LogCopy)))
+    _archive(s).load(copies[:1])
+    forged = replace(copies[1].fact, fact=b'{"other":true}')
+    for wrong in (copies[2], msgspec.structs.replace(copies[1], fact=forged)):
+        error = s.refusal(lambda wrong=wrong: _archive(s).load([wrong]))  # type: ignore[misc]
+        expect(isinstance(error, StoreError), f"a fact that does not fit got {error!r:.200}")
+        same(s.ids(), ["a"], "what is there")
+    _archive(s).load(copies)
+    same(s.ids(), ["a", "b", "c"], "what is there in the end")
+
+
+@check(NEEDS)
+def another_log_is_refused(s: Subject) -> None:
+    """A log of another number, or one that was cut further, is not an earlier copy."""
+    s.put("a", "b", "c")
+    s.store.truncate(OUTBOUND, 2, loss_reason="disk")
+    [mine] = _archive(s).dump(LogCopy, None, 9)
+    for wrong in ({"number": 7}, {"first": 1, "chain": bytes(32), "total": 0, "latest": {}}):
+        copy = msgspec.structs.replace(mine, **wrong)
+        error = s.refusal(lambda copy=copy: _archive(s).load([copy]))  # type: ignore[misc]
+        expect(isinstance(error, StoreError), f"another log got {error!r:.200}")
+    same(s.ids(), ["c"], "what is there")
+
+
+@check(NEEDS)
+def books_can_be_taken_away(s: Subject) -> None:
+    """What is gone on the other side can go here, and what is left alone stays."""
+    fill(s)
+    store = _archive(s)
+    for kind in (GapCopy, ConsumerCopy, ItemCopy, NameCopy, AwaitedCopy, LinkCopy):
+        copies = store.dump(kind, None, 100)
+        expect(len(copies) > 0, f"there is no {kind.__name__}")
+        store.discard(copies[:1])
+        store.discard(copies[:1])
+        same(store.dump(kind, None, 100), copies[1:], f"{kind.__name__} that are left")
+
+
+@check(NEEDS)
+def a_mark_is_kept(s: Subject) -> None:
+    """What a move wrote down is there until it is taken away, also for who opens it anew."""
+    same(_archive(s).mark(), None, "the mark of a fresh store")
+    _archive(s).set_mark(b"\x00one")
+    _archive(s).set_mark(b"\x00two")
+    s.reopen()
+    same(_archive(s).mark(), b"\x00two", "the mark")
+    _archive(s).set_mark(None)
+    same(_archive(s).mark(), None, "the mark when it was taken away")
+
+
+@check(NEEDS, "corrupt")
+def a_damaged_fact_is_not_copied(s: Subject) -> None:
+    """Who copies is told of a row that is not what was stored."""
+    s.put("a", "b", "c")
+    s.corrupt(OUTBOUND, 2)
+    error = s.refusal(lambda: list(_all(_archive(s), FactCopy)))
+    expect(getattr(error, "reason", "") == "corrupted", f"a damaged row got {error!r:.200}")
+
+
+def _archive(s: Subject) -> Archive:
+    return cast("Archive", s.store)
+
+
+@contextmanager
+def _memory(s: Subject) -> Iterator[Subject]:
+    """A fresh store of the same zone, in memory."""
+    with closing(MemoryFactStore(s.store.info().zone, clock=s.clock)) as store:
+        yield Subject(store, s.clock, Ways(), s.patience)
+
+
+@contextmanager
+def _filled(s: Subject) -> Iterator[Subject]:
+    with _memory(s) as old:
+        fill(old)
+        yield old
+
+
+def _all(store: Archive, kind: type[C], limit: int = 3) -> Iterable[C]:
+    """Every copy of a kind, read in small pages."""
+    after = None
+    while page := store.dump(kind, after, limit):
+        yield from page
+        after = page[-1].place
+
+
+def _copy(store: Archive, target: Archive, limit: int = 4) -> None:
+    for kind in FACT_KINDS:
+        after = None
+        while page := store.dump(kind, after, limit):
+            target.load(page)
+            after = page[-1].place
+
+
+def _renew(store: Archive, target: Archive) -> None:
+    """Copy again, and take away what is gone."""
+    for kind in FACT_KINDS:
+        if kind.may_leave:
+            kept = {copy.place for copy in _all(store, kind)}
+            gone = [copy for copy in _all(target, kind) if copy.place not in kept]
+            if gone:
+                target.discard(gone)
+    _copy(store, target)
+
+
+def _compare(found: Archive, wanted: Archive) -> None:
+    for kind in FACT_KINDS:
+        here, there = list(_all(found, kind)), list(_all(wanted, kind))
+        places = [copy.place for copy in here], [copy.place for copy in there]
+        same(*places, f"places of {kind.__name__}")
+        for mine, theirs in zip(here, there, strict=True):
+            if mine.content != theirs.content:
+                same(mine, theirs, f"{kind.__name__} {mine.place}")
+
+
+def fill(s: Subject) -> None:
+    """Put something of everything into a store."""
+    s.consumer("c")
+    s.consumer("view", to_zone="plant-c")
+    s.consumer("guest", is_required=False, from_end=True)
+    s.consumer("in", INBOX)
+    s.put("a", to_zone="plant-c")
+    s.put("b")
+    s.put("c", references=(s.bind("one"),))
+    s.clock.forward(1.5)
+    s.put("d", "e", "f", fact=BODY)
+    s.put("g", to_zone="plant-c")
+    s.bind("two", b"other bytes")
+    s.receive(sent("p", 1), sent("q", 2), chain=b"x" * 32)
+    s.receive(sent("r", 9), gaps=[Gap("", 3, 8, "theirs", 7.0)])
+    s.append(sent("w", 11, references=(replace(s.bind("three"), key="later"),)), log="inbound:x")
+    s.receive(
+        sent("w", 10, from_zone="plant-d", references=(replace(s.bind("four"), key="awaited"),)),
+        peer="plant-d",
+    )
+    s.serve("c", holder="h1", lease=20.0)
+    item = s.set_aside(1, holder="h1")
+    s.set_aside(2, reason="poison", holder="h1")
+    s.store.settle(item.id, "released", reason="try again")
+    s.serve("c", holder="h1", lease=20.0)
+    s.done(4, holder="h1")
+    s.receive(new("p", source_offset=12, from_zone="plant-b", fact=b'{"conflict":1}'))
+    s.store.seal("plant-e", "by hand")
+    s.store.seek("view", 1, reason="read it")
+    s.store.truncate(OUTBOUND, 3, loss_reason="disk")
+    s.store.truncate(INBOX, 2, loss_reason="disk")

@@ -1,0 +1,97 @@
+"""Looking at a NATS server: what of it is unsafe, old, full or slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.errors import ConfigurationError, StoreUnavailableError
+from ergon_framework.storage.nats import observing
+from ergon_framework.storage.nats.durability import Durability, durability_of
+from ergon_framework.storage.nats.observing import observe
+from ergon_framework.storage.observing import Observation
+from tests.servers.nats import NatsServer
+from tests.servers.redis import free_port
+
+pytestmark = pytest.mark.req("SCALE:doctor", "SCALE:boundary-nats")
+
+
+def seen(url: str) -> dict[str, Observation]:
+    """What was observed, by name."""
+    return {each.what: each for each in observe(url)}
+
+
+def test_a_server_that_syncs_is_safe(nats_server: NatsServer) -> None:
+    """Version, durability, room, latency and clock are told, and nothing is to be done."""
+    url = f"{nats_server.new_space()}?monitor={nats_server.monitor_url}"
+    store = NatsFactStore(url, zone="plant-a")
+    assert "synced to disk on one server" in store.acknowledgement
+    store.close()
+    found = seen(url)
+    assert found.keys() == {"version", "durability", "room", "latency", "clock"}
+    assert found["version"].found.startswith("2.")
+    assert "synced to disk before" in found["durability"].found
+    assert not any(each.is_grave for each in found.values())
+
+
+def test_nobody_knows_without_a_monitor(nats_server: NatsServer) -> None:
+    """Where the server cannot be asked, that is said, with how to make it possible."""
+    url = nats_server.new_space()
+    store = NatsFactStore(url, zone="plant-a")
+    assert "could not be checked" in store.acknowledgement
+    store.close()
+    found = seen(url)["durability"]
+    assert "could not be checked" in found.found
+    assert "monitor=" in found.remedy
+    assert not found.is_grave
+
+
+@pytest.mark.slow
+def test_a_server_that_syncs_later_is_grave(own_nats: NatsServer) -> None:
+    """A server with the default sync interval may lose what it acknowledged; the store says so."""
+    own_nats.configure(sync='"2m"')
+    own_nats.start()
+    url = own_nats.url(options=f"?monitor={own_nats.monitor_url}")
+    found = seen(url)["durability"]
+    assert found.is_grave
+    assert "sync_interval: always" in found.remedy
+    store = NatsFactStore(url, zone="plant-a")
+    assert "a power cut may lose" in store.acknowledgement
+    store.close()
+
+
+def test_a_monitor_that_does_not_answer_is_unknown() -> None:
+    """An address where nobody listens, or that is none, is as good as no address."""
+    for monitor in (f"http://127.0.0.1:{free_port()}", "nonsense"):
+        assert durability_of({"num_replicas": 1}, monitor) == Durability(1, None)
+
+
+def test_replicas_make_up_for_syncing() -> None:
+    """What lies on three servers survives the power cut of one, and says no more than that."""
+    found = Durability(3, syncs_always=False)
+    assert found.is_safe
+    assert "not of all at once" in found.sentence
+    assert observing.durability("s", found).remedy == ""
+    assert "3 servers" in Durability(3, syncs_always=True).sentence
+
+
+def test_an_old_server_is_grave() -> None:
+    """A server that cannot write several messages at once has to be upgraded."""
+    found = observing.version("2.10.1", 0)
+    assert found.is_grave
+    assert "2.12" in found.remedy
+
+
+def test_a_crowded_server() -> None:
+    """Little room left is worth knowing."""
+    limits = {"limits": {"max_storage": 100 << 20}}
+    assert observing.room({**limits, "storage": 95 << 20}).remedy
+    assert not observing.room({**limits, "storage": 5 << 20}).remedy
+
+
+def test_what_connecting_raises_is_raised() -> None:
+    """A server that is away, or a URL that is none, is not an observation."""
+    with pytest.raises(StoreUnavailableError):
+        seen(f"nats://127.0.0.1:{free_port()}")
+    with pytest.raises(ConfigurationError):
+        seen("nats://")

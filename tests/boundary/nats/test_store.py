@@ -1,0 +1,243 @@
+"""The NATS fact store on its own: several processes, limits of the server, and damage."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ergon_framework.errors import ConsumerHeldError, StoreBrokenError, StoreError
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, Link, Quarantined
+from ergon_framework.storage.nats import Message
+from ergon_framework.testing.suites.factstore.subject import new, other, sent
+from tests.boundary.nats.conftest import Open
+from tests.boundary.nats.damage import lose
+
+pytestmark = pytest.mark.req("SCALE:boundary-nats")
+PATIENCE = 30.0
+PLENTY = 1 << 24
+
+
+def test_two_processes_share_one_ledger(open_store: Open) -> None:
+    """An id that another process appended is known, with its offset; other content conflicts."""
+    one, two = open_store(), open_store()
+    one.append(OUTBOUND, [new("a"), new("b")])
+    assert two.append(OUTBOUND, [new("b"), new("c")]) == [
+        Appended(2, True, new("b").envelope),
+        Appended(3),
+    ]
+    assert one.append(OUTBOUND, [new("c")]) == [Appended(3, True, new("c").envelope)]
+    assert isinstance(one.append(OUTBOUND, [other("c")])[0], Conflict)
+
+
+def test_what_others_wrote_is_seen_at_once(open_store: Open) -> None:
+    """Pages, consumers, names and links never come from what was remembered."""
+    one, two = open_store(), open_store()
+    for store in (one, two):
+        store.append(OUTBOUND, [new("a")])
+        store.consumers()
+    one.create_consumer("c", OUTBOUND)
+    one.append(OUTBOUND, [new("b")])
+    one.bind("files", "k", bytes(32), 1)
+    one.seal("plant-b", "drill")
+    assert [each.offset for each in two.serve("c", 9, PLENTY).page.facts] == [1, 2]
+    assert two.object("files", "k") is not None
+    assert two.link("plant-b").is_sealed
+    two.confirm("c", 2)
+    assert one.consumer("c").cursor == 2
+
+
+def test_processes_that_write_at_once_lose_nothing(open_store: Open) -> None:
+    """Offsets are dense, each id has one, and everybody is told the one that holds."""
+    stores = [open_store() for _ in range(3)]
+    found: dict[str, set[int]] = {f"id-{n}": set() for n in range(40)}
+
+    def run(start: int) -> None:
+        for n in range(40):
+            name = f"id-{(n * 7 + start) % 40}"
+            [outcome] = stores[start].append(OUTBOUND, [new(name)])
+            assert isinstance(outcome, Appended)
+            found[name].add(outcome.offset)
+
+    threads = [threading.Thread(target=run, args=(each,)) for each in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert all(len(each) == 1 for each in found.values())
+    assert sorted(offset for each in found.values() for offset in each) == [*range(1, 41)]
+    page = stores[0].page(OUTBOUND, 0, 99, PLENTY)
+    assert {each.message_id: {each.offset} for each in page.facts} == found
+
+
+def test_facts_of_another_process_wake(open_store: Open) -> None:
+    """Whoever waits for facts here is woken by an append elsewhere."""
+    one, two = open_store(), open_store()
+    woken = threading.Event()
+    two.subscribe(woken.set)
+    one.append(OUTBOUND, [new("a")])
+    assert woken.wait(PATIENCE)
+
+
+def test_an_append_that_needs_several_commits(open_store: Open) -> None:
+    """More facts than a batch may have are appended in order, each with its outcome."""
+    store = open_store()
+    store.append(OUTBOUND, [new("id-1200")])
+    outcomes = store.append(OUTBOUND, [new(f"id-{n}") for n in range(1500)])
+    offsets = [each.offset for each in outcomes if isinstance(each, Appended)]
+    assert offsets == [*range(2, 1202), 1, *range(1202, 1501)]
+    store.create_consumer("c", OUTBOUND)
+    assert store.consumer("c").lag == 1500
+    assert store.truncate(OUTBOUND, 1400, loss_reason="disk") == 1400
+    assert store.append(OUTBOUND, [new("id-7")]) == [Appended(9, True)]
+    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+
+
+def test_a_page_of_a_peer_that_needs_several_commits(open_store: Open) -> None:
+    """A large page of a peer is taken in whole, and the link moves to its end."""
+    store = open_store()
+    facts = [sent(f"id-{n}", n) for n in range(1, 801)]
+    outcomes = store.receive("plant-b", facts, Link("plant-b", "e", 800))
+    assert [each.offset for each in outcomes if isinstance(each, Appended)] == [*range(1, 801)]
+    assert store.link("plant-b").offset == 800
+    assert len(store.page("inbound:plant-b", 0, 999, PLENTY).facts) == 800
+
+
+def test_more_records_than_one_answer_has(open_store: Open) -> None:
+    """More than a thousand items are kept at once, and listed in order, each once."""
+    store = open_store()
+    items = [
+        Quarantined(0, "", "", n, "bad", "", 1, 1.0, envelope=b"%d" % n) for n in range(1, 1101)
+    ]
+    store.receive("plant-b", [], Link("plant-b", "e", 5), items)
+    assert [each.offset for each in store.quarantine()] == [*range(1, 1101)]
+    assert store.link("plant-b").offset == 5
+
+
+def test_a_fact_that_the_server_lost_is_damage(open_store: Open) -> None:
+    """A fact that is gone from the stream is noticed by whoever reads, verifies or copies."""
+    store = open_store()
+    store.create_consumer("c", OUTBOUND)
+    store.create_consumer("view", OUTBOUND, to_zone="plant-b")
+    store.append(OUTBOUND, [new(each) for each in "abcd"])
+    lose(store, OUTBOUND, 2)
+    flaws = [each.offset for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    assert flaws == [2]
+    for name in ("c", "view"):
+        assert [each.offset for each in store.serve(name, 9, PLENTY).page.facts] == [1]
+        store.confirm(name, 1)
+        page = store.serve(name, 9, PLENTY).page
+        assert [each.offset for each in page.facts] == [3, 4]
+        assert [(gap.first, gap.reason) for gap in page.gaps] == [(2, "corrupted")]
+    assert store.append(OUTBOUND, [new("e")]) == [Appended(5)]
+
+
+def test_a_deleted_consumer_leaves_nothing_behind(open_store: Open) -> None:
+    """One of the same name begins without the quarantine of the one before."""
+    store = open_store()
+    store.create_consumer("c", OUTBOUND)
+    store.append(OUTBOUND, [new("a"), new("b")])
+    item = store.set_aside("c", 1, reason="handler_failed", message="", attempts=1)
+    store.delete_consumer("c")
+    store.create_consumer("c", OUTBOUND)
+    assert store.quarantine("c", None) == []
+    again = store.set_aside("c", 1, reason="handler_failed", message="", attempts=1)
+    assert again.id > item.id
+
+
+def test_odd_names_are_kept_apart(open_store: Open) -> None:
+    """Names with dots, stars, blanks and of great length are what they are."""
+    store = open_store()
+    names = ["a.b", "a.*", ">", " ", "a b", "é", "x" * 500, "x" * 501, "nx", "n.x", ""]
+    for number, name in enumerate(names[:-1]):
+        store.create_consumer(name, OUTBOUND)
+        store.bind("files", name, bytes([number]) * 32, number)
+        store.seal(name, "drill")
+    store.seal("", "all")
+    assert [each.name for each in store.consumers()] == sorted(names[:-1])
+    assert [each.key for each in store.objects()] == sorted(names[:-1])
+    assert [each.peer for each in store.links()] == sorted(names)
+    outcomes = store.append(OUTBOUND, [new(each, to_zone=each) for each in names[:-1]])
+    assert [each.offset for each in outcomes if isinstance(each, Appended)] == [*range(1, 11)]
+    for offset, name in enumerate(names[:-1], 1):
+        page = store.page(OUTBOUND, 0, 99, PLENTY, name)
+        assert [each.offset for each in page.facts] == [offset]
+
+
+def test_a_backup_is_left_to_the_server(open_store: Open) -> None:
+    """The store says which program copies a stream."""
+    with pytest.raises(StoreError, match="not backed up") as caught:
+        open_store().backup("anywhere")
+    assert "nats stream backup" in (caught.value.remedy or "")
+
+
+def test_a_last_fact_that_was_lost_begins_a_new_epoch(open_store: Open) -> None:
+    """When the end of the stream is gone, offsets may be given again: readers must notice."""
+    store = open_store()
+    epoch = store.info().epoch
+    store.append(OUTBOUND, [new("a")])
+    store.append(OUTBOUND, [new("b")])
+    lose(store, OUTBOUND, 2)
+    assert open_store().info().epoch != epoch
+    assert open_store().info().epoch == store.info().epoch
+
+
+def test_a_last_fact_that_cannot_be_read(open_store: Open) -> None:
+    """A log whose end cannot be read takes no fact: it would get an offset that is taken."""
+    store = open_store()
+    store.append(OUTBOUND, [new("a")])
+    subject = store._subjects.entry(OUTBOUND, "plant-b")
+    store._stream.commit([Message(subject, b"rubbish")], None)
+    with pytest.raises(StoreBrokenError, match="cannot be read"):
+        store.append(OUTBOUND, [new("b")])
+
+
+def test_a_fact_that_is_too_large_for_the_server(open_store: Open) -> None:
+    """It is refused by name, alone and among others; nothing of it is stored."""
+    store = open_store()
+    large = new("large", fact=b"x" * (9 << 20))
+    for facts in ([large], [new("a"), large]):
+        with pytest.raises(StoreError, match="no message of that size") as caught:
+            store.append(OUTBOUND, facts)
+        assert "max_payload" in (caught.value.remedy or "")
+    assert store.append(OUTBOUND, [new("b")]) == [Appended(1)]
+
+
+def test_closing_lets_go_of_who_waits(open_store: Open) -> None:
+    """Who is in the middle of a call when the store is closed gets an error, and does not hang."""
+    store = open_store()
+    ended = threading.Event()
+
+    def run() -> None:
+        number = 0
+        while True:
+            number += 1
+            try:
+                store.append(OUTBOUND, [new(f"id-{number}")])
+            except StoreError:
+                ended.set()
+                return
+
+    threading.Thread(target=run, daemon=True).start()
+    while store.logs()[0].head < 3:
+        pass
+    store.close()
+    assert ended.wait(PATIENCE)
+
+
+def test_a_worker_that_is_wrong_about_the_time_changes_nothing(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases and instants go by the server's clock, not by that of this machine."""
+    one = open_store()
+    one.create_consumer("c", OUTBOUND)
+    one.append(OUTBOUND, [new("a")])
+    one.serve("c", 9, PLENTY, holder="one", lease=30.0)
+    monkeypatch.setattr(time, "time", lambda: 5_000_000_000.0)
+    two = open_store()
+    with pytest.raises(ConsumerHeldError):
+        two.serve("c", 9, PLENTY, holder="two")
+    two.append(OUTBOUND, [new("b")])
+    first, second = two.page(OUTBOUND, 0, 9, PLENTY).facts
+    assert first.recorded_at <= second.recorded_at < 5_000_000_000.0

@@ -1,0 +1,317 @@
+"""Zones on any store: how settings name them, what is locked, and a node on each of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.boundary.folder import LOCK
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.objects.s3 import S3ObjectStore
+from ergon_framework.boundary.opening import (
+    check_fact_url,
+    check_object_place,
+    open_fact_store,
+    open_object_store,
+)
+from ergon_framework.boundary.settings import RetentionSettings, ZoneSettings
+from ergon_framework.boundary.upkeep.backing_up import backed_up
+from ergon_framework.boundary.upkeep.keeping import keep_house
+from ergon_framework.boundary.upkeep.local import looked_at, looked_into
+from ergon_framework.boundary.upkeep.verifying import Finding, verified
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import ConfigurationError, MissingExtraError
+from tests.cli.boundary_desk import message
+
+STORES = ["sqlite", "postgresql", "nats"]
+
+
+def appended(zone: Zone, message_id: str) -> int:
+    """A fact; its offset."""
+    whole = json.loads(message(message_id))
+    return zone.append(whole["envelope"], whole["fact"]).offset
+
+
+@pytest.fixture(params=STORES)
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store of facts of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'log' / 'facts.db'}"
+    try:
+        url: str = request.getfixturevalue(f"{request.param.removesuffix('ql')}_url")
+    except pytest.FixtureLookupError as error:
+        pytest.skip(str(error))
+    return url
+
+
+# ---- urls ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("SCALE:url-errors")
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("redis://me:hunter2@host/0", "Redis does not keep facts"),
+        ("rediss://me:hunter2@host/0", "Redis does not keep facts"),
+        ("postgre://me:hunter2@host/db", "no store of the kind 'postgre'"),
+        ("mysql://me:hunter2@host/db", "no store of the kind 'mysql'"),
+        ("facts.db", "must say of which kind"),
+        ("sqlite://facts.db", "has no host"),
+        ("memory://name", "has no name"),
+        ("s3://bucket", "no store of the kind 's3'"),
+    ],
+)
+def test_what_keeps_no_facts_is_refused(url: str, problem: str) -> None:
+    """With the forms that work, and without the password."""
+    with pytest.raises(ConfigurationError, match=problem) as caught:
+        check_fact_url(url)
+    assert caught.value.remedy
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.req("SCALE:url-errors")
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("", "names no folder"),
+        ("sqlite:///x.db", "no store of the kind 'sqlite'"),
+        ("s3://key:hunter2@bucket", "holds no credentials"),
+        ("memory://x", "has no name"),
+    ],
+)
+def test_what_keeps_no_objects_is_refused(place: str, problem: str) -> None:
+    """With the forms that work, and without the password."""
+    with pytest.raises(ConfigurationError, match=problem) as caught:
+        check_object_place(place)
+    assert caught.value.remedy
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.req("SCALE:url-errors")
+@pytest.mark.parametrize(
+    ("package", "url", "extra"),
+    [
+        ("psycopg", "postgresql://host/db", "postgres"),
+        ("nats", "nats://host", "nats"),
+        ("obstore", "s3://bucket", "s3"),
+    ],
+)
+def test_a_missing_driver_is_named(
+    package: str, url: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says which extra to install, before anything is opened."""
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"ergon-framework\[{extra}\]"):
+        (check_object_place if extra == "s3" else check_fact_url)(url)
+
+
+def test_each_kind_of_store_is_opened(tmp_path: Path) -> None:
+    """By its URL, or by the folder of objects."""
+    with closing(open_fact_store("memory://", zone="a")) as facts:
+        assert isinstance(facts, MemoryFactStore)
+    with closing(open_fact_store(f"sqlite:///{tmp_path / 'facts.db'}", zone="a")) as facts:
+        assert facts.info().zone == "a"
+    with closing(open_object_store(tmp_path / "objects")) as objects:
+        assert isinstance(objects, FilesystemObjectStore)
+    with closing(open_object_store("memory://")) as objects:
+        assert objects.upload().finish().size == 0
+
+
+def test_a_password_never_shows() -> None:
+    """Neither in the repr of the settings nor in their plain values."""
+    settings = ZoneSettings.model_validate(
+        {"store": "postgresql://me:hunter2@host/db", "objects": "s3://b?secret=hunter2"}
+    )
+    assert "hunter2" not in f"{settings!r} {settings.model_dump()} {settings.model_dump_json()}"
+
+
+# ---- folders ------------------------------------------------------------------------------------
+
+
+def test_a_zone_on_servers_needs_no_folder(tmp_path: Path) -> None:
+    """Nothing is made and nothing is locked, so that several nodes may run."""
+    data = tmp_path / "data"
+    settings = ZoneSettings.model_validate(
+        {"data": str(data), "store": "memory://", "objects": "memory://"}
+    )
+    with Zone.open("plant-a", settings) as one, Zone.open("plant-a", settings) as two:
+        assert (appended(one, "x"), appended(two, "x")) == (1, 1)
+    assert not data.exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"objects": "memory://"},
+        {"store": "memory://"},
+        {"store": "memory://", "objects": "{}/elsewhere"},
+        {"store": "sqlite:///{}/elsewhere/log.db", "objects": "memory://"},
+    ],
+)
+def test_files_have_one_node_at_a_time(tmp_path: Path, given: dict[str, str]) -> None:
+    """A log on SQLite and a folder of objects keep their lock, each where it is."""
+    values = {key: value.format(tmp_path) for key, value in given.items()}
+    settings = ZoneSettings.model_validate({"data": str(tmp_path / "data"), **values})
+    with Zone.open("plant-a", settings) as zone:
+        appended(zone, "x")
+        with pytest.raises(ConfigurationError, match="in use by another node"):
+            Zone.open("plant-a", settings)
+    Zone.open("plant-a", settings).close()
+    home = "elsewhere" if "elsewhere" in str(given) else "data"
+    assert [path.parent.name for path in tmp_path.rglob(LOCK)] == [home]
+
+
+def test_a_log_elsewhere_is_looked_at(tmp_path: Path) -> None:
+    """Its zone is found by the settings, and a zone without facts is told as such."""
+    settings = ZoneSettings.model_validate(
+        {"data": str(tmp_path / "data"), "store": f"sqlite:///{tmp_path / 'log.db'}"}
+    )
+    with (
+        pytest.raises(ConfigurationError, match="has no facts yet"),
+        looked_at("plant-a", settings),
+    ):
+        pass
+    with Zone.open("plant-a", settings) as zone:
+        appended(zone, "x")
+        with looked_at("plant-a", settings) as looked:
+            assert looked.store.logs()[0].head == 1
+
+
+def test_a_log_on_a_server_is_not_backed_up(tmp_path: Path) -> None:
+    """Whoever asks for it hears what to do instead, and nothing is written."""
+    store = MemoryFactStore("plant-a")
+    with (
+        closing(open_object_store("memory://")) as objects,
+        Zone("plant-a", store, objects) as zone,
+        pytest.raises(ConfigurationError, match="not in an SQLite file") as caught,
+    ):
+        backed_up(zone, tmp_path / "copy")
+    assert "its own tools" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- each store ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.req("SCALE:objects-s3")
+def test_a_zone_on_each_store_with_objects_in_a_bucket(
+    store_url: str, s3_url: str, tmp_path: Path
+) -> None:
+    """Facts and artifacts are there when it is opened again, and all of it verifies."""
+    settings = ZoneSettings.model_validate(
+        {"data": str(tmp_path / "data"), "store": store_url, "objects": s3_url}
+    )
+    with Zone.open("plant-a", settings) as zone:
+        appended(zone, "x")
+        zone.put("reports", "one", b"abc" * 1000)
+    with Zone.open("plant-a", settings) as zone:
+        assert appended(zone, "y") == 2
+        stored = zone.found("reports", "one")
+        assert zone.objects.stat(stored.digest) is not None
+        with looked_at("plant-a", settings) as looked:
+            found = list(verified(looked))
+        assert not [each for each in found if isinstance(each, Finding)]
+        assert keep_house(zone, is_thorough=True).objects == 0
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.slow
+def test_the_clock_of_a_zone_is_that_of_its_store(store_url: str, tmp_path: Path) -> None:
+    """What time a node thinks it is decides nothing where a server has the facts."""
+    settings = ZoneSettings.model_validate(
+        {"data": str(tmp_path / "data"), "store": store_url, "objects": "memory://"}
+    )
+    with Zone.open("plant-a", settings) as zone:
+        assert zone.clock is getattr(zone.store, "clock")  # noqa: B009 - beside the port
+
+
+@pytest.mark.slow
+@pytest.mark.req("SCALE:objects-s3")
+def test_a_backup_fetches_objects_from_their_bucket(s3_url: str, tmp_path: Path) -> None:
+    """A log on SQLite and objects in a bucket become one folder, which is a zone like any other."""
+    settings = ZoneSettings.model_validate({"data": str(tmp_path / "data"), "objects": s3_url})
+    with Zone.open("plant-a", settings) as zone:
+        zone.put("reports", "one", b"abc" * 1000)
+        told = backed_up(zone, tmp_path / "copy")
+    assert (told.objects, told.object_bytes, told.missing) == (1, 3000, "")
+    with looked_into(tmp_path / "copy") as copy:
+        stored = copy.found("reports", "one")
+        assert copy.objects.verify(stored.digest, stored.size) is None
+
+
+# ---- several nodes ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(s3_url: str) -> Iterator[tuple[Zone, Zone]]:
+    """Two nodes of one zone: one log, one bucket, and each with a client of its own."""
+    store = MemoryFactStore("plant-a")
+    settings = ZoneSettings(retention=RetentionSettings(orphans=3600.0))
+    zones = [
+        Zone("plant-a", store, S3ObjectStore(s3_url, zone="plant-a"), settings) for _ in range(2)
+    ]
+    yield zones[0], zones[1]
+    for zone in zones:
+        zone.close()
+
+
+@pytest.mark.slow
+@pytest.mark.req("SCALE:objects-s3")
+def test_bytes_named_while_another_node_removes_them_come_back(
+    pair: tuple[Zone, Zone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the last look at the names and the removal, another node puts the same bytes."""
+    one, two = pair
+    one.put("reports", "old", b"abc")
+    delete = S3ObjectStore.delete
+
+    def late(self: S3ObjectStore, digest: bytes) -> bool:
+        two.put("reports", "new", b"abc")
+        return delete(self, digest)
+
+    monkeypatch.setattr(S3ObjectStore, "delete", late)
+    one.delete("reports", "old")
+    stored = two.found("reports", "new")
+    assert two.objects.verify(stored.digest, stored.size) is None
+
+
+@pytest.mark.slow
+@pytest.mark.req("SCALE:objects-s3")
+def test_a_node_that_dies_while_it_removes_leaves_it_to_the_other(pair: tuple[Zone, Zone]) -> None:
+    """The next round of any node brings back what has a name, and in time forgets the rest."""
+    one, two = pair
+    kept, gone = one.put("reports", "kept", b"abc"), one.put("reports", "gone", b"xyz")
+    assert (kept.size, gone.size) == (3, 3)
+    digests = [one.found("reports", name).digest for name in ("kept", "gone")]
+    for digest in digests:
+        one.objects.delete(digest)  # as far as a node came that died then
+    two.store.unbind("reports", "gone")
+    keep_house(two)
+    assert isinstance(two.objects, S3ObjectStore)
+    assert [two.objects.stat(digest) is not None for digest in digests] == [True, False]
+    assert [each.digest for each in two.objects.removed()] == digests[1:]
+    two.clock = lambda: 4e9
+    keep_house(two)
+    assert digests[1] not in {each.digest for each in two.objects.removed()}
+
+
+@pytest.mark.slow
+@pytest.mark.req("SCALE:objects-s3")
+def test_what_another_node_has_just_put_is_not_taken_for_nameless(pair: tuple[Zone, Zone]) -> None:
+    """Bytes without a name go when they are old, not between their put and their name."""
+    one, two = pair
+    upload = one.objects.upload()
+    upload.write(b"abc")
+    digest = upload.finish().digest
+    keep_house(two, is_thorough=True)
+    assert two.objects.stat(digest) is not None
+    two.clock = lambda: 4e9
+    assert keep_house(two, is_thorough=True).objects == 1
+    assert two.objects.stat(digest) is None
