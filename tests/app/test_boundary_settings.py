@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.app import settings as loader
 from ergon_framework.app.boundary import known_zone, peers_of, zone_setup
-from ergon_framework.app.boundary_address import data_folder, node_address
+from ergon_framework.app.boundary_address import node_address, zone_meant
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, SettingsError
 
@@ -183,9 +183,8 @@ def test_an_address_that_cannot_be_known() -> None:
 
 
 def test_the_folder_of_a_zone(directory: Path) -> None:
-    """As an option says, or the settings."""
-    assert data_folder("x", environ={}) == directory / "x"
+    """As the settings say, and somebody has to."""
     with pytest.raises(ConfigurationError, match="which folder"):
-        data_folder(None, environ={})
+        zone_meant(environ={})
     write(PAIR)
-    assert data_folder(None, zone="plant-a", environ={}) == directory / "a"
+    assert zone_meant(zone="plant-a", environ={}).settings.data == str(directory / "a")

@@ -32,9 +32,10 @@ def settings_in(place: Path, more: str = "") -> Settings:
     return load_settings(file, {})
 
 
-def fill_jobs(place: Path, waiting: int = 5, dead: int = 0) -> None:
+def fill_jobs(place: Path | str, waiting: int = 5, dead: int = 0) -> None:
     """Jobs ``w0``… that wait, in queues ``mail`` and ``pics``, and ``d0``… that came too late."""
-    with closing(open_job_store(f"sqlite:///{place}/work.db")) as store:
+    url = place if isinstance(place, str) else f"sqlite:///{place}/work.db"
+    with closing(open_job_store(url)) as store:
         now = store.now()
         late = [_job(f"d{n}", "mail", expires_at=now - 1) for n in range(dead)]
         store.add(late)

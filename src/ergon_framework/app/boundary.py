@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator
 
+from ergon_framework.app.boundary_stores import closed, for_one, unsaid, with_stores
 from ergon_framework.app.reading.sections import Section, Settings
 from ergon_framework.app.reading.source import did_you_mean
 from ergon_framework.app.reading.store_urls import base_of
@@ -18,11 +19,13 @@ from ergon_framework.boundary.http.client_endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, SettingsError
 from ergon_framework.ports.document import Document, FrozenDict
+from ergon_framework.storage.urls import file_of
 
 D = TypeVar("D", bound=Document)
 
 _PATHS = ("data", "cert", "key", "ca", "policy")
 _PLACES = ("data", "listen")
+_HOMES = ("data", "store", "objects")
 _NAME = "has 1 to 128 characters, none of which is a control character"
 
 
@@ -37,6 +40,8 @@ def _for_all(settings: ZoneSettings) -> ZoneSettings:
     for name in _PLACES:
         if name in settings.model_fields_set:
             raise ValueError(f"{name} belongs to one zone; write it under [zones.NAME]")
+    if settings.store is not None and file_of(settings.store.get_secret_value()) is not None:
+        raise ValueError("store: an SQLite file belongs to one zone; write it under [zones.NAME]")
     return settings
 
 
@@ -44,7 +49,10 @@ Defaults = Annotated[ZoneSettings, AfterValidator(_for_all)]
 ZoneKey = Annotated[str, AfterValidator(_zone_key)]
 Zones = Annotated[Mapping[ZoneKey, ZoneSettings], AfterValidator(FrozenDict)]
 
-SECTIONS = {"boundary": Section(Defaults), "zones": Section(Zones)}
+SECTIONS = {
+    "boundary": Section(Defaults, has_secrets=True),
+    "zones": Section(Zones, has_secrets=True),
+}
 """What the settings file may hold for zones."""
 
 
@@ -54,6 +62,8 @@ class ZoneSetup:
 
     name: str
     settings: ZoneSettings
+    is_store_said: bool = True
+    """Whether the zone itself, or ``[boundary]``, says where its facts are; ``[store]`` may too."""
 
 
 def zone_setup(
@@ -66,9 +76,9 @@ def zone_setup(
 
     Options that are None change nothing; ``peers`` come on top of those in the settings.
     """
-    options = {key: value for key, value in (given or {}).items() if value is not None}
+    options = closed({key: value for key, value in (given or {}).items() if value is not None})
     found = load_settings(config, environ)
-    setup = _named(found, name, is_new="data" in options)
+    setup = _named(found, name, is_new=any(key in options for key in _HOMES))
     if setup is None:
         raise SettingsError(
             "which zone? The settings have none",
@@ -76,6 +86,8 @@ def zone_setup(
         )
     options["peers"] = {**setup.settings.peers, **options.get("peers", {})}
     settings = setup.settings.model_copy(update=options)
+    if not (setup.is_store_said or "store" in options):
+        settings = unsaid(setup.name, settings, has_folder="data" in options)
     for peer in settings.peers:
         check_peer(setup.name, settings, peer)
     return ZoneSetup(setup.name, settings)
@@ -143,7 +155,9 @@ def zones_of(found: Settings) -> Mapping[str, ZoneSetup]:
 
 def _whole(found: Settings, name: str, own: ZoneSettings) -> ZoneSetup:
     defaults: ZoneSettings = found.extensions.get("boundary") or ZoneSettings()
-    return ZoneSetup(name, _placed(_beneath(defaults, own), base_of(found)))
+    settings = _beneath(for_one(defaults, name), own)
+    placed = with_stores(_placed(settings, base_of(found)), found)
+    return ZoneSetup(name, placed, settings.store is not None)
 
 
 def _beneath(defaults: D, own: D) -> D:

@@ -75,22 +75,19 @@ def zone_address(setup: ZoneSetup | None, files: TlsOptions | None = None) -> No
     return NodeAddress(_url(known.listen, is_secure=is_secure), chosen, expected)
 
 
-def data_folder(
-    data: str | Path | None,
+def zone_meant(
     config: str | Path | None = None,
     zone: str | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Path:
-    """The folder that an option or the settings name."""
-    if data is not None:
-        return Path(data).absolute()
-    setup: ZoneSetup | None = known_zone(config, zone, environ)
+) -> ZoneSetup:
+    """The zone whose stores are to be looked at, since no option names a folder."""
+    setup = known_zone(config, zone, environ)
     if setup is None:
         raise ConfigurationError(
             "which folder? The settings name none",
             remedy="give --data DIR, or write data under [zones.NAME] in ergon.toml",
         )
-    return Path(setup.settings.data)
+    return setup
 
 
 def _files(settings: ZoneSettings) -> TlsOptions:

@@ -18,6 +18,14 @@ def serve(
         Path | None,
         typer.Option(metavar="DIR", help="The folder of its log and its objects; made if missing."),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The store of its log [default: a file in the folder]."),
+    ] = None,
+    objects: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A bucket or folder [default: in the zone's folder]."),
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Where to serve; port 0 is any free one."),
@@ -54,6 +62,7 @@ def serve(
     Prints one line when it is ready: ready zone=NAME listen=HOST:PORT. Options override what
     [zones.NAME] in the settings says. The first signal lets running requests finish, exit code 0;
     a second one ends the process at once. What was acknowledged is on disk in either case.
+    A log on a server may have several nodes, on several machines; files have one node at a time.
     """
     from ergon_framework.app.boundary import peers_of, zone_setup
     from ergon_framework.app.exporting import observed
@@ -68,6 +77,8 @@ def serve(
         zone,
         {
             **{name: path and str(path.absolute()) for name, path in paths.items()},
+            "store": store,
+            "objects": objects,
             "listen": listen,
             "insecure": insecure or None,
             "peers": peers_of(peer),

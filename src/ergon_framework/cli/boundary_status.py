@@ -85,6 +85,8 @@ def _checked(peer: str | None) -> str | None:
 
 def _show(shape: dict[str, Any]) -> None:
     main = {name: shape.get(name) for name in _MAIN}
+    if main["sqlite_version"] is None:
+        del main["sqlite_version"]
     expiry = shape.get("certificate_expires_unix_ms")
     if expiry is not None:
         main["certificate_expires"] = f"{datetime.fromtimestamp(expiry / 1000, UTC):%Y-%m-%d %H:%M}"

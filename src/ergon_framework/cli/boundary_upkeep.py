@@ -1,10 +1,12 @@
-"""``ergon boundary verify|backup``: a zone's folder, also while its node runs."""
+"""``ergon boundary verify|backup``: a zone and its stores, also while its node runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +14,9 @@ from ergon_framework.cli.boundary_node import ZoneName
 from ergon_framework.cli.desk import progress
 from ergon_framework.cli.output import printable, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
+
+if TYPE_CHECKING:
+    from ergon_framework.boundary.zone import Zone
 
 OfZone = Annotated[
     Path | None,
@@ -26,14 +31,12 @@ def verify(
 
     Nothing is changed, and the node may run meanwhile. JSON is the list of what is wrong.
     """
-    from ergon_framework.app.boundary_address import data_folder
-    from ergon_framework.boundary.upkeep.local import looked_into
     from ergon_framework.boundary.upkeep.verifying import Finding, Progress, size_of, verified
 
     found: list[dict[str, Any]] = []
     done = Progress(0, 0)
     with (
-        looked_into(data_folder(data, config, zone)) as looked,
+        _looked_at(data, config, zone) as looked,
         progress("verified", size_of(looked)) as move,
     ):
         for told in verified(looked):
@@ -60,20 +63,34 @@ def backup(
     zone: ZoneName = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Copy a zone's log and objects to FOLDER while its node runs.
+    """Copy a zone's log and objects to FOLDER while its node runs; the log must be on SQLite.
 
     The copy is consistent and is a zone's folder like any other. When a node opens it first, it
     begins a new epoch, so that peers notice that it went back in time. Exit code 1 when an object
     is damaged where it was, and so could not be copied.
     """
-    from ergon_framework.app.boundary_address import data_folder
-    from ergon_framework.boundary.upkeep.backing_up import back_up
+    from ergon_framework.boundary.upkeep.backing_up import backed_up
 
-    with progress("objects") as move:
-        made = back_up(data_folder(data, config, zone), folder, shares=not copy, report=move)
+    with _looked_at(data, config, zone) as looked, progress("objects") as move:
+        made = backed_up(looked, folder, shares=not copy, report=move)
     shape = asdict(made)
     missing = shape.pop("missing")
     show_one({**shape, "missing": missing} if as_json else shape, as_json=as_json)
     if missing and not as_json:
         print(f"not whole: {printable(missing)}")
     return 1 if missing else 0
+
+
+@contextmanager
+def _looked_at(data: Path | None, config: Path | None, zone: str | None) -> Iterator[Zone]:
+    """The zone in a folder, or the one of the settings wherever its stores are."""
+    from ergon_framework.app.boundary_address import zone_meant
+    from ergon_framework.boundary.upkeep.local import looked_at, looked_into
+
+    if data is not None:
+        with looked_into(data) as found:
+            yield found
+        return
+    setup = zone_meant(config, zone)
+    with looked_at(setup.name, setup.settings) as found:
+        yield found

@@ -20,6 +20,7 @@ from ergon_framework.cli import (
     executor,
     jobs,
     machine,
+    move,
     new,
     process,
     providers,
@@ -68,6 +69,7 @@ app.add_typer(queues.app, name="queues")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(boundary.app, name="boundary")
 app.add_typer(db.app, name="db")
+app.command()(move.move)
 app.add_typer(providers.app, name="providers")
 app.command()(workers.workers)
 app.command()(serve.serve)

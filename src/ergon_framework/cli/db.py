@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +14,7 @@ from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
+    from ergon_framework.app.tables import Tables
     from ergon_framework.providers.migrations.database import Database
 
 app = typer.Typer(help="Bring a store's tables up to date, look at their version, or remove them.")
@@ -39,38 +38,30 @@ def upgrade(
     sql: SqlFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make the tables of provider calls, or bring them up to date.
+    """Make the tables of provider calls, jobs and zones, or bring them up to date.
 
-    Only adds: other tables are left alone. An SQLite file that holds jobs has their tables brought
-    up to date as well.
+    Only adds: other tables are left alone, and programs that run may go on. In an SQLite file, the
+    tables of jobs and zones are made by whoever opens it first.
     """
-    from ergon_framework.providers.migrations import HEAD, running
-
-    database = _database(config, store)
     if sql:
-        _show_sql(running.upgrade_script(database.dialect), as_json=as_json)
+        scripts = [each.script() for each in _tables(config, store, is_offline=True)]
+        _show_sql("".join(scripts), as_json=as_json)
         return
-    with database.connect(creates=True) as connection:
-        before = running.upgrade(connection)
-        rows = [_row("providers", running.current(connection), HEAD, before)]
-        jobs = _jobs_in(connection)
-    if database.file is not None and jobs is not None:
-        rows.append(_upgraded_jobs(database.file, jobs))
-    show_list(rows, _COLUMNS, as_json=as_json)
+    rows = []
+    for each in _tables(config, store):
+        before = each.upgrade()
+        rows.append(_row(each.part, each.current(), each.latest, before))
+    _show(rows, _COLUMNS, as_json=as_json)
 
 
 @app.command()
 def current(config: ConfigPath = None, store: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """Show the version of a store's tables, and the latest one that this program knows."""
-    from ergon_framework.jobs.stores.sqlite.ground import SCHEMA
-    from ergon_framework.providers.migrations import HEAD, running
-
-    with _database(config, store).connect() as connection:
-        rows = [{"part": "providers", "now": running.current(connection), "latest": HEAD}]
-        jobs = _jobs_in(connection)
-    if jobs is not None:
-        rows.append({"part": "jobs", "now": jobs, "latest": str(SCHEMA.version)})
-    show_list(rows, ["part", "now", "latest"], as_json=as_json)
+    rows = [
+        {"part": each.part, "now": each.current(), "latest": each.latest}
+        for each in _tables(config, store)
+    ]
+    _show(rows, ["part", "now", "latest"], as_json=as_json)
 
 
 @app.command()
@@ -111,27 +102,27 @@ def _database(config: Path | None, store: str | None) -> Database:
     return database_of(store or store_in_settings(config))
 
 
-def _jobs_in(connection: Connection) -> str | None:
-    """The version of the tables of jobs; None when there are none, as in a server's database."""
-    from sqlalchemy import inspect, text
+def _tables(
+    config: Path | None, store: str | None, *, is_offline: bool = False
+) -> Iterator[Tables]:
+    from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.tables import tables_in, tables_of
 
-    if not inspect(connection).has_table("ergon_schema"):
-        return None
-    found = connection.scalar(text("SELECT version FROM ergon_schema WHERE part = 'jobs'"))
-    return None if found is None else str(found)
-
-
-def _upgraded_jobs(file: Path, before: str) -> dict[str, Any]:
-    """What opening a store of jobs did to its tables: that brings them up to date."""
-    from ergon_framework.jobs.stores.sqlite.ground import SCHEMA
-    from ergon_framework.jobs.stores.sqlite.store import SqliteJobStore
-
-    with closing(SqliteJobStore(file)):
-        return _row("jobs", str(SCHEMA.version), str(SCHEMA.version), before)
+    if store:
+        return tables_in(store, is_offline=is_offline)
+    store_in_settings(config)  # says so when there is none
+    return tables_of(load_settings(config))
 
 
 def _row(part: str, now: str | None, latest: str, before: str | None) -> dict[str, Any]:
     return {"part": part, "before": before, "now": now, "latest": latest}
+
+
+def _show(rows: list[dict[str, Any]], columns: list[str], *, as_json: bool) -> None:
+    if rows or as_json:
+        show_list(rows, columns, as_json=as_json)
+    else:
+        print("the stores of the settings have no tables: there is nothing to bring up to date")
 
 
 def _show_sql(text: str, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ergon_framework.app.reading.store_files import has_table
+from ergon_framework.app.reading.store_files import has_calls, has_jobs
 from ergon_framework.errors import (
     ConfigurationError,
     JobNotFoundError,
@@ -43,10 +43,9 @@ class Places:
     def kinds(self) -> frozenset[Kind]:
         """What there is to look at. Without anything there are jobs, whose commands say so."""
         kinds = set()
-        if any(has_table(url, _TABLE) for url in self.letters):
+        if any(has_calls(url, _TABLE) for url in self.letters):
             kinds.add(Kind.PROVIDER)
-        is_for_letters_only = Kind.PROVIDER in kinds and not has_table(self.jobs, "ergon_jobs")
-        if not is_for_letters_only and not self.jobs.startswith("postgres"):
+        if Kind.PROVIDER not in kinds or has_jobs(self.jobs):
             kinds.add(Kind.JOB)
         return frozenset(kinds)
 
@@ -62,7 +61,7 @@ class Places:
 
     def opened(self) -> Iterator[ProviderStore]:
         """Each store with letters, open while it is looked at; at least one, or an error."""
-        for url in [url for url in self.letters if has_table(url, _TABLE)] or self.letters[:1]:
+        for url in [url for url in self.letters if has_calls(url, _TABLE)] or self.letters[:1]:
             with opened_letters(url) as store:
                 yield store
 
@@ -118,7 +117,7 @@ def opened_letters(url: str) -> Iterator[ProviderStore]:
             "no store of provider calls",
             remedy='write store = "sqlite:///work.db" under [providers], or give --url',
         )
-    if not has_table(url, _TABLE):
+    if not has_calls(url, _TABLE):
         raise ConfigurationError(
             "this store has no tables of provider calls", remedy="ergon db upgrade makes them"
         )

@@ -52,12 +52,12 @@ def opened_each(config: Path | None, url: str | None) -> Generator[ProviderDesk,
 
     Of several, those without tables are left out; each is open while it is looked at.
     """
-    from ergon_framework.app.reading.store_files import has_table
+    from ergon_framework.app.reading.store_files import has_calls
     from ergon_framework.app.reading.store_urls import call_stores
     from ergon_framework.app.settings import load_settings
 
     named = [] if url else call_stores(load_settings(config)).values()
-    there = [each for each in named if has_table(each, "provider_health_states")]
+    there = [each for each in named if has_calls(each, "provider_health_states")]
     for each in there or [named_store(config, url)]:
         with opened(config, each) as desk:
             yield desk

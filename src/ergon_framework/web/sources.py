@@ -10,9 +10,13 @@ from typing import Protocol
 from ergon_framework.app.boundary_address import NodeAddress, node_address
 from ergon_framework.app.jobs import setup_of
 from ergon_framework.app.reading.sections import Settings
-from ergon_framework.app.reading.store_urls import call_stores, is_in_memory, resolve_url
+from ergon_framework.app.reading.store_urls import (
+    call_stores,
+    is_in_memory,
+    keeps_jobs,
+    resolve_url,
+)
 from ergon_framework.errors import ConfigurationError, SettingsError
-from ergon_framework.storage.urls import file_of
 from ergon_framework.web.job_source import JobSource
 from ergon_framework.web.provider_source import ProviderSource
 from ergon_framework.web.zone_source import ZoneSource
@@ -51,6 +55,8 @@ class Sources:
         """Let go of what was opened."""
         for each in self.providers.values():
             each.close()
+        if self.jobs is not None:
+            self.jobs.close()
 
 
 def zone_part(name: str) -> str:
@@ -82,7 +88,7 @@ def sources_of(settings: Settings, url: str | None = None) -> Sources:
                 remedy="name a store in a database, such as sqlite:///work.db",
             )
     return Sources(
-        None if file_of(jobs.url) is None else JobSource(jobs),
+        JobSource(jobs) if keeps_jobs(jobs.url) else None,
         {
             provider_part(name): ProviderSource(each)
             for name, each in calls.items()
@@ -100,8 +106,8 @@ def _zones(settings: Settings) -> dict[str, ZoneSource]:
         setup = known_zone(settings.file, name)
         if setup is not None:
             timeout = settings.server.timeout * _NODE_PATIENCE
-            folder = Path(setup.settings.data)
-            found[name] = ZoneSource(name, _address(settings.file, name), folder, timeout)
+            address = _address(settings.file, name)
+            found[name] = ZoneSource(name, address, setup.settings, timeout)
     return found
 
 

@@ -1,4 +1,4 @@
-"""A zone as the server reads it: its node is asked, or else its folder looked into."""
+"""A zone as the server reads it: its node is asked, or else its stores are looked into."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.app.boundary_address import NodeAddress
-from ergon_framework.errors import ConfigurationError, ErgonError, NodeUnavailableError
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    NodeUnavailableError,
+    StoreSchemaError,
+)
 
 if TYPE_CHECKING:
+    from ergon_framework.boundary.settings import ZoneSettings
     from ergon_framework.boundary.zone import Zone
 
 _ADMIN = "bsfg.v1.BoundaryAdmin/"
@@ -25,11 +30,11 @@ class ZoneSource:
     name: str
     node: NodeAddress | None
     """None when the settings let the node choose its port: then nobody knows where it is."""
-    data: Path
+    settings: ZoneSettings
     timeout: float
 
     def status(self) -> dict[str, Any]:
-        """How the zone stands; ``source`` tells whether its node or its folder said so."""
+        """How the zone stands; ``source`` tells whether its node said so or its folder."""
         from ergon_framework.boundary.serving.status import status
 
         return self._asked("GetStatus", {}, status)
@@ -86,12 +91,11 @@ class ZoneSource:
     def _by_folder(
         self, look: Callable[[Zone], dict[str, Any]], refusal: ErgonError
     ) -> dict[str, Any]:
-        from ergon_framework.boundary.upkeep.local import looked_into
+        from ergon_framework.boundary.upkeep.local import looked_at
 
         try:
-            with looked_into(self.data) as zone:
-                if zone.name == self.name:
-                    return look(zone)
-        except ConfigurationError:
-            pass  # no zone lives there: the node is what was meant
+            with looked_at(self.name, self.settings) as zone:
+                return look(zone)
+        except (ConfigurationError, StoreSchemaError):
+            pass  # no such zone has been there: the node is what was meant
         raise refusal

@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from ergon_framework.app.checking.engines import examine_engines
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.job_findings import examine_jobs
 from ergon_framework.app.checking.provider_findings import examine_providers
@@ -170,4 +171,5 @@ def _settings(config: Path | None, timeout: float | None) -> Iterator[Finding]:
     yield from examine_jobs(settings, connects=timeout is not None)
     yield from examine_providers(settings, connects=timeout is not None)
     if timeout is not None:
+        yield from examine_engines(settings)
         yield from examine_parts(settings, timeout)

@@ -8,12 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from ergon_framework.app.boundary import ZoneSetup, check_peer, zones_of
+from ergon_framework.app.boundary_stores import unsaid
 from ergon_framework.app.checking.desk import Desk
 from ergon_framework.app.reading.store_urls import base_of
 from ergon_framework.app.running.ensemble import lives_here
 from ergon_framework.boundary.http.client_endpoint import is_loopback
 from ergon_framework.boundary.http.listening import check_plaintext, split_address
 from ergon_framework.boundary.node import certificates_of
+from ergon_framework.boundary.opening import (
+    check_fact_url,
+    check_object_place,
+    folders_of,
+    is_folder,
+    object_place,
+)
 from ergon_framework.boundary.serving.policy_file import read_policy
 from ergon_framework.errors import ConfigurationError
 
@@ -56,7 +64,22 @@ def _check_zone(desk: Desk, zone: ZoneSetup) -> None:
         with desk.noting(*_written(desk, zone, "policy")):
             read_policy(settings.policy)
     if lives_here(desk.settings, zone.name):
+        _check_stores(desk, zone)
         _check_node(desk, zone)
+
+
+def _check_stores(desk: Desk, zone: ZoneSetup) -> None:
+    settings = zone.settings
+    store, objects = (_written(desk, zone, key) for key in ("store", "objects"))
+    if zone.is_store_said and settings.store is not None and not desk.is_mistaken(*store):
+        with desk.noting(*store):
+            check_fact_url(settings.store.get_secret_value())
+    if not zone.is_store_said:
+        with desk.noting("zones", zone.name):
+            unsaid(zone.name, settings, has_folder=False)
+    if settings.objects is not None and not desk.is_mistaken(*objects):
+        with desk.noting(*objects):
+            check_object_place(settings.objects.get_secret_value())
 
 
 def _check_node(desk: Desk, zone: ZoneSetup) -> None:
@@ -84,15 +107,32 @@ def _written(desk: Desk, zone: ZoneSetup, key: str) -> tuple[str, ...]:
 
 
 def _check_folders(desk: Desk, zones: list[ZoneSetup]) -> None:
-    taken: dict[Path, str] = {}
+    taken: dict[str, str] = {}
     for zone in zones:
         if "\0" in zone.settings.data:
             desk.refuse(("zones", zone.name, "data"), "must not hold NUL characters", "remove them")
             continue
-        other = taken.setdefault(Path(zone.settings.data).resolve(), zone.name)
-        if other != zone.name:
-            problem = f"the zone {other!r} has that folder"
-            desk.refuse(("zones", zone.name, "data"), problem, "give each zone a folder of its own")
+        for key, what, place in _homes(zone):
+            other = taken.setdefault(place, zone.name)
+            if other != zone.name:
+                remedy = f"give each zone a {what} of its own"
+                desk.refuse(
+                    ("zones", zone.name, key), f"the zone {other!r} has that {what}", remedy
+                )
+                break
+
+
+def _homes(zone: ZoneSetup) -> Iterator[tuple[str, str, str]]:
+    """What a zone shares with no other: the key that says it, what it is, and where."""
+    settings = zone.settings
+    place = object_place(settings)
+    with suppress(ValueError, OSError):  # a path that cannot be one is told already
+        for folder in folders_of(settings):
+            key = "objects" if str(folder) == place else "store"
+            own = "data" if folder == Path(settings.data) else key
+            yield own, "folder", str(folder.resolve())
+    if not is_folder(place):
+        yield "objects", "place in a bucket", place.partition("?")[0].rstrip("/")
 
 
 def _check_ports(desk: Desk, zones: list[ZoneSetup]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ergon_framework.app.assembly.building import Maker, connector_maker, service_maker
 from ergon_framework.app.assembly.parts import offered
+from ergon_framework.app.checking.engines import is_observed
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.reading.addresses import examine_server, examine_store
 from ergon_framework.app.reading.secret_values import masked
@@ -38,8 +39,9 @@ def examine_parts(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Find
     for name, service in settings.services.items():
         make = partial(service_maker, name, service)
         yield _part(f"service {name}", make, service.options, timeout)
-    if settings.store.url is not None:
-        yield examine_store(settings.store.url.get_secret_value(), timeout)
+    url = "" if settings.store.url is None else settings.store.url.get_secret_value()
+    if url and not is_observed(url):
+        yield examine_store(url, timeout)
 
 
 def examine_endpoint(environ: Mapping[str, str], timeout: float = TIMEOUT) -> Iterator[Finding]:

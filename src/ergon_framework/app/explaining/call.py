@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ergon_framework.app.explaining.answers import Asked, Explanation
-from ergon_framework.app.reading.store_files import has_table, place_of
+from ergon_framework.app.reading.store_files import has_calls, place_of
 from ergon_framework.app.reading.store_urls import call_stores, is_in_memory, resolve_url
 from ergon_framework.core.instants import format_instant
 from ergon_framework.core.wording import coded, span, times
@@ -78,7 +78,7 @@ def _stores(asked: Asked) -> Iterator[str]:
         where = f"the provider calls in {place_of(url)}"
         if where not in asked.looked:
             asked.looked.append(where)
-        if has_table(url, "provider_execution_metrics"):
+        if has_calls(url, "provider_execution_metrics"):
             yield url
 
 

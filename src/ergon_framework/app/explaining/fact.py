@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ergon_framework.app.boundary import zones_of
 from ergon_framework.app.boundary_address import node_address
 from ergon_framework.app.explaining.answers import Asked, Explanation
 from ergon_framework.app.explaining.told import entries_told
-from ergon_framework.boundary.folder import FILE
+from ergon_framework.boundary.opening import fact_file
 from ergon_framework.boundary.serving.pages import gap_shape, quarantine_shape
 from ergon_framework.boundary.serving.status import status
-from ergon_framework.boundary.upkeep.local import looked_into
+from ergon_framework.boundary.upkeep.local import looked_at
 from ergon_framework.boundary.zone import PEER, Zone
 from ergon_framework.core.instants import format_instant
 from ergon_framework.core.wording import coded, times
@@ -77,10 +76,11 @@ def _everywhere(asked: Asked) -> Iterator[Standing]:
             yield from _at_site(asked.unit, _asked_site(ask))
         return
     for name, setup in zones_of(asked.settings).items():
-        folder = Path(setup.settings.data)
-        asked.looked.append(f"zone {name} in {folder}")
-        if (folder / FILE).is_file():
-            with looked_into(folder) as zone:
+        file = fact_file(setup.settings)
+        place = "on its server" if file is None else f"in {file.parent}"
+        asked.looked.append(f"zone {name} {place}")
+        if file is None or file.is_file():
+            with looked_at(name, setup.settings) as zone:
                 yield from _at_site(asked.unit, _local_site(zone))
 
 

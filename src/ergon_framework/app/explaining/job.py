@@ -9,14 +9,13 @@ from ergon_framework.app.explaining.answers import Asked, Explanation
 from ergon_framework.app.explaining.call import lanes_holding
 from ergon_framework.app.explaining.told import entries_told
 from ergon_framework.app.jobs import setup_of
-from ergon_framework.app.reading.store_files import has_table, place_of
+from ergon_framework.app.reading.store_files import has_jobs, place_of
 from ergon_framework.core.failure import Kind
 from ergon_framework.errors import JobNotFoundError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.why import explain_job
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.storage.urls import file_of
 
 
 def explain_job_id(asked: Asked) -> Iterator[Explanation]:
@@ -25,7 +24,7 @@ def explain_job_id(asked: Asked) -> Iterator[Explanation]:
     if not setup.url or setup.url.lower().startswith("memory:"):
         return
     asked.looked.append(f"the jobs in {place_of(setup.url)}")
-    if file_of(setup.url) is not None and not has_table(setup.url, "ergon_jobs"):
+    if not has_jobs(setup.url):
         return
     with (
         closing(open_store(setup.url, read_only=True)) as store,

@@ -19,11 +19,36 @@ def place_of(url: str) -> str:
     return str(file) if file is not None else f"the {url.partition(':')[0]} store"
 
 
-def has_table(url: str, name: str) -> bool:
-    """Whether a store has a table; a server is believed to have what it is asked for."""
+def has_calls(url: str, table: str) -> bool:
+    """Whether a store has a table of provider calls; PostgreSQL is believed to have it."""
     file = file_of(url)
-    if file is None:
-        return url.lower().startswith("postgres") and name.startswith("provider_")
+    return _is_postgres(url) if file is None else _has_table(file, table)
+
+
+def has_jobs(url: str) -> bool:
+    """Whether anybody has stored jobs there, as far as that can be seen without making anything.
+
+    A server that does not answer is believed to have them: whoever opens it says what is wrong.
+    """
+    file = file_of(url)
+    if file is not None:
+        return _has_table(file, "ergon_jobs")
+    if not _is_postgres(url):
+        return True  # Redis has no tables that could be missing
+    from ergon_framework.jobs.stores.postgres.ground import SCHEMA
+    from ergon_framework.storage.postgres.upkeep import version_of
+
+    try:
+        return version_of(url, SCHEMA) is not None
+    except StoreError:
+        return True
+
+
+def _is_postgres(url: str) -> bool:
+    return url.lower().startswith("postgres")
+
+
+def _has_table(file: Path, name: str) -> bool:
     try:
         return file_has_table(file, name)
     except StoreError:

@@ -22,17 +22,29 @@ def store_url(settings: Settings, *own: SecretStr | None) -> str:
 def call_stores(settings: Settings) -> dict[str, str]:
     """Every store of provider calls that the settings name, each URL once.
 
-    The one of all has the name ""; one that only some use has the name of the first of them.
+    The one of all has the name ""; one that only some use has the name of the first of them. A
+    store of all parts that keeps no provider calls is left out where there is no provider.
     """
     section = settings.extensions.get("providers")
     common = getattr(section, "store", None)
     named = {} if section is None else section.named
-    found = {"": store_url(settings, common)}
+    shared = store_url(settings, common)
+    found = {"": shared} if section is not None or keeps_calls(shared) else {}
     for name, entry in named.items():
         url = store_url(settings, entry.store, common)
         if url not in found.values():
             found[name] = url
     return {name: url for name, url in found.items() if url}
+
+
+def keeps_jobs(url: str) -> bool:
+    """Whether the store is of a kind that keeps jobs."""
+    return bool(url) and not url.lower().startswith("nats:")
+
+
+def keeps_calls(url: str) -> bool:
+    """Whether the store is of a kind that keeps provider calls."""
+    return bool(url) and not url.lower().startswith(("nats:", "redis:", "rediss:"))
 
 
 def is_in_memory(url: str) -> bool:

@@ -39,6 +39,7 @@ class PartKind(StrEnum):
 
 
 _SECTIONS = {PartKind.TASK: "tasks", PartKind.ZONE: "zones"}
+_HOMES = frozenset({"data", "store", "objects"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,8 @@ def part_named(text: str, settings: Settings) -> Part:
 
 
 def lives_here(settings: Settings, zone: str) -> bool:
-    """Whether a zone's node is kept here; one without ``data`` is only an address."""
-    return "data" in settings.extensions["zones"][zone].model_fields_set
+    """Whether a zone's node is kept here; one that does not say where it lives is an address."""
+    return not _HOMES.isdisjoint(settings.extensions["zones"][zone].model_fields_set)
 
 
 def rows(settings: Settings) -> Iterator[Row]:

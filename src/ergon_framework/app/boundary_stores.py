@@ -1,0 +1,64 @@
+"""Where a zone of the settings keeps its facts and its objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import SecretStr
+
+from ergon_framework.app.reading.sections import Settings
+from ergon_framework.app.reading.store_urls import base_of, resolve_url
+from ergon_framework.boundary.folder import FILE
+from ergon_framework.boundary.opening import is_folder, is_server
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.errors import SettingsError
+
+
+def for_one(defaults: ZoneSettings, name: str) -> ZoneSettings:
+    """What all zones have in common, for one of them: its objects get a place of their own."""
+    if defaults.objects is None:
+        return defaults
+    place, mark, options = defaults.objects.get_secret_value().partition("?")
+    own = quote(name, safe="")
+    own = own if is_folder(place) else quote(own)  # names in a bucket are written as in a URL
+    objects = SecretStr(f"{place.rstrip('/')}/{own}{mark}{options}")
+    return defaults.model_copy(update={"objects": objects})
+
+
+def with_stores(settings: ZoneSettings, found: Settings) -> ZoneSettings:
+    """The same with ``[store]`` where it serves facts, and with the paths of stores absolute."""
+    store, objects, base = settings.store, settings.objects, base_of(found)
+    common = found.store.url
+    if store is None and common is not None and is_server(common.get_secret_value()):
+        store = common
+    if store is not None:
+        store = SecretStr(resolve_url(store.get_secret_value(), base))
+    if objects is not None and is_folder(objects.get_secret_value()):
+        objects = SecretStr(str((base / objects.get_secret_value()).absolute()))
+    return settings.model_copy(update={"store": store, "objects": objects})
+
+
+def closed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a command, those that may hold a password as settings hold them."""
+    secret = {key: SecretStr(options[key]) for key in ("store", "objects") if key in options}
+    return {**options, **secret}
+
+
+def unsaid(name: str, settings: ZoneSettings, *, has_folder: bool) -> ZoneSettings:
+    """Settings of a zone that does not say itself where its facts are.
+
+    A command that names a folder means the facts in it. Otherwise nobody begins an empty log on the
+    server of ``[store]`` while the folder has one.
+    """
+    if has_folder:
+        return settings.model_copy(update={"store": None})
+    file = Path(settings.data) / FILE
+    if settings.store is not None and file.is_file():
+        raise SettingsError(
+            f"zone {name!r} has facts in {file}, and [store] names a server",
+            remedy="say which of them it is with store under [zones.NAME]; ergon move copies facts",
+        )
+    return settings

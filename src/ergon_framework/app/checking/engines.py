@@ -1,0 +1,103 @@
+"""Looking at every engine that the settings name: its version, durability, latency and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.reading.sections import Settings
+from ergon_framework.app.reading.store_urls import call_stores
+from ergon_framework.app.settings import revealed
+from ergon_framework.errors import ErgonError, describe
+from ergon_framework.storage.observing import Observation
+
+Observe = Callable[[str], Iterator[Observation]]
+
+
+def examine_engines(settings: Settings) -> Iterator[Finding]:
+    """Each server once, however many parts use it; files are looked at by their parts."""
+    for url, parts in engines_of(settings).items():
+        name = f"{_kind(url)} ({', '.join(parts)})"
+        try:
+            observe = _observer(url)
+        except ErgonError as error:
+            yield Finding(name, Status.BAD, error.message, error.remedy)
+        else:
+            if observe is not None:
+                yield from _examined(name, url, observe)
+
+
+def is_observed(url: str) -> bool:
+    """Whether a store is of a kind that is looked at here."""
+    return _kind(url) in {"postgresql", "redis", "nats", "s3"}
+
+
+def engines_of(settings: Settings) -> dict[str, list[str]]:
+    """The URL of every store, and which parts keep their work there."""
+    from ergon_framework.app.boundary import zones_of
+    from ergon_framework.app.jobs import setup_of
+
+    found: dict[str, list[str]] = {}
+    if {"jobs", "executors", "schedules"} & settings.extensions.keys():
+        found.setdefault(setup_of(settings).url, []).append("jobs")
+    if "providers" in settings.extensions:
+        for name, url in call_stores(settings).items():
+            found.setdefault(url, []).append(f"provider {name}" if name else "providers")
+    for name, zone in zones_of(settings).items():
+        for place in (zone.settings.store, zone.settings.objects):
+            found.setdefault(revealed(place) or "", []).append(f"zone {name}")
+    if settings.store.url is not None and not found:
+        found[revealed(settings.store.url) or ""] = ["store"]
+    return {url: list(dict.fromkeys(parts)) for url, parts in found.items() if "://" in url}
+
+
+def _kind(url: str) -> str:
+    scheme = url.partition(":")[0].partition("+")[0].lower()
+    return {"postgres": "postgresql", "rediss": "redis"}.get(scheme, scheme)
+
+
+def _observer(url: str) -> Observe | None:
+    """Who looks at that kind of server; imported late, for its driver may be missing."""
+    match _kind(url):
+        case "postgresql":
+            from ergon_framework.storage.postgres.address import address_of
+
+            address_of(url)  # names the extra that is missing
+            from ergon_framework.storage.postgres.observing import observe as postgres
+
+            return postgres
+        case "redis":
+            from ergon_framework.storage.redis.address import address_of as redis_address
+
+            redis_address(url)
+            from ergon_framework.storage.redis.observing import observe as redis
+
+            return redis
+        case "nats":
+            from ergon_framework.storage.nats.address import address_of as nats_address
+
+            nats_address(url)
+            from ergon_framework.storage.nats.observing import observe as nats
+
+            return nats
+        case "s3":
+            from ergon_framework.boundary.objects.s3_observing import observe as s3
+
+            return s3
+    return None
+
+
+def _examined(name: str, url: str, observe: Observe) -> Iterator[Finding]:
+    try:
+        for seen in observe(url):
+            yield Finding(f"{name} {seen.what}", _status(seen), seen.found, seen.remedy)
+    except ErgonError as error:
+        yield Finding(name, Status.BAD, error.message, error.remedy)
+    except Exception as error:
+        yield Finding(name, Status.BAD, f"could not be looked at: {describe(error)}")
+
+
+def _status(seen: Observation) -> Status:
+    if seen.is_grave:
+        return Status.BAD
+    return Status.NOTE if seen.remedy else Status.OK

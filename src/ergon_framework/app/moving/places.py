@@ -1,0 +1,86 @@
+"""What the names on the command line mean: files, folders and servers, and what lies there."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from ergon_framework.boundary.folder import FILE, OBJECTS
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.urls import SQLITE, file_of
+
+_DATABASES = ("sqlite", "postgresql", "postgres")
+_SECRETS = frozenset({"password", "passwd", "sslpassword", "token"})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A store by its URL, or a zone by its folder."""
+
+    given: str
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is the folder that a zone lives in."""
+        return "://" not in self.given
+
+    @property
+    def url(self) -> str:
+        """The URL of the store; a folder has its facts in a file."""
+        return f"{SQLITE}{Path(self.given).absolute() / FILE}" if self.is_folder else self.given
+
+    @property
+    def is_database(self) -> bool:
+        """Whether it can keep provider calls."""
+        return self.url.partition("://")[0].lower().partition("+")[0] in _DATABASES
+
+    @property
+    def file(self) -> Path | None:
+        """The file of a store on SQLite."""
+        found = file_of(self.url)
+        return None if found is None else found.absolute()
+
+    @property
+    def objects(self) -> str | None:
+        """Where the objects of a zone lie that lives in a folder."""
+        return str(Path(self.given).absolute() / OBJECTS) if self.is_folder else None
+
+    @property
+    def name(self) -> str:
+        """What it is known by, without anything secret."""
+        if self.file is not None:
+            return str(self.file)
+        parts = urlsplit(self.given)
+        query = [(key, value) for key, value in parse_qsl(parts.query) if key not in _SECRETS]
+        host = parts.netloc.rpartition("@")[2]
+        return parts._replace(netloc=host, query=urlencode(sorted(query)), fragment="").geturl()
+
+    def refuse_missing(self) -> None:
+        """A store that is to be read must be there; one on a server says so itself."""
+        if self.file is not None and not self.file.is_file():
+            raise ConfigurationError(
+                f"there is no file {self.file} to move from",
+                remedy="FROM is the store that is there, and TO the new one",
+            )
+
+    def parts(self) -> frozenset[str]:
+        """What a file says that it keeps; anything, for a server."""
+        if self.file is None:
+            return frozenset({"jobs", "boundary"})
+        return frozenset(row[0] for row in self._ask("SELECT part FROM ergon_schema"))
+
+    def zone(self) -> str | None:
+        """Whose facts a file keeps, if anybody's."""
+        rows = [] if self.file is None else self._ask("SELECT zone FROM ergon_boundary_store")
+        return rows[0][0] if rows else None
+
+    def _ask(self, question: str) -> list[tuple[str]]:
+        try:
+            uri = f"{Path(self.file or '').as_uri()}?mode=ro"
+            with closing(sqlite3.connect(uri, uri=True)) as connection:
+                return connection.execute(question).fetchall()
+        except sqlite3.Error:  # no such table, or no database: whoever opens it says so
+            return []

@@ -1,0 +1,161 @@
+"""Copies of what is kept about provider calls, from one SQL database to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, cast
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    collate,
+    inspect,
+    literal,
+    select,
+    tuple_,
+)
+
+from ergon_framework.errors import StoreSchemaError
+from ergon_framework.ports.moving import C, Copy
+from ergon_framework.providers.migrations import HEAD, running
+from ergon_framework.providers.migrations.database import Database
+from ergon_framework.providers.models import metadata
+
+_TABLES = sorted(metadata.tables.values(), key=lambda table: table.name)
+_MARKS = Table(
+    "ergon_provider_moves",
+    MetaData(),
+    Column("one", Integer, primary_key=True),
+    Column("mark", LargeBinary, nullable=False),
+)
+
+
+class RowCopy(Copy, frozen=True):
+    """A row, by table and primary key."""
+
+    table: str
+    values: dict[str, Any]
+
+    holds_keys: ClassVar[bool] = True
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Table and primary key."""
+        keys = metadata.tables[self.table].primary_key.columns
+        return (self.table, *(self.values[column.name] for column in keys))
+
+
+KINDS: tuple[type[Copy], ...] = (RowCopy,)
+
+
+class ProviderArchive:
+    """The tables of provider calls in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @property
+    def name(self) -> str:
+        """What to call it in front of people."""
+        return self._database.name
+
+    def is_there(self) -> bool:
+        """Whether there are such tables; those of another version are refused."""
+        if self._database.file is not None and not self._database.file.exists():
+            return False
+        with self._database.connect() as connection:
+            found = running.current(connection)
+        if found not in (None, HEAD):
+            raise StoreSchemaError(
+                f"{self.name} has tables of provider calls of version {found}, not {HEAD}",
+                remedy="bring them up to date first: ergon db upgrade --store URL",
+            )
+        return found is not None
+
+    def dump(self, kind: type[C], after: Any, limit: int) -> list[C]:
+        """Rows after a place, in order."""
+        del kind  # there is one
+        if not self.is_there():
+            return []
+        with self._database.connect() as connection:
+            found: list[RowCopy] = []
+            for table in _TABLES:
+                if after is None or table.name >= after[0]:
+                    keys = after[1:] if after is not None and table.name == after[0] else None
+                    found += _rows(connection, table, keys, limit - len(found))
+                if len(found) >= limit:
+                    break
+        return cast("list[C]", found)
+
+    def load(self, copies: Sequence[Copy]) -> None:
+        """Put rows in, whatever was there."""
+        with self._database.connect() as connection:
+            for table, rows in _by_table(copies):
+                _remove(connection, table, rows)
+                connection.execute(table.insert(), rows)
+
+    def discard(self, copies: Sequence[Copy]) -> None:
+        """Take rows out; those that are not there are fine."""
+        with self._database.connect() as connection:
+            for table, rows in _by_table(copies):
+                _remove(connection, table, rows)
+
+    def mark(self) -> bytes | None:
+        """What was written down about a move into this database."""
+        if not self.is_there():
+            return None
+        with self._database.connect() as connection:
+            if not inspect(connection).has_table(_MARKS.name):
+                return None
+            found = connection.scalar(select(_MARKS.c.mark))
+        return None if found is None else bytes(found)
+
+    def set_mark(self, mark: bytes | None) -> None:
+        """Write something down about a move into this database, or forget it.
+
+        That is the first thing a move writes: where there are no tables yet, they are made.
+        """
+        with self._database.connect(creates=True) as connection:
+            running.upgrade(connection)
+            _MARKS.create(connection, checkfirst=True)
+            connection.execute(_MARKS.delete())
+            if mark is not None:
+                connection.execute(_MARKS.insert(), [{"one": 1, "mark": mark}])
+
+
+def _rows(
+    connection: Connection, table: Table, after: tuple[Any, ...] | None, limit: int
+) -> list[RowCopy]:
+    """Rows after a primary key; texts are compared as everywhere, whatever the database thinks."""
+    is_server = connection.dialect.name == "postgresql"
+    keys = list(table.primary_key.columns)
+    order = [
+        collate(key, "C") if is_server and isinstance(key.type, String) else key for key in keys
+    ]
+    query = select(table).order_by(*order).limit(limit)
+    if after is not None:
+        place = [literal(value, key.type) for value, key in zip(after, keys, strict=True)]
+        query = query.where(tuple_(*order) > tuple_(*place))
+    names = [str(column.name) for column in table.columns]
+    rows = connection.execute(query)
+    return [RowCopy(str(table.name), dict(zip(names, row, strict=True))) for row in rows]
+
+
+def _by_table(copies: Sequence[Copy]) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for copy in copies:
+        if isinstance(copy, RowCopy):
+            rows.setdefault(copy.table, []).append(copy.values)
+    for name, found in rows.items():
+        yield metadata.tables[name], found
+
+
+def _remove(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        same = [key == row[key.name] for key in table.primary_key.columns]
+        connection.execute(table.delete().where(*same))

@@ -1,0 +1,130 @@
+"""``ergon move``: what a store holds, copied into another one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.session import JsonFlag
+
+if TYPE_CHECKING:
+    from ergon_framework.app.moving.copying import Moved, Tell, Told
+
+_COLUMNS = ["part", "what", "copied", "discarded", "count", "digest"]
+_STRIDE = 10_000  # copies between two lines where there is no terminal
+
+
+def move(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="A store's URL or zone's folder.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="An empty one, or an earlier copy.")],
+    zone: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Move the facts of this zone, not jobs.")
+    ] = None,
+    objects: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="FROM TO", help="Where a zone's objects are, and where they go."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would be copied; write nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Read FROM although somebody still works with it.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Copy jobs, schedules, provider calls, or a zone's facts and objects, into another store.
+
+    FROM and TO may be of different kinds: sqlite:///work.db, postgresql://host/name,
+    redis://host/0, nats://host, or the folder of a zone. Stop everything that works with FROM
+    before. Both sides are compared at the end. The same again copies what is missing or has changed
+    since, also after a move that was cut off; a TO that holds anything else is refused. JSON is one
+    object per line: how far it is, and at the end one for each kind of thing.
+    """
+    from ergon_framework.app.moving.moving import Asked, run
+    from ergon_framework.app.moving.places import Place
+
+    asked = Asked(Place(source), Place(target), zone, objects, force, dry_run)
+    with _progress(as_json=as_json) as tell:
+        outcome = run(asked, tell)
+    rows = [_row(each, is_trial=dry_run) for each in outcome.moved]
+    if as_json:
+        for row in rows:
+            show_one(row, as_json=True)
+        return
+    columns = _COLUMNS[:4] if dry_run else _COLUMNS
+    show_list([_shortened(row) for row in rows], columns, as_json=False)
+    for note in outcome.notes:
+        print(note)
+
+
+def _row(moved: Moved, *, is_trial: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "part": moved.part,
+        "what": moved.kind,
+        "copied": moved.copied,
+        "discarded": moved.discarded,
+    }
+    if is_trial or moved.sum is None:
+        return row
+    return {**row, "count": moved.sum.count, "digest": moved.sum.digest}
+
+
+def _shortened(row: dict[str, Any]) -> dict[str, Any]:
+    """Enough of a digest for people."""
+    return {**row, "digest": str(row.get("digest", ""))[:16]}
+
+
+@contextmanager
+def _progress(*, as_json: bool) -> Iterator[Tell]:
+    """A bar on a terminal, lines of JSON for a program, and a line now and then for a file."""
+    if as_json:
+        yield _tell_program
+    elif sys.stderr.isatty():
+        with _bar() as tell:
+            yield tell
+    else:
+        yield _Lines()
+
+
+def _tell_program(told: Told) -> None:
+    shape = {"part": told.part, "doing": told.what, "done": told.done, "total": told.total}
+    show_one(shape, as_json=True)
+
+
+class _Lines:
+    """Says when something begins, and then once in a while."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._next = 0
+
+    def __call__(self, told: Told) -> None:
+        """Tell it, if it is worth a line."""
+        if told.what == self._what and told.done < self._next:
+            return
+        self._what, self._next = told.what, told.done + _STRIDE
+        of = "" if told.total is None else f" of {told.total}"
+        print(f"{told.what}: {told.done}{of}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _bar() -> Iterator[Tell]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("opening", total=None)
+        yield lambda told: shown.update(
+            task, description=told.what, completed=told.done, total=told.total
+        )

@@ -1,0 +1,84 @@
+"""Stores with something of everything in them, and a look at whether two hold the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+from ergon_framework.app.moving.comparing import summed
+from ergon_framework.app.moving.moving import Asked, Outcome, run
+from ergon_framework.app.moving.places import Place
+from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.ports.moving import FACT_KINDS, JOB_KINDS, Archive
+from ergon_framework.testing.suites.factstore import moving as fact_checks
+from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
+from ergon_framework.testing.suites.factstore.subject import Ways
+from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.jobstore import moving as job_checks
+from ergon_framework.testing.suites.jobstore.subject import Subject as JobSubject
+
+ZONE = "plant-a"
+WAIT = 60
+
+
+def with_jobs(url: str, work: Callable[[JobSubject], Any] = job_checks.fill) -> str:
+    """A job store in which something was done; its URL."""
+    clock = HandClock()
+    with closing(open_store(url, clock=clock)) as store:
+        work(JobSubject(store, clock, None, WAIT))
+    return url
+
+
+def with_facts(url: str, work: Callable[[FactSubject], Any] = fact_checks.fill) -> str:
+    """A fact store in which something was done; its URL."""
+    clock = HandClock()
+    with closing(open_fact_store(url, zone=ZONE, clock=clock)) as store:
+        work(FactSubject(store, clock, Ways(), WAIT))
+    return url
+
+
+def moved(source: str | Path, target: str | Path, **how: Any) -> Outcome:
+    """Move, without watching."""
+    return run(Asked(Place(str(source)), Place(str(target)), **how), lambda _: None)
+
+
+def copied(outcome: Outcome) -> dict[str, int]:
+    """How many of each kind were copied, those left out of which none was."""
+    return {each.kind: each.copied for each in outcome.moved if each.copied}
+
+
+def discarded(outcome: Outcome) -> dict[str, int]:
+    """How many of each kind were taken away, those left out of which none was."""
+    return {each.kind: each.discarded for each in outcome.moved if each.discarded}
+
+
+def job_sums(url: str) -> dict[str, Any]:
+    """What a job store holds, by kind."""
+    with closing(open_store(url, read_only=True)) as store:
+        archive = cast("Archive", store)
+        return {kind.__name__: summed(archive, kind) for kind in JOB_KINDS}
+
+
+def fact_sums(url: str) -> dict[str, Any]:
+    """What a fact store holds, by kind."""
+    with closing(open_fact_store(url, zone=ZONE, read_only=True)) as store:
+        archive = cast("Archive", store)
+        return {kind.__name__: summed(archive, kind) for kind in FACT_KINDS}
+
+
+def ergon(*arguments: str, failpoints: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command as a process."""
+    return subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-m", "ergon_framework.cli", *arguments],
+        env=os.environ | {"ERGON_FAILPOINTS": failpoints},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT,
+    )

@@ -1,0 +1,248 @@
+"""Moving jobs from one file to another."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.app.moving import copying
+from ergon_framework.app.moving.places import Place
+from ergon_framework.core.job import CancelAsked, JobStatus, RunAsked
+from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.ports.jobstore import Search, WorkerRecord
+from ergon_framework.ports.moving import JOB_KINDS, is_half_moved
+from ergon_framework.testing.suites.jobstore.moving import fill
+from ergon_framework.testing.suites.jobstore.subject import Subject, new
+from tests.app.moving.stock import copied, discarded, ergon, job_sums, moved, with_jobs
+
+pytestmark = pytest.mark.req("SCALE:move")
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[str, str]:
+    """Where jobs come from, and where they go."""
+    return with_jobs(f"sqlite:///{tmp_path}/old.db"), f"sqlite:///{tmp_path}/new.db"
+
+
+def test_everything_arrives(places: tuple[str, str]) -> None:
+    """Both sides hold the same, and the outcome says how much and with which digest."""
+    outcome = moved(*places)
+    assert job_sums(places[1]) == job_sums(places[0])
+    sums = {each.kind: each.sum for each in outcome.moved}
+    assert sums["jobs"] == job_sums(places[0])["JobCopy"]
+    assert copied(outcome) == {"queue settings": 2, "jobs": 9, "schedules": 2}
+
+
+def test_the_same_again_copies_nothing(places: tuple[str, str]) -> None:
+    """A second move finds all of it there."""
+    moved(*places)
+    again = moved(*places)
+    assert (copied(again), discarded(again)) == ({}, {})
+    assert job_sums(places[1]) == job_sums(places[0])
+
+
+def test_only_what_changed_is_copied_again(places: tuple[str, str]) -> None:
+    """What is new, what was moved on and what is gone since, and nothing else."""
+    moved(*places)
+
+    def more(s: Subject) -> None:
+        s.must(s.get("again"), CancelAsked(), keep=60.0)
+        s.store.purge([s.get("dead")])
+        s.put("fresh", "fresher")
+        s.store.set_queue("shut", is_paused=False)
+        s.store.drop_schedule("daily")
+
+    with_jobs(places[0], more)
+    again = moved(*places)
+    assert copied(again) == {"jobs": 3}
+    assert discarded(again) == {"queue settings": 1, "jobs": 1, "schedules": 1}
+    assert job_sums(places[1]) == job_sums(places[0])
+
+
+def test_a_unique_key_may_change_hands_in_between(tmp_path: Path) -> None:
+    """Also to a job that is older than the one that had it when first moved."""
+    source, target = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db"
+
+    def first(s: Subject) -> None:
+        s.put("older", unique_key="u")
+        s.must(s.get("older"), CancelAsked())
+        s.put("younger", unique_key="u")
+
+    def then(s: Subject) -> None:
+        s.must(s.get("younger"), CancelAsked())
+        s.must(s.get("older"), RunAsked())
+
+    with_jobs(source, first)
+    moved(source, target)
+    with_jobs(source, then)
+    assert copied(moved(source, target)) == {"jobs": 2}
+    assert job_sums(target) == job_sums(source)
+
+
+def test_an_id_may_be_used_again_in_between(tmp_path: Path) -> None:
+    """The new job of an old id comes last, as it does where it was added."""
+    source, target = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db"
+
+    def first(s: Subject) -> None:
+        s.put("a", "b", "c")
+        s.must(s.get("a"), CancelAsked())
+
+    def then(s: Subject) -> None:
+        s.clock.forward(5.0)
+        s.store.purge([s.get("a")])
+        s.put("a")
+
+    with_jobs(source, first)
+    moved(source, target)
+    with_jobs(source, then)
+    again = moved(source, target)
+    assert (copied(again), discarded(again)) == ({"jobs": 1}, {"jobs": 1})
+    assert job_sums(target) == job_sums(source)
+
+
+def test_a_store_that_holds_something_else_is_refused(places: tuple[str, str]) -> None:
+    """Nothing of it is changed."""
+    with_jobs(places[1], lambda s: s.put("mine"))
+    before = job_sums(places[1])
+    with pytest.raises(StoreError, match="holds jobs already"):
+        moved(*places)
+    assert job_sums(places[1]) == before
+
+
+def test_a_copy_of_another_store_is_refused(places: tuple[str, str], tmp_path: Path) -> None:
+    """A mark says whose copy it is."""
+    other = with_jobs(f"sqlite:///{tmp_path}/other.db", lambda s: s.put("theirs"))
+    moved(*places)
+    with pytest.raises(StoreError, match="from another store"):
+        moved(other, places[1])
+
+
+def test_a_store_that_was_used_since_is_refused(places: tuple[str, str]) -> None:
+    """Moving again would bring back what was done there."""
+    moved(*places)
+    with_jobs(places[1], lambda s: s.put("mine"))
+    with pytest.raises(StoreError, match="has been in use since"):
+        moved(*places)
+    with closing(open_store(places[1])) as store:
+        assert store.find("mine") is not None
+
+
+def test_workers_are_named_and_refused(places: tuple[str, str]) -> None:
+    """Somebody would still change what is being copied, unless that is wanted."""
+    record = WorkerRecord(id="w9", host="here", pid=77, version="1", started_at=0.0)
+    with closing(open_store(places[0])) as store:
+        store.tell(record)
+    with pytest.raises(StoreError, match=r"w9 \(process 77 on here\)"):
+        moved(*places)
+    moved(*places, is_forced=True)
+    assert job_sums(places[1]) == job_sums(places[0])
+    with closing(open_store(places[1])) as store:
+        store.tell(record)
+    with pytest.raises(StoreError, match="workers use"):
+        moved(*places, is_forced=True)
+
+
+def test_a_trial_writes_nothing(places: tuple[str, str], tmp_path: Path) -> None:
+    """It tells what would be copied, whether the other store is there or not."""
+    found = moved(*places, is_trial=True)
+    assert copied(found)["jobs"] == 9
+    assert not (tmp_path / "new.db").exists()
+    moved(*places)
+    with_jobs(places[0], lambda s: s.put("more"))
+    before = job_sums(places[1])
+    assert copied(moved(*places, is_trial=True)) == {"jobs": 1}
+    assert job_sums(places[1]) == before
+
+
+def test_running_jobs_are_rescued_in_the_new_store(places: tuple[str, str]) -> None:
+    """Their leases go along, and run out there."""
+    moved(*places)
+    with closing(open_store(places[1])) as store:
+        [job] = store.search(Search(statuses=(JobStatus.ACTIVE,)))
+        assert [each.id for each in store.overdue(10)] == [job.id] == ["running"]
+
+
+def test_a_half_moved_store_is_not_worked_with(places: tuple[str, str]) -> None:
+    """Neither by workers and clients nor as the source of another move; looking is fine."""
+
+    class Cut(Exception):
+        """The move ends here."""
+
+    def stop(_: copying.Told) -> None:
+        raise Cut
+
+    with closing(open_store(places[0])) as source, closing(open_store(places[1])) as target:
+        assert isinstance(source, SqliteJobStore)
+        assert isinstance(target, SqliteJobStore)
+        part = copying.Part("jobs", source, target, JOB_KINDS, "x", "new.db")
+        copying.begin(part)
+        with pytest.raises(Cut):
+            copying.move(part, stop)
+        assert is_half_moved(target)
+    with pytest.raises(StoreError, match="a move into this store has not ended"):
+        open_store(places[1])
+    open_store(places[1], read_only=True).close()
+    with pytest.raises(StoreError, match="has not ended"):
+        moved(places[1], f"{places[0]}.third")
+
+
+def test_what_does_not_arrive_is_noticed(places: tuple[str, str]) -> None:
+    """Both sides are read anew at the end; a store that loses something is found out."""
+
+    class Loses(MemoryJobStore):
+        """Forgets the last job of each page."""
+
+        def load(self, copies):  # type: ignore[no-untyped-def]
+            super().load(copies[:-1])
+
+    with closing(open_store(places[0])) as source, closing(Loses()) as target:
+        assert isinstance(source, SqliteJobStore)
+        part = copying.Part("jobs", source, target, JOB_KINDS, "x", "the new one")
+        copying.begin(part)
+        with pytest.raises(StoreError, match=r"the new one does not hold the same .*: \d+ of them"):
+            copying.move(part, lambda _: None)
+        assert is_half_moved(target)
+
+
+def test_a_store_is_not_moved_into_itself(places: tuple[str, str], tmp_path: Path) -> None:
+    """Nor one that is not there, nor a file that keeps no jobs."""
+    with pytest.raises(ConfigurationError, match="into itself"):
+        moved(places[0], places[0])
+    with pytest.raises(ConfigurationError, match=r"no file .*missing\.db"):
+        moved(f"sqlite:///{tmp_path}/missing.db", places[1])
+    assert not (tmp_path / "missing.db").exists()
+    (tmp_path / "other.db").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match="neither jobs nor provider calls"):
+        moved(f"sqlite:///{tmp_path}/other.db", places[1])
+
+
+def test_names_hold_no_secrets() -> None:
+    """What a store is known by, in the mark and in front of people."""
+    place = Place("postgresql://me:hunter2@db.example:5432/work?sslmode=require&password=x")
+    assert place.name == "postgresql://db.example:5432/work?sslmode=require"
+
+
+def many(s: Subject) -> None:
+    """Enough jobs for several commits."""
+    fill(s)
+    s.store.add([new(f"n{number}") for number in range(1200)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["move.jobs.before_commit", "move.jobs.after_commit"])
+@pytest.mark.parametrize("nth", [1, 2, 3, 5])
+def test_a_move_that_is_killed_goes_on(point: str, nth: int, tmp_path: Path) -> None:
+    """Wherever it was cut off, the same command again ends the same, and then it may be used."""
+    source, target = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db"
+    with_jobs(source, many)
+    died = ergon("move", source, target, failpoints=f"{point}=kill@{nth}")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    moved(source, target)
+    assert job_sums(target) == job_sums(source)
+    open_store(target).close()

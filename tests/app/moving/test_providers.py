@@ -1,0 +1,151 @@
+"""Moving what is kept about provider calls."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import String, Table, update
+
+from ergon_framework.app.moving.comparing import summed
+from ergon_framework.app.moving.providers import ProviderArchive, RowCopy
+from ergon_framework.errors import StoreError, StoreSchemaError
+from ergon_framework.providers.migrations import running
+from ergon_framework.providers.migrations.database import database_of
+from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, metadata
+from tests.app.moving.stock import copied, discarded, job_sums, moved, with_jobs
+
+pytestmark = pytest.mark.req("SCALE:move")
+
+START = datetime(2030, 3, 17, 12, 0, 0, 123456, tzinfo=UTC)
+_WORDS = {"breaker_state": "open", "outcome": "dead_letter", "status": None}
+
+
+def value_of(table: Table, column: Any, number: int) -> Any:
+    """Something that fits into a column; keys differ from row to row."""
+    if column.name == "status":
+        return "pending" if "letters" in table.name else "failed"
+    if column.name in _WORDS:
+        return _WORDS[column.name]
+    if isinstance(column.type, UtcDateTime):
+        return START + timedelta(minutes=number)
+    if isinstance(column.type, String):
+        return f"{'éa'[number % 2]}{number:04}"
+    return {bool: True, bytes: b"\x00\xff", float: 0.25}.get(column.type.python_type, number)
+
+
+def with_calls(url: str, rows: int = 7) -> str:
+    """A database with some rows of each table."""
+    with database_of(url).connect(creates=True) as connection:
+        running.upgrade(connection)
+        for table in metadata.sorted_tables:
+            values = [
+                {each.name: value_of(table, each, number) for each in table.columns}
+                for number in range(rows)
+            ]
+            connection.execute(table.insert(), values)
+    return url
+
+
+def sums(url: str) -> Any:
+    """What a database holds about provider calls."""
+    return summed(ProviderArchive(database_of(url)), RowCopy)
+
+
+def test_rows_of_all_tables_arrive(tmp_path: Path) -> None:
+    """Dead letters, quotas, circuits, keys, attempts and roll-ups, with the jobs beside them."""
+    source, target = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db"
+    with_jobs(with_calls(source))
+    outcome = moved(source, target)
+    assert copied(outcome)["provider rows"] == 7 * len(metadata.tables)
+    assert {each.part for each in outcome.moved} == {"jobs", "provider calls"}
+    assert sums(target) == sums(source)
+    assert copied(moved(source, target)) == {}
+
+
+def test_only_what_changed_is_copied_again(tmp_path: Path) -> None:
+    """Rows that changed, that are new and that are gone; also without any jobs."""
+    source, target = with_calls(f"sqlite:///{tmp_path}/old.db"), f"sqlite:///{tmp_path}/new.db"
+    moved(source, target)
+    letters = ProviderDeadLetter.__table__
+    assert isinstance(letters, Table)
+    with database_of(source).connect() as connection:
+        first = letters.c.dead_letter_id == "é0000"
+        connection.execute(update(letters).where(first).values(status="redriven"))
+        connection.execute(letters.delete().where(letters.c.dead_letter_id == "a0001"))
+        row = {each.name: value_of(letters, each, 99) for each in letters.columns}
+        connection.execute(letters.insert(), [row])
+    again = moved(source, target)
+    assert (copied(again), discarded(again)) == ({"provider rows": 2}, {"provider rows": 1})
+    assert sums(target) == sums(source)
+
+
+def test_a_row_may_take_the_place_of_another(tmp_path: Path) -> None:
+    """A lane that was forgotten and came back has another id and the same unique key."""
+    source, target = with_calls(f"sqlite:///{tmp_path}/old.db"), f"sqlite:///{tmp_path}/new.db"
+    moved(source, target)
+    lanes = metadata.tables["provider_health_states"]
+    with database_of(source).connect() as connection:
+        connection.execute(update(lanes).where(lanes.c.id == "é0000").values(id="0-new"))
+    moved(source, target)
+    assert sums(target) == sums(source)
+
+
+def test_a_database_with_other_rows_is_refused(tmp_path: Path) -> None:
+    """Nothing of it is changed."""
+    source, target = with_calls(f"sqlite:///{tmp_path}/old.db"), f"sqlite:///{tmp_path}/new.db"
+    with_calls(target, rows=2)
+    before = sums(target)
+    with pytest.raises(StoreError, match="holds provider calls already"):
+        moved(source, target)
+    assert sums(target) == before
+
+
+def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
+    """They are brought up to date first."""
+    source = with_calls(f"sqlite:///{tmp_path}/old.db")
+    with database_of(source).connect() as connection:
+        connection.exec_driver_sql("UPDATE ergon_provider_alembic_version SET version_num = '0'")
+    with pytest.raises(StoreSchemaError, match="ergon db upgrade"):
+        moved(source, f"sqlite:///{tmp_path}/new.db")
+
+
+def test_a_trial_makes_no_tables(tmp_path: Path) -> None:
+    """It tells how many rows would be copied."""
+    source = with_calls(f"sqlite:///{tmp_path}/old.db")
+    outcome = moved(source, f"sqlite:///{tmp_path}/new.db", is_trial=True)
+    assert copied(outcome) == {"provider rows": 7 * len(metadata.tables)}
+    assert not (tmp_path / "new.db").exists()
+
+
+@pytest.mark.slow
+def test_rows_go_to_postgresql_and_back(tmp_path: Path, postgres_url: str) -> None:
+    """Whatever the server thinks about the order of letters."""
+    source, target = with_calls(f"sqlite:///{tmp_path}/old.db"), f"sqlite:///{tmp_path}/new.db"
+    moved(source, postgres_url)
+    assert sums(postgres_url) == sums(source)
+    moved(postgres_url, target)
+    assert sums(target) == sums(source)
+
+
+@pytest.mark.slow
+def test_redis_keeps_no_provider_calls(tmp_path: Path, redis_url: str) -> None:
+    """They stay where they are, and that is said."""
+    source = with_jobs(with_calls(f"sqlite:///{tmp_path}/old.db"))
+    outcome = moved(source, redis_url)
+    assert {each.part for each in outcome.moved} == {"jobs"}
+    assert outcome.notes == [
+        "provider calls and their dead letters stay: only SQLite and PostgreSQL keep them"
+    ]
+
+
+def test_nothing_is_written_when_one_part_is_refused(tmp_path: Path) -> None:
+    """Jobs stay away from a database that holds other provider calls."""
+    source, target = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db"
+    with_jobs(with_calls(source))
+    with_calls(target, rows=1)
+    with pytest.raises(StoreError, match="holds provider calls already"):
+        moved(source, target)
+    assert job_sums(target)["JobCopy"].count == 0

@@ -1,0 +1,244 @@
+"""Moving a zone: its facts, and the objects that they refer to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.boundary.opening import open_fact_store, open_object_store
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import ConfigurationError, DataLossError, StoreError
+from ergon_framework.ports.factstore import OUTBOUND
+from ergon_framework.testing.suites.factstore.moving import fill
+from ergon_framework.testing.suites.factstore.subject import Subject, new
+from tests.app.moving.stock import (
+    ZONE,
+    copied,
+    discarded,
+    ergon,
+    fact_sums,
+    moved,
+    with_facts,
+)
+from tests.cli.boundary_desk import message
+
+pytestmark = pytest.mark.req("SCALE:move")
+
+
+def facts_in(folder: Path) -> str:
+    """The URL of the facts in a folder."""
+    return f"sqlite:///{folder}/facts.db"
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    """The folder of a zone with facts, and a new one."""
+    (tmp_path / "old").mkdir()
+    with_facts(facts_in(tmp_path / "old"))
+    return tmp_path / "old", tmp_path / "new"
+
+
+@pytest.fixture
+def zone(tmp_path: Path) -> Path:
+    """The folder of a zone with objects."""
+    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "zone"))) as found:
+        found.put("files", "one", b"one" * 1000)
+        found.put("files", "also-one", b"one" * 1000)
+        found.put("files", "two", b"two" * 500_000)
+        asked = json.loads(message("m-1"))
+        found.append(asked["envelope"], asked["fact"])
+    return tmp_path / "zone"
+
+
+def test_a_zone_arrives_whole(places: tuple[Path, Path]) -> None:
+    """Facts, ids, gaps, consumers, quarantine, names, links and epoch, from file to file."""
+    source, target = facts_in(places[0]), facts_in(places[1])
+    places[1].mkdir()
+    first = moved(source, target, zone=ZONE)
+    assert fact_sums(target) == fact_sums(source)
+    assert copied(first)["facts"] > 5
+    again = moved(source, target, zone=ZONE)
+    assert (copied(again), discarded(again)) == ({}, {})
+
+
+def test_what_came_since_is_added(places: tuple[Path, Path]) -> None:
+    """And what was dropped since is dropped."""
+    source, target = facts_in(places[0]), facts_in(places[1])
+    places[1].mkdir()
+    moved(source, target, zone=ZONE)
+
+    def more(s: Subject) -> None:
+        s.put("x", "y")
+        s.store.truncate(OUTBOUND, 5, loss_reason="disk")
+        s.store.delete_consumer("guest")
+
+    with_facts(source, more)
+    again = moved(source, target, zone=ZONE)
+    assert copied(again)["facts"] == 2
+    assert discarded(again)["consumers"] == 1
+    assert fact_sums(target) == fact_sums(source)
+
+
+def test_objects_go_along(zone: Path, tmp_path: Path) -> None:
+    """Between two folders without a word about it; each bytes once, and again nothing."""
+    first = moved(zone, tmp_path / "new")
+    assert copied(first)["objects"] == 2
+    again = moved(zone, tmp_path / "new")
+    assert copied(again) == {}
+    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))) as found:
+        kept = found.store.object("files", "two")
+        assert kept is not None
+        assert found.objects.verify(kept.digest, kept.size) is None
+        assert found.store.info().epoch
+    assert fact_sums(facts_in(tmp_path / "new"))["FactCopy"].count == 1
+
+
+def test_objects_may_go_elsewhere(zone: Path, tmp_path: Path) -> None:
+    """Where --objects says; without it they stay, and that is said."""
+    target = facts_in(tmp_path / "new")
+    (tmp_path / "new").mkdir()
+    left = moved(zone, target)
+    assert left.notes == ["objects stay where they are: --objects FROM TO copies them"]
+    elsewhere = tmp_path / "elsewhere"
+    found = moved(zone, target, objects=(str(zone / "objects"), str(elsewhere)))
+    assert copied(found) == {"objects": 2}
+    with closing(open_object_store(elsewhere)) as objects:
+        assert len(list(objects.digests())) == 2
+
+
+def test_an_object_that_is_gone_is_told(zone: Path, tmp_path: Path) -> None:
+    """A name whose bytes are missing stops the move before any fact is written."""
+    for blob in (zone / "objects").glob("sha256/*/*/*"):
+        blob.unlink()
+    with pytest.raises(DataLossError, match="the bytes of files/also-one are not there"):
+        moved(zone, tmp_path / "new")
+    assert fact_sums(facts_in(tmp_path / "new"))["FactCopy"].count == 0
+
+
+def test_a_zone_that_a_node_holds_is_refused(zone: Path, tmp_path: Path) -> None:
+    """On either side; with --force the source is read nevertheless."""
+    with closing(DataFolder.lock(zone)):
+        with pytest.raises(ConfigurationError, match="in use by another node"):
+            moved(zone, tmp_path / "new")
+        moved(zone, tmp_path / "new", is_forced=True)
+    with (
+        closing(DataFolder.lock(tmp_path / "new")),
+        pytest.raises(ConfigurationError, match="in use by another node"),
+    ):
+        moved(zone, tmp_path / "new", is_forced=True)
+
+
+def test_a_zone_with_other_facts_is_refused(places: tuple[Path, Path]) -> None:
+    """Nothing of it is changed."""
+    places[1].mkdir()
+    with_facts(facts_in(places[1]), lambda s: s.put("mine"))
+    before = fact_sums(facts_in(places[1]))
+    with pytest.raises(StoreError, match="holds facts already"):
+        moved(*places)
+    assert fact_sums(facts_in(places[1])) == before
+
+
+def test_a_zone_that_went_on_is_refused(places: tuple[Path, Path]) -> None:
+    """What was appended to the copy would be lost."""
+    places[1].mkdir()
+    source, target = facts_in(places[0]), facts_in(places[1])
+    moved(source, target)
+    with_facts(target, lambda s: s.put("mine"))
+    with pytest.raises(StoreError, match="has been in use since"):
+        moved(source, target)
+
+
+def test_a_damaged_fact_stops_the_move(places: tuple[Path, Path]) -> None:
+    """It is named, and the new store cannot be taken for a whole one."""
+    places[1].mkdir()
+    source, target = facts_in(places[0]), facts_in(places[1])
+    with closing(sqlite3.connect(places[0] / "facts.db")) as connection:
+        connection.execute("UPDATE ergon_boundary_facts SET fact = x'00' WHERE id & 255 = 5")
+        connection.commit()
+    with pytest.raises(DataLossError, match="the fact at 5 of outbound"):
+        moved(source, target)
+    with pytest.raises(StoreError, match="has not ended"):
+        Zone.open(ZONE, ZoneSettings(data=str(places[1])))
+
+
+def test_a_backup_begins_a_new_epoch_also_when_it_is_moved(
+    places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Peers must notice that it went back in time."""
+    with closing(open_fact_store(facts_in(places[0]), zone=ZONE)) as store:
+        epoch = store.info().epoch
+        store.backup(str(tmp_path / "backup"))
+    places[1].mkdir()
+    moved(facts_in(tmp_path / "backup"), facts_in(places[1]))
+    with closing(open_fact_store(facts_in(places[1]), zone=ZONE)) as store:
+        assert store.info().epoch != epoch
+
+
+def test_which_zone_must_be_known(tmp_path: Path) -> None:
+    """A server does not say it by itself, and a zone has the same name on both sides."""
+    with pytest.raises(ConfigurationError, match="which zone"):
+        moved("nats://127.0.0.1:1", tmp_path / "new")
+
+
+def test_a_trial_writes_nothing(zone: Path, tmp_path: Path) -> None:
+    """It tells what would be copied."""
+    found = moved(zone, tmp_path / "new", is_trial=True)
+    assert copied(found)["objects"] == 3
+    assert copied(found)["facts"] == 1
+    assert not (tmp_path / "new").exists()
+
+
+def many(s: Subject) -> None:
+    """Enough facts for several commits, and many that were dropped."""
+    fill(s)
+    for start in range(0, 3000, 500):
+        s.store.append(OUTBOUND, [new(f"n{number}") for number in range(start, start + 500)])
+    s.store.truncate(OUTBOUND, 2000, loss_reason="disk")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["boundary.move.before", "boundary.move.after"])
+@pytest.mark.parametrize("nth", [1, 2, 4, 8, 14])
+def test_a_move_that_is_killed_goes_on(point: str, nth: int, tmp_path: Path) -> None:
+    """Wherever it was cut off, the same command again ends the same."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    source = with_facts(facts_in(tmp_path / "old"), many)
+    target = facts_in(tmp_path / "new")
+    died = ergon("move", source, target, failpoints=f"{point}=kill@{nth}")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    moved(source, target)
+    assert fact_sums(target) == fact_sums(source)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["move.object.before", "move.object.after"])
+def test_objects_that_are_cut_off_go_on(point: str, zone: Path, tmp_path: Path) -> None:
+    """Bytes come before the names that stand for them."""
+    died = ergon("move", str(zone), str(tmp_path / "new"), failpoints=f"{point}=kill@2")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    moved(zone, tmp_path / "new")
+    assert fact_sums(facts_in(tmp_path / "new")) == fact_sums(facts_in(zone))
+
+
+@pytest.mark.slow
+def test_objects_go_to_a_bucket_and_back(zone: Path, tmp_path: Path, s3_url: str) -> None:
+    """Each is hashed on its way, and the same again copies none."""
+    for name in ("new", "last"):
+        (tmp_path / name).mkdir()
+    away = (str(zone / "objects"), s3_url)
+    back = (s3_url, str(tmp_path / "last" / "objects"))
+    first = facts_in(tmp_path / "new")
+    assert copied(moved(zone, first, objects=away))["objects"] == 2
+    assert copied(moved(zone, first, objects=away)) == {}
+    assert copied(moved(first, facts_in(tmp_path / "last"), objects=back))["objects"] == 2
+    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "last"))) as found:
+        for kept in found.store.objects():
+            assert found.objects.verify(kept.digest, kept.size) is None

@@ -1,0 +1,82 @@
+"""``ergon db`` on a real PostgreSQL database: every part, and programs of two versions."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from ergon_framework.boundary.logs.postgres import PostgresFactStore
+from ergon_framework.jobs.stores.postgres.ground import SCHEMA
+from ergon_framework.jobs.stores.postgres.store import PostgresJobStore
+from tests.app.workplace import Workplace
+from tests.cli.test_db_command import Desk, desk
+
+__all__ = ["desk"]
+
+pytestmark = pytest.mark.req("SCALE:upgrade")
+
+
+def rows(desk: Desk) -> dict[str, dict[str, str | None]]:
+    """What was shown, by part."""
+    return {row.pop("part"): row for row in json.loads(desk.out)}
+
+
+def test_the_tables_of_every_part_are_made(desk: Desk, postgres_url: str) -> None:
+    """Provider calls and jobs; zones have theirs when they are there."""
+    assert desk("upgrade", "--store", postgres_url, "--json") == 0
+    found = rows(desk)
+    assert set(found) == {"providers", "jobs"}
+    assert found["jobs"] == {
+        "before": None,
+        "now": str(SCHEMA.version),
+        "latest": str(SCHEMA.version),
+    }
+    with closing(PostgresJobStore(postgres_url)) as store:
+        assert store.queues() == []
+    PostgresFactStore(postgres_url, zone="plant a").close()
+    assert desk("current", "--store", postgres_url, "--json") == 0
+    assert set(rows(desk)) == {"providers", "jobs", "zone plant a"}
+    assert desk("upgrade", "--store", postgres_url, "--json") == 0
+    assert rows(desk)["zone plant a"]["before"] is not None
+
+
+def test_the_settings_name_the_parts(desk: Desk, workplace: Workplace, postgres_url: str) -> None:
+    """Each where it is kept, zones by their names."""
+    workplace.settings(
+        f'[store]\nurl = "{postgres_url}"\n[zones.plant]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+    )
+    assert desk("upgrade", "--json") == 0
+    assert set(rows(desk)) == {"providers", "jobs", "zone plant"}
+
+
+def test_the_printed_sql_makes_the_same_tables(desk: Desk, postgres_url: str) -> None:
+    """Whoever may not run the command runs the statements."""
+    assert desk("upgrade", "--store", postgres_url, "--sql") == 0
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(desk.out.encode())
+    with closing(PostgresJobStore(postgres_url)) as store:
+        assert store.find("none") is None
+    assert desk("current", "--store", postgres_url, "--json") == 0
+    assert all(row["now"] == row["latest"] for row in rows(desk).values())
+
+
+def test_tables_that_are_too_new_stay_as_they_are(desk: Desk, postgres_url: str) -> None:
+    """The command says which version they have, and which it knows."""
+    PostgresJobStore(postgres_url).close()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("UPDATE ergon_schema SET version = 99, compatible = 98")
+    assert desk("upgrade", "--store", postgres_url) == 1
+    assert "for programs that work with version 98 or later" in desk.err
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "nats://127.0.0.1:1"])
+def test_a_store_without_tables_says_so(desk: Desk, workplace: Workplace, url: str) -> None:
+    """By name it is refused; in the settings there is just nothing to do."""
+    assert desk("upgrade", "--store", url) == 2
+    assert "has no tables" in desk.err
+    workplace.settings(f'[store]\nurl = "{url}"\n')
+    assert desk("upgrade") == 0
+    assert "nothing to bring up to date" in desk.out
