@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 
 from ergon_framework.storage.postgres.arrays import (
@@ -15,7 +17,7 @@ from ergon_framework.storage.postgres.arrays import (
 
 def test_what_comes_out_is_what_went_in(postgres_url: str) -> None:
     """Every type, with its extremes, and without any value at all."""
-    given = [
+    given: list[list[Any]] = [
         [b"", b"\0\xff", b"x" * 5000],
         [0, -1, (1 << 63) - 1, -(1 << 63)],
         [0, -1, (1 << 31) - 1],
@@ -24,6 +26,6 @@ def test_what_comes_out_is_what_went_in(postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
         for values in (given, [[]] * 4):
             cursor = taking_arrays(psycopg.RawCursor(connection))
-            packed = (Bytes(values[0]), Bigints(values[1]), Integers(values[2]), Floats(values[3]))  # type: ignore[arg-type]
+            packed = (Bytes(values[0]), Bigints(values[1]), Integers(values[2]), Floats(values[3]))
             cursor.execute("SELECT $1, $2, $3, $4", packed)
             assert cursor.fetchone() == tuple(values)
