@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from ergon_framework.errors import ConsumerHeldError, StoreBrokenError, StoreError
+from ergon_framework.errors import ConsumerHeldError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, Link, Quarantined
-from ergon_framework.storage.nats import Message
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
 from tests.boundary.nats.conftest import Open
 from tests.boundary.nats.damage import lose
@@ -172,25 +171,40 @@ def test_a_backup_is_left_to_the_server(open_store: Open) -> None:
     assert "nats stream backup" in (caught.value.remedy or "")
 
 
-def test_a_last_fact_that_was_lost_begins_a_new_epoch(open_store: Open) -> None:
-    """When the end of the stream is gone, offsets may be given again: readers must notice."""
+def test_a_last_fact_that_was_lost_keeps_its_offset(open_store: Open) -> None:
+    """A fact at the end that is gone is damage like any other: its offset is not given again."""
+    store = open_store()
+    store.append(OUTBOUND, [new("a"), new("b")])
+    lose(store, OUTBOUND, 2)
+    again = open_store()
+    assert again.append(OUTBOUND, [new("b"), new("c")]) == [Appended(2, True), Appended(3)]
+    assert [each.offset for each in again.verify(OUTBOUND) if isinstance(each, Flaw)] == [2]
+
+
+def test_a_stream_that_lost_its_end_begins_a_new_epoch(open_store: Open) -> None:
+    """When what was written last is gone, the store may have gone back: readers must notice."""
     store = open_store()
     epoch = store.info().epoch
     store.append(OUTBOUND, [new("a")])
-    store.append(OUTBOUND, [new("b")])
-    lose(store, OUTBOUND, 2)
+    standing = store._stream.standing()
+    assert standing is not None
+    store._stream.delete(standing.last)
     assert open_store().info().epoch != epoch
     assert open_store().info().epoch == store.info().epoch
 
 
-def test_a_last_fact_that_cannot_be_read(open_store: Open) -> None:
-    """A log whose end cannot be read takes no fact: it would get an offset that is taken."""
+def test_old_messages_of_records_are_removed(open_store: Open) -> None:
+    """A record that is written again and again takes no more room than a few messages."""
     store = open_store()
-    store.append(OUTBOUND, [new("a")])
-    subject = store._subjects.entry(OUTBOUND, "plant-b")
-    store._stream.commit([Message(subject, b"rubbish")], None)
-    with pytest.raises(StoreBrokenError, match="cannot be read"):
-        store.append(OUTBOUND, [new("b")])
+    store.create_consumer("c", OUTBOUND)
+    for number in range(120):
+        store.append(OUTBOUND, [new(f"id-{number}")])
+        store.serve("c", 9, PLENTY, holder="h")
+        store.confirm("c", number + 1, holder="h")
+    stream, subjects = store._stream, store._subjects
+    for subject in (subjects.consumer("c"), subjects.shelf(OUTBOUND)):
+        assert len(list(stream.walk(subject))) <= 60
+    assert store.consumer("c").cursor == 120
 
 
 def test_a_fact_that_is_too_large_for_the_server(open_store: Open) -> None:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore, logs
+from ergon_framework.boundary.logs.postgres import PostgresFactStore, ground, logs
 from ergon_framework.boundary.logs.postgres.ground import SCHEMA, namespace_of, zones_in
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.errors import (
@@ -359,6 +359,19 @@ def test_another_process_wakes_who_waits(open_store: Open) -> None:
     assert woken.wait(WAIT)
     woken.clear()
     rival.receive("plant-b", [sent("x", 1)], Link("plant-b"))
+    assert woken.wait(WAIT)
+
+
+def test_who_waits_is_woken_without_a_bell(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooler may keep announcements to itself: new facts are looked for as well."""
+    monkeypatch.setattr(ground, "LOOK", 0.01)
+    store, rival = open_store(), open_store()
+    monkeypatch.setattr(store, "_channel", "elsewhere")
+    woken = threading.Event()
+    store.subscribe(woken.set)
+    put(rival, "a")
     assert woken.wait(WAIT)
 
 

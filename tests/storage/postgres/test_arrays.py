@@ -24,7 +24,8 @@ def test_what_comes_out_is_what_went_in(postgres_url: str) -> None:
         [0.0, -1.5, 1e300],
     ]
     with psycopg.connect(postgres_url) as connection:
-        for values in (given, [[]] * 4):
+        nothing: list[list[Any]] = [[], [], [], []]
+        for values in (given, nothing):
             cursor = taking_arrays(psycopg.RawCursor(connection))
             packed = (Bytes(values[0]), Bigints(values[1]), Integers(values[2]), Floats(values[3]))
             cursor.execute("SELECT $1, $2, $3, $4", packed)

@@ -1,1 +1,1 @@
-"""Where facts are kept: in memory, or in an SQLite file."""
+"""Where facts are kept: in memory, in an SQLite file, on PostgreSQL, or on NATS."""

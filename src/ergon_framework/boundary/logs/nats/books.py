@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ergon_framework.boundary.logs.nats import entries
-from ergon_framework.boundary.logs.nats.coding import Base, Note, Tally, decode, encode
+from ergon_framework.boundary.logs.nats.coding import Note, Tally, decode, encode
 from ergon_framework.boundary.logs.nats.entries import Entry, Known, Place
 from ergon_framework.boundary.logs.nats.memory import Memory, Record, matches
 from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.nats.subjects import Subjects
-from ergon_framework.errors import StoreBrokenError
+from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.nats import Message, NatsStream, Stored
 
 T = TypeVar("T")
@@ -101,16 +101,12 @@ class Books:
     # ---- logs -----------------------------------------------------------------------------------
 
     def shelf(self, log: str) -> Shelf | None:
-        """A log as it is after this step so far; None when there is none."""
+        """A log, whose changes are written at the end of the step; None when there is none."""
         found = self._shelves.get(log)
         if found is None:
-            kept = self.memory.shelves.get(log)
-            if kept is None:
-                kept = self._load(log)
-                if kept is None:
-                    return None
-                self.memory.shelves[log] = kept
-            found = self._shelves[log] = kept.copy()
+            found = self.get(Shelf, self.subjects.shelf(log))
+            if found is not None:
+                self._shelves[log] = found
         return found
 
     def shelf_or_new(self, log: str) -> Shelf:
@@ -120,18 +116,19 @@ class Books:
             tally = self.tally
             tally.logs += 1
             self.put(self.subjects.tally, tally)
-            found = self._shelves[log] = Shelf(Base(log, tally.logs))
-            self.put_base(found)
+            found = self._shelves[log] = Shelf(log, tally.logs)
         return found
 
-    def replace_shelf(self, base: Base) -> None:
-        """Let a log without entries stand where a base says."""
-        shelf = self._shelves[base.name] = Shelf(base)
-        self.put_base(shelf)
+    def shelves(self) -> list[Shelf]:
+        """Every log, ``outbound`` first."""
+        names = [each.name for each in self.all(Shelf, self.subjects.shelves).values()]
+        found = (self.shelf(name) for name in {*names, *self._shelves})
+        logs = [each for each in found if each is not None]
+        return sorted(logs, key=lambda shelf: (shelf.name != OUTBOUND, shelf.name))
 
-    def put_base(self, shelf: Shelf) -> None:
-        """Write down how a log stands below its first entry."""
-        self.put(self.subjects.base(shelf.name), shelf.base)
+    def replace_shelf(self, shelf: Shelf) -> None:
+        """Let a log stand elsewhere."""
+        self._shelves[shelf.name] = shelf
 
     @property
     def next_seq(self) -> int:
@@ -149,30 +146,6 @@ class Books:
         """Write an id alone, which must not be there yet."""
         data = entries.id_record(known)
         self._others.append(Message(self.subjects.id(key), data, {EXPECTED: "0"}))
-
-    def _load(self, log: str) -> Shelf | None:
-        base = self.get(Base, self.subjects.base(log))
-        if base is None:
-            return None
-        newest = self.stream.last(self.subjects.entries(log))
-        entry = None if newest is None else entries.read(base.number, newest.seq, newest.data)
-        if newest is not None and entry is None:
-            raise StoreBrokenError(
-                f"the last fact of {log} cannot be read, so nobody knows its offset",
-                remedy="restore the stream from a backup",
-                details={"log": log, "sequence": newest.seq},
-            )
-        return Shelf.standing(base, entry)
-
-    def latest(self, shelf: Shelf, to_zone: str) -> int:
-        """The last offset of a fact to a zone."""
-        known = shelf.latest.get(to_zone)
-        if known is None:
-            found = self.stream.last(self.subjects.facts(shelf.name, to_zone))
-            entry = None if found is None else self.entry(shelf, found)
-            known = max(shelf.base.latest.get(to_zone, 0), entry.offset if entry else 0)
-            shelf.latest[to_zone] = known
-        return known
 
     def entry(self, shelf: Shelf, found: Stored) -> Entry | None:
         """An entry out of its message."""
@@ -206,10 +179,14 @@ class Books:
 
     # ---- the end of the step --------------------------------------------------------------------
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is to be written."""
-        return not (self._entries or self._others or self._puts)
+    def finish(self) -> bool:
+        """Add logs that were changed to what is to be written; whether there is anything."""
+        for shelf in self._shelves.values():
+            subject, data = self.subjects.shelf(shelf.name), encode(shelf)
+            kept = self.memory.records.get(subject)
+            if kept is None or kept.data != data:
+                self._puts[subject] = data
+        return bool(self._entries or self._others or self._puts)
 
     def messages(self) -> list[Message]:
         """All that is to be written: what others depend on comes last."""
@@ -227,6 +204,5 @@ class Books:
         """Remember what is in the stream now, which ends there."""
         first = last - len(self.messages()) + 1
         seqs = {message.subject: first + n for n, message in enumerate(self.messages())}
-        self.memory.shelves |= self._shelves
         self.memory.add({each: Record(data, seqs[each]) for each, data in self._puts.items()})
         self.memory.last = last

@@ -3,35 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from ergon_framework.boundary.logs.nats.entries import NO_CHAIN
-
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Base:
-    """How a log stands below its first kept entry."""
-
-    name: str
-    number: int
-    first: int = 1
-    first_seq: int = 0
-    """All entries from this sequence on are kept ones; 0 when that is not known."""
-    chain: bytes = NO_CHAIN
-    """Below the first."""
-    total: int = 0
-    """Bytes below the first."""
-    risen_at: float = 0.0
-    """The latest instant below the first."""
-    last_at: float | None = None
-    """When the last one below the first was recorded."""
-    latest: dict[str, int] = field(default_factory=dict)
-    """For each zone, the last offset below the first of a fact to it."""
-    gaps: int = 0
-    """How many losses were ever recorded."""
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ class Entering:
         shelf = books.shelf_or_new(log)
         if new.references:
             self._refer(new.references)
-        alike = 0 if new.to_zone == NOBODY else books.latest(shelf, new.to_zone)
+        alike = shelf.latest.get(new.to_zone, 0)
         now = self._now if recorded_at is None else recorded_at
         offset, total = shelf.head + 1, shelf.total + fact.size
         shelf.risen_at = max(shelf.risen_at, now)
@@ -59,7 +59,9 @@ class Entering:
             shelf.number, offset, alike, total, shelf.risen_at, now, fact, shelf.chain
         )
         shelf.head, shelf.total, shelf.last_at = offset, total, now
-        shelf.head_seq, shelf.latest[new.to_zone] = books.next_seq, offset
+        shelf.head_seq = books.next_seq
+        if new.to_zone != NOBODY:
+            shelf.latest[new.to_zone] = offset
         known = Known(offset, new.digest, shelf.head_seq, new.envelope)
         books.add(Message(books.subjects.entry(log, new.to_zone), data), fact.key, known)
         self._fresh[fact.key] = known

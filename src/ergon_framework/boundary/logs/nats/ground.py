@@ -127,9 +127,8 @@ class Ground(Bells):
                 if is_sure and self._is_unchanged(books):
                     raise
             else:
-                if books.is_empty and is_sure:
-                    return books, result
-                if not books.is_empty and self._is_committed(books, call):
+                has_news = books.finish()
+                if self._is_committed(books, call) if has_news else is_sure:
                     return books, result
             is_sure = True
         raise _too_busy(self.url)
@@ -150,7 +149,7 @@ class Ground(Bells):
                 if books.is_sure and self._is_unchanged(books):
                     raise
                 continue
-            if books.is_empty and books.is_sure:
+            if not books.finish() and books.is_sure:
                 return result
             message = books.only(subject)
             if message is None:

@@ -9,14 +9,12 @@ from time import perf_counter
 from ergon_framework.boundary.logs.grouping import Grouping
 from ergon_framework.boundary.logs.nats import pages
 from ergon_framework.boundary.logs.nats.books import Books
-from ergon_framework.boundary.logs.nats.coding import Base
 from ergon_framework.boundary.logs.nats.entering import Entering
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.records import Prepared, key_of, prepare
 from ergon_framework.errors import DataLossError, StoreError
 from ergon_framework.ports.factstore import (
-    OUTBOUND,
     Flaw,
     Found,
     Full,
@@ -129,7 +127,7 @@ class NatsLogs(Ground):
         """Look an id up in one log, or in all: ``outbound`` first."""
 
         def work(books: Books) -> Found | None:
-            found = [each for each in shelves(books) if log in {None, each.name}]
+            found = [each for each in books.shelves() if log in {None, each.name}]
             keys = {each.name: key_of(each.name, from_zone, message_id) for each in found}
             known = books.known(keys.values())
             for shelf in found:
@@ -164,13 +162,13 @@ class NatsLogs(Ground):
 
     def logs(self) -> list[LogInfo]:
         """Every log, ``outbound`` first and always."""
-        return self._look(lambda books: [each.info() for each in shelves(books)])
+        return self._look(lambda books: [each.info() for each in books.shelves()])
 
     def gaps(self, log: str | None = None) -> list[Gap]:
         """Every recorded loss."""
 
         def work(books: Books) -> list[Gap]:
-            found = [each for each in shelves(books) if log in {None, each.name}]
+            found = [each for each in books.shelves() if log in {None, each.name}]
             return [gap for shelf in found for gap in pages.gaps_of(books, shelf)]
 
         return self._look(work)
@@ -182,7 +180,7 @@ class NatsLogs(Ground):
             shelf = books.shelf(log)
             if shelf is None:
                 return 0
-            if shelf.base.risen_at >= before:  # the clock has gone back since: look at each
+            if shelf.cut_risen_at >= before:  # the clock has gone back since: look at each
                 return _aged_one_by_one(books, shelf, before)
             last = pages.search(books, shelf, lambda entry: entry.risen_at < before)
             return shelf.first - 1 if last is None else last.offset
@@ -220,16 +218,6 @@ def _leg(shelf: Shelf, at: int) -> Callable[[Books], tuple[list[Flaw | int], int
         return found, seen if found else shelf.head
 
     return work
-
-
-def shelves(books: Books) -> list[Shelf]:
-    """Every log, ``outbound`` first."""
-    bases = books.all(Base, books.subjects.bases).values()
-    found = [books.shelf(each.name) for each in bases]
-    return sorted(
-        (each for each in found if each is not None),
-        key=lambda shelf: (shelf.name != OUTBOUND, shelf.name),
-    )
 
 
 def _aged_one_by_one(books: Books, shelf: Shelf, before: float) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ergon_framework.boundary.logs.nats.entries import Place
-from ergon_framework.boundary.logs.nats.shelves import Shelf
 
 MOST = 5_000
 """Records, and places of entries."""
@@ -31,7 +30,6 @@ class Memory:
         self.last = -1
         self.records: dict[str, Record] = {}
         self.lists: dict[str, set[str]] = {}
-        self.shelves: dict[str, Shelf] = {}
         self.places: dict[tuple[str, int], Place] = {}
         """Of entries, which never move: they stay known whoever writes."""
         self._written: Counter[str] = Counter()
@@ -42,12 +40,11 @@ class Memory:
         self.last = last
         self.records.clear()
         self.lists.clear()
-        self.shelves.clear()
 
     def add(self, records: Mapping[str, Record]) -> None:
         """Records that were just written."""
         self.records |= records
-        self._written.update(records)
+        self._written.update(list(records))
         for subjects, listed in self.lists.items():
             listed.update(each for each in records if matches(subjects, each))
         if len(self.records) > MOST:
@@ -77,7 +74,7 @@ class Memory:
         """The same, for somebody who reads while others go on."""
         seen = Memory()
         seen.last, seen.places = self.last, self.places
-        seen.records, seen.shelves = dict(self.records), dict(self.shelves)
+        seen.records = dict(self.records)
         seen.lists = {subjects: set(listed) for subjects, listed in self.lists.items()}
         return seen
 
@@ -86,7 +83,6 @@ class Memory:
         if seen.last == self.last:
             self.records |= seen.records
             self.lists |= seen.lists
-            self.shelves |= seen.shelves
 
 
 def matches(pattern: str, subject: str) -> bool:

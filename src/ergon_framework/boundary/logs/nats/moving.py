@@ -10,7 +10,6 @@ from ergon_framework.boundary.logs.moving import bounded, corrupted, dump_books
 from ergon_framework.boundary.logs.nats import entries, pages, placing
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Mark, Name, Note
-from ergon_framework.boundary.logs.nats.logs import shelves
 from ergon_framework.boundary.logs.nats.quarantine import given, items_of
 from ergon_framework.boundary.logs.nats.retention import NatsRetention
 from ergon_framework.ports.moving import (
@@ -88,23 +87,22 @@ def _id_copy(found: Stored) -> IdCopy:
 
 
 def _logs(books: Books, after: int | None) -> Iterator[LogCopy]:
-    for shelf in sorted(shelves(books), key=lambda each: each.number):
-        base = shelf.base
+    for shelf in sorted(books.shelves(), key=lambda each: each.number):
         if shelf.number > (after or 0):
             yield LogCopy(
-                base.number,
-                base.name,
-                base.first,
-                base.chain,
-                base.total,
+                shelf.number,
+                shelf.name,
+                shelf.first,
+                shelf.cut_chain,
+                shelf.cut_total,
                 None if shelf.head >= shelf.first else shelf.last_at,
-                base.latest,
+                shelf.cut_latest,
             )
 
 
 def _facts(books: Books, after: tuple[int, int] | None) -> Iterator[FactCopy]:
     number, offset = after or (0, 0)
-    for shelf in sorted(shelves(books), key=lambda each: each.number):
+    for shelf in sorted(books.shelves(), key=lambda each: each.number):
         if shelf.number < number:
             continue
         start = offset if shelf.number == number else 0

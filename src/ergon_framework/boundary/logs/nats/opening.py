@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from ergon_framework.boundary.logs.nats.books import Books
-from ergon_framework.boundary.logs.nats.coding import Base, Tally, ZoneRecord
+from ergon_framework.boundary.logs.nats.coding import Tally, ZoneRecord
 from ergon_framework.boundary.logs.nats.memory import Memory
+from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.nats.subjects import Subjects
 from ergon_framework.errors import ConfigurationError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, StoreInfo
@@ -154,9 +155,10 @@ class Opening:
         """
         if self._is_read_only:
             return
+        has_lost_its_end = self._has_lost_its_end(self.standing().last)
         self._undo()
         last = self.standing().last
-        if last < last_known or self._has_lost_its_end(last):
+        if last < last_known or has_lost_its_end:
             books = self._books(last)
             found = books.get(ZoneRecord, self.subjects.zone)
             if found is None:
@@ -193,7 +195,7 @@ def _info(found: ZoneRecord) -> StoreInfo:
 
 def _found(books: Books, zone: str, now: float) -> None:
     books.put(books.subjects.tally, Tally(logs=1))
-    books.put(books.subjects.base(OUTBOUND), Base(OUTBOUND, 1))
+    books.put(books.subjects.shelf(OUTBOUND), Shelf(OUTBOUND, 1))
     books.put(books.subjects.zone, ZoneRecord(zone, secrets.token_hex(8), now))
 
 

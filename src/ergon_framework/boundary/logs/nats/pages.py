@@ -32,7 +32,7 @@ class Hole:
 def search(books: Books, shelf: Shelf, is_low: Callable[[Entry], bool]) -> Entry | None:
     """The last kept entry of those that are low, which all lie before those that are not."""
     subject, found = books.subjects.entries(shelf.name), None
-    low, high = max(1, shelf.base.first_seq), shelf.head_seq + 1
+    low, high = max(1, shelf.first_seq), shelf.head_seq + 1
     while low < high:
         middle = (low + high) // 2
         there = books.stream.next(subject, middle)
@@ -49,7 +49,7 @@ def search(books: Books, shelf: Shelf, is_low: Callable[[Entry], bool]) -> Entry
 def place_of(books: Books, shelf: Shelf, offset: int) -> Place:
     """Where an offset of the log is; without a chain when it is not there itself."""
     if offset < shelf.first - 1:
-        return Place(max(0, shelf.base.first_seq - 1), b"")
+        return Place(max(0, shelf.first_seq - 1), b"")
     if offset > shelf.head:
         return Place(shelf.head_seq, b"")
     found = shelf.edge(offset) or books.remembered(shelf, offset)
@@ -57,7 +57,7 @@ def place_of(books: Books, shelf: Shelf, offset: int) -> Place:
         return found
     entry = search(books, shelf, lambda each: each.offset <= offset)
     if entry is None:
-        return Place(max(0, shelf.base.first_seq - 1), b"")
+        return Place(max(0, shelf.first_seq - 1), b"")
     return Place(entry.seq, entry.chain if entry.offset == offset else b"")
 
 
@@ -169,7 +169,7 @@ def waiting(
 
 def gaps_of(books: Books, shelf: Shelf) -> list[Gap]:
     """Recorded losses, in order of their beginning."""
-    if not shelf.base.gaps:
+    if not shelf.gaps:
         return []
     found = books.all(Gap, books.subjects.gaps(shelf.name))
     return sorted(found.values(), key=lambda gap: (gap.first, gap.source_first is None))

@@ -12,11 +12,12 @@ from ergon_framework.boundary.logs.moving import (
     refuse_other_log,
 )
 from ergon_framework.boundary.logs.nats.books import Books
-from ergon_framework.boundary.logs.nats.coding import Base, Item, Name, Note, Reader, ZoneRecord
+from ergon_framework.boundary.logs.nats.coding import Item, Name, Note, Reader, ZoneRecord
 from ergon_framework.boundary.logs.nats.entering import Entering
 from ergon_framework.boundary.logs.nats.entries import Known
 from ergon_framework.boundary.logs.nats.objects import drop_name, put_name
 from ergon_framework.boundary.logs.nats.quarantine import whole_mark
+from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.records import new_of, prepare
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Quarantined
 from ergon_framework.ports.moving import (
@@ -65,11 +66,13 @@ def _put_log(books: Books, copy: LogCopy) -> None:
     shelf = books.shelf(copy.log)
     if shelf is not None and shelf.head >= shelf.first:
         return
-    base = Base(copy.log, copy.number, copy.first, 0, copy.chain, copy.total)
-    base.last_at, base.latest = copy.last_at, dict(copy.latest)
-    base.gaps = 0 if shelf is None else shelf.base.gaps
-    base.first_seq = 0 if shelf is None else shelf.base.first_seq
-    books.replace_shelf(base)
+    new = Shelf(copy.log, copy.number, copy.first, 0, copy.chain, copy.total)
+    new.cut_at, new.cut_latest = copy.last_at, dict(copy.latest)
+    new.head, new.chain, new.total = copy.first - 1, copy.chain, copy.total
+    new.last_at, new.latest = copy.last_at, dict(copy.latest)
+    if shelf is not None:
+        new.first_seq, new.gaps = shelf.first_seq, shelf.gaps
+    books.replace_shelf(new)
     tally = books.tally
     tally.logs = max(tally.logs, copy.number)
     books.put(books.subjects.tally, tally)
@@ -93,9 +96,7 @@ def _put_ids(books: Books, copies: Sequence[IdCopy]) -> None:
 
 def _put_gap(books: Books, copy: GapCopy) -> None:
     gap = copy.gap
-    shelf = books.shelf_or_new(gap.log)
-    shelf.base.gaps += 1
-    books.put_base(shelf)
+    books.shelf_or_new(gap.log).gaps += 1
     books.put(_gap_subject(books, gap), gap)
 
 

@@ -95,9 +95,7 @@ def _record(books: Books, log: str, gap: Gap, outcome: Outcome) -> None:
     """A loss of the peer that is new becomes a gap of the inbound log."""
     if not isinstance(outcome, Appended) or outcome.is_duplicate:
         return
-    shelf = books.shelf_or_new(log)
-    shelf.base.gaps += 1
-    books.put_base(shelf)
+    books.shelf_or_new(log).gaps += 1
     subject = books.subjects.gap(log, outcome.offset, is_ours=False)
     books.put(subject, losses.recorded(gap, log, outcome.offset))
 

@@ -44,32 +44,33 @@ def _dropped(
     last = 0 if shelf is None else min(bound(books), shelf.head)
     if shelf is None or last < shelf.first:
         return 0, 0
-    first, base, place = shelf.first, shelf.base, pages.place_of(books, shelf, last)
+    first, place = shelf.first, pages.place_of(books, shelf, last)
     edge = pages.search(books, shelf, lambda entry: entry.offset <= last)
     if edge is not None:
-        base.total, base.risen_at, base.last_at = edge.total, edge.risen_at, edge.recorded_at
-    base.latest |= _latest_below(books, shelf, place)
-    base.first, base.first_seq, base.chain = last + 1, place.seq + 1, place.chain
+        shelf.cut_total, shelf.cut_at = edge.total, edge.recorded_at
+        shelf.cut_risen_at = edge.risen_at
+    shelf.cut_latest = _latest_below(books, shelf, last, place)
+    shelf.first, shelf.first_seq, shelf.cut_chain = last + 1, place.seq + 1, place.chain
+    shelf.head_seq = 0 if shelf.head == last else shelf.head_seq
     lost = max(first, _confirmed_by_all(books, log) + 1)
     if reason is not None and lost <= last:
         _lose(books, shelf, lost, reason, now)
         books.note(now, "truncate", f"{log} lost {lost} to {last}: {reason}")
-    books.put_base(shelf)
-    return last - first + 1, base.first_seq
+    return last - first + 1, shelf.first_seq
 
 
-def _latest_below(books: Books, shelf: Shelf, place: Place) -> dict[str, int]:
-    """For each zone, the last offset up to a place of a fact to it."""
+def _latest_below(books: Books, shelf: Shelf, last: int, place: Place) -> dict[str, int]:
+    """For each zone, the last offset up to one of a fact to it."""
     found: dict[str, int] = {}
-    for newest in books.stream.latest([books.subjects.facts(shelf.name)]):
-        entry = books.entry(shelf, newest)
-        if entry is not None and entry.seq > place.seq:
-            first = books.stream.next(newest.subject, place.seq + 1)
-            after = None if first is None else books.entry(shelf, first)
-            found[entry.to_zone] = 0 if after is None else after.alike
-        elif entry is not None:
-            found[entry.to_zone] = entry.offset
-    return {zone: offset for zone, offset in found.items() if offset}
+    for zone, offset in shelf.latest.items():
+        if offset > last:
+            subject = books.subjects.facts(shelf.name, zone)
+            following = books.stream.next(subject, place.seq + 1)
+            entry = None if following is None else books.entry(shelf, following)
+            offset = shelf.cut_latest.get(zone, 0) if entry is None else entry.alike  # noqa: PLW2901
+        if offset:
+            found[zone] = offset
+    return found
 
 
 def _lose(books: Books, shelf: Shelf, first: int, reason: str, now: float) -> None:
@@ -78,7 +79,7 @@ def _lose(books: Books, shelf: Shelf, first: int, reason: str, now: float) -> No
         if gap.source_first is None and (gap.last + 1, gap.reason) == (first, reason):
             first = gap.first
             break
-    shelf.base.gaps += 1
+    shelf.gaps += 1
     gap = Gap(shelf.name, first, shelf.first - 1, reason, now)
     books.put(books.subjects.gap(shelf.name, first, is_ours=True), gap)
 

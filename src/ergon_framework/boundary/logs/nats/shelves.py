@@ -1,74 +1,51 @@
-"""One log as a step sees it: where it begins and ends, and what hangs on that."""
+"""One log: where it begins and ends, and what hangs on that. It is kept as one record."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from ergon_framework.boundary.logs.nats.coding import Base
-from ergon_framework.boundary.logs.nats.entries import Entry, Place
+from ergon_framework.boundary.logs.nats.entries import NO_CHAIN, Place
 from ergon_framework.ports.factstore import LogInfo
 
 
 @dataclass(slots=True)
 class Shelf:
-    """A log."""
+    """A log. What begins with ``cut`` is about everything below the first entry that is kept."""
 
-    base: Base
+    name: str
+    number: int
+    """It is part of the hash chain."""
+    first: int = 1
+    """The lowest offset that is kept."""
+    first_seq: int = 0
+    """All entries from this sequence on are kept ones."""
+    cut_chain: bytes = NO_CHAIN
+    cut_total: int = 0
+    """Bytes."""
+    cut_risen_at: float = 0.0
+    """The latest instant."""
+    cut_at: float | None = None
+    """When the last one was recorded."""
+    cut_latest: dict[str, int] = field(default_factory=dict)
+    """For each zone, the last offset of a fact to it."""
     head: int = 0
     head_seq: int = 0
     """The sequence of the last entry; 0 when none is kept."""
-    chain: bytes = b""
+    chain: bytes = NO_CHAIN
     total: int = 0
+    """Bytes of all entries ever."""
     risen_at: float = 0.0
+    """The latest instant at which anything was recorded."""
     last_at: float | None = None
     latest: dict[str, int] = field(default_factory=dict)
-    """The last offset of a fact to each zone, as far as anybody asked."""
-
-    def __post_init__(self) -> None:
-        if not self.head:
-            base = self.base
-            self.head, self.chain, self.total = base.first - 1, base.chain, base.total
-            self.risen_at, self.last_at = base.risen_at, base.last_at
-
-    @classmethod
-    def standing(cls, base: Base, newest: Entry | None) -> Shelf:
-        """A log by what is written about it and its newest entry."""
-        if newest is None or newest.offset < base.first:
-            return cls(base)
-        return cls(
-            base,
-            newest.offset,
-            newest.seq,
-            newest.chain,
-            newest.total,
-            newest.risen_at,
-            newest.recorded_at,
-        )
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.base.name
-
-    @property
-    def number(self) -> int:
-        """Its number, which is part of the hash chain."""
-        return self.base.number
-
-    @property
-    def first(self) -> int:
-        """The lowest offset that is kept."""
-        return self.base.first
+    """For each zone, the last offset of a fact to it."""
+    gaps: int = 0
+    """How many losses were ever recorded."""
 
     @property
     def size(self) -> int:
         """Bytes that are kept."""
-        return self.total - self.base.total
-
-    def copy(self) -> Shelf:
-        """One for a step that may fail."""
-        base = replace(self.base, latest=dict(self.base.latest))
-        return replace(self, base=base, latest=dict(self.latest))
+        return self.total - self.cut_total
 
     def info(self) -> LogInfo:
         """The log in figures."""
@@ -79,5 +56,5 @@ class Shelf:
         if offset == self.head and self.head_seq:
             return Place(self.head_seq, self.chain)
         if offset == self.first - 1:
-            return Place(max(0, self.base.first_seq - 1), self.base.chain)
+            return Place(max(0, self.first_seq - 1), self.cut_chain)
         return None

@@ -1,9 +1,8 @@
 """What the messages of a zone's stream are called.
 
 ``log.<log>.f.<zone>`` are the facts of a log to a zone and ``log.<log>.m`` the markers of a peer's
-losses, in the order of their offsets; ``base.<log>`` says how the log stands below the first one
-that is kept. ``id.…`` is what the ledger knows of an id, for ever. The rest are small records, of
-which the newest counts.
+losses, in the order of their offsets; ``shelf.<log>`` says how the log stands. ``id.…`` is what the
+ledger knows of an id, for ever. The rest are small records, of which the newest counts.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ class Subjects:
         self.tally = f"{self.root}.tally"
         self.fence = f"{self.root}.fence"
         self.mark = f"{self.root}.mark"
-        self.bases = f"{self.root}.base.*"
+        self.shelves = f"{self.root}.shelf.*"
         self.consumers = f"{self.root}.consumer.*"
         self.items = f"{self.root}.item.*.*"
         self.links = f"{self.root}.link.*"
         self.objects = f"{self.root}.object.*.*"
 
-    def base(self, log: str) -> str:
-        """How a log stands below its first kept fact."""
-        return f"{self.root}.base.{token(log)}"
+    def shelf(self, log: str) -> str:
+        """How a log stands."""
+        return f"{self.root}.shelf.{token(log)}"
 
     def entries(self, log: str) -> str:
         """Facts and markers of a log."""

@@ -24,6 +24,8 @@ T = TypeVar("T")
 __all__ = ["SCHEMA", "PostgresGround", "namespace_of", "zones_in"]
 
 SCHEMA = PostgresSchema("boundary", f"{SQL}.schema")
+LOOK = 5.0
+"""Seconds after which new facts are looked for though no bell rang, while somebody waits."""
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _ALONE = frozenset({"receive", "truncate", "bind", "quarantine", "desk", "move"})
 """Calls that take turns: each looks at several tables before it decides."""
@@ -53,6 +55,7 @@ class PostgresGround(Ground):
         self._channel = channel_of(zone)
         self._is_read_only = read_only
         self._is_closed = False
+        self._beginning = threading.Lock()
         self._heads: dict[str, int] = {}
         self._hearing: threading.Thread | None = None
         self._database = PostgresDatabase(
@@ -79,20 +82,19 @@ class PostgresGround(Ground):
 
     def subscribe(self, wake: Callable[[], None]) -> None:
         """Call ``wake()``, from any thread, after each commit that added facts, of any process."""
-        if self._hearing is None:
-            self._has_news()
-        super().subscribe(wake)
-        with self._waking:
+        with self._beginning:
             if self._hearing is None and not self._is_closed:
                 bell = self._database.listen(self._channel)
+                self._has_news()  # only now: what comes later is heard of
                 self._hearing = threading.Thread(
                     target=self._hear, args=(bell,), name="ergon-facts", daemon=True
                 )
                 self._hearing.start()
+        super().subscribe(wake)
 
     def close(self) -> None:
         """Let go of everything. Closing twice is fine."""
-        with self._waking:
+        with self._beginning:
             thread, self._hearing = self._hearing, None
             self._is_closed = True
         self._database.close()  # which lets go who waits for a bell
@@ -100,10 +102,16 @@ class PostgresGround(Ground):
             thread.join()
 
     def _hear(self, bell: MemoryBell) -> None:
-        """Wake who waits when others have added facts. A bell may ring for nothing."""
-        while not self._is_closed:
+        """Wake who waits when others have added facts.
+
+        A bell may ring for nothing, and it may not ring at all, say behind a pooler.
+        """
+        while True:
+            bell.wait(LOOK)
+            if self._is_closed:
+                return
             try:
-                if bell.wait(None) and self._has_news():
+                if self._has_news():
                     self._wake()
             except StoreError as error:
                 logger.info("%s was not asked for new facts: %s", self._place, error)
