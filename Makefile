@@ -3,8 +3,8 @@
 PY = .venv/bin/python
 ARGS =
 
-.PHONY: help demo test fast check format bench benchjobs benchboundary benchproviders \
-		docs pins clean
+.PHONY: help demo test fast campaign check format bench benchjobs benchboundary benchproviders \
+		benchscale docs pins clean
 
 help: ## this list
 	@echo "Each command first sets up what it needs in .venv; all it takes is Python 3.11 or newer."
@@ -22,6 +22,10 @@ test: .venv/.ready-dev ## run every test
 
 fast: .venv/.ready-dev ## run the unit and twin tests only, in seconds
 	$(PY) -m pytest -m "not slow" tests/unit tests/core tests/engine/test_twins.py $(ARGS)
+
+campaign: .venv/.ready-dev ## kill 1,000 times and compare 100,000 operations on every store; an hour and more
+	$(PY) -m tests.campaign --kills 1000 $(ARGS)
+	$(PY) -m tests.differential
 
 check: .venv/.ready-dev ## lint, format, types, imports, sizes and the conformance matrix
 	$(PY) -m ruff check .
@@ -50,6 +54,9 @@ benchboundary: .venv/.ready-benchboundary ## measure the boundary beside durable
 benchproviders: .venv/.ready-benchproviders ## measure provider calls beside retry and breaker libraries
 	$(PY) benchmarks/providers.py $(ARGS)
 
+benchscale: .venv/.ready-benchscale ## measure jobs and facts on PostgreSQL, Redis and NATS beside their peers
+	$(PY) benchmarks/scale.py $(ARGS)
+
 # The variable is the theme's own switch for a notice about its successor; warnings stay on.
 docs: .venv/.ready-docs ## regenerate the reference pages and build the site into build/docs
 	$(PY) tools/state_docs.py
@@ -68,6 +75,6 @@ clean: ## remove everything these commands made
 
 # One stamp per set of dependencies: a second run is instant, a changed pin installs again.
 .venv/.ready-core .venv/.ready-dev .venv/.ready-bench .venv/.ready-benchjobs .venv/.ready-docs \
-		.venv/.ready-benchboundary .venv/.ready-benchproviders: \
+		.venv/.ready-benchboundary .venv/.ready-benchproviders .venv/.ready-benchscale: \
 		pyproject.toml constraints.txt tools/setup.sh tools/requirements.py
 	@sh tools/setup.sh $(patsubst .venv/.ready-%,%,$@)

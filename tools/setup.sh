@@ -2,7 +2,7 @@
 # Sets up .venv for one set of make targets, with uv when it is there and with venv and pip otherwise.
 #
 #   sh tools/setup.sh SET       create .venv if need be and install that set: core, dev, bench,
-#                               benchjobs, benchboundary, benchproviders or docs
+#                               benchjobs, benchboundary, benchproviders, benchscale or docs
 #   sh tools/setup.sh python    print the Python that would be used
 #
 # PYTHON=...  takes this interpreter.     UV=  does without uv although it is installed.
@@ -87,8 +87,9 @@ case ${1:-} in
     benchjobs) wanted="build bench-jobs --extras" ;;
     benchboundary) wanted="build bench-boundary --extras" ;;
     benchproviders) wanted="build bench-providers --extras" ;;
+    benchscale) wanted="build bench-scale --extras" ;;
     docs) wanted="build docs" ;;
-    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|benchproviders|docs|python" >&2; exit 2 ;;
+    *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|benchproviders|benchscale|docs|python" >&2; exit 2 ;;
 esac
 
 venv_works || { echo "setup: creating $VENV"; create_venv; }
