@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -42,6 +44,20 @@ def test_a_job_is_run_and_its_result_kept() -> None:
     assert context["queue_name"] == "default"
     assert context["deadline"] > context["enqueue_time"]
     assert context["worker_id"]
+
+
+@pytest.mark.req("EXEC:Request", "SCALE:fleet-clocks")
+@pytest.mark.parametrize("seconds", [-400.0, 400.0])
+def test_the_deadline_is_told_by_the_clock_that_the_executor_reads(seconds: float) -> None:
+    """A store whose clock differs from this machine's takes no time away, and gives none."""
+    store = MemoryJobStore(lambda: time.time() + seconds)
+    store.add([job("echo", timeout=60.0)])
+    began = time.time()
+    worker(store, burst=True).run()
+    context = msgspec.json.decode(get(store, "echo").result or b"")["context"]
+    deadline = datetime.fromisoformat(context["deadline"]).timestamp()
+    grace = unruly().startup_grace
+    assert began + 60.0 <= deadline <= time.time() + 60.0 + grace
 
 
 @pytest.mark.req("EXEC:Selection")

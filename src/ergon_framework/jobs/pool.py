@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -347,7 +348,7 @@ class Pool:
             attempt=job.attempts + 1,
             enqueued_at=job.created_at,
             queue_name=job.queue,
-            deadline_at=self._host.wall() + timeout + grace,
+            deadline_at=time.time() + timeout + grace,  # by the executor's clock, which is ours
             trace_context=self._carrier(claim),
             worker_id=self._host.name,
         )

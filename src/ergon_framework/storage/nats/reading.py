@@ -56,7 +56,13 @@ class Reading:
 
     def at_each(self, seqs: Sequence[int]) -> list[Stored | None]:
         """The messages of several sequences; None for those that are gone."""
-        return [self.at(seq) for seq in seqs]
+        if self.is_replicated:
+            return [self.at(seq) for seq in seqs]
+        wanted = [seq for seq in seqs if seq]
+        asked = [(self._direct, _json({"seq": seq}), None) for seq in wanted]
+        replies = self.line.send_each(asked) if asked else []
+        found = {seq: self._found_one(reply) for seq, reply in zip(wanted, replies, strict=True)}
+        return [found.get(seq) for seq in seqs]
 
     def has_few(self, subject: str) -> bool:
         """Whether one answer can hold the newest message of each subject that matches."""
@@ -126,7 +132,9 @@ class Reading:
     def _one(self, request: Mapping[str, Any]) -> Stored | None:
         if self.is_replicated:
             return self._one_of_leader(request)
-        reply = self.line.ask(self._direct, _json(request))
+        return self._found_one(self.line.ask(self._direct, _json(request)))
+
+    def _found_one(self, reply: Reply) -> Stored | None:
         if reply.status == "404":
             return None
         if reply.status:

@@ -44,9 +44,10 @@ def address_of(url: str) -> Address:
         found = {k: v for k, v in conninfo_to_dict(f"postgresql://{rest}").items() if v is not None}
     except psycopg.Error:  # its text may hold the password
         raise _unreadable() from None
-    if not all(each.isdigit() for each in str(found.get("port", "0")).split(",")):
+    is_ambiguous = rest.partition("?")[0].count("@") > 1  # one of them belongs to the password
+    if is_ambiguous or not all(each.isdigit() for each in str(found.get("port", "0")).split(",")):
         raise _unreadable()
-    return Address(_name(found), _DEFAULTS | found)
+    return Address(_name(found), _DEFAULTS | found | {"client_encoding": "UTF8"})
 
 
 def _unreadable() -> ConfigurationError:

@@ -19,7 +19,6 @@ from psycopg import sql
 
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.forking import renew_after_fork
-from ergon_framework.errors import ErgonError
 from ergon_framework.storage.memory_bells import Belfry as Bells
 from ergon_framework.storage.memory_bells import MemoryBell
 from ergon_framework.storage.postgres.connections import Connection, Connections
@@ -28,6 +27,7 @@ logger = logging.getLogger("ergon.storage")
 
 AGAIN = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
 _HEARD = 5.0  # seconds until a new channel is listened to, with a server that answers
+_ASKED = 5.0  # seconds for a server to answer that it is there
 _ALIVE = 15.0  # seconds without a word after which the server is asked whether it still is there
 
 
@@ -89,11 +89,12 @@ class Belfry:
             if thread is not None:
                 self._rouse()
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(2 * _ASKED)
         with self._lock:
             wake, self._wake = self._wake, None
-            for descriptor in wake or ():
-                os.close(descriptor)
+            if thread is None or not thread.is_alive():
+                for descriptor in wake or ():
+                    os.close(descriptor)
         self._bells.close()
 
     def _rouse(self) -> None:
@@ -112,7 +113,7 @@ class Belfry:
                     self._hear(connection)
                 finally:
                     connection.close()
-            except (psycopg.Error, ErgonError, OSError) as error:
+            except Exception as error:  # whatever it is: without this thread nothing is heard
                 if failures == 0 and not self._closing.is_set():
                     logger.info("%s is not heard for now: %s", self._name, error)
                 failures += 1
@@ -128,24 +129,33 @@ class Belfry:
 
     def _hear(self, connection: Connection) -> None:
         assert self._wake is not None  # noqa: S101 - it was made before the thread
+        heard: list[psycopg.Notify] = []
+        connection.add_notify_handler(heard.append)  # for those that come along with an answer
+        wake = self._wake[0]
+        lines = select.poll()
+        lines.register(connection.fileno(), select.POLLIN)
+        lines.register(wake, select.POLLIN)
         while not self._closing.is_set():
             self._listen_to_all(connection)
-            lines = [connection.fileno(), self._wake[0]]
-            ready, _, _ = select.select(lines, [], [], _ALIVE)
+            ready = {descriptor for descriptor, _ in lines.poll(_ALIVE * 1000)}
             if not ready:
-                connection.execute("SELECT 1")
-            if self._wake[0] in ready:
-                os.read(self._wake[0], 4096)
-            for channel in _notified(connection, self.word):
+                with self._connections.at_most(_ASKED, connection):
+                    connection.execute("SELECT 1")
+            if wake in ready:
+                os.read(wake, 4096)
+            told = {(each.channel, each.payload) for each in heard} | _notified(connection)
+            heard.clear()
+            for channel in {channel for channel, word in told if word != self.word}:
                 self._bells.ring(channel)
 
     def _listen_to_all(self, connection: Connection) -> None:
         with self._lock:
             wanted = self._channels - self._heard
-        for channel in wanted:
-            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         if not wanted:
             return
+        with self._connections.at_most(_ASKED, connection):
+            for channel in wanted:
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         with self._changed:
             self._heard |= wanted
             late, self._late = self._late, set()
@@ -155,12 +165,13 @@ class Belfry:
             self._bells.ring(channel)
 
 
-def _notified(connection: Connection, own: str) -> set[str]:
-    """The channels on which others announced something; raises when the server has hung up."""
+def _notified(connection: Connection) -> set[tuple[str, str]]:
+    """The channels on which something was announced, with the word that came along; raises when
+    the server has hung up.
+    """
     line = connection.pgconn
     line.consume_input()
     found = set()
     while (notice := line.notifies()) is not None:
-        if notice.extra.decode() != own:
-            found.add(notice.relname.decode())
+        found.add((notice.relname.decode(), notice.extra.decode()))
     return found

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 
 from ergon_framework.engine.forking import renew_after_fork
-from ergon_framework.errors import ErgonError, StoreUnavailableError
-from ergon_framework.storage.patience import Patience
+from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
+from ergon_framework.storage.patience import Patience, Wait
 from ergon_framework.storage.postgres.address import Address
 from ergon_framework.storage.postgres.faults import refused, translate
 
@@ -24,9 +24,11 @@ FREE = 10.0
 REST = 0.5
 """Seconds for which a server that did not answer is not asked again."""
 _GREETED = 5.0  # seconds for an answer that costs the server nothing
-# A server that syncs before it answers is what an acknowledgement stands for, whatever its default.
+# A server that syncs before it answers is what an acknowledgement stands for, and who waited for a
+# lock has to see what happened meanwhile; whatever the server's defaults are.
 _GREETING = (
-    "SET lock_timeout = '10s'; SET statement_timeout = '60s';"
+    "SET default_transaction_isolation = 'read committed';"
+    " SET lock_timeout = '10s'; SET statement_timeout = '60s';"
     " SET idle_in_transaction_session_timeout = '60s';"
     " SELECT set_config('synchronous_commit', 'on', false)"
     " WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')"
@@ -89,12 +91,29 @@ class Connections:
             self._silent_until = time.monotonic() + REST
             raise self._told(error) from error
         try:
-            with self._patience.at_most(_GREETED, connection):
+            self._refuse_other_letters(connection)
+            with self.at_most(_GREETED, connection):
                 connection.execute(self._greeting)
         except psycopg.Error as error:
             connection.close()
             raise self._told(error) from error
+        except ConfigurationError:
+            connection.close()
+            raise
         return connection
+
+    def at_most(self, seconds: float, connection: Connection) -> Wait:
+        """How long to wait for what is done on a connection."""
+        return self._patience.at_most(seconds, connection)
+
+    def _refuse_other_letters(self, connection: Connection) -> None:
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise ConfigurationError(
+                f"{self._address.name} has the encoding {encoding}, in which not every text can be"
+                " kept",
+                remedy="make the database with the encoding UTF8: createdb -E UTF8 -T template0",
+            )
 
     def close(self) -> None:
         """Close those that are idle, and the others when they come back."""
@@ -139,7 +158,9 @@ class Connections:
 def _is_alive(connection: Connection) -> bool:
     """Whether the server has not hung up: an idle connection has nothing to read but its end."""
     try:
-        if select.select([connection.fileno()], [], [], 0)[0]:
+        line = select.poll()
+        line.register(connection.fileno(), select.POLLIN)
+        if line.poll(0):
             connection.pgconn.consume_input()
         return not connection.closed
     except (psycopg.Error, OSError, ValueError):

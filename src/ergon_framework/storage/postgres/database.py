@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import psycopg
 
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError
 from ergon_framework.storage.memory_bells import MemoryBell
 from ergon_framework.storage.patience import Patience
@@ -51,6 +52,7 @@ class PostgresDatabase:
         self._address = address_of(url)
         self._seconds = patience
         self._patience = Patience()
+        renew_after_fork(self._patience)
         self._connections = Connections(self._address, size, self._patience, greeting)
         self._belfry = Belfry(self._connections, self._address.name)
         try:
@@ -59,7 +61,7 @@ class PostgresDatabase:
                     schema.check(connection, self.name, namespace)
                 else:
                     schema.settle(connection, self.name, namespace)
-            self._clock = clock or ServerClock(self._ask_time, time.monotonic)
+            self._clock = clock or self._server_clock()
         except psycopg.Error as error:
             self.close()
             raise translate(error, self.name) from error
@@ -159,6 +161,11 @@ class PostgresDatabase:
         finally:
             if wait.is_over:
                 connection.close()
+
+    def _server_clock(self) -> ServerClock:
+        clock = ServerClock(self._ask_time, time.monotonic)
+        renew_after_fork(clock)
+        return clock
 
     def _ask_time(self) -> float:
         def ask(connection: Connection) -> float:
