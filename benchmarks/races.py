@@ -38,6 +38,7 @@ class Turn:
     seconds: float
     taken: Sequence[float] = ()
     burnt: float = 0.0
+    facts: Record = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -136,6 +137,7 @@ def record(case: str, entry: Entry, ours: Entry | None, goal: Goal | None = None
     if any(turn.burnt for turn in entry.turns):
         burnt = statistics.median(turn.burnt / turn.count for turn in entry.turns)
         made["cpu_us"] = round(burnt * 1e6, 1)
+    made |= entry.turns[-1].facts
     if ours is not None and ours.skipped is None:
         pairs = zip(ours.turns, entry.turns, strict=True)
         quotients = [our.rate / their.rate for our, their in pairs]

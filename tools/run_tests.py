@@ -22,6 +22,7 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = {
+    "scale": ("campaign", "differential", "fleet"),
     "providers": ("providers", "executor", "conform"),
     "boundary": ("boundary", "storage"),
     "outside": ("app", "cli", "docs", "repository", "web"),

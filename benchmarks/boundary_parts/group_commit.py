@@ -18,10 +18,10 @@ _sync = getattr(os, "fdatasync", os.fsync)
 class Waiting:
     """Bytes of a caller, and the lock it waits for; None ends the writer."""
 
-    __slots__ = ("body", "error", "wake")
+    __slots__ = ("bodies", "error", "wake")
 
-    def __init__(self, body: bytes | None) -> None:
-        self.body = body
+    def __init__(self, bodies: list[bytes] | None) -> None:
+        self.bodies = bodies
         self.error: BaseException | None = None
         self.wake = threading.Lock()
         self.wake.acquire()
@@ -37,16 +37,22 @@ class GroupCommit:
 
     def append(self, body: bytes) -> None:
         """Leave it to the writer, and wait."""
-        waiting = Waiting(body)
-        self._queue.put(waiting)
-        waiting.wake.acquire()
-        if waiting.error is not None:
-            raise waiting.error
+        self._hand_over(Waiting([body]))
+
+    def append_all(self, bodies: list[bytes]) -> None:
+        """Many of one caller in one commit."""
+        self._hand_over(Waiting(bodies))
 
     def close(self) -> None:
         """End the writer."""
         self._queue.put(Waiting(None))
         self._thread.join()
+
+    def _hand_over(self, waiting: Waiting) -> None:
+        self._queue.put(waiting)
+        waiting.wake.acquire()
+        if waiting.error is not None:
+            raise waiting.error
 
     @abstractmethod
     def open(self) -> None:
@@ -65,13 +71,13 @@ class GroupCommit:
         is_open = True
         while is_open:
             group = self._take()
-            bodies = [each.body for each in group if each.body is not None]
-            is_open = len(bodies) == len(group)
+            bodies = [body for each in group for body in each.bodies or ()]
+            is_open = all(each.bodies is not None for each in group)
             error: BaseException | None = None
             try:
                 if bodies:
                     self.commit(bodies)
-            except (OSError, sqlite3.Error) as caught:
+            except Exception as caught:  # whatever it is, callers wait for an answer
                 error = caught
             for each in group:
                 each.error = error

@@ -7,23 +7,26 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+
+from races import Entry, FailedError, Goal, Record, records
 
 from jobs_parts import turns
-from jobs_parts.contestants import ALL, BARE, OURS, Seat, Who
+from jobs_parts.contestants import ALL, BARE, OURS, Who
 from jobs_parts.processes import environment
-from jobs_parts.races import Entry, Goal, Ground, Record, rate_record, time_record
+from jobs_parts.races import Ground, time_record
 
-BY_KEY = {who.key: who for who in ALL}
+US = next(who for who in ALL if who.key == OURS)
 DRAIN_GOALS = {
-    "celery": Goal(15.0, ">= 15 x"),
-    "dramatiq": Goal(5.0, ">= 5 x"),
-    "huey-sqlite": Goal(5.0, ">= 5 x"),
-    "huey-redis": Goal(5.0, ">= 5 x"),
-    "faststream": Goal(5.0, ">= 5 x"),
-    "pgqueuer": Goal(1.4, ">= 1.4 x"),
+    "celery": Goal(ratio=15.0),
+    "dramatiq": Goal(ratio=5.0),
+    "huey-sqlite": Goal(ratio=5.0),
+    "huey-redis": Goal(ratio=5.0),
+    "faststream": Goal(ratio=5.0),
+    "pgqueuer": Goal(ratio=1.4),
 }
 WAYS = {"enqueue": "enqueue_each", "enqueue-threads": "enqueue_threads", "bulk": "enqueue_many"}
-FLOORS = {"enqueue": Goal(0.8, ">= 0.8 x"), "bulk": Goal(0.3, ">= 0.3 x")}
+FLOORS = {"enqueue": Goal(ratio=0.8), "bulk": Goal(ratio=0.3)}
 SHORT, LONG, LONGEST = 10_000, 100_000, 1_000_000
 PATIENCE = 120.0
 
@@ -47,21 +50,27 @@ class Effort:
 Case = Callable[[Ground, Effort], Iterator[Record]]
 
 
-def _entries(case: str, effort: Effort, pace: str, seconds: float) -> list[Entry]:
-    found = [who for who in ALL if case in who.cases and effort.takes(who)]
-    return [Entry(who, max(100, int(getattr(who, pace) * seconds)), who.name) for who in found]
+def _field(case: str, effort: Effort) -> list[Who]:
+    """Who takes part, ourselves first."""
+    return [who for who in ALL if case in who.cases and effort.takes(who)]
+
+
+def _number(pace: int, seconds: float) -> int:
+    return max(100, int(pace * seconds))
 
 
 def drain(ground: Ground, effort: Effort) -> Iterator[Record]:
     """No-op jobs per second out of a full queue, state and result kept."""
-
-    def turn(entry: Entry, seat: Seat) -> None:
-        entry.turns.append(turns.drain(seat, entry.count))
-
-    entries = _entries("drain", effort, "drain_pace", effort.seconds)
-    ground.race("drain", entries, turn)
-    for entry in entries:
-        yield rate_record("drain", entry, entries[0], DRAIN_GOALS.get(entry.who.key))
+    field = _field("drain", effort)
+    entries = [
+        ground.entry(
+            who, "drain", partial(turns.drain, count=_number(who.drain_pace, effort.seconds))
+        )
+        for who in field
+    ]
+    ground.race(entries)
+    goals = [DRAIN_GOALS.get(who.key) for who in field[1:]]
+    yield from records("drain", entries[0], list(zip(entries[1:], goals, strict=True)))
 
 
 def queued(ground: Ground, effort: Effort) -> Iterator[Record]:
@@ -76,15 +85,11 @@ def queued(ground: Ground, effort: Effort) -> Iterator[Record]:
 def _queued(ground: Ground, long: int, short: int) -> Iterator[Record]:
     case = f"drain-{long}-queued"
     entries = [
-        Entry(BY_KEY[OURS], size, f"{BY_KEY[OURS].name}, {size:,} queued") for size in (long, short)
+        ground.entry(US, "drain", partial(turns.drain, count=size), f"{US.name}, {size:,} queued")
+        for size in (long, short)
     ]
-
-    def turn(entry: Entry, seat: Seat) -> None:
-        entry.turns.append(turns.drain(seat, entry.count))
-
-    ground.race("drain", entries, turn, 1 if long == LONGEST else None)
-    for entry in entries:
-        yield rate_record(case, entry, entries[0], Goal(0.9, ">= 0.9 x"))
+    ground.race(entries, 1 if long == LONGEST else None)
+    yield from records(case, entries[0], [(entries[1], Goal(ratio=0.9))])
 
 
 def enqueue(ground: Ground, effort: Effort) -> Iterator[Record]:
@@ -103,53 +108,52 @@ def bulk(ground: Ground, effort: Effort) -> Iterator[Record]:
 
 
 def _enqueue(case: str, ground: Ground, effort: Effort, seconds: float) -> Iterator[Record]:
-    def turn(entry: Entry, seat: Seat) -> None:
-        how = WAYS["enqueue"] if entry.who.key == BARE and case != "bulk" else WAYS[case]
-        entry.turns.append(turns.enqueue(seat, how, entry.count))
+    field = _field(case, effort)
 
-    entries = _entries(case, effort, "enqueue_pace", seconds)
-    if case == "bulk":
-        for entry in entries:
-            entry.count = entries[0].count
-    ground.race(case, entries, turn)
-    for entry in entries:
-        goal = FLOORS.get(case) if entry.who.key == BARE else None
-        yield rate_record(case, entry, entries[0], goal)
+    def entry(who: Who) -> Entry:
+        how = WAYS["enqueue"] if who.key == BARE and case != "bulk" else WAYS[case]
+        pace = US.enqueue_pace if case == "bulk" else who.enqueue_pace
+        turn = partial(turns.enqueue, how=how, count=_number(pace, seconds))
+        return ground.entry(who, case, turn)
+
+    entries = [entry(who) for who in field]
+    ground.race(entries)
+    goals = [FLOORS.get(case) if who.key == BARE else None for who in field[1:]]
+    yield from records(case, entries[0], list(zip(entries[1:], goals, strict=True)))
 
 
 def latency(ground: Ground, effort: Effort) -> Iterator[Record]:
     """From enqueue in one process to the start of the handler in another, all of them idle."""
-
-    def turn(entry: Entry, seat: Seat) -> None:
-        entry.samples += turns.latencies(seat, effort.samples)
-
-    entries = _entries("latency", effort, "enqueue_pace", 1.0)
-    ground.race("latency", entries, turn)
+    turn = partial(turns.latencies, count=effort.samples)
+    entries = [ground.entry(who, "latency", turn) for who in _field("latency", effort)]
+    ground.race(entries)
+    ours = _samples(entries[0])
     for entry in entries:
         if entry.skipped is not None:
-            yield {"case": "latency", "who": entry.label, "skipped": entry.skipped}
+            yield {"case": "latency", "who": entry.who, "skipped": entry.skipped}
             continue
-        record = time_record("latency", entry.label, entry.samples, entries[0].samples)
+        samples = ours if entry is entries[0] else _samples(entry)
+        record = time_record("latency", entry.who, samples, ours)
         if entry is entries[0]:
             record |= {"target": "p50 <= 1 ms", "met": record["p50_ms"] <= 1.0}
         yield record
 
 
+def _samples(entry: Entry) -> list[float]:
+    return [each * 1e3 for turn in entry.turns for each in turn.taken]
+
+
 def idle(ground: Ground, effort: Effort) -> Iterator[Record]:
     """What our worker and its executor use while nothing is to be done."""
-    entry = Entry(BY_KEY[OURS], 1, BY_KEY[OURS].name)
-
-    def turn(entry: Entry, seat: Seat) -> None:
-        entry.samples.append(turns.idle_cpu(seat, effort.idle))
-
-    ground.race("latency", [entry], turn, 1)
-    record: Record = {"case": "idle", "who": entry.label}
+    entry = ground.entry(US, "latency", partial(turns.idle, seconds=effort.idle))
+    ground.race([entry], 1)
+    record: Record = {"case": "idle", "who": entry.who}
     if entry.skipped is not None:
         yield record | {"skipped": entry.skipped}
-    elif not entry.samples[0]:
+    elif not entry.turns[0].burnt:
         yield record | {"skipped": "this system does not tell the processor time of others"}
     else:
-        percent = round(entry.samples[0], 3)
+        percent = round(100 * entry.turns[0].burnt / entry.turns[0].seconds, 3)
         record |= {"cpu_percent": percent, "seconds": effort.idle}
         yield record | {"target": "< 1 %", "met": percent < 1.0}
 
@@ -169,7 +173,7 @@ def round_trip(ground: Ground, effort: Effort) -> Iterator[Record]:
         yield {"case": "round-trip", "skipped": f"failed: {child.stderr.strip()[-300:]}"}
         return
     taken = json.loads(child.stdout)
-    ours = time_record("round-trip", f"{BY_KEY[OURS].name}, runner", taken["ours"], taken["ours"])
+    ours = time_record("round-trip", f"{US.name}, runner", taken["ours"], taken["ours"])
     yield ours | {"target": "p50 <= 0.2 ms", "met": ours["p50_ms"] <= 0.2}
     yield time_record("round-trip", "raw pipe echo", taken["pipe"], taken["ours"])
 
@@ -177,23 +181,20 @@ def round_trip(ground: Ground, effort: Effort) -> Iterator[Record]:
 def memory(ground: Ground, effort: Effort) -> Iterator[Record]:
     """The worker's resident set when a thousand jobs have run, by the length of the queue."""
     sizes = [1000, LONG // 4 if effort.is_quick else LONG, *([LONGEST] * effort.with_million)]
-    entry = Entry(BY_KEY[OURS], 0, BY_KEY[OURS].name)
-
-    def turn(entry: Entry, seat: Seat) -> None:
-        entry.samples += [turns.resident_mib(seat, size) for size in sizes]
-
-    ground.race("drain", [entry], turn, 1)
-    if entry.skipped is not None:
-        yield {"case": "memory", "who": entry.label, "skipped": entry.skipped}
+    try:
+        seat = ground.seat(US, "drain")
+        found = [turns.resident_mib(seat, size) for size in sizes]
+    except FailedError as error:
+        yield {"case": "memory", "who": US.name, "skipped": str(error)}
         return
-    for size, resident in zip(sizes, entry.samples, strict=True):
-        record: Record = {"case": "memory", "who": f"{entry.label}, {size:,} queued"}
+    for size, resident in zip(sizes, found, strict=True):
+        record: Record = {"case": "memory", "who": f"{US.name}, {size:,} queued"}
         record |= {"resident_mib": round(resident, 1)}
         if size > sizes[0]:
-            growth = (resident - entry.samples[0]) * 2**20 / (size - sizes[0])
+            growth = (resident - found[0]) * 2**20 / (size - sizes[0])
             record |= {"bytes_per_queued_job": round(growth, 1)}
             # The page cache of SQLite is bounded, and fuller in a larger file.
-            record |= {"target": "no growth (<= 16 MiB)", "met": resident <= entry.samples[0] + 16}
+            record |= {"target": "no growth (<= 16 MiB)", "met": resident <= found[0] + 16}
         yield record
 
 

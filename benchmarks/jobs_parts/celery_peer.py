@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
 
 import celery
 import redis
@@ -21,6 +26,7 @@ app.conf.update(
     redis_max_connections=10,
 )
 _run = marks.handler()
+THREADS = 4
 
 
 @app.task(name="noop")
@@ -37,20 +43,58 @@ class Peer(client.Peer):
             redis.Redis.from_url(f"{client.url()}/{number}") for number in (1, 2)
         )
 
+        self._link = app.connection_for_write()
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._held: list[Any] = []
+
     def reset(self) -> None:
         client.clear(self._broker, self._results)
+        self._held = []
 
     def workers(self) -> list[list[str]]:
         words = [sys.executable, "-m", "celery", "-A", "jobs_parts.celery_peer", "worker"]
-        words += ["--pool", "threads", "--concurrency", "4", "--loglevel", "error"]
+        words += ["--pool", "threads", "--concurrency", str(THREADS), "--loglevel", "error"]
         words += ["--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname"]
         return [[*words, name] for name in ("one", "two")]
 
     def enqueue(self, number: int) -> None:
         noop.delay(number)
 
+    def fill(self, first: int, count: int) -> None:
+        noop.delay(first)
+        if count == 1:
+            return
+        sample = self._broker.lindex("celery", 0)
+        made = [_like(sample, number) for number in range(first + 1, first + count)]
+        for start in range(0, len(made), client.FILLED):
+            self._broker.lpush("celery", *made[start : start + client.FILLED])
+
+    def claim(self, count: int) -> None:
+        with self._link.SimpleQueue("celery") as queue:
+            self._held += [queue.get_nowait() for _ in range(count)]
+
+    def settle(self, count: int) -> None:
+        held, self._held = self._held, []
+        list(self._pool.map(_settle, held))
+
     def waiting(self) -> int:
         return int(self._broker.llen("celery"))
 
     def recorded(self) -> int:
         return int(self._results.dbsize())
+
+
+def _like(sample: bytes, number: int) -> str:
+    """The same message for another job."""
+    message: dict[str, Any] = json.loads(sample)
+    key = str(uuid4())
+    message["headers"] |= {"id": key, "root_id": key, "argsrepr": f"({number},)"}
+    message["properties"] |= {"correlation_id": key, "delivery_tag": str(uuid4())}
+    body = json.loads(base64.b64decode(message["body"]))
+    message["body"] = base64.b64encode(json.dumps([[number], *body[1:]]).encode()).decode()
+    return json.dumps(message)
+
+
+def _settle(message: Any) -> None:
+    app.backend.store_result(message.headers["id"], 1, "SUCCESS")
+    message.ack()

@@ -16,9 +16,9 @@ import random
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jobs_parts.marks import Reader
 
@@ -26,9 +26,16 @@ URL = "JOBS_BENCH_URL"
 """The variable with the address of the server, or the path of a file."""
 CASE = "JOBS_BENCH_CASE"
 """The variable with the name of the case, for settings that depend on it."""
+WORKERS = "JOBS_BENCH_WORKERS"
+"""The variable with the number of workers, for who is asked to start more of them."""
+TWIN = "JOBS_BENCH_TWIN"
+"""The variable with the number of the contestant's store, when it has several."""
 LONGEST_WAIT = 15.0
 GAPS = 0.01, 0.05
 """Seconds of rest between two latency samples, so that workers fall asleep."""
+FILLED = 1000
+"""Jobs that one command or pipeline brings into a queue that is filled."""
+T = TypeVar("T")
 
 
 def url() -> str:
@@ -41,6 +48,16 @@ def is_case(name: str) -> bool:
     return os.environ.get(CASE) == name
 
 
+def workers() -> int:
+    """How many workers to start."""
+    return int(os.environ.get(WORKERS, "1"))
+
+
+def twin() -> int:
+    """Which of its stores a contestant shall use."""
+    return int(os.environ.get(TWIN, "0"))
+
+
 def clear(*databases: Any) -> None:
     """Empty Redis databases, once nobody waits for them: a worker that was killed may seem to."""
     until = time.monotonic() + 2.0
@@ -48,6 +65,17 @@ def clear(*databases: Any) -> None:
         time.sleep(0.01)
     for each in databases:
         each.flushdb()
+
+
+async def at_once(one: Callable[[T], Awaitable[object]], items: Iterable[T], number: int) -> None:
+    """Do this with each of them, so many at a time."""
+    left = iter(items)
+
+    async def some() -> None:
+        for item in left:
+            await one(item)
+
+    await asyncio.gather(*(some() for _ in range(number)))
 
 
 class Peer:
@@ -79,8 +107,23 @@ class Peer:
             self.enqueue(number)
 
     def enqueue_many(self, count: int) -> None:
-        """Add jobs in the fastest way there is."""
+        """Add jobs in the fastest way its users have."""
         self.enqueue_each(count)
+
+    def fill(self, first: int, count: int) -> None:
+        """Add jobs from that number on by whatever means, its own format kept: nobody times it."""
+        raise NotImplementedError
+
+    def filled(self) -> None:
+        """Called when the queue is as long as it shall be: let a planner know, where one plans."""
+
+    def claim(self, count: int) -> None:
+        """Take so many jobs, in the batches in which its workers take them."""
+        raise NotImplementedError
+
+    def settle(self, count: int) -> None:
+        """End the jobs that were taken, as its workers do after a good run; the result is kept."""
+        raise NotImplementedError
 
     def enqueue_threads(self, count: int) -> None:
         """Add jobs one by one from eight threads."""

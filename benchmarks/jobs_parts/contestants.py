@@ -8,9 +8,12 @@ import selectors
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from races import FailedError
 
 from jobs_parts import client, marks
 from jobs_parts.processes import Started, environment
@@ -18,6 +21,8 @@ from jobs_parts.processes import Started, environment
 OURS, BARE = "ours", "bare"
 ANSWER = 60.0
 """Seconds a client has for an answer."""
+STEP = 20_000
+"""Jobs it adds between two answers while a queue is filled."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Who:
     enqueue_pace: int = 2_000
     cases: tuple[str, ...] = ("drain", "enqueue", "latency")
     has_cases: bool = False  # its settings depend on the case
+    settings: Mapping[str, str] = field(default_factory=dict)  # variables of its processes
 
 
 ALL = (
@@ -55,10 +61,6 @@ ALL = (
 )  # fmt: skip
 
 
-class FailedError(Exception):
-    """A contestant could not do its part."""
-
-
 class Seat:
     """A contestant with its client process."""
 
@@ -66,7 +68,7 @@ class Seat:
         self.who = who
         self.folder = folder
         self.folder.mkdir()
-        self._settings = {client.URL: url or str(self.folder), client.CASE: case}
+        self._settings = {client.URL: url or str(self.folder), client.CASE: case, **who.settings}
         self._log = (self.folder / "client.log").open("ab")
         self._process = subprocess.Popen(  # noqa: S603 - these parts
             [sys.executable, "-m", "jobs_parts.client", who.module],
@@ -77,6 +79,11 @@ class Seat:
             cwd=self.folder,
             start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """Its client's process."""
+        return self._process.pid
 
     def ask(self, do: str, **fields: Any) -> Any:
         """Let the client do something, and wait for its answer."""
@@ -99,6 +106,12 @@ class Seat:
         if "error" in answer:
             raise FailedError(answer["error"])
         return answer["value"]
+
+    def fill(self, first: int, count: int) -> None:
+        """Add so many jobs, numbered from ``first``, in steps that each have their answer."""
+        for start in range(first, first + count, STEP):
+            self.ask("fill", first=start, count=min(STEP, first + count - start))
+        self.ask("filled")
 
     def start_workers(self, marked: Path, *, stamps: bool = False) -> list[Started]:
         """Its workers, with a file for what its handlers leave."""

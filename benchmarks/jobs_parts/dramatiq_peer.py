@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from uuid import uuid4
 
 import dramatiq
 import redis
@@ -17,6 +20,7 @@ broker = RedisBroker(url=f"{client.url()}/3")
 broker.add_middleware(Results(backend=RedisBackend(url=f"{client.url()}/4"), store_results=True))
 dramatiq.set_broker(broker)
 _run = marks.handler()
+PROCESSES, THREADS = 2, 16
 
 
 @dramatiq.actor(actor_name="noop", queue_name="default")
@@ -33,15 +37,49 @@ class Peer(client.Peer):
             redis.Redis.from_url(f"{client.url()}/{number}") for number in (3, 4)
         )
 
+        self._backend = RedisBackend(url=f"{client.url()}/4")
+        self._pool = ThreadPoolExecutor(THREADS)
+        self.reset()
+
     def reset(self) -> None:
         client.clear(self._broker, self._results)
+        self._consumer = broker.consume("default")
+        self._held: list[dramatiq.MessageProxy] = []
 
     def workers(self) -> list[list[str]]:
         words = [sys.executable, "-m", "dramatiq", "jobs_parts.dramatiq_peer"]
-        return [[*words, "--processes", "2", "--threads", "16"]]
+        return [[*words, "--processes", str(PROCESSES), "--threads", str(THREADS)]]
 
     def enqueue(self, number: int) -> None:
         noop.send(number)
+
+    def fill(self, first: int, count: int) -> None:
+        sample = json.loads(noop.message(0).encode())
+        for start in range(first, first + count, client.FILLED):
+            made = {}
+            for number in range(start, min(start + client.FILLED, first + count)):
+                key = str(uuid4())
+                sample |= {"args": [number], "message_id": key}
+                made[key] = json.dumps(sample | {"options": {"redis_message_id": key}})
+            self._broker.hset("dramatiq:default.msgs", mapping=made)
+            self._broker.rpush("dramatiq:default", *made)
+
+    def claim(self, count: int) -> None:
+        while (left := count - len(self._held)) > 0:
+            self._consumer.prefetch = min(2 * THREADS, left)
+            message = next(self._consumer)
+            if message is None:
+                raise RuntimeError("the queue is empty")
+            self._consumer.queued_message_ids.clear()  # a worker would be done with it soon
+            self._held.append(message)
+
+    def settle(self, count: int) -> None:
+        held, self._held = self._held, []
+        list(self._pool.map(self._settle, held))
+
+    def _settle(self, message: dramatiq.MessageProxy) -> None:
+        self._backend.store_result(message, 1, 600_000)
+        self._consumer.ack(message)
 
     def waiting(self) -> int:
         return int(self._broker.llen("dramatiq:default"))

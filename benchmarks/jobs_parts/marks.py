@@ -62,6 +62,11 @@ class Reader:
             return None
         return f"of {self._jobs} jobs {never} never ran and {self._jobs - never - once} ran again"
 
+    def again(self) -> int:
+        """How many jobs ran more than once."""
+        seen = self._mapped[: self._jobs]
+        return self._jobs - seen.count(0) - seen.count(1)
+
     def instant(self, number: int) -> int:
         """Nanoseconds of the system's monotonic clock at which a job began, or 0."""
         return int(_INSTANT.unpack_from(self._mapped, number * _INSTANT.size)[0])

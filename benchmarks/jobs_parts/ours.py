@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the base class says what each method does
-"""Ergon: jobs on durable SQLite, handlers in executor processes."""
+"""Ergon: jobs on durable SQLite or on a server, handlers in executor processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import json
 import shutil
 import sys
 import threading
+import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from msgspec import structs
+
+from ergon_framework.core.wire import Reply, Status
 from ergon_framework.jobs import JobClient
+from ergon_framework.jobs.claims import Claim, Judgement
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.ports.jobstore import Ask, Settlement
 from jobs_parts import client
 
 COMMAND = (
@@ -22,11 +30,26 @@ COMMAND = (
 IN_FLIGHT = 512
 THREADS = 8
 CHUNK = 100_000
+ASK = Ask(
+    worker="bench",
+    lease=600.0,
+    slots={"python": IN_FLIGHT},
+    default="python",
+    known=frozenset({"python"}),
+)
+
+_DONE = Reply("", Status.SUCCESS)
+_DATABASE = f"ergon_{client.twin()}"
 
 
 def address() -> str:
     """The URL of the store."""
-    return f"sqlite:///{_folder()}/work.db"
+    given = client.url()
+    if "://" not in given:
+        return f"sqlite:///{_folder()}/work.db"
+    if given.startswith("postgresql"):
+        return f"{given.rpartition('/')[0]}/{_DATABASE}"
+    return f"{given}/{9 + client.twin() + (client.twin() > 0)}"  # 10 is taken
 
 
 def _folder() -> Path:
@@ -38,18 +61,20 @@ class Peer(client.Peer):
 
     def __init__(self) -> None:
         self._client: JobClient | None = None
+        self._claims: list[Claim] = []
+        self._judgement = Judgement(JobsSettings(), "bench")
 
     def reset(self) -> None:
         if self._client is not None:
             self._client.close()
-        shutil.rmtree(_folder(), ignore_errors=True)
-        _folder().mkdir()
+        self._claims = []
+        _EMPTY[urlsplit(address()).scheme]()
         self._client = JobClient(address())
 
     def workers(self) -> list[list[str]]:
         # One request at a time, which is the default, is best where nothing is to be gathered.
         in_flight = 1 if client.is_case("latency") else IN_FLIGHT
-        settings = Path(client.url()) / "ergon.toml"
+        settings = Path("ergon.toml").resolve()
         settings.write_text(
             f"""[store]
 url = "{address()}"
@@ -60,13 +85,25 @@ pool_size = 1
 max_in_flight = {in_flight}
 """
         )
-        return [[sys.executable, "-m", "ergon_framework.cli", "worker", "--config", str(settings)]]
+        command = [sys.executable, "-m", "ergon_framework.cli", "worker", "--config", str(settings)]
+        return [command] * client.workers()
 
     def enqueue(self, number: int) -> None:
         self._open.enqueue("noop", [number])
 
     def enqueue_many(self, count: int) -> None:
-        self._open.enqueue_many((("noop", [number]) for number in range(count)), chunk=CHUNK)
+        self.fill(0, count)
+
+    def fill(self, first: int, count: int) -> None:
+        numbers = range(first, first + count)
+        self._open.enqueue_many((("noop", [number]) for number in numbers), chunk=CHUNK)
+
+    def filled(self) -> None:
+        if address().startswith("postgresql"):
+            import psycopg
+
+            with psycopg.connect(address(), autocommit=True) as link:
+                link.execute("VACUUM ANALYZE")
 
     def enqueue_threads(self, count: int) -> None:
         def some(first: int) -> None:
@@ -78,6 +115,26 @@ max_in_flight = {in_flight}
             thread.start()
         for thread in threads:
             thread.join()
+
+    def claim(self, count: int) -> None:
+        while (left := count - len(self._claims)) > 0:
+            ask = ASK if left >= IN_FLIGHT else structs.replace(ASK, slots={"python": left})
+            _, claimed = self._open.store.exchange([], ask)
+            if not claimed.jobs:
+                raise RuntimeError("the queue is empty")
+            self._claims += map(Claim, claimed.jobs)
+
+    def settle(self, count: int) -> None:
+        claims, self._claims = self._claims, []
+        for start in range(0, len(claims), IN_FLIGHT):
+            batch = [self._settled(claim) for claim in claims[start : start + IN_FLIGHT]]
+            applied, _ = self._open.store.exchange(batch, None)
+            if not all(applied):
+                raise RuntimeError("a settlement was not applied")
+
+    def _settled(self, claim: Claim) -> Settlement:
+        seen = self._judgement.seen_of(_DONE, claim.job)
+        return self._judgement.settled(claim, seen, time.time(), 0.0, b"1")
 
     def waiting(self) -> int:
         return self._counted("pending")
@@ -93,3 +150,29 @@ max_in_flight = {in_flight}
 
     def _counted(self, status: str) -> int:
         return sum(queue.counts.get(status, 0) for queue in self._open.store.queues())
+
+
+# ---- a store with nothing in it ----
+
+
+def _no_file() -> None:
+    shutil.rmtree(_folder(), ignore_errors=True)
+    _folder().mkdir()
+
+
+def _no_database() -> None:
+    import psycopg
+
+    with psycopg.connect(client.url(), autocommit=True) as link:
+        link.execute(f"DROP DATABASE IF EXISTS {_DATABASE} WITH (FORCE)".encode())
+        link.execute(f"CREATE DATABASE {_DATABASE}".encode())
+
+
+def _no_keys() -> None:
+    import redis
+
+    with redis.Redis.from_url(address()) as link:
+        client.clear(link)
+
+
+_EMPTY = {"sqlite": _no_file, "postgresql": _no_database, "redis": _no_keys}

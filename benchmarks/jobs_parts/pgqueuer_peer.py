@@ -6,17 +6,21 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgDriver
 from pgqueuer.models import Job
-from pgqueuer.queries import Queries
+from pgqueuer.queries import EntrypointExecutionParameter, Queries
+from pgqueuer.types import QueueEntrypoint, QueueManagerId
 
 from jobs_parts import client, marks
 
-BATCH = 100
+BATCH = 300
+WANTED = {QueueEntrypoint("noop"): EntrypointExecutionParameter(concurrency_limit=0)}
 
 
 async def serve() -> None:
@@ -33,9 +37,10 @@ async def serve() -> None:
 
 
 class Peer(client.AsyncPeer):
-    """Two worker processes that claim a hundred jobs at once."""
+    """Two worker processes that claim a few hundred jobs at once."""
 
     async def open(self) -> None:
+        self._id, self._held = QueueManagerId(uuid4()), list[Job]()
         self._link = await asyncpg.connect(client.url())
         self._queries = Queries(AsyncpgDriver(self._link))
         if not await self._queries.has_table("pgqueuer"):
@@ -43,6 +48,7 @@ class Peer(client.AsyncPeer):
 
     def reset(self) -> None:
         self.run(self._link.execute("TRUNCATE pgqueuer, pgqueuer_log"))
+        self._held = []
 
     def workers(self) -> list[list[str]]:
         return [[sys.executable, "-m", "jobs_parts.pgqueuer_peer"]] * 2
@@ -51,16 +57,42 @@ class Peer(client.AsyncPeer):
         await self._queries.enqueue("noop", b"%d" % number)
 
     def enqueue_many(self, count: int) -> None:
+        self.fill(0, count)
+
+    def fill(self, first: int, count: int) -> None:
         async def batches() -> None:
-            for start in range(0, count, 1000):
-                numbers = range(start, min(start + 1000, count))
+            for start in range(first, first + count, 1000):
+                numbers = range(start, min(start + 1000, first + count))
                 names, payloads = ["noop"] * len(numbers), [b"%d" % each for each in numbers]
                 await self._queries.enqueue(names, payloads, [0] * len(numbers))
 
         self.run(batches())
 
+    def filled(self) -> None:
+        self.run(self._link.execute("VACUUM ANALYZE"))
+
+    def claim(self, count: int) -> None:
+        async def batches() -> None:
+            for start in range(0, count, BATCH):
+                self._held += await self._queries.dequeue(
+                    min(BATCH, count - start), WANTED, self._id, None, timedelta(seconds=30)
+                )
+            if len(self._held) != count:
+                raise RuntimeError(f"{len(self._held)} of {count} jobs were claimed")
+
+        self.run(batches())
+
+    def settle(self, count: int) -> None:
+        async def batches(held: list[Job]) -> None:
+            for start in range(0, len(held), BATCH):
+                batch = held[start : start + BATCH]
+                await self._queries.log_jobs([(job, "successful", None) for job in batch])
+
+        held, self._held = self._held, []
+        self.run(batches(held))
+
     def waiting(self) -> int:
-        return self._count("SELECT count(*) FROM pgqueuer")
+        return self._count("SELECT count(*) FROM pgqueuer WHERE status = 'queued'")
 
     def recorded(self) -> int:
         return self._count("SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'")

@@ -36,7 +36,7 @@ class Ours:
         settings = ExecutorSettings(command=COMMAND, pool_size=1)
         self._runner = Runner(self._child, settings, self._selecting, self)
         self._reply: Reply | None = None
-        while not self._runner.is_ready:
+        while not self._runner.is_up:
             self._selecting.turn(self._selecting.now() + TIMEOUT)
 
     def trip(self, number: int) -> float:

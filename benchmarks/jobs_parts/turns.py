@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from races import Turn
 
 from jobs_parts import marks
 from jobs_parts.contestants import FailedError, Seat
@@ -20,19 +21,10 @@ PARTING = 0.25
 """Seconds a worker has to leave; all is recorded by then, so nothing is lost by killing it."""
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Jobs per second, and microseconds of processor time per job where that is known."""
-
-    rate: float
-    cpu_us: float = 0.0
-    facts: dict[str, float] = field(default_factory=dict)
-
-
-def drain(seat: Seat, count: int) -> Figures:
+def drain(seat: Seat, count: int) -> Turn:
     """From a full queue until the last result is kept."""
     seat.ask("reset")
-    marked = _marks(seat, count)
+    marked = new_marks(seat, count)
     seat.ask("enqueue_many", count=count)
     reader = marks.Reader(marked, count)
     with running(seat, marked) as workers:
@@ -47,33 +39,34 @@ def drain(seat: Seat, count: int) -> Figures:
     flaw = reader.flaw()
     if flaw is not None:
         raise FailedError(flaw)
-    done = count - began_with
-    return Figures(done / (ended - began), burnt / done * 1e6, facts)
+    return Turn(count - began_with, ended - began, (), burnt, facts)
 
 
-def enqueue(seat: Seat, how: str, count: int) -> Figures:
+def enqueue(seat: Seat, how: str, count: int) -> Turn:
     """Into an empty queue nobody works on."""
     seat.ask("reset")
     seconds = float(seat.ask("time", how=how, count=count))
     found = seat.ask("waiting")
     if found != count:
         raise FailedError(f"{found} of {count} jobs are in the queue")
-    return Figures(count / seconds)
+    return Turn(count, seconds)
 
 
-def latencies(seat: Seat, count: int, warm: int = 3) -> list[float]:
-    """Milliseconds from enqueue to the start of the handler in a worker that is idle."""
+def latencies(seat: Seat, count: int, warm: int = 3) -> Turn:
+    """From enqueue to the start of the handler in a worker that is idle."""
     seat.ask("reset")
-    marked = _marks(seat, count + warm)
+    marked = new_marks(seat, count + warm)
     with running(seat, marked, stamps=True):
-        answer: list[float] = seat.ask("latencies", path=str(marked), count=count, warm=warm)
-    return answer
+        taken = [
+            each / 1e3 for each in seat.ask("latencies", path=str(marked), count=count, warm=warm)
+        ]
+    return Turn(count, sum(taken), taken)
 
 
-def idle_cpu(seat: Seat, seconds: float) -> float:
-    """The part of one processor, in percent, that workers use while there is nothing to do."""
+def idle(seat: Seat, seconds: float) -> Turn:
+    """What workers use while there is nothing to do."""
     seat.ask("reset")
-    marked = _marks(seat, 1)
+    marked = new_marks(seat, 1)
     with running(seat, marked) as workers:
         seat.ask("enqueue", number=0)
         await_jobs(marks.Reader(marked, 1), 1, STARTUP, workers)
@@ -81,13 +74,13 @@ def idle_cpu(seat: Seat, seconds: float) -> float:
         pids = [pid for worker in workers for pid in family(worker.pid)]
         before, began = cpu_seconds(pids), time.perf_counter()
         time.sleep(seconds)
-        return 100 * (cpu_seconds(pids) - before) / (time.perf_counter() - began)
+        return Turn(1, time.perf_counter() - began, (), cpu_seconds(pids) - before)
 
 
 def resident_mib(seat: Seat, queued: int, ran: int = 1000) -> float:
     """The worker's resident set when it has run some of the jobs of a long queue."""
     seat.ask("reset")
-    marked = _marks(seat, queued)
+    marked = new_marks(seat, queued)
     seat.ask("enqueue_many", count=queued)
     with running(seat, marked) as workers:
         await_jobs(marks.Reader(marked, queued), min(ran, queued), STARTUP, workers)
@@ -135,7 +128,7 @@ def await_records(seat: Seat, count: int) -> float:
         time.sleep(LOOK)
 
 
-def _marks(seat: Seat, count: int) -> Path:
+def new_marks(seat: Seat, count: int) -> Path:
     """A file of its own for each turn, so that a worker that lingers leaves nothing in it."""
     path = seat.folder / f"marks-{time.monotonic_ns()}"
     marks.create(path, count)

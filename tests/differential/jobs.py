@@ -69,7 +69,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
 SEARCHES = (
     Search(statuses=(JobStatus.FAILED,)),
     Search(queue="mail"),
-    Search(handler="work", statuses=(JobStatus.QUEUED, JobStatus.ACTIVE)),
+    Search(handler="work", statuses=(JobStatus.PENDING, JobStatus.ACTIVE)),
     Search(code="flaky"),
 )
 PATIENCE = 15.0
@@ -77,15 +77,23 @@ MOST_HELD = 40
 """Claims that may be told of later; the oldest are forgotten, as by workers that died."""
 
 Open = Callable[[Clock], Store]
+Told = tuple[tuple[Leased, ...], Seen, dict[str, Any]]
+"""A claim, as each of the two gave it, what became of it, and what else a settlement says."""
 
 
 class JobTwins(Twins):
-    """The memory store and another one."""
+    """The memory store and another one.
 
-    def __init__(self, command: str, seed: int, store: Open) -> None:
+    One that ``forgets_keys`` lets those who waited for the limit key of a job that another process
+    claimed queue up behind what the same exchange claims; it is then told and asked in two calls.
+    """
+
+    def __init__(self, name: str, seed: int, store: Open, *, forgets_keys: bool = False) -> None:
         super().__init__(seed)
-        self.command = command
+        self.store = name
         self._open = store
+        self._forgets_keys = forgets_keys
+        self._wakes_at_once = True
         stores = (MemoryJobStore(self.clock), store(self.clock))
         self.subjects = [Subject(each, self.clock, None, PATIENCE) for each in stores]
         self.held: list[tuple[Leased, ...]] = []
@@ -154,13 +162,28 @@ class JobTwins(Twins):
     # ---- workers --------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """A worker asks, mostly for any queue."""
+        """A worker asks."""
         self._exchange(())
 
     def exchange(self) -> None:
         """A worker tells and asks in one call."""
         told = [self._told() for _ in range(min(len(self.held), self.dice.randint(1, 4)))]
+        if not self._wakes_at_once and any(self._has_key(pair[0]) for pair, _, _ in told):
+            self._settle_all(told)
+            told = []
         self._exchange(told)
+
+    def _has_key(self, job: Leased) -> bool:
+        found = self.subjects[0].store.find(job.id)
+        return found is not None and found.limit_key is not None
+
+    def _settle_all(self, told: Sequence[Told]) -> None:
+        def call(s: Subject) -> list[bool]:
+            which = self.subjects.index(s)
+            settlements = [s.told(pair[which], seen, **more) for pair, seen, more in told]
+            return s.store.exchange(settlements, None)[0]
+
+        self.both(call)
 
     def settle(self) -> None:
         """A worker, or one that came too late, tells what became of a job."""
@@ -169,17 +192,17 @@ class JobTwins(Twins):
             jobs = iter(pair)
             self.both(lambda s: s.settle(next(jobs), seen, **fields))
 
-    def _told(self) -> tuple[tuple[Leased, ...], Seen, dict[str, Any]]:
+    def _told(self) -> Told:
         seen = self.dice.choice(OUTCOMES)
         result = b"1" if seen is SUCCEEDED else None
         keep = self.dice.choice((None, 0.0, 5.0))
         return self.dice.choice(self.held), seen, {"keep": keep, "result": result}
 
-    def _exchange(self, told: Sequence[tuple[tuple[Leased, ...], Seen, dict[str, Any]]]) -> None:
+    def _exchange(self, told: Sequence[Told]) -> None:
         slots = self.dice.randint(1, 5)
-        options: dict[str, Any] = {"worker": self.dice.choice(("w1", "w2"))}
-        if self.dice.random() < 0.2:
-            options["queues"] = self.dice.choice((("mail",), ("default", "mail")))
+        # Of one queue at a time: whose turn it is among several is not agreed upon.
+        queue = self.dice.choice(QUEUES)
+        options = {"worker": self.dice.choice(("w1", "w2")), "queues": (queue,)}
         claims: list[Claimed] = []
         answers: list[list[bool]] = []
         for which, subject in enumerate(self.subjects):
@@ -210,9 +233,12 @@ class JobTwins(Twins):
         """Somebody looks for workers that died."""
 
         def call(s: Subject) -> list[tuple[str, bool]]:
-            jobs = s.store.overdue(10)
-            told = [s.told(job, LeaseExpired(), if_expired=True, keep=5.0) for job in jobs]
-            return list(zip((job.id for job in jobs), s.store.exchange(told, None)[0], strict=True))
+            found = s.store.overdue(1000)
+            jobs = sorted(found, key=lambda job: (job.lease_expires_at, job.id))
+            same([job.lease_expires_at for job in jobs], [job.lease_expires_at for job in found])
+            told = [s.told(job, LeaseExpired(), if_expired=True, keep=5.0) for job in jobs[:10]]
+            applied = s.store.exchange(told, None)[0]
+            return list(zip((job.id for job in jobs[:10]), applied, strict=True))
 
         self.both(call)
 
@@ -279,6 +305,7 @@ class JobTwins(Twins):
         """The other store goes on with what a new process would find."""
         self.subjects[1].store.close()
         self.subjects[1].store = self._open(self.clock)
+        self._wakes_at_once = not self._forgets_keys
 
     def _some_id(self) -> str:
         return f"j{self.dice.randint(0, self.made)}"

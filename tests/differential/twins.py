@@ -20,8 +20,8 @@ class DifferedError(AssertionError):
 class Twins(ABC):
     """The model, another store, one clock for both, and a random life."""
 
-    command: str
-    """The words after ``python -m tests.differential`` that name this pair."""
+    store: str
+    """How the other store is called in ``python -m tests.differential STORE``."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -57,12 +57,24 @@ class Twins(ABC):
         except Exception as error:
             raise DifferedError(
                 f"seed {self.seed}, operation {self.done}, {act.__name__}: {error}\n"
-                f"again: python -m tests.differential {self.command} --seed {self.seed}"
+                f"again: python -m tests.differential {self.store} --seed {self.seed}"
             ) from error
 
 
 def same(model: Any, other: Any) -> Any:
     """The answer of both."""
     if model != other:
-        raise AssertionError(f"the model says\n  {model!r}\nand the other\n  {other!r}")
+        where, model, other = _difference("", model, other)
+        raise AssertionError(f"{where} is {model!r:.300} in the model, {other!r:.300} in the other")
     return model
+
+
+def _difference(where: str, model: Any, other: Any) -> tuple[str, Any, Any]:
+    """The first place where two answers differ."""
+    if isinstance(model, dict) and isinstance(other, dict) and model.keys() == other.keys():
+        pairs = [(f"{where}.{name}", model[name], other[name]) for name in model]
+    elif isinstance(model, list) and isinstance(other, list) and len(model) == len(other):
+        pairs = [(f"{where}[{n}]", *pair) for n, pair in enumerate(zip(model, other, strict=True))]
+    else:
+        return where or "the answer", model, other
+    return next(_difference(*pair) for pair in pairs if pair[1] != pair[2])

@@ -1,0 +1,98 @@
+"""Jobs and facts on every engine, beside the peers that live there: what each operation costs.
+
+One JSON line per case and contestant goes to standard output, a table to standard error. Servers
+are private, temporary and durable: PostgreSQL with ``fsync`` and ``synchronous_commit``, Redis with
+``appendfsync always``, NATS with ``sync_interval: always``, for us and for the peers. Whoever or
+whatever is missing is reported as skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from frame import asking, machine, place, show, told
+from jobs_parts.races import Ground
+from races import Record
+from scale_parts.appending import BARE, appending
+from scale_parts.draining import crowding, draining, lengthening
+from scale_parts.effort import Effort
+from scale_parts.lineup import ENGINES, KEYS
+from scale_parts.queueing import queueing
+
+CASES = {
+    "queue": queueing,
+    "drain": draining,
+    "queued": lengthening,
+    "workers": crowding,
+    "append": appending,
+}
+LENGTHS, DRAINED, WORKERS = (1_000, 1_000_000), (10_000, 100_000), (1, 2, 4)
+
+
+def main() -> int:
+    """Run the cases that were asked for and show what they say."""
+    options = _options()
+    with place("scale-bench-", options.folder) as folder:
+        folder.chmod(0o711)  # PostgreSQL does not run as root, and has to get to its part of it
+        effort = _effort(options, folder)
+        ground = Ground(folder, effort.rounds)
+        try:
+            print(json.dumps(machine(folder)), flush=True)
+            names = options.case or CASES
+            records = told(each for name in names for each in CASES[name](ground, effort))
+        finally:
+            ground.close()
+    show(("per second", "spread", "ratio"), _cells, records)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = asking(__doc__, CASES)
+    engines = list(dict.fromkeys([*(engine.key for engine in ENGINES), *BARE]))
+    parser.add_argument("--engine", action="append", choices=engines, help="this one; repeatable")
+    parser.add_argument("--peers", type=_words, help=f"some of {','.join(KEYS)}; all if not given")
+    parser.add_argument("--lengths", type=_numbers, help="of queues, such as 1000,1000000")
+    parser.add_argument("--drained", type=_numbers, help="jobs queued, such as 10000,100000")
+    parser.add_argument("--workers", type=_numbers, help="such as 1,2,4")
+    options = parser.parse_args()
+    unknown = (options.peers or frozenset()) - {*KEYS, ""}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(KEYS)}")
+    return options
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _effort(options: argparse.Namespace, folder: Path) -> Effort:
+    quick: bool = options.quick
+    return Effort(
+        folder=folder,
+        rounds=options.rounds or (1 if quick else 3),
+        seconds=0.2 if quick else 1.5,
+        lengths=options.lengths or (LENGTHS[:1] if quick else LENGTHS),
+        drained=options.drained or ((1_000,) if quick else DRAINED),
+        window=1.0 if quick else 5.0,
+        workers=options.workers or (WORKERS[:2] if quick else WORKERS),
+        engines=tuple(each for each in ENGINES if each.key in (options.engine or [each.key])),
+        logs=tuple(each for each in BARE if each in (options.engine or [each])),
+        peers=options.peers,
+    )
+
+
+def _cells(record: Record) -> tuple[str, ...]:
+    low, high = record["spread"]
+    ratio = f"{record['ratio']:.3g}" if "ratio" in record else ""
+    return f"{record['per_second']:,}", f"{low:,} to {high:,}", ratio
+
+
+if __name__ == "__main__":
+    sys.exit(main())

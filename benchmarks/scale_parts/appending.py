@@ -1,0 +1,132 @@
+"""Appends per second on each engine beside the bare thing, into logs of given lengths."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from boundary_parts.messages import messages, shares
+from boundary_parts.servers import NatsServer, Servers
+from jobs_parts.contestants import FailedError
+from jobs_parts.races import Ground
+from races import Entry, Goal, Record, Turn, records
+
+from scale_parts.effort import Effort
+from scale_parts.logs import Log, NatsLog, ZoneLog, bare_postgres, bare_sqlite, new_database
+
+PRODUCERS = 64
+BATCH = 500
+PACE = 4_000
+"""Rough facts per second, only to give turns a fitting length."""
+PATIENCE = 300.0
+"""Seconds in which a log must have come to its length."""
+GOALS = {"postgres-append": Goal(ratio=0.6)}
+BARE = {
+    "sqlite": "bare SQLite group commit",
+    "postgres": "bare PostgreSQL grouped insert",
+    "nats": "bare JetStream publish",
+}
+
+
+def appending(ground: Ground, effort: Effort) -> Iterator[Record]:
+    """Producers that append one by one and share commits, and one that appends many at once."""
+    for engine in effort.logs:
+        for length in effort.lengths:
+            servers = Servers()  # of NATS; what a long log takes shall be free again
+            openers = _openers(engine, length, ground, servers)
+            ours, bare = (Side(*each, length) for each in openers)
+            try:
+                yield from _at(ground, effort, engine, ours, bare)
+            finally:
+                ours.close()
+                bare.close()
+                servers.stop()
+
+
+class Side:
+    """A log that is filled to its length before the first turn."""
+
+    def __init__(self, who: str, opener: Callable[[], Log], length: int) -> None:
+        self.who = who
+        self.length = length
+        self._open = opener
+        self._log: Log | None = None
+
+    def each(self, count: int) -> Turn:
+        """Producers that append one by one."""
+        log = self._filled()
+        return self._checked(log, count, lambda: log.append_each(shares(count, PRODUCERS)))
+
+    def many(self, count: int) -> Turn:
+        """One that appends many at once."""
+        log, made = self._filled(), messages(count)
+
+        def run() -> Turn:
+            began, burnt = time.perf_counter(), time.process_time()
+            for start in range(0, count, BATCH):
+                log.append_all(made[start : start + BATCH])
+            return Turn(count, time.perf_counter() - began, (), time.process_time() - burnt)
+
+        return self._checked(log, count, run)
+
+    def close(self) -> None:
+        """Let go of the log."""
+        if self._log is not None:
+            self._log.close()
+
+    def _filled(self) -> Log:
+        if self._log is None:
+            self._log = self._open()
+            until = time.monotonic() + PATIENCE
+            for start in range(0, self.length, BATCH):
+                if time.monotonic() > until:
+                    raise FailedError(f"{start} of {self.length} facts after {PATIENCE:g} s")
+                self._log.append_all(messages(min(BATCH, self.length - start)))
+        return self._log
+
+    @staticmethod
+    def _checked(log: Log, count: int, run: Callable[[], Turn]) -> Turn:
+        before = log.head()
+        turn = run()
+        stored = log.head() - before
+        if stored != count:
+            raise FailedError(f"{stored} of {count} facts are there")
+        return turn
+
+
+def _at(ground: Ground, effort: Effort, engine: str, ours: Side, bare: Side) -> Iterator[Record]:
+    count = max(PRODUCERS * 10, int(PACE * effort.seconds) // PRODUCERS * PRODUCERS)
+    for name, way in {"append": Side.each, "append-batch": Side.many}.items():
+        entries = [Entry(side.who, partial(way, side, count)) for side in (ours, bare)]
+        ground.race(entries)
+        goal = GOALS.get(f"{engine}-{name}")
+        yield from records(f"{engine}-{name}-{ours.length}", entries[0], [(entries[1], goal)])
+
+
+def _openers(
+    engine: str, length: int, ground: Ground, servers: Servers
+) -> list[tuple[str, Callable[[], Log]]]:
+    """Ours and the bare one on an engine."""
+    folder = ground.folder / f"{engine}-{length}"
+    folder.mkdir()
+
+    def database() -> str:
+        return new_database(ground.servers.url("postgres"), f"{engine}_{length}")
+
+    def nats() -> NatsServer:
+        server: NatsServer = servers.get("NATS", partial(NatsServer, folder / "nats"))
+        return server
+
+    ways: dict[str, tuple[Callable[[], str | None], Callable[[], Log]]] = {
+        "sqlite": (lambda: None, partial(bare_sqlite, folder)),
+        "postgres": (database, lambda: bare_postgres(ground.servers.url("postgres"))),
+        "nats": (lambda: f"nats://127.0.0.1:{nats().port}", lambda: NatsLog(nats())),
+    }
+    store, bare = ways[engine]
+    return [("Ergon", lambda: _zone(folder, store())), (BARE[engine], bare)]
+
+
+def _zone(folder: Path, store: str | None) -> Log:
+    return ZoneLog(folder / "zone", store)

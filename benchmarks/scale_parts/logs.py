@@ -1,0 +1,172 @@
+"""Durable logs on each engine: a zone of ours, and the bare thing below it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from boundary_parts import clients
+from boundary_parts.group_commit import GroupCommit, SqliteGroupCommit
+from boundary_parts.messages import FROM, Message
+from boundary_parts.producers import into, threaded
+from boundary_parts.servers import NatsServer
+from boundary_parts.speech import SUBJECT
+from races import FailedError, Turn
+
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import ErgonError
+
+Parts = Sequence[Sequence[Message]]
+
+
+class Log(Protocol):
+    """Where facts go."""
+
+    def append_each(self, parts: Parts) -> Turn:
+        """Each producer appends its part one by one."""
+
+    def append_all(self, batch: Sequence[Message]) -> None:
+        """One commit."""
+
+    def head(self) -> int:
+        """How many facts there are."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class ZoneLog:
+    """The whole way: checks, canonical form, ledger, hash chain, record, commit."""
+
+    def __init__(self, folder: Path, store: str | None) -> None:
+        more = {} if store is None else {"store": store}
+        try:
+            self._zone = Zone.open(FROM, ZoneSettings(data=str(folder), **more))
+        except (ErgonError, ImportError, ValueError) as error:
+            raise FailedError(f"{type(error).__name__}: {error}") from error
+
+    def append_each(self, parts: Parts) -> Turn:
+        """Threads, which share commits."""
+        return threaded(into(self._zone), parts)
+
+    def append_all(self, batch: Sequence[Message]) -> None:
+        """As a producer does that has many at once."""
+        zone = self._zone
+        zone.append_all([zone.admit(each.envelope, each.fact) for each in batch])
+
+    def head(self) -> int:
+        """The last offset."""
+        return sum(log.head for log in self._zone.store.logs())
+
+    def close(self) -> None:
+        """Let go of the folder and the store."""
+        self._zone.close()
+
+
+class GroupLog:
+    """Rows with no key but their number, through a queue to one writer."""
+
+    def __init__(self, log: GroupCommit) -> None:
+        self._log, self._head = log, 0
+
+    def append_each(self, parts: Parts) -> Turn:
+        """Threads, which share commits."""
+        turn = threaded(lambda message: self._log.append(message.body), parts)
+        self._head += turn.count
+        return turn
+
+    def append_all(self, batch: Sequence[Message]) -> None:
+        """Past the queue."""
+        self._log.append_all([message.body for message in batch])
+        self._head += len(batch)
+
+    def head(self) -> int:
+        """What was acknowledged."""
+        return self._head
+
+    def close(self) -> None:
+        """End the writer."""
+        self._log.close()
+
+
+class PostgresGroupCommit(GroupCommit):
+    """One insert of many rows, and a commit that waits for the disk."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        super().__init__()
+
+    def open(self) -> None:
+        """A table of its own."""
+        import psycopg
+
+        self._link = psycopg.connect(self._url, autocommit=True)
+        self._link.execute("DROP TABLE IF EXISTS bare")
+        self._link.execute(
+            "CREATE TABLE bare (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
+            " body bytea NOT NULL)"
+        )
+
+    def commit(self, bodies: list[bytes]) -> None:
+        """One statement is one transaction."""
+        self._link.execute("INSERT INTO bare (body) SELECT unnest(%b::bytea[])", (bodies,))
+
+    def end(self) -> None:
+        """Let go of the connection."""
+        self._link.close()
+
+
+class NatsLog:
+    """Messages published to one subject, each acknowledged."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self._server = server
+
+    def append_each(self, parts: Parts) -> Turn:
+        """A connection for each producer, all of them in one event loop."""
+        return clients.run(self._server.port, clients.nats, parts)
+
+    def append_all(self, batch: Sequence[Message]) -> None:
+        """All of them before the first acknowledgement is waited for."""
+        asyncio.run(self._publish(batch))
+
+    async def _publish(self, batch: Sequence[Message]) -> None:
+        from nats import connect
+
+        link = await connect(f"nats://127.0.0.1:{self._server.port}")
+        try:
+            stream = link.jetstream()
+            asked = [await stream.publish_async(SUBJECT, each.body) for each in batch]
+            await asyncio.gather(*asked)
+        finally:
+            await link.close()
+
+    def head(self) -> int:
+        """What the stream says."""
+        return self._server.head()
+
+    def close(self) -> None:
+        """The server goes with the run."""
+
+
+def bare_sqlite(folder: Path) -> Log:
+    """A file of its own."""
+    return GroupLog(SqliteGroupCommit(folder / "bare.db"))
+
+
+def bare_postgres(url: str) -> Log:
+    """A table of its own."""
+    return GroupLog(PostgresGroupCommit(url))
+
+
+def new_database(url: str, name: str) -> str:
+    """An empty database beside the one that the URL names."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as link:
+        link.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+        link.execute(f"CREATE DATABASE {name}".encode())
+    return f"{url.rpartition('/')[0]}/{name}"

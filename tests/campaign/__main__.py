@@ -1,0 +1,67 @@
+"""The kill campaign, one line of JSON per store; the exit code is 1 when a promise was broken.
+
+python -m tests.campaign --kills 1000                   on every store
+python -m tests.campaign --kills 100 --store jobs-redis --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.campaign.facts import FactCampaign
+from tests.campaign.jobs import JobCampaign
+from tests.differential.engines import STORES
+
+SEED = 20_261
+FAULTS = (
+    "lost",
+    "completed_twice",
+    "strangers",
+    "claimed_twice",
+    "never_ran",
+    "ran_undelivered",
+    "doubled",
+    "moved",
+    "flaws",
+    "unread",
+    "settled_twice",
+)
+"""What must be zero, where a campaign tells of it."""
+
+
+def campaign(store: str, kills: int, *, seed: int = SEED, seconds: float = 900.0) -> dict[str, Any]:
+    """One campaign on one store; what came of it."""
+    what, _, engine = store.partition("-")
+    kind = JobCampaign if what == "jobs" else FactCampaign
+    with tempfile.TemporaryDirectory(prefix="ergon-campaign-") as folder:
+        return kind(engine, Path(folder), seed).run(kills, seconds)
+
+
+def faults(told: dict[str, Any]) -> dict[str, int]:
+    """What was broken."""
+    return {name: told[name] for name in FAULTS if told.get(name)}
+
+
+def main() -> int:
+    """Run what the arguments say."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign")
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--store", action="append", choices=STORES)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--seconds", type=float, default=1800.0, help="at most, per store")
+    given = parser.parse_args()
+    is_broken = False
+    for store in given.store or STORES:
+        told = campaign(store, given.kills, seed=given.seed, seconds=given.seconds)
+        print(json.dumps(told), flush=True)  # noqa: T201
+        is_broken = is_broken or bool(faults(told)) or told["kills"] < given.kills
+    return int(is_broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

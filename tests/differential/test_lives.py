@@ -1,0 +1,76 @@
+"""Each real store beside the memory model, through random lives: the same answers, always."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.factstore import Found, NewFact, Outcome
+from ergon_framework.ports.jobstore import Hold
+from tests.differential.engines import STORES, running
+from tests.differential.facts import ZONE, FactTwins
+from tests.differential.jobs import JobTwins
+from tests.differential.lives import live
+from tests.differential.twins import DifferedError
+from tests.servers.missing import MissingServerError, missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SHARE = 10_000
+"""Operations here; ``make campaign`` has ten times as many, on the seeds that follow too."""
+
+
+@pytest.mark.req("SCALE:differential", "JOBS:store", "BOUNDARY:store")
+@pytest.mark.parametrize("store", STORES)
+def test_two_stores_one_life(store: str) -> None:
+    """Whatever happens, both stores answer, refuse, count and remember alike."""
+    try:
+        with running(store.partition("-")[2]) as engine:
+            assert live(store, engine, count(), SHARE) == SHARE
+    except MissingServerError as error:
+        missing(error)
+
+
+class ForgetsToCharge(MemoryJobStore):
+    """A store with a bug that takes several steps to show."""
+
+    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+        return super().renew([Hold(h.key, h.id, h.fence, False) for h in holds], lease)
+
+
+class ForgetsTheFirst(MemoryFactStore):
+    """A store whose ledger does not find facts that came with many others."""
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        if len(facts) > 3:
+            self.forgotten = {*getattr(self, "forgotten", ()), facts[0].message_id}
+        return super().append(log, facts, capacity=capacity)
+
+    def find(self, from_zone: str, message_id: str, log: str | None = None) -> Found | None:
+        is_forgotten = message_id in getattr(self, "forgotten", ())
+        return None if is_forgotten else super().find(from_zone, message_id, log)
+
+
+@pytest.mark.req("SCALE:differential")
+def test_a_job_store_that_differs_is_found() -> None:
+    """The seed is told, and the same seed differs at the same operation again."""
+    told = []
+    for _ in range(2):
+        pair = JobTwins("jobs-buggy", 3, ForgetsToCharge)
+        with pytest.raises(DifferedError, match=r"seed 3, operation \d+") as caught:
+            pair.live(2000)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+
+
+@pytest.mark.req("SCALE:differential")
+def test_a_fact_store_that_differs_is_found() -> None:
+    """The same for facts."""
+    pair = FactTwins("facts-buggy", 4, lambda clock: ForgetsTheFirst(ZONE, clock=clock))
+    with pytest.raises(DifferedError, match=r"seed 4, operation \d+"):
+        pair.live(2000)
