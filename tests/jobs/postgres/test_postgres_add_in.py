@@ -188,6 +188,32 @@ def test_sqlalchemy_connections_and_sessions(store: PostgresJobStore, jobs_url: 
     assert ids(store) == ["c", "a"]
 
 
+def test_the_first_thing_on_a_connection_of_sqlalchemy(
+    store: PostgresJobStore, jobs_url: str
+) -> None:
+    """SQLAlchemy commits what it has begun: it hears of a transaction that begins with a job."""
+    engine = sqlalchemy.create_engine(jobs_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        store.add_in(connection, [new("first")])
+        connection.commit()
+        store.add_in(connection, [new("undone")])
+        connection.rollback()
+        store.add_in(connection, [new("unsaid")])
+    engine.dispose()
+    assert ids(store) == ["first"]
+
+
+def test_a_connection_with_other_letters_is_refused(store: PostgresJobStore, jobs_url: str) -> None:
+    """Texts would be stored as something else."""
+    with (
+        psycopg.connect(jobs_url, client_encoding="LATIN1") as connection,
+        pytest.raises(StoreError, match="not every text") as told,
+    ):
+        store.add_in(connection, [new("größe")])
+    assert "client_encoding=UTF8" in told.value.remedy
+    assert ids(store) == []
+
+
 def test_a_client_joins_a_transaction(store: PostgresJobStore, mine: psycopg.Connection) -> None:
     """The client's ``connection`` is the caller's, whichever store it has."""
     client = JobClient(store=store)

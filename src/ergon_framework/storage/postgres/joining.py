@@ -20,12 +20,18 @@ Joinable: TypeAlias = Any
 def joined(connection: Joinable, name: str) -> Iterator[Connection]:
     """The driver's connection; an error undoes what was done on it here, and only that."""
     driver = driver_of(connection)
+    if driver.info.encoding != "utf-8":
+        raise StoreError(
+            f"the connection speaks {driver.info.encoding}, in which not every text can be sent",
+            remedy="connect with client_encoding=UTF8",
+        )
     status = driver.info.transaction_status
     if driver.autocommit and status is psycopg.pq.TransactionStatus.IDLE:
         raise StoreError(
             "the connection has no transaction open, and begins none by itself",
             remedy="begin one first, say with connection.transaction()",
         )
+    _begin(connection)
     try:
         _bare(driver, b"SAVEPOINT ergon_joined")
         try:
@@ -39,6 +45,13 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
                 _bare(driver, b"RELEASE SAVEPOINT ergon_joined")
     except psycopg.Error as error:
         raise translate(error, name) from error
+
+
+def _begin(connection: Joinable) -> None:
+    """Let SQLAlchemy know of the transaction: it commits only what it has begun itself."""
+    is_begun = getattr(connection, "in_transaction", None)
+    if is_begun is not None and not is_begun():
+        connection.begin()
 
 
 def driver_of(connection: Joinable) -> Connection:
