@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from ergon_framework.boundary.settings import ZoneSettings
 from tests.boundary.node.cables import Cable
 from tests.cli.boundary_desk import Desk, message, running
 from tests.cli.test_boundary_serve import serving, url_in
+from tests.jobs.workplace import wait_until
+from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:boundary-postgres", "SCALE:objects-s3")]
@@ -107,3 +111,30 @@ def test_a_bucket_that_goes_away_and_comes_back(desk: Desk, s3_server: S3Server)
             assert desk.ask("get", "reports", "daily").out == "abc"
     finally:
         cable.close()
+
+
+@pytest.mark.req("SCALE:fleet-outage")
+def test_a_node_whose_server_is_away_is_not_ready(
+    tmp_path: Path, own_postgres: PostgresServer
+) -> None:
+    """A probe hears it, and hears when it is back."""
+    settings = ZoneSettings.model_validate(
+        {
+            "data": str(tmp_path / "data"),
+            "store": own_postgres.new_database(),
+            "listen": "127.0.0.1:0",
+            "insecure": True,
+        }
+    )
+
+    def ready(address: str) -> int:
+        with closing(HTTPConnection(address, timeout=50)) as line:
+            line.request("GET", "/readyz")
+            return line.getresponse().status
+
+    with running(settings) as address:
+        assert ready(address) == 200
+        own_postgres.kill()
+        assert ready(address) == 503
+        own_postgres.start()
+        wait_until(lambda: ready(address) == 200)

@@ -6,10 +6,15 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from typing import Any
+from unittest import mock
 
 import pytest
 
+from ergon_framework.errors import ErgonError
+from ergon_framework.storage.nats import Line, address_of, line
+from ergon_framework.storage.nats.account import Account
 from tests.servers.missing import STARTUP, MissingServerError, missing
 from tests.servers.nats import NatsServer, quiet_port
 
@@ -38,26 +43,31 @@ class NatsCluster:
         for server in self.servers:
             server.start()
         deadline = time.monotonic() + STARTUP
-        while not all(self._has_leader(each) for each in self.servers):
+        while not all(self._leads_to_an_answer(each) for each in self.servers):
             if time.monotonic() > deadline:
                 raise MissingServerError("the servers of the cluster did not find each other")
 
-    def _has_leader(self, server: NatsServer) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", server.monitor, timeout=5.0)
-        with suppress(OSError):
-            connection.request("GET", "/jsz")
-            found = json.loads(connection.getresponse().read())
-            connection.close()
-            return bool(found.get("meta_cluster", {}).get("leader"))
+    def _leads_to_an_answer(self, server: NatsServer) -> bool:
+        if not self._asked(server, "/jsz").get("meta_cluster", {}).get("leader"):
+            return False
+        # What is asked too early is never answered.
+        brief, asked = mock.patch.object(line, "PATIENCE", 1.0), Line(address_of(server.url()))
+        with brief, closing(asked), suppress(ErgonError):
+            return bool(Account(asked).info())
         return False
+
+    def _asked(self, server: NatsServer, page: str) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.monitor, timeout=5.0)
+        with closing(connection), suppress(OSError):
+            connection.request("GET", page)
+            found: dict[str, Any] = json.loads(connection.getresponse().read())
+            return found
+        return {}
 
     def leader_of(self, stream: str) -> NatsServer:
         """Who leads a stream."""
         for server in self.servers:
-            connection = http.client.HTTPConnection("127.0.0.1", server.monitor, timeout=5.0)
-            connection.request("GET", "/jsz?streams=true&accounts=true")
-            found = json.loads(connection.getresponse().read())
-            connection.close()
+            found = self._asked(server, "/jsz?streams=true&accounts=true")
             for account in found.get("account_details", ()):
                 for each in account.get("stream_detail", ()):
                     if each["name"] == stream:

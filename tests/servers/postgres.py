@@ -148,6 +148,20 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server that the test may stop."""
+    try:
+        server = PostgresServer()
+    except MissingServerError as error:
+        missing(error)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """An empty PostgreSQL database of the test's own."""
     url = postgres_server.new_database()

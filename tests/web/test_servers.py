@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from fastapi import FastAPI
 from ergon_framework.app.settings import load_settings
 from ergon_framework.web.application import create_app
 from ergon_framework.web.sources import sources_of
+from tests.jobs.workplace import wait_until
 from tests.providers.asking import ask
-from tests.servers.missing import MissingServerError, missing
 from tests.servers.postgres import PostgresServer
 from tests.web.content import fill_jobs
 
@@ -72,38 +71,23 @@ def test_a_store_that_nobody_has_used_is_empty(url: str, tmp_path: Path) -> None
     assert [item["id"] for item in get(app, "/api/v1/jobs")["items"]] == ["w0"]
 
 
-@pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    """A server that the test may stop."""
-    try:
-        server = PostgresServer()
-    except MissingServerError as error:
-        missing(error)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
-
-
 @pytest.mark.slow
 @pytest.mark.req("SCALE:fleet-outage")
-def test_a_server_that_comes_back_is_read_again(own_server: PostgresServer, tmp_path: Path) -> None:
+def test_a_server_that_comes_back_is_read_again(
+    own_postgres: PostgresServer, tmp_path: Path
+) -> None:
     """Meanwhile the part is not ready, and the answer says which it is."""
-    url = own_server.new_database()
+    url = own_postgres.new_database()
     fill_jobs(url, waiting=1)
     app = application(url, tmp_path)
     assert get(app, "/ready") == {"status": "ready"}
-    own_server.kill()
+    own_postgres.kill()
     answer = ask(app, path="/api/v1/jobs")
     assert answer.status_code == 503
     assert answer.json()["details"]["part"] == "jobs"
-    own_server.start()
-    for _ in range(200):
-        answer = ask(app, path="/api/v1/jobs")
-        if answer.status_code == 200:
-            break
-    assert [item["id"] for item in answer.json()["items"]] == ["w0"]
+    own_postgres.start()
+    wait_until(lambda: ask(app, path="/api/v1/jobs").status_code == 200)
+    assert [item["id"] for item in get(app, "/api/v1/jobs")["items"]] == ["w0"]
 
 
 def test_what_an_engine_does_not_keep_is_left_out(tmp_path: Path) -> None:

@@ -91,15 +91,20 @@ def _fact_parts(url: str) -> tuple[str, str]:
 
 
 def open_object_store(
-    place: str | Path, *, clock: Clock = time.time, zone: str | None = None
+    place: str | Path,
+    *,
+    clock: Clock = time.time,
+    zone: str | None = None,
+    read_only: bool = False,
 ) -> ObjectStore:
     """Open the store of objects that a URL or a folder names; the caller closes it.
 
-    A bucket belongs to one zone: with ``zone``, that of another is refused.
+    A bucket belongs to one zone: with ``zone``, that of another is refused. Whoever will only read
+    does not make one that is nobody's its own.
     """
     kind, rest = _object_parts(str(place))
     if kind in BUCKETS:
-        return S3ObjectStore(str(place), clock=clock, zone=zone)
+        return S3ObjectStore(str(place), clock=clock, zone=zone, read_only=read_only)
     if kind == "memory":
         from ergon_framework.boundary.objects.memory import MemoryObjectStore
 

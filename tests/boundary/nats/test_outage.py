@@ -191,3 +191,32 @@ def test_a_server_that_went_back_in_time(server: NatsServer, store: NatsFactStor
     assert ids(store) == ["a", "d"]
     assert store.info().epoch != epoch
     assert store.journal()[0][1] == "new_epoch"
+
+
+def test_retention_after_a_server_went_back_in_time(
+    server: NatsServer, store: NatsFactStore
+) -> None:
+    """Offsets that are given anew lie elsewhere: nothing is dropped by where they lay before."""
+    store.create_consumer("c", OUTBOUND)
+    store.append(OUTBOUND, [new(f"old-{n}") for n in range(5)])
+    server.stop()
+    earlier = server.folder / "earlier"
+    shutil.copytree(server.folder / "js", earlier)
+    server.start()
+    for n in range(5):
+        store.bind("files", f"key-{n}", bytes(32), 1)
+        store.append(OUTBOUND, [new(f"lost-{n}")])
+    ids(store)  # so that the store knows where they are
+    server.kill()
+    shutil.rmtree(server.folder / "js")
+    earlier.rename(server.folder / "js")
+    server.start()
+    for n in range(10):
+        store.append(OUTBOUND, [new(f"new-{n}")])
+    store.serve("c", 7, PLENTY)
+    store.confirm("c", 7)
+    assert store.truncate(OUTBOUND, 99) == 7
+    assert ids(store) == [f"new-{n}" for n in range(2, 10)]
+    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+    assert [each.offset for each in store.serve("c", 99, PLENTY).page.facts] == [*range(8, 16)]
+    assert store.quarantine() == []

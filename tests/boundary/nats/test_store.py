@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from itertools import count
 
 import pytest
 
-from ergon_framework.errors import ConsumerHeldError, StoreError
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, Link, Quarantined
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.logs.nats.books import MOST_YOUNG, Books
+from ergon_framework.boundary.logs.nats.coding import Note
+from ergon_framework.boundary.logs.nats.desk import MOST_SETTLED
+from ergon_framework.boundary.logs.nats.entering import Entering
+from ergon_framework.boundary.logs.records import prepare
+from ergon_framework.errors import ConsumerHeldError, StoreBrokenError, StoreError
+from ergon_framework.ports.copies import AwaitedCopy, FactCopy, ItemCopy
+from ergon_framework.ports.factstore import (
+    OUTBOUND,
+    Appended,
+    Conflict,
+    Flaw,
+    Link,
+    Quarantined,
+    Reference,
+    Unfounded,
+)
+from ergon_framework.storage.nats import Message
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
 from tests.boundary.nats.conftest import Open
 from tests.boundary.nats.damage import lose
@@ -68,6 +87,19 @@ def test_processes_that_write_at_once_lose_nothing(open_store: Open) -> None:
     assert sorted(offset for each in found.values() for offset in each) == [*range(1, 41)]
     page = stores[0].page(OUTBOUND, 0, 99, PLENTY)
     assert {each.message_id: {each.offset} for each in page.facts} == found
+
+
+def test_callers_that_come_together_are_overtaken_together(open_store: Open) -> None:
+    """When another process wrote meanwhile, none of a group goes in before all of it is judged."""
+    one, two = open_store(), open_store()
+    one.create_consumer("c", OUTBOUND)
+    one.append(OUTBOUND, [new("a")])
+    two.serve("c", 9, PLENTY, holder="other")  # one message, of which the first one knows nothing
+    asked = [one._prepared(OUTBOUND, [new(each)], None) for each in "bc"]
+    assert one._append_all(asked) == [[Appended(2)], [Appended(3)]]
+    assert [each for each in two.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+    page = two.page(OUTBOUND, 0, 9, PLENTY)
+    assert [(each.offset, each.message_id) for each in page.facts] == [(1, "a"), (2, "b"), (3, "c")]
 
 
 def test_facts_of_another_process_wake(open_store: Open) -> None:
@@ -181,6 +213,109 @@ def test_a_last_fact_that_was_lost_keeps_its_offset(open_store: Open) -> None:
     assert [each.offset for each in again.verify(OUTBOUND) if isinstance(each, Flaw)] == [2]
 
 
+def test_ids_of_the_last_facts_are_known_at_once(open_store: Open) -> None:
+    """A fact is one message, and its id is written with others later; it is known all the same."""
+    store = open_store()
+    for number in range(MOST_YOUNG + 3):
+        store.append(OUTBOUND, [new(f"id-{number}")])
+        again = open_store() if number % 9 == 0 else store
+        assert again.append(OUTBOUND, [new(f"id-{number}")]) == [
+            Appended(number + 1, True, new(f"id-{number}").envelope)
+        ]
+        found = again.find("plant-a", f"id-{number}")
+        assert found is not None
+        assert found.offset == number + 1
+    ids = store._stream.latest([store._subjects.ids()])
+    assert MOST_YOUNG < len(ids) < MOST_YOUNG + 3
+
+
+def test_callers_that_come_together_get_their_own_outcomes(open_store: Open) -> None:
+    """Facts of several threads, some of them the same, each have one offset and one owner."""
+    store = open_store()
+    fresh: list[str] = []
+
+    def run(start: int) -> None:
+        for n in range(30):
+            name = f"id-{start}-{n}" if n % 3 else f"id-{n}"
+            [outcome] = store.append(OUTBOUND, [new(name)])
+            assert isinstance(outcome, Appended)
+            if not outcome.is_duplicate:
+                fresh.append(name)
+
+    threads = [threading.Thread(target=run, args=(each,)) for each in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    page = store.page(OUTBOUND, 0, 999, PLENTY)
+    assert sorted(fresh) == sorted(each.message_id for each in page.facts)
+    assert len(fresh) == len(set(fresh)) == page.head == 6 * 20 + 10
+
+
+def test_one_of_the_last_facts_that_cannot_be_read(open_store: Open) -> None:
+    """A log whose end cannot be read takes no fact: it would get an offset that is taken."""
+    store = open_store()
+    store.append(OUTBOUND, [new("a")])
+    subject = store._subjects.entry(OUTBOUND, "plant-b")
+    store._stream.commit([Message(subject, b"rubbish")], None)
+    with pytest.raises(StoreBrokenError, match="cannot be read"):
+        store.append(OUTBOUND, [new("b")])
+
+
+def test_who_dies_between_two_commits_of_a_move_is_followed_by_another(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts that were loaded in part are loaded to the end by whoever does it again."""
+    source = MemoryFactStore("plant-a")
+    source.append(OUTBOUND, [new(f"id-{n}") for n in range(700)])
+    facts = source.dump(FactCopy, None, 700)
+    store = open_store()
+    commit, calls = store._stream.commit, count(1)
+
+    def dying(messages: Sequence[Message], expected: int | None) -> int:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return commit(messages, expected)
+
+    monkeypatch.setattr(store._stream, "commit", dying)
+    with pytest.raises(KeyboardInterrupt):
+        store.load(facts)
+    again = open_store()
+    assert 0 < again.logs()[0].head < 700
+    again.load(facts)
+    assert again.dump(FactCopy, None, 700) == facts
+    assert again.append(OUTBOUND, [new("id-5"), new("more")])[1] == Appended(701)
+
+
+def test_ids_that_are_there_before_the_log_knows_are_no_obstacle(open_store: Open) -> None:
+    """Entries and ids without the record of their log, as half a commit leaves them, go on."""
+    store = open_store()
+    books = store._view()
+    facts = [prepare(OUTBOUND, new(f"id-{n}")) for n in range(40)]
+    Entering(books, 1.0, {}).append(OUTBOUND, facts, None)
+    books.finish()
+    store._stream.commit(books.messages()[:-1], books.memory.last)
+    again = open_store()
+    outcomes = again.append(OUTBOUND, [new(f"id-{n}") for n in range(38, 42)])
+    assert [each.offset for each in outcomes if isinstance(each, Appended)] == [39, 40, 41, 42]
+    assert [each for each in again.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+
+
+def test_a_fact_with_more_references_than_a_commit_has_room_for(open_store: Open) -> None:
+    """All that it refers to is marked, when it is appended and when it is received."""
+    store = open_store()
+    names = [Reference("files", f"key-{n}", bytes(32), 1) for n in range(1200)]
+    facts = [sent("a", 1, references=tuple(names))]
+    store.receive("plant-b", facts, Link("plant-b", "e", 1))
+    assert len(store.dump(AwaitedCopy, None, 2000)) == 1200
+    store.bind("files", "key-7", bytes(32), 1)
+    [outcome] = store.append(OUTBOUND, [new("b", references=tuple(names))])
+    assert isinstance(outcome, Unfounded)
+    kept = store.object("files", "key-7")
+    assert kept is not None
+    assert kept.is_referenced
+
+
 def test_a_stream_that_lost_its_end_begins_a_new_epoch(open_store: Open) -> None:
     """When what was written last is gone, the store may have gone back: readers must notice."""
     store = open_store()
@@ -255,3 +390,42 @@ def test_a_worker_that_is_wrong_about_the_time_changes_nothing(
     two.append(OUTBOUND, [new("b")])
     first, second = two.page(OUTBOUND, 0, 9, PLENTY).facts
     assert first.recorded_at <= second.recorded_at < 5_000_000_000.0
+
+
+def test_many_released_facts_are_confirmed_at_once(open_store: Open) -> None:
+    """More items than one commit has room for are delivered again in pages, and all settled."""
+    store = open_store()
+    number = MOST_SETTLED + 40
+    store.create_consumer("c", OUTBOUND)
+    store.append(OUTBOUND, [new(f"id-{n}") for n in range(number)])
+    copies = [
+        ItemCopy(
+            Quarantined(n, "c", OUTBOUND, n, "bad", "", 1, 1.0, "released"), is_served=n % 2 == 0
+        )
+        for n in range(1, number + 1)
+    ]
+    store.load(copies)
+    store.serve("c", number, PLENTY)
+    assert store.confirm("c", number) == number
+    left = {each.state for each in store.quarantine(state=None)}
+    assert left == {"settled"}
+
+
+def test_a_step_that_is_too_large_is_refused(open_store: Open) -> None:
+    """Nothing is ever written in halves: what does not fit into one commit is not written."""
+    store = open_store()
+
+    def work(books: Books) -> None:
+        for n in range(1001):
+            books.put(books.subjects.note(n), Note(1.0, "test", ""))
+
+    with pytest.raises(StoreError, match="at once"):
+        store._step(work, "desk")
+
+
+def test_instants_are_never_whole_numbers(open_store: Open) -> None:
+    """A lease that was given as 1 is kept as 1.0, as any other store keeps it."""
+    store = open_store()
+    store.create_consumer("c", OUTBOUND)
+    store.serve("c", 9, PLENTY, holder="h", lease=1)
+    assert isinstance(open_store().consumer("c").lease, float)

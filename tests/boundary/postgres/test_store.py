@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from typing import Any
 
 import psycopg
@@ -20,6 +21,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
+from ergon_framework.ports.copies import FactCopy
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, Link, Outcome
 from ergon_framework.storage.failpoints import armed
 from ergon_framework.testing.suites.factstore.subject import new, other, sent
@@ -179,6 +181,29 @@ def test_text_that_the_server_cannot_keep(store: PostgresFactStore) -> None:
     store.serve("c", 9, 1 << 20)
     item = store.set_aside("c", 1, reason="failed", message="a\0b", attempts=1)
     assert item.message == "a\ufffdb"
+
+
+@pytest.mark.parametrize("to_zone", [None, "x"])
+def test_a_page_costs_no_more_than_it_has(store: PostgresFactStore, to_zone: str | None) -> None:
+    """Large facts behind a page are not fetched with it, however small those before them are."""
+    put(store, *(f"small-{number}" for number in range(330)), to_zone="x")
+    large = [f"large-{number}" for number in range(200)]
+    put(store, *large, to_zone="x", fact=b"7" * (64 << 10))
+    tracemalloc.start()
+    try:
+        page = store.page(OUTBOUND, 0, 1000, 1 << 20, to_zone)
+        copies = store.dump(FactCopy, (1, 320), 12)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(page.facts), len(copies)) == (345, 12)
+    assert most < 6 << 20
+    seen, after = [], 0
+    while page.facts:
+        page = store.page(OUTBOUND, after, 400, 2 << 20, to_zone)
+        seen += [each.offset for each in page.facts]
+        after = page.through
+    assert seen == list(range(1, 531))
 
 
 # ---- rows that changed --------------------------------------------------------------------------

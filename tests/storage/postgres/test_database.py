@@ -20,7 +20,6 @@ from ergon_framework.storage.postgres import faults
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.schema import PostgresSchema
-from tests.servers.missing import MissingServerError, missing
 from tests.servers.postgres import PostgresServer
 
 ONE = PostgresSchema("tries", "tests.storage.postgres.tries.one")
@@ -38,20 +37,6 @@ def database(postgres_url: str) -> Iterator[PostgresDatabase]:
     """A database with the tables of the first version."""
     with closing(PostgresDatabase(postgres_url, schema=ONE)) as database:
         yield database
-
-
-@pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    """A server that the test may stop."""
-    try:
-        server = PostgresServer()
-    except MissingServerError as error:
-        missing(error)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
 
 
 def put(connection: Connection, name: str) -> None:
@@ -126,17 +111,17 @@ def test_a_deadlock_is_begun_again(database: PostgresDatabase) -> None:
 
 @pytest.mark.slow
 @pytest.mark.req("SCALE:fleet-outage")
-def test_a_server_that_comes_back_is_used_again(own_server: PostgresServer) -> None:
+def test_a_server_that_comes_back_is_used_again(own_postgres: PostgresServer) -> None:
     """While it is away the error says so; afterwards nobody has to open anything anew."""
-    url = own_server.new_database()
+    url = own_postgres.new_database()
     with closing(PostgresDatabase(url, schema=ONE)) as database:
         database.transact(lambda connection: put(connection, "a"), before=nothing)
         bell = database.listen("tries")
-        own_server.kill()
+        own_postgres.kill()
         with pytest.raises(StoreUnavailableError) as told:
             database.transact(lambda connection: put(connection, "b"), before=nothing)
         assert "see that the server runs" in told.value.remedy
-        own_server.start()
+        own_postgres.start()
         assert bell.wait(PATIENCE), "after an outage every bell rings"
         assert names(database) == ["a"]
         database.transact(lambda connection: put(connection, "c"), before=nothing)
@@ -225,12 +210,12 @@ def test_a_missing_database_or_user_is_told(postgres_server: PostgresServer) -> 
 
 
 @pytest.mark.req("SCALE:url-errors")
-def test_a_wrong_password_is_told(own_server: PostgresServer) -> None:
+def test_a_wrong_password_is_told(own_postgres: PostgresServer) -> None:
     """Where it can stand, and nothing of it is shown."""
-    url = own_server.new_database()
+    url = own_postgres.new_database()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE ROLE guest LOGIN PASSWORD 'right'")
-        rules = own_server.folder / "data" / "pg_hba.conf"
+        rules = own_postgres.folder / "data" / "pg_hba.conf"
         rules.write_text("local all guest scram-sha-256\nlocal all all trust\n")
         connection.execute("SELECT pg_reload_conf()")
     wrong = url.replace("ergon@", "guest:guessed@")

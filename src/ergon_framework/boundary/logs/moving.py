@@ -8,10 +8,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 from ergon_framework.errors import DataLossError, StoreError
-from ergon_framework.ports.factstore import ConsumerDesk, FactLogs, LinkBook, ObjectIndex
-from ergon_framework.ports.moving import (
-    PAGE_BYTES,
-    C,
+from ergon_framework.ports.copies import (
     ConsumerCopy,
     Copy,
     FactCopy,
@@ -22,6 +19,8 @@ from ergon_framework.ports.moving import (
     NameCopy,
     ZoneCopy,
 )
+from ergon_framework.ports.factstore import ConsumerDesk, FactLogs, LinkBook, ObjectIndex
+from ergon_framework.ports.moving import PAGE_BYTES, C
 
 L = TypeVar("L", bound=Copy)
 

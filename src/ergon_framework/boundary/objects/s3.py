@@ -61,11 +61,13 @@ class S3ObjectStore:
         clock: Callable[[], float] = time.time,
         folder: str | os.PathLike[str] | None = None,
         zone: str | None = None,
+        read_only: bool = False,
     ) -> None:
         """Open the place in a bucket that a URL names.
 
         ``folder`` is for uploads under way, otherwise one among the temporary files. With ``zone``
-        the place belongs to that zone alone, and that of another is refused.
+        the place belongs to that zone alone, and that of another is refused; with ``read_only``
+        one that is nobody's stays so.
         """
         self._client = BucketClient(url)
         self._clock = clock
@@ -73,7 +75,7 @@ class S3ObjectStore:
         self.place = self._client.bucket.place
         self._client.check(is_opening=True)
         if zone is not None:
-            self._client.claim(zone)
+            self._client.claim(zone, is_written=not read_only)
         where = own_folder(self.place) if folder is None else Path(folder)
         self._spool = Spool(where, self._send, clock)
 

@@ -38,12 +38,13 @@ class BucketClient:
             for _ in self._client.list(OWNER, chunk_size=1):
                 return
 
-    def claim(self, zone: str) -> None:
+    def claim(self, zone: str, *, is_written: bool = True) -> None:
         """Write a zone's name into the place, unless there is one: that one must be the same.
 
         A zone removes bytes that it has no name for, so two of them cannot share a place.
         """
-        if self.put_new(OWNER, zone.encode()):
+        is_free = self.put_new(OWNER, zone.encode()) if is_written else self.size(OWNER) is None
+        if is_free:
             return
         with self._told():
             owner = bytes(self._client.get(OWNER).bytes()).decode(errors="replace")

@@ -52,6 +52,7 @@ LOOKING = 1.0
 """Seconds between two looks whether a client that waits for facts is still there."""
 THREADS = 8
 """For what waits on a disk, appends aside."""
+_PROBED = 2.0  # seconds for the store to answer a probe
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -246,8 +247,7 @@ class NodeApplication:
         if exchange.path in ("/healthz", "/livez"):
             exchange.reply(200, b'{"status":"ok"}')
         elif exchange.path == "/readyz":
-            is_good = self.is_ready and not self.zone.is_broken
-            exchange.reply(200 if is_good else 503, b'{"ready":%b}' % str(is_good).lower().encode())
+            return self._readyz(exchange)
         elif exchange.path == "/metrics":
             return self._metrics(exchange)
         elif exchange.path in contract.DOCUMENTS:
@@ -256,6 +256,18 @@ class NodeApplication:
         else:
             raise _no_such(exchange)
         return None
+
+    async def _readyz(self, exchange: Exchange) -> None:
+        is_good = self.is_ready and not self.zone.is_broken and await self._has_store()
+        exchange.reply(200 if is_good else 503, b'{"ready":%b}' % str(is_good).lower().encode())
+
+    async def _has_store(self) -> bool:
+        """Whether the store answers, and soon enough for a probe."""
+        try:
+            await asyncio.wait_for(self.in_thread(self.zone.store.logs), _PROBED)
+        except (StoreError, BoundaryError, TimeoutError):
+            return False
+        return True
 
     async def _metrics(self, exchange: Exchange) -> None:
         self.permitted(exchange.caller, "GetMetrics")

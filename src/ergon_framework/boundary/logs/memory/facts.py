@@ -158,9 +158,10 @@ class MemoryLogs(Steps):
             for item in (*conflicts, *refused):
                 state.set_aside_whole(replace(item, consumer=f"pull:{peer}"))
             kept = state.links.get(peer, Link(peer))
-            state.links[peer] = replace(
-                link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason
-            )
+            if kept.leads_to(link):
+                state.links[peer] = replace(
+                    link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason
+                )
             return outcomes
 
 

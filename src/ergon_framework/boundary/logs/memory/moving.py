@@ -23,9 +23,8 @@ from ergon_framework.boundary.logs.moving import (
     refuse_other_log,
 )
 from ergon_framework.boundary.logs.records import new_of
-from ergon_framework.ports.moving import (
+from ergon_framework.ports.copies import (
     AwaitedCopy,
-    C,
     ConsumerCopy,
     Copy,
     FactCopy,
@@ -38,6 +37,7 @@ from ergon_framework.ports.moving import (
     NoteCopy,
     ZoneCopy,
 )
+from ergon_framework.ports.moving import C
 
 
 class MemoryMoving(MemoryLogs, MemoryDesk, MemoryQuarantine, MemoryObjects, MemoryLinks):

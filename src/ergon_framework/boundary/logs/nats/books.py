@@ -7,7 +7,7 @@ What was read is remembered for later steps as long as nobody else writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,12 +17,15 @@ from ergon_framework.boundary.logs.nats.entries import Entry, Known, Place
 from ergon_framework.boundary.logs.nats.memory import Memory, Record, matches
 from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.nats.subjects import Subjects
+from ergon_framework.errors import StoreBrokenError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.nats import Message, NatsStream, Stored
 
 T = TypeVar("T")
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+MOST_YOUNG = 32
+"""Entries of a log whose ids are not written yet: whoever opens it reads them."""
 GONE = b""
 """The content of a record that was taken away."""
 
@@ -104,10 +107,30 @@ class Books:
         """A log, whose changes are written at the end of the step; None when there is none."""
         found = self._shelves.get(log)
         if found is None:
-            found = self.get(Shelf, self.subjects.shelf(log))
-            if found is not None:
-                self._shelves[log] = found
+            kept = self.memory.shelves.get(log) or self._load(log)
+            if kept is None:
+                return None
+            self.memory.shelves[log] = kept
+            found = self._shelves[log] = kept.copy()
         return found
+
+    def _load(self, log: str) -> Shelf | None:
+        """A log by its record and the entries that were added since."""
+        shelf = self.get(Shelf, self.subjects.shelf(log))
+        if shelf is None:
+            return None
+        start = max(shelf.head_seq + 1, shelf.first_seq)
+        for found in self.stream.walk(self.subjects.entries(log), start):
+            entry = entries.read(shelf.number, found.seq, found.data)
+            if entry is None:
+                raise StoreBrokenError(
+                    f"one of the last facts of {log} cannot be read, so nobody knows its offset",
+                    remedy="restore the stream from a backup",
+                    details={"log": log, "sequence": found.seq},
+                )
+            if entry.offset > shelf.head:
+                shelf.grow(entry)
+        return shelf
 
     def shelf_or_new(self, log: str) -> Shelf:
         """A log, which comes into being when it is not there."""
@@ -135,11 +158,10 @@ class Books:
         """Where the next entry will be: entries are the first that a step writes."""
         return self.memory.last + len(self._entries) + 1
 
-    def add(self, entry: Message, key: bytes, known: Known) -> None:
-        """Write an entry and its id, which must not be there yet."""
-        absent = {EXPECTED: "0"}
-        new = Message(self.subjects.id(key), entries.id_record(known), absent)
-        self._entries += [entry, new]
+    def add(self, shelf: Shelf, entry: Message, key: bytes, known: Known) -> None:
+        """Write an entry; its id is written with others, soon."""
+        self._entries.append(entry)
+        shelf.young[key] = known
         self.is_longer += 1
 
     def add_id(self, key: bytes, known: Known) -> None:
@@ -164,8 +186,13 @@ class Books:
 
     # ---- the ledger -----------------------------------------------------------------------------
 
-    def known(self, keys: Iterable[bytes]) -> dict[bytes, Known]:
-        """What the ledger says about ids; those it does not know are left out."""
+    def known(self, keys: Collection[bytes], logs: Iterable[str]) -> dict[bytes, Known]:
+        """What these logs and the ledger say about ids; unknown ones are left out."""
+        shelves = [each for each in map(self.shelf, logs) if each is not None]
+        young = {key: known for shelf in shelves for key, known in shelf.young.items()}
+        return {**self._sealed([key for key in keys if key not in young]), **young}
+
+    def _sealed(self, keys: Sequence[bytes]) -> dict[bytes, Known]:
         found: dict[bytes, Known] = {}
         for each in self.stream.latest([self.subjects.id(key) for key in keys]):
             key = bytes.fromhex("".join(each.subject.split(".")[-3:]))
@@ -173,20 +200,37 @@ class Books:
         there = self.stream.at_each([known.seq for known in found.values()])
         for (key, known), stored in zip(list(found.items()), there, strict=True):
             entry = None if stored is None else entries.read(0, stored.seq, stored.data)
-            if entry is not None and entry.offset == known.offset:
+            if entry is not None and entry.proof.digest.startswith(known.digest):
                 found[key] = replace(known, envelope=entry.envelope)
         return found
 
     # ---- the end of the step --------------------------------------------------------------------
 
     def finish(self) -> bool:
-        """Add logs that were changed to what is to be written; whether there is anything."""
+        """Work out what is to be written for logs that were changed; whether there is anything.
+
+        A step that adds one entry writes nothing else, as long as few are young. Any other writes
+        down the ids of all young entries, and how the logs stand.
+        """
         for shelf in self._shelves.values():
-            subject, data = self.subjects.shelf(shelf.name), encode(shelf)
-            kept = self.memory.records.get(subject)
-            if kept is None or kept.data != data:
-                self._puts[subject] = data
+            kept = self.memory.shelves.get(shelf.name)
+            if kept is not None and encode(kept) == encode(shelf):
+                continue
+            if self._is_plain():
+                continue
+            # Somebody who died between two batches may have left ids of entries that are there.
+            there = self._sealed(list(shelf.young)) if self.is_sure else {}
+            for key, known in shelf.young.items():
+                if key not in there:
+                    self.add_id(key, known)
+            shelf.young.clear()
+            self._puts[self.subjects.shelf(shelf.name)] = encode(shelf)
         return bool(self._entries or self._others or self._puts)
+
+    def _is_plain(self) -> bool:
+        """Whether this step adds one entry and need not change anything else."""
+        is_young = all(len(shelf.young) <= MOST_YOUNG for shelf in self._shelves.values())
+        return is_young and len(self._entries) == 1 and not self._puts and not self._others
 
     def messages(self) -> list[Message]:
         """All that is to be written: what others depend on comes last."""
@@ -204,5 +248,6 @@ class Books:
         """Remember what is in the stream now, which ends there."""
         first = last - len(self.messages()) + 1
         seqs = {message.subject: first + n for n, message in enumerate(self.messages())}
+        self.memory.shelves |= self._shelves
         self.memory.add({each: Record(data, seqs[each]) for each, data in self._puts.items()})
         self.memory.last = last

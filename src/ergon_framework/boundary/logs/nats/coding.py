@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+UNWRITTEN = {"is_written": False}
+"""What marks a field that is worked out and not kept."""
+
 
 @dataclass(slots=True)
 class Tally:
@@ -101,7 +104,8 @@ class Note:
 
 def encode(record: Any) -> bytes:
     """A dataclass as JSON; bytes as hexadecimal digits."""
-    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    kept = (each for each in fields(record) if each.metadata.get("is_written", True))
+    values = {each.name: getattr(record, each.name) for each in kept}
     return json.dumps(values, separators=(",", ":"), default=bytes.hex).encode()
 
 
@@ -111,7 +115,13 @@ def decode(kind: type[T], data: bytes) -> T:
     values = {}
     for each in fields(kind):  # type: ignore[arg-type]
         if each.name in found:
-            value = found[each.name]
-            is_bytes = each.type == "bytes" and isinstance(value, str)
-            values[each.name] = bytes.fromhex(value) if is_bytes else value
+            values[each.name] = _typed(str(each.type), found[each.name])
     return kind(**values)
+
+
+def _typed(kind: str, value: Any) -> Any:
+    """A value of JSON as its field has it: JSON knows no bytes, and makes 1 of 1.0 for some."""
+    if kind == "bytes" and isinstance(value, str):
+        return bytes.fromhex(value)
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if kind.startswith("float") and is_whole else value

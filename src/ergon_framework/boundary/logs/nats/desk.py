@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from ergon_framework.boundary.logs.nats.books import Books
-from ergon_framework.boundary.logs.nats.coding import Reader
+from ergon_framework.boundary.logs.nats.coding import Item, Reader
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.boundary.logs.nats.quarantine import put, released_to
 from ergon_framework.boundary.logs.nats.readers import given, info_of, reader_named
 from ergon_framework.boundary.logs.refusing import refuse_late
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import ConsumerInfo
+
+MOST_SETTLED = 300
+"""Items of one commit."""
 
 
 class NatsDesk(Ground):
@@ -74,16 +77,14 @@ class NatsDesk(Ground):
             books.put(books.subjects.consumer(name), one)
 
         _, below = self._placed(work, "desk")
-        # From here on nobody sees them; that they go is only a matter of room.
-        self._stream.purge(self._subjects.items_of(name), below)
-        self._stream.purge(self._subjects.wholes_of(name), below)
+        self._clear(below, self._subjects.items_of(name), self._subjects.wholes_of(name))
         with self._turn:
             self._memory.forget(-1)
 
     def confirm(self, name: str, offset: int, *, holder: str | None = None) -> int:
         """Move the cursor up to ``offset``, never down; the cursor then."""
 
-        def work(books: Books) -> int:
+        def work(books: Books) -> int | None:
             now, one = self._clock(), reader_named(books, name)
             before = info_of(one)
             refuse_late(before, holder, now)
@@ -95,10 +96,12 @@ class NatsDesk(Ground):
                     remedy="confirm what was fetched",
                     details={"offset": offset, "served": one.served, "cursor": one.cursor},
                 )
-            for item in released_to(books, name):
-                if item.offset <= offset and item.is_served:
-                    item.state = "settled"
-                    put(books, item)
+            settled = _delivered(books, name, offset)
+            for item in settled[:MOST_SETTLED]:
+                item.state = "settled"
+                put(books, item)
+            if len(settled) > MOST_SETTLED:
+                return None  # the cursor moves when all of them are
             move(one, max(one.cursor, offset))
             if holder is not None:
                 one.held_until = now + one.lease
@@ -106,7 +109,10 @@ class NatsDesk(Ground):
                 books.put(books.subjects.consumer(name), one)
             return one.cursor
 
-        return self._narrow(work, "confirm", self._subjects.consumer(name), is_fresh=False)
+        cursor = None
+        while cursor is None:
+            cursor = self._narrow(work, "confirm", self._subjects.consumer(name))
+        return cursor
 
     def release_lease(self, name: str, holder: str) -> None:
         """The holder lets go of the name; nothing happens when it does not hold it."""
@@ -144,6 +150,12 @@ class NatsDesk(Ground):
             return given(books, one)
 
         return self._step(work, "desk")
+
+
+def _delivered(books: Books, name: str, offset: int) -> list[Item]:
+    """Released items that went out and are confirmed."""
+    released = released_to(books, name)
+    return [item for item in released if item.offset <= offset and item.is_served]
 
 
 def move(one: Reader, cursor: int) -> None:

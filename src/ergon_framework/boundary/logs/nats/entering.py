@@ -50,7 +50,7 @@ class Entering:
         books, new = self._books, fact.new
         shelf = books.shelf_or_new(log)
         if new.references:
-            self._refer(new.references)
+            refer(new.references, books)
         alike = shelf.latest.get(new.to_zone, 0)
         now = self._now if recorded_at is None else recorded_at
         offset, total = shelf.head + 1, shelf.total + fact.size
@@ -63,7 +63,7 @@ class Entering:
         if new.to_zone != NOBODY:
             shelf.latest[new.to_zone] = offset
         known = Known(offset, new.digest, shelf.head_seq, new.envelope)
-        books.add(Message(books.subjects.entry(log, new.to_zone), data), fact.key, known)
+        books.add(shelf, Message(books.subjects.entry(log, new.to_zone), data), fact.key, known)
         self._fresh[fact.key] = known
         return Appended(offset)
 
@@ -96,10 +96,14 @@ class Entering:
             return None
         return Reference(found.bucket, found.key, found.digest, found.size)
 
-    def _refer(self, references: Sequence[Reference]) -> None:
-        for each in references:
-            subject = self._books.subjects.object(each.bucket, each.key)
-            found = self._books.get(Name, subject) or Name(each.bucket, each.key)
-            if not found.is_referenced:
-                found.is_referenced = True
-                self._books.put(subject, found)
+
+def refer(references: Sequence[Reference], books: Books, *, is_awaited: bool = True) -> None:
+    """Mark names as referenced; those that stand for nothing yet only if they are awaited."""
+    for each in references:
+        subject = books.subjects.object(each.bucket, each.key)
+        found = books.get(Name, subject)
+        if found is None and is_awaited:
+            found = Name(each.bucket, each.key)
+        if found is not None and not found.is_referenced:
+            found.is_referenced = True
+            books.put(subject, found)

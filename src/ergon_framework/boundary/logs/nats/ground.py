@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from ergon_framework.boundary.logs.nats.bells import Bells
 from ergon_framework.boundary.logs.nats.books import Books
+from ergon_framework.boundary.logs.nats.entering import refer
 from ergon_framework.boundary.logs.nats.memory import Memory, Record
 from ergon_framework.boundary.logs.nats.opening import Opening
+from ergon_framework.boundary.logs.records import Prepared
 from ergon_framework.errors import (
     BoundaryError,
+    StoreError,
     StoreReadOnlyError,
     StoreUnavailableError,
 )
@@ -30,6 +34,8 @@ _BEFORE = {call: f"boundary.{call}.before" for call in _CALLS}
 _AFTER = {call: f"boundary.{call}.after" for call in _CALLS}
 declare(*_BEFORE.values(), *_AFTER.values())
 
+MANY = 300
+"""References of one fact, above which they are marked ahead of it."""
 KEPT = 2
 """Messages of a record that are kept: when a commit has to be undone, the one before counts."""
 ROUNDS = 1000
@@ -133,7 +139,7 @@ class Ground(Bells):
             is_sure = True
         raise _too_busy(self.url)
 
-    def _narrow(self, work: Callable[[Books], T], call: str, subject: str, *, is_fresh: bool) -> T:
+    def _narrow(self, work: Callable[[Books], T], call: str, subject: str) -> T:
         """Run a step that depends on one record, if that is all it wants written.
 
         What else is written meanwhile does not matter to it. So it reads while others go on, and
@@ -141,15 +147,14 @@ class Ground(Bells):
         """
         self._refuse_reader()
         for _ in range(ROUNDS):
-            books = self._view(is_sure=is_fresh)
-            is_fresh = True
+            books = self._view()
             try:
                 result = work(books)
             except BoundaryError:
-                if books.is_sure and self._is_unchanged(books):
+                if self._is_unchanged(books):
                     raise
                 continue
-            if not books.finish() and books.is_sure:
+            if not books.finish():
                 return result
             message = books.only(subject)
             if message is None:
@@ -163,36 +168,59 @@ class Ground(Bells):
                 return result
         raise _too_busy(self.url)
 
+    def _refer_ahead(self, facts: Iterable[Prepared], call: str, *, is_awaited: bool) -> None:
+        """Mark what facts with very many references refer to, before they are entered.
+
+        Their names would not fit into the commit of the fact; a name that is marked for a fact that
+        never comes is merely kept.
+        """
+        for fact in facts:
+            names = fact.new.references
+            for start in range(0, len(names) if len(names) > MANY else 0, MANY):
+                part = names[start : start + MANY]
+                self._step(partial(refer, part, is_awaited=is_awaited), call)
+
     def _is_committed(self, books: Books, call: str) -> bool:
-        """Write what a step wants, in several batches when it is more than fits into one."""
+        """Write what a step wants; False when somebody else was faster."""
+        messages = books.messages()
+        if len(messages) > MOST_MESSAGES:
+            raise StoreError(
+                f"{len(messages)} messages are more than {self.url} takes at once",
+                remedy="do it in smaller parts",
+            )
         failpoint(_BEFORE[call])
-        messages, last = books.messages(), self._memory.last
         try:
-            for start in range(0, len(messages), MOST_MESSAGES):
-                last = self._stream.commit(messages[start : start + MOST_MESSAGES], last)
+            books.was_written(self._stream.commit(messages, self._memory.last))
         except OvertakenError:
             return False
-        books.was_written(last)
         return True
 
     def _trim(self) -> None:
         """Remove what records were before: all but two, of which one undoes half a commit."""
-        for subject in self._memory.worn():
-            self._stream.trim(subject, KEPT)
+        with self._turn:
+            worn = self._memory.worn()
+        for subject in worn:
+            with suppress(StoreError):  # another time will do
+                self._stream.trim(subject, KEPT)
+
+    def _clear(self, below: int, *subjects: str) -> None:
+        """Remove messages that nobody sees any more; that is a matter of room alone."""
+        for subject in subjects:
+            with suppress(StoreError):  # what was committed counts, whether they go or not
+                self._stream.purge(subject, below)
 
     # ---- what is remembered ---------------------------------------------------------------------
 
     def _books(self, memory: Memory, *, is_sure: bool) -> Books:
         return Books(self._stream, self._subjects, memory, is_sure=is_sure)
 
-    def _view(self, *, is_sure: bool = True) -> Books:
+    def _view(self) -> Books:
         """Books for who does not hold up others."""
-        last = self._opening.standing().last if is_sure else None
+        last = self._opening.standing().last
         with self._turn:
-            if (last is not None and last != self._memory.last) or not self._is_current():
+            if last != self._memory.last or not self._is_current():
                 self._refresh()
-                is_sure = True
-            return self._books(self._memory.view(), is_sure=is_sure)
+            return self._books(self._memory.view(), is_sure=True)
 
     def _is_current(self) -> bool:
         """Whether the memory is worth a try."""
@@ -208,11 +236,13 @@ class Ground(Bells):
         last = self._opening.standing().last
         connections = self._stream.line.connections
         if self._connections != connections:
-            self._opening.mend(self._memory.last, self._clock)
+            self._opening.mend(self._memory.highest, self._clock)
             self._connections = connections
-            self._memory.forget(-1)
             last = self._opening.standing().last
-        if last != self._memory.last:
+            self._memory.begin_anew(last)
+        elif last < self._memory.highest:
+            self._memory.begin_anew(last)
+        elif last != self._memory.last:
             self._memory.forget(last)
 
     def _refuse_reader(self) -> None:

@@ -103,6 +103,8 @@ class NatsLogs(Ground):
     def _append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
         """Append for several callers, in as few commits as can hold it."""
         began, outcomes = perf_counter(), [list[Outcome]() for _ in asked]
+        for each in asked:
+            self._refer_ahead(each.facts, "append", is_awaited=False)
         for part in _parts(asked):
             for index, found in zip(part, self._enter(list(part.values())), strict=True):
                 outcomes[index] += found
@@ -116,7 +118,8 @@ class NatsLogs(Ground):
         keys = [fact.key for each in asked for fact in each.facts]
 
         def work(books: Books) -> list[list[Outcome]]:
-            entering = Entering(books, self._clock(), books.known(keys))
+            known = books.known(keys, {each.log for each in asked})
+            entering = Entering(books, self._clock(), known)
             return [entering.append(each.log, each.facts, each.capacity) for each in asked]
 
         return self._step(work, "append")
@@ -129,7 +132,7 @@ class NatsLogs(Ground):
         def work(books: Books) -> Found | None:
             found = [each for each in books.shelves() if log in {None, each.name}]
             keys = {each.name: key_of(each.name, from_zone, message_id) for each in found}
-            known = books.known(keys.values())
+            known = books.known(keys.values(), keys)
             for shelf in found:
                 one = known.get(keys[shelf.name])
                 if one is not None:

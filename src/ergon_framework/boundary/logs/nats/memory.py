@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ergon_framework.boundary.logs.nats.entries import Place
+from ergon_framework.boundary.logs.nats.shelves import Shelf
 
 MOST = 5_000
 """Records, and places of entries."""
@@ -27,19 +28,39 @@ class Memory:
     """Records that are known to be the newest as long as the stream ends at ``last``."""
 
     def __init__(self) -> None:
-        self.last = -1
+        self.highest = 0
+        """Where the stream has ever ended."""
+        self._last = -1
         self.records: dict[str, Record] = {}
         self.lists: dict[str, set[str]] = {}
+        self.shelves: dict[str, Shelf] = {}
+        """Logs with their young entries."""
         self.places: dict[tuple[str, int], Place] = {}
-        """Of entries, which never move: they stay known whoever writes."""
+        """Of entries, which stay where they are whoever writes, unless the server loses some."""
         self._written: Counter[str] = Counter()
         """How often records were written by this process since they were last worn."""
+
+    @property
+    def last(self) -> int:
+        """Where the stream ends; -1 when that is not known."""
+        return self._last
+
+    @last.setter
+    def last(self, last: int) -> None:
+        self._last = last
+        self.highest = max(self.highest, last)
 
     def forget(self, last: int) -> None:
         """Somebody else has written."""
         self.last = last
         self.records.clear()
         self.lists.clear()
+        self.shelves.clear()
+
+    def begin_anew(self, last: int) -> None:
+        """The server may have lost what it had: nothing that was known counts."""
+        self.highest, self.places = 0, {}  # those who still read keep the old ones
+        self.forget(last)
 
     def add(self, records: Mapping[str, Record]) -> None:
         """Records that were just written."""
@@ -74,7 +95,7 @@ class Memory:
         """The same, for somebody who reads while others go on."""
         seen = Memory()
         seen.last, seen.places = self.last, self.places
-        seen.records = dict(self.records)
+        seen.records, seen.shelves = dict(self.records), dict(self.shelves)
         seen.lists = {subjects: set(listed) for subjects, listed in self.lists.items()}
         return seen
 
@@ -83,6 +104,7 @@ class Memory:
         if seen.last == self.last:
             self.records |= seen.records
             self.lists |= seen.lists
+            self.shelves |= seen.shelves
 
 
 def matches(pattern: str, subject: str) -> bool:

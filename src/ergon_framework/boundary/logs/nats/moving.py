@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -10,11 +12,11 @@ from ergon_framework.boundary.logs.moving import bounded, corrupted, dump_books
 from ergon_framework.boundary.logs.nats import entries, pages, placing
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Mark, Name, Note
+from ergon_framework.boundary.logs.nats.entries import Known
 from ergon_framework.boundary.logs.nats.quarantine import given, items_of
 from ergon_framework.boundary.logs.nats.retention import NatsRetention
-from ergon_framework.ports.moving import (
+from ergon_framework.ports.copies import (
     AwaitedCopy,
-    C,
     Copy,
     FactCopy,
     IdCopy,
@@ -22,9 +24,11 @@ from ergon_framework.ports.moving import (
     LogCopy,
     NoteCopy,
 )
-from ergon_framework.storage.nats import Stored
+from ergon_framework.ports.moving import C
 
 _DIGEST = 16
+MOST_COPIES = 300
+"""Of one commit: each is a few messages, and a batch has an end."""
 
 
 class NatsMoving(NatsRetention):
@@ -41,17 +45,20 @@ class NatsMoving(NatsRetention):
         return self._look(lambda books: list(bounded(read(books, after), limit)))
 
     def load(self, copies: Sequence[Copy]) -> None:
-        """Put copies of one kind in, in order."""
+        """Put copies of one kind in, in order; many in several commits, if all of them fit."""
         for copy in copies:
             if isinstance(copy, LogCopy):
-                self._look(lambda books, log=copy: placing.refuse_log(books, log))  # type: ignore[misc]
-                self._drop(copy.log, lambda _, last=copy.first - 1: last)  # type: ignore[misc]
-
-        self._step(lambda books: placing.put(books, copies), "move")
+                self._look(partial(placing.refuse_log, copy))
+                self._drop(copy.log, partial(_up_to, copy.first - 1))
+        if len(copies) > MOST_COPIES and isinstance(copies[0], FactCopy):
+            self._look(partial(placing.put, copies))  # which writes nothing, but refuses
+        for start in range(0, len(copies), MOST_COPIES):
+            self._step(partial(placing.put, copies[start : start + MOST_COPIES]), "move")
 
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take copies of one kind out; those that are not there are fine."""
-        self._step(lambda books: placing.drop(books, copies), "move")
+        for start in range(0, len(copies), MOST_COPIES):
+            self._step(partial(placing.drop, copies[start : start + MOST_COPIES]), "move")
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
@@ -64,25 +71,43 @@ class NatsMoving(NatsRetention):
         self._step(lambda books: books.put(books.subjects.mark, record), "move")
 
 
+def _up_to(last: int, _: Books) -> int:
+    return last
+
+
 def _ids(books: Books, after: bytes) -> Iterator[IdCopy]:
-    """Ids in the order of their keys, gathered a stretch at a time."""
+    """Ids in the order of their keys."""
+    young = [
+        _id_copy(key, known) for shelf in books.shelves() for key, known in shelf.young.items()
+    ]
+    merged = heapq.merge(_sealed(books, after), sorted(young, key=_key), key=_key)
+    return (copy for copy in merged if copy.key > after)
+
+
+def _key(copy: IdCopy) -> bytes:
+    return copy.key
+
+
+def _sealed(books: Books, after: bytes) -> Iterator[IdCopy]:
+    """Ids of the ledger in the order of their keys, gathered a stretch at a time."""
     for first in range(after[0] if after else 0, 256):
         digits = f"{first:02x}"
         parts = [(digits,)] if books.stream.has_few(books.subjects.ids(digits)) else _finer(digits)
         for part in parts:
             found = books.stream.latest([books.subjects.ids(*part)])
-            copies = (_id_copy(each) for each in found)
-            later = (copy for copy in copies if copy.key > after)
-            yield from sorted(later, key=lambda copy: copy.key)
+            keys = (bytes.fromhex("".join(each.subject.split(".")[-3:])) for each in found)
+            copies = (
+                _id_copy(key, entries.read_id(each.data))
+                for key, each in zip(keys, found, strict=True)
+            )
+            yield from sorted(copies, key=_key)
 
 
 def _finer(digits: str) -> list[tuple[str, ...]]:
     return [(digits, f"{second:02x}") for second in range(256)]
 
 
-def _id_copy(found: Stored) -> IdCopy:
-    key = bytes.fromhex("".join(found.subject.split(".")[-3:]))
-    known = entries.read_id(found.data)
+def _id_copy(key: bytes, known: Known) -> IdCopy:
     return IdCopy(key, known.digest[:_DIGEST], known.offset)
 
 

@@ -86,11 +86,11 @@ class NatsObjects(Ground):
         if gone is None:
             return None
         found, is_bound = gone
-        for subject in (  # the tally lies behind them, and stays
+        names = (
             self._subjects.object(bucket, key),
             self._subjects.content(found.digest, bucket, key),
-        ):
-            self._stream.purge(subject, below)
+        )
+        self._clear(below, *names)  # the tally lies behind them, and stays
         return None if is_bound else found
 
     def object_totals(self) -> tuple[int, int]:

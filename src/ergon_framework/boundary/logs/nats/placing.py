@@ -19,8 +19,7 @@ from ergon_framework.boundary.logs.nats.objects import drop_name, put_name
 from ergon_framework.boundary.logs.nats.quarantine import whole_mark
 from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.records import new_of, prepare
-from ergon_framework.ports.factstore import ConsumerInfo, Gap, Quarantined
-from ergon_framework.ports.moving import (
+from ergon_framework.ports.copies import (
     AwaitedCopy,
     ConsumerCopy,
     Copy,
@@ -34,9 +33,10 @@ from ergon_framework.ports.moving import (
     NoteCopy,
     ZoneCopy,
 )
+from ergon_framework.ports.factstore import ConsumerInfo, Gap, Quarantined
 
 
-def put(books: Books, copies: Sequence[Copy]) -> None:
+def put(copies: Sequence[Copy], books: Books) -> None:
     """Put copies of one kind in, in order."""
     if isinstance(copies[0], IdCopy):
         _put_ids(books, cast("Sequence[IdCopy]", copies))
@@ -45,13 +45,13 @@ def put(books: Books, copies: Sequence[Copy]) -> None:
         _LOADS[type(copy)](books, copy)
 
 
-def drop(books: Books, copies: Sequence[Copy]) -> None:
+def drop(copies: Sequence[Copy], books: Books) -> None:
     """Take copies of one kind out; those that are not there are fine."""
     for copy in copies:
         _DISCARDS[type(copy)](books, copy)
 
 
-def refuse_log(books: Books, copy: LogCopy) -> None:
+def refuse_log(copy: LogCopy, books: Books) -> None:
     """A log that is there must be an earlier state of the copy."""
     shelf = books.shelf(copy.log)
     if shelf is not None:
@@ -62,7 +62,7 @@ def refuse_log(books: Books, copy: LogCopy) -> None:
 
 
 def _put_log(books: Books, copy: LogCopy) -> None:
-    refuse_log(books, copy)
+    refuse_log(copy, books)
     shelf = books.shelf(copy.log)
     if shelf is not None and shelf.head >= shelf.first:
         return
@@ -88,7 +88,8 @@ def _put_fact(books: Books, copy: FactCopy) -> None:
 
 
 def _put_ids(books: Books, copies: Sequence[IdCopy]) -> None:
-    known = books.known([copy.key for copy in copies])
+    logs = [shelf.name for shelf in books.shelves()]
+    known = books.known([copy.key for copy in copies], logs)
     for copy in copies:
         if copy.key not in known:
             books.add_id(copy.key, Known(copy.offset, copy.digest))

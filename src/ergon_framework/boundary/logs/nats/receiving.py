@@ -9,7 +9,7 @@ from ergon_framework.boundary.logs import losses
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Item
 from ergon_framework.boundary.logs.nats.entering import Entering
-from ergon_framework.boundary.logs.nats.ground import Ground
+from ergon_framework.boundary.logs.nats.ground import MANY, Ground
 from ergon_framework.boundary.logs.nats.quarantine import keep_whole
 from ergon_framework.boundary.logs.records import Prepared, prepare
 from ergon_framework.boundary.logs.refusing import conflicting
@@ -24,8 +24,10 @@ from ergon_framework.ports.factstore import (
     Quarantined,
 )
 
-MOST_ENTRIES = 300
-"""Of one commit: each may bring a gap, an item and names of objects along."""
+MOST_MESSAGES = 600
+"""Of the entries of one commit: each may bring a gap, an item and names of objects along."""
+MOST_ITEMS = 150
+"""Of one commit."""
 
 
 @dataclass(slots=True)
@@ -56,11 +58,15 @@ class NatsReceiving(Ground):
         for each in losses.in_order(facts, gaps):
             new = losses.marker(each) if isinstance(each, Gap) else each
             arrived.append(_Arrival(each, prepare(log, new)))
+        self._refer_ahead((each.fact for each in arrived), "receive", is_awaited=True)
         outcomes: list[Outcome] = []
-        while len(arrived) > MOST_ENTRIES:
-            part, arrived = arrived[:MOST_ENTRIES], arrived[MOST_ENTRIES:]
+        *parts, last = _parts(arrived)
+        for part in parts:
             outcomes += self._take_in(peer, part, None, ())
-        return outcomes + self._take_in(peer, arrived, link, refused)
+        while len(refused) > MOST_ITEMS:
+            self._take_in(peer, (), None, refused[:MOST_ITEMS])
+            refused = refused[MOST_ITEMS:]
+        return outcomes + self._take_in(peer, last, link, refused)
 
     def _take_in(
         self,
@@ -71,7 +77,7 @@ class NatsReceiving(Ground):
     ) -> list[Outcome]:
         def work(books: Books) -> list[Outcome]:
             now, log = self._clock(), INBOUND + peer
-            known = books.known([each.fact.key for each in arrived]) if arrived else {}
+            known = books.known([each.fact.key for each in arrived], [log])
             entering = Entering(books, now, known)
             outcomes: list[Outcome] = []
             for each in arrived:
@@ -89,6 +95,19 @@ class NatsReceiving(Ground):
             return outcomes
 
         return self._step(work, "receive")
+
+
+def _parts(arrived: Sequence[_Arrival]) -> list[list[_Arrival]]:
+    """Entries in order, in parts that fit into one commit."""
+    parts, size = [list[_Arrival]()], 0
+    for each in arrived:
+        weight = 5 + min(len(each.fact.new.references), MANY)
+        if parts[-1] and size + weight > MOST_MESSAGES:
+            parts.append([])
+            size = 0
+        parts[-1].append(each)
+        size += weight
+    return parts
 
 
 def _record(books: Books, log: str, gap: Gap, outcome: Outcome) -> None:
@@ -109,5 +128,5 @@ def _move(books: Books, peer: str, link: Link) -> None:
     subject = books.subjects.link(peer)
     kept = books.get(Link, subject) or Link(peer)
     moved = replace(link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason)
-    if moved != books.get(Link, subject):
+    if kept.leads_to(link) and moved != books.get(Link, subject):
         books.put(subject, moved)

@@ -32,7 +32,7 @@ class NatsRetention(Ground):
         end = partial(_dropped, log, bound, loss_reason, self._clock())
         dropped, below = self._step(end, "truncate")
         if dropped:
-            self._stream.purge(self._subjects.entries(log), below)
+            self._clear(below, self._subjects.entries(log))
         return dropped
 
 
@@ -44,11 +44,13 @@ def _dropped(
     last = 0 if shelf is None else min(bound(books), shelf.head)
     if shelf is None or last < shelf.first:
         return 0, 0
-    first, place = shelf.first, pages.place_of(books, shelf, last)
+    first, place = shelf.first, Place(max(0, shelf.first_seq - 1), b"")
+    # Looked for, and not remembered: what lies below this place will be gone.
     edge = pages.search(books, shelf, lambda entry: entry.offset <= last)
     if edge is not None:
         shelf.cut_total, shelf.cut_at = edge.total, edge.recorded_at
         shelf.cut_risen_at = edge.risen_at
+        place = Place(edge.seq, edge.chain if edge.offset == last else b"")
     shelf.cut_latest = _latest_below(books, shelf, last, place)
     shelf.first, shelf.first_seq, shelf.cut_chain = last + 1, place.seq + 1, place.chain
     shelf.head_seq = 0 if shelf.head == last else shelf.head_seq

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ergon_framework.boundary.logs.nats import pages
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Item, Reader
-from ergon_framework.boundary.logs.nats.desk import NatsDesk, move
+from ergon_framework.boundary.logs.nats.desk import MOST_SETTLED, NatsDesk, move
 from ergon_framework.boundary.logs.nats.quarantine import keep, put, released_to
 from ergon_framework.boundary.logs.nats.readers import given, info_of, reader_named
 from ergon_framework.boundary.logs.nats.shelves import Shelf
@@ -56,7 +56,7 @@ class NatsServing(NatsDesk):
                 books.put(books.subjects.consumer(name), one)
             return Serving(given(books, one), page, is_released)
 
-        served = self._narrow(work, "desk", self._subjects.consumer(name), is_fresh=True)
+        served = self._narrow(work, "desk", self._subjects.consumer(name))
         if isinstance(served, ConsumerHeldError):
             raise served
         return served
@@ -81,6 +81,7 @@ def _released(books: Books, one: Reader, limit: int, max_bytes: int) -> Page | N
     if not below or shelf is None:
         return None
     page, size, is_full = Page([], 0, shelf.head), 0, False
+    most = min(limit, MOST_SETTLED)  # each is marked
     for item in sorted(below, key=lambda item: item.offset):
         entry = pages.entry_at(books, shelf, item.offset)
         if entry is None or entry.is_marker:
@@ -88,7 +89,7 @@ def _released(books: Books, one: Reader, limit: int, max_bytes: int) -> Page | N
             put(books, item)
             continue
         size += entry.size
-        is_full = is_full or len(page.facts) >= limit or size > max_bytes
+        is_full = is_full or len(page.facts) >= most or size > max_bytes
         if not page.facts or not is_full:
             page.facts.append(entry.seen(one.to_zone))
             page.through = item.offset

@@ -1,10 +1,16 @@
-"""One log: where it begins and ends, and what hangs on that. It is kept as one record."""
+"""One log: where it begins and ends, and what hangs on that.
+
+It is kept as one record, which a commit of a single entry leaves as it is: then a message is all
+that has to be written. The record tells how the log was some entries ago, and they tell the rest.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ergon_framework.boundary.logs.nats.entries import NO_CHAIN, Place
+from ergon_framework.boundary.logs.nats.coding import UNWRITTEN
+from ergon_framework.boundary.logs.nats.entries import NO_CHAIN, Entry, Known, Place
+from ergon_framework.boundary.logs.records import key_of
 from ergon_framework.ports.factstore import LogInfo
 
 
@@ -41,11 +47,32 @@ class Shelf:
     """For each zone, the last offset of a fact to it."""
     gaps: int = 0
     """How many losses were ever recorded."""
+    young: dict[bytes, Known] = field(default_factory=dict, metadata=UNWRITTEN)
+    """The last entries, by the key of their ids, which the ledger does not know yet."""
 
     @property
     def size(self) -> int:
         """Bytes that are kept."""
         return self.total - self.cut_total
+
+    def grow(self, entry: Entry) -> None:
+        """Take in an entry behind those that the record tells of."""
+        proof = entry.proof
+        self.head, self.head_seq, self.chain = entry.offset, entry.seq, entry.chain
+        self.total, self.risen_at, self.last_at = entry.total, entry.risen_at, entry.recorded_at
+        if not entry.is_marker:
+            self.latest[entry.to_zone] = entry.offset
+        key = key_of(self.name, proof.from_zone, proof.message_id)
+        self.young[key] = Known(entry.offset, proof.digest, entry.seq, entry.envelope)
+
+    def copy(self) -> Shelf:
+        """One for a step that may fail."""
+        return replace(
+            self,
+            cut_latest=dict(self.cut_latest),
+            latest=dict(self.latest),
+            young=dict(self.young),
+        )
 
     def info(self) -> LogInfo:
         """The log in figures."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count, takewhile
 from typing import Any
 
 import psycopg
@@ -17,7 +17,9 @@ from ergon_framework.storage.statements import load
 
 SQL = "ergon_framework.boundary.logs.postgres.sql"
 _FILES = ("consumers", "logs", "moving", "objects", "quarantine", "store")
-_FIRST, _MOST = 64, 1024  # rows that are fetched together
+_FIRST, _MOST = 64, 1024  # rows whose sizes are looked at together
+_BYTES = 1 << 20  # of payloads that are fetched together, unless one row alone has more
+_SIZES = b"SELECT octet_length(envelope) + octet_length(fact) FROM (%s) AS sized"
 _names = count()
 
 
@@ -85,20 +87,34 @@ class PostgresBooks:
         return self.send(statement, *values).fetchall()
 
     def each(self, statement: str, *values: Any) -> Iterator[Row]:
-        """Rows as they are asked for; other statements may be run in between."""
-        name = b"ergon_%d" % next(_names)
-        declare = b"DECLARE %s NO SCROLL CURSOR FOR " % name + self._statements[statement]
-        count = _FIRST
+        """Rows with payloads, as they are asked for; other statements may be run in between.
+
+        Their sizes are looked at first: who stops after a small page has not paid for what lies
+        behind it. Only within a transaction that sees one state of the tables.
+        """
+        number, text = next(_names), self._statements[statement].rstrip(b"; \n")
+        rows, sizes = b"ergon_rows_%d" % number, b"ergon_sizes_%d" % number
+        asked = _FIRST
         with self._connection.pipeline():
-            cursor = psycopg.RawCursor(self._connection)
-            cursor.execute(declare, _kept(values), prepare=False)
-            answer = self._fetch(name, count)
-        while rows := answer.fetchall():
-            yield from rows
-            if len(rows) < count:
-                return
-            count = min(count * 4, _MOST)
-            answer = self._fetch(name, count)
+            self._declare(rows, text, values)
+            self._declare(sizes, _SIZES % text, values)
+            answer, seen = self._fetch(rows, 1), self._fetch(sizes, asked)
+        yield from answer.fetchall()
+        known = [size for [size] in seen.fetchall()]
+        is_all = len(known) < asked
+        del known[:1]
+        while known:
+            count = _fitting(known)
+            is_due = count == len(known) and not is_all
+            asked = min(asked * 4, _MOST) if is_due else asked
+            with self._connection.pipeline():
+                answer = self._fetch(rows, count)
+                seen = self._fetch(sizes, asked) if is_due else seen
+            yield from answer.fetchall()
+            del known[:count]
+            if is_due:
+                known = [size for [size] in seen.fetchall()]
+                is_all = len(known) < asked
 
     def run(self, statement: str, *values: Any) -> int:
         """Change something; how many rows it was."""
@@ -114,9 +130,20 @@ class PostgresBooks:
         [number] = self.only(statement, *values)
         return int(number)
 
+    def _declare(self, name: bytes, text: bytes, values: tuple[Any, ...]) -> None:
+        cursor = psycopg.RawCursor(self._connection)
+        declare = b"DECLARE %s NO SCROLL CURSOR FOR %s" % (name, text)
+        cursor.execute(declare, _kept(values), prepare=False)
+
     def _fetch(self, name: bytes, rows: int) -> psycopg.RawCursor[Row]:
         cursor = psycopg.RawCursor(self._connection, row_factory=tuple_row)
         return cursor.execute(b"FETCH %d FROM %s" % (rows, name), prepare=False)
+
+
+def _fitting(sizes: Sequence[int]) -> int:
+    """How many of these rows to fetch together: at least one."""
+    sums = accumulate(sizes)
+    return max(1, sum(1 for _ in takewhile(lambda total: total <= _BYTES, sums)))
 
 
 def _kept(values: tuple[Any, ...]) -> tuple[Any, ...] | None:

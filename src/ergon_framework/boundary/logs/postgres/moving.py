@@ -10,7 +10,7 @@ from ergon_framework.boundary.logs.postgres.logs import PostgresLogs
 from ergon_framework.boundary.logs.records import new_of, prepare
 from ergon_framework.boundary.logs.tables.moving import TableMoving
 from ergon_framework.boundary.logs.tables.rows import LAST
-from ergon_framework.ports.moving import FactCopy, IdCopy
+from ergon_framework.ports.copies import FactCopy, IdCopy
 from ergon_framework.storage.postgres.arrays import Bigints, Bytes
 
 

@@ -22,6 +22,7 @@ class PostgresFactStore(PostgresMoving, TableServing, TableObjects, TableLinks):
         """Refuse: the server's own programs copy a database, and do it well."""
         raise StoreError(
             f"{self._place} is not backed up by a node",
-            remedy=f"run pg_dump with --schema={self.namespace}, or back up the whole server;"
-            " a copy that is restored begins a new epoch when it is opened",
+            remedy=f"run pg_dump with --schema={self.namespace}, or back up the whole server; what"
+            " pg_restore puts into another database begins a new epoch when it is opened, a server"
+            " that was set back does not: copy the database there (createdb -T OLD NEW)",
         )

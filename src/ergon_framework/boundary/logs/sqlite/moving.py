@@ -13,7 +13,7 @@ from ergon_framework.boundary.logs.sqlite.logs import SqliteLogs
 from ergon_framework.boundary.logs.sqlite.parts import KEY, packed, split, unpacked
 from ergon_framework.boundary.logs.tables.moving import TableMoving
 from ergon_framework.boundary.logs.tables.rows import all_logs
-from ergon_framework.ports.moving import FactCopy, IdCopy
+from ergon_framework.ports.copies import FactCopy, IdCopy
 
 _SPACE = 1 << 32
 """How many beginnings of four bytes keys have."""

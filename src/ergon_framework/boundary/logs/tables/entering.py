@@ -12,6 +12,7 @@ from ergon_framework.boundary.logs.records import Prepared, linked
 from ergon_framework.boundary.logs.tables.ground import Row
 from ergon_framework.boundary.logs.tables.rows import LogRow
 from ergon_framework.boundary.logs.tables.runs import Run
+from ergon_framework.ports.copies import FactCopy
 from ergon_framework.ports.factstore import (
     Appended,
     Conflict,
@@ -21,7 +22,6 @@ from ergon_framework.ports.factstore import (
     Reference,
     Unfounded,
 )
-from ergon_framework.ports.moving import FactCopy
 
 Identity: TypeAlias = tuple[int, bytes, bytes | None]
 """Where a fact lies, its digest or the half that is known, and its envelope when it is kept."""

@@ -37,7 +37,9 @@ class Books(Protocol):
         """Every row."""
 
     def each(self, statement: str, *values: Any) -> Iterator[Row]:
-        """Rows as they are asked for; other statements may be run in between."""
+        """Rows with an envelope and a fact, as they are asked for; other statements may be run in
+        between.
+        """
 
     def run(self, statement: str, *values: Any) -> int:
         """Change something; how many rows it was."""

@@ -20,7 +20,7 @@ class TableLinks(Ground):
 
     def link(self, peer: str) -> Link:
         """One of them, or a fresh one."""
-        return self._read(lambda books: _to(books, peer))
+        return self._read(lambda books: link_to(books, peer))
 
     def seal(self, peer: str, reason: str) -> Link:
         """Shut the link (``""``: all of them) until it is opened; sealing twice is fine."""
@@ -29,7 +29,7 @@ class TableLinks(Ground):
             now = self._clock()
             books.run("store.seal", peer, True, reason, now)
             note(books, now, "seal", f"{peer or 'all links'}: {reason}")
-            return _to(books, peer)
+            return link_to(books, peer)
 
         return self._write(work, "desk")
 
@@ -38,10 +38,10 @@ class TableLinks(Ground):
 
         def work(books: Books) -> Link:
             now = self._clock()
-            if _to(books, peer).is_sealed:
+            if link_to(books, peer).is_sealed:
                 books.run("store.seal", peer, False, "", now)
             note(books, now, "open", peer or "all links")
-            return _to(books, peer)
+            return link_to(books, peer)
 
         return self._write(work, "desk")
 
@@ -52,7 +52,7 @@ class TableLinks(Ground):
             now = self._clock()
             books.run("store.move", peer, epoch, 0, b"", now)
             note(books, now, "accept_epoch", f"{peer}: {epoch}")
-            return _to(books, peer)
+            return link_to(books, peer)
 
         return self._write(work, "desk")
 
@@ -61,7 +61,8 @@ class TableLinks(Ground):
         return self._read(lambda books: books.all("store.journal", limit))
 
 
-def _to(books: Books, peer: str) -> Link:
+def link_to(books: Books, peer: str) -> Link:
+    """The link to a peer, or a fresh one."""
     row = books.one("store.link", peer)
     return Link(peer) if row is None else _link(row)
 

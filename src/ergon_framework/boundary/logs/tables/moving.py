@@ -11,10 +11,8 @@ from ergon_framework.boundary.logs.records import OFFSET_BITS, read_proof
 from ergon_framework.boundary.logs.tables import placing
 from ergon_framework.boundary.logs.tables.ground import Books, Ground
 from ergon_framework.boundary.logs.tables.rows import LAST, Zones, all_logs, fact_of, log_or_new
-from ergon_framework.ports.factstore import Quarantined
-from ergon_framework.ports.moving import (
+from ergon_framework.ports.copies import (
     AwaitedCopy,
-    C,
     ConsumerCopy,
     Copy,
     FactCopy,
@@ -27,6 +25,8 @@ from ergon_framework.ports.moving import (
     NoteCopy,
     ZoneCopy,
 )
+from ergon_framework.ports.factstore import Quarantined
+from ergon_framework.ports.moving import C
 
 
 class TableMoving(Ground):
@@ -138,7 +138,7 @@ def _items(books: Books, after: int | None, limit: int) -> Iterator[ItemCopy]:
 
 
 def _awaited(books: Books, after: tuple[str, str] | None, limit: int) -> Iterator[AwaitedCopy]:
-    for row in books.each("moving.awaited", *(after or ("", "")), limit):
+    for row in books.all("moving.awaited", *(after or ("", "")), limit):
         yield AwaitedCopy(*row)
 
 

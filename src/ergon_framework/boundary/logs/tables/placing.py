@@ -7,7 +7,7 @@ from ergon_framework.boundary.logs.moving import refuse_other_log
 from ergon_framework.boundary.logs.tables.ground import Books
 from ergon_framework.boundary.logs.tables.rows import LogRow, log_named
 from ergon_framework.boundary.logs.tables.runs import Run, last_run, view_of
-from ergon_framework.ports.moving import LogCopy
+from ergon_framework.ports.copies import LogCopy
 
 
 def copy_of(books: Books, log: LogRow) -> LogCopy:
