@@ -97,10 +97,12 @@ def at_work(subject: Worker) -> Iterator[Worker]:
         raise ends[0]
 
 
-def wait_until(condition: Callable[[], object], what: str = "it") -> None:
+def wait_until(
+    condition: Callable[[], object], what: str = "it", seconds: float = PATIENCE
+) -> None:
     """Wait for something another thread or process brings about."""
     never = threading.Event()
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, f"{what} did not happen in time"
         never.wait(0.01)
