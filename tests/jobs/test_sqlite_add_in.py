@@ -187,6 +187,14 @@ def test_a_path_is_relative_with_three_slashes_and_absolute_with_four(
         assert path.exists()
 
 
+def test_what_is_no_connection_of_sqlite_is_refused(tmp_path: Path) -> None:
+    """One to another kind of database, say."""
+    store = SqliteJobStore(tmp_path / "work.db")
+    with pytest.raises(StoreError, match="object is no connection of sqlite3"):
+        store.add_in(object(), [new("a")])  # type: ignore[arg-type]
+    store.close()
+
+
 def test_a_store_in_memory() -> None:
     """``memory://`` needs no file, and takes the clock it is given."""
     store = open_store("memory://", clock=lambda: 7.0)

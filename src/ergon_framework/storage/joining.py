@@ -18,6 +18,11 @@ def joined(connection: sqlite3.Connection, path: Path, lock: str) -> Iterator[sq
 
     ``lock`` is a statement that changes nothing and takes the write lock.
     """
+    if not isinstance(connection, sqlite3.Connection):
+        raise StoreError(
+            f"{type(connection).__qualname__} is no connection of sqlite3",
+            remedy=f"connect to {path} with sqlite3.connect, or leave the connection out",
+        )
     if not same_file(connection, path):
         raise StoreError(
             f"the connection does not have {path} as its main database",

@@ -19,7 +19,6 @@ from ergon_framework.boundary.objects.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import (
-    BoundaryError,
     ConfigurationError,
     ConflictingDuplicateError,
     FactInvalidError,
@@ -183,8 +182,9 @@ def test_a_zone_checks_at_the_edge(zone_at: Zone, connection: Any) -> None:
         zone_at.append_in(connection, ENVELOPE, FACT | {"predicate": "cancelled"})
     with pytest.raises(FactInvalidError):
         zone_at.append_in(connection, ENVELOPE, {"subject": "x"})
-    with pytest.raises(BoundaryError):
+    with pytest.raises(StoreError, match="no connection of psycopg") as told:
         zone_at.append_in(object(), ENVELOPE | {"message_id": "m-2"}, FACT)
+    assert type(told.value) is StoreError, "a mistake of the caller's is no outage"
     connection.commit()
     assert zone_at.lookup("plant-a", "m-1")["offset"] == 1
 

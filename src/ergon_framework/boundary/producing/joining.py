@@ -34,6 +34,8 @@ def append_in(
         zone.check_bytes(new)
         [outcome] = append(connection, OUTBOUND, [new], capacity=zone.capacity)
     except StoreError as error:
+        if type(error) is StoreError:  # a mistake of the caller's, which no waiting mends
+            raise
         raise zone.failed(error) from error
     except BoundaryError as error:
         zone.refused(error)

@@ -54,9 +54,10 @@ def durability(found: Persistence, *, is_volatile: bool) -> Observation:
     remedy = "set appendonly yes and appendfsync always"
     if found.rests_on_rewrite:
         remedy += ", and no-appendfsync-on-rewrite no"
-    if found.is_logged is None or found.synced is None:
+    is_known = found.is_logged is not None and (found.synced is not None or not found.is_logged)
+    if not is_known:
         remedy = "ask whoever runs the server; jobs want appendonly yes and appendfsync always"
-    is_grave = found.keeps_nothing and not is_volatile
+    is_grave = is_known and not is_volatile
     return Observation("durability", found.sentence(), remedy, is_grave=is_grave)
 
 
