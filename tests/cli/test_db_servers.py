@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 
 import psycopg
 import pytest
 
 from ergon_framework.boundary.logs.postgres import PostgresFactStore
+from ergon_framework.cli import invoke
 from ergon_framework.jobs.stores.postgres.ground import SCHEMA
 from ergon_framework.jobs.stores.postgres.store import PostgresJobStore
 from tests.app.workplace import Workplace
@@ -25,8 +27,10 @@ def rows(desk: Desk) -> dict[str, dict[str, str | None]]:
 
 
 def test_the_tables_of_every_part_are_made(desk: Desk, postgres_url: str) -> None:
-    """Provider calls and jobs; zones have theirs when they are there."""
+    """Provider calls, and jobs when they are asked for; zones have theirs when they are there."""
     assert desk("upgrade", "--store", postgres_url, "--json") == 0
+    assert set(rows(desk)) == {"providers"}
+    assert desk("upgrade", "--store", postgres_url, "--jobs", "--json") == 0
     found = rows(desk)
     assert set(found) == {"providers", "jobs"}
     assert found["jobs"] == {
@@ -47,6 +51,7 @@ def test_the_settings_name_the_parts(desk: Desk, workplace: Workplace, postgres_
     """Each where it is kept, zones by their names."""
     workplace.settings(
         f'[store]\nurl = "{postgres_url}"\n[zones.plant]\nlisten = "127.0.0.1:0"\ninsecure = true\n'
+        '[executors.python]\ncommand = ["true"]\n'
     )
     assert desk("upgrade", "--json") == 0
     assert set(rows(desk)) == {"providers", "jobs", "zone plant"}
@@ -54,7 +59,7 @@ def test_the_settings_name_the_parts(desk: Desk, workplace: Workplace, postgres_
 
 def test_the_printed_sql_makes_the_same_tables(desk: Desk, postgres_url: str) -> None:
     """Whoever may not run the command runs the statements."""
-    assert desk("upgrade", "--store", postgres_url, "--sql") == 0
+    assert desk("upgrade", "--store", postgres_url, "--jobs", "--sql") == 0
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(desk.out.encode())
     with closing(PostgresJobStore(postgres_url)) as store:
@@ -80,3 +85,21 @@ def test_a_store_without_tables_says_so(desk: Desk, workplace: Workplace, url: s
     workplace.settings(f'[store]\nurl = "{url}"\n')
     assert desk("upgrade") == 0
     assert "nothing to bring up to date" in desk.out
+
+
+@pytest.mark.req("SCALE:url-errors")
+@pytest.mark.parametrize("words", [("db", "upgrade"), ("providers", "health")])
+def test_a_server_that_refuses(
+    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace,
+    postgres_url: str,
+    words: Sequence[str],
+) -> None:
+    """A database and a user that are not there are mistakes in the settings, and no outage."""
+    absent = postgres_url.replace("/test_", "/absent_")
+    stranger = postgres_url.replace("//ergon", "//nobody:hush-hush", 1)
+    for url, told in ((absent, "no database of that name"), (stranger, "not let this user in")):
+        assert invoke([*words, "--store", url]) == 2
+        error = capsys.readouterr().err
+        assert told in error
+        assert "hush" not in error

@@ -150,10 +150,11 @@ class ServerTables:
         return self.schema.script(self.namespace)
 
 
-def tables_in(url: str, *, is_offline: bool = False) -> Iterator[Tables]:
-    """What a store that somebody names may have, provider calls first.
+def tables_in(url: str, *, has_jobs: bool = False, is_offline: bool = False) -> Iterator[Tables]:
+    """What a store that somebody names has, provider calls first.
 
-    Which zones there are is not asked when ``is_offline``.
+    Jobs that it has not yet only when ``has_jobs`` says that it shall have them. What there is is
+    not asked when ``is_offline``.
     """
     if not keeps_calls(url):
         raise ConfigurationError(
@@ -161,9 +162,9 @@ def tables_in(url: str, *, is_offline: bool = False) -> Iterator[Tables]:
             remedy="whoever opens it sees to it; name a store on SQLite or PostgreSQL",
         )
     yield CallTables(url)
-    yield from _job_tables(url)
+    yield from _job_tables(url, is_wanted=has_jobs, is_offline=is_offline)
     if _is_server(url) and not is_offline:
-        yield from _zone_tables(url, _zones_there(url))
+        yield from _zone_tables(url, zones_there(url))
 
 
 def tables_of(settings: Settings) -> Iterator[Tables]:
@@ -173,7 +174,8 @@ def tables_of(settings: Settings) -> Iterator[Tables]:
 
     calls = [url for url in call_stores(settings).values() if not is_in_memory(url)]
     yield from map(CallTables, calls)
-    yield from _job_tables(setup_of(settings).url)
+    is_wanted = not settings.extensions.keys().isdisjoint({"jobs", "executors", "schedules"})
+    yield from _job_tables(setup_of(settings).url, is_wanted=is_wanted)
     for name, zone in zones_of(settings).items():
         url = revealed(zone.settings.store) or ""
         if _is_server(url):
@@ -184,7 +186,7 @@ def _is_server(url: str) -> bool:
     return url.lower().startswith("postgres")
 
 
-def _job_tables(url: str) -> Iterator[Tables]:
+def _job_tables(url: str, *, is_wanted: bool, is_offline: bool = False) -> Iterator[Tables]:
     file = file_of(url)
     if file is not None:
         if file.exists() and file_has_table(file, "ergon_jobs"):
@@ -192,7 +194,9 @@ def _job_tables(url: str) -> Iterator[Tables]:
     elif _is_server(url):
         from ergon_framework.jobs.stores.postgres.ground import SCHEMA
 
-        yield ServerTables("jobs", url, SCHEMA)
+        found = ServerTables("jobs", url, SCHEMA)
+        if is_wanted or (not is_offline and found.current() is not None):
+            yield found
 
 
 def _zone_tables(url: str, names: Sequence[str]) -> Iterator[Tables]:
@@ -202,7 +206,8 @@ def _zone_tables(url: str, names: Sequence[str]) -> Iterator[Tables]:
         yield ServerTables(f"zone {name}", url, SCHEMA, namespace_of(name))
 
 
-def _zones_there(url: str) -> list[str]:
+def zones_there(url: str) -> list[str]:
+    """The zones whose facts a database on a server holds."""
     from ergon_framework.boundary.logs.postgres.ground import zones_in
     from ergon_framework.storage.postgres.upkeep import connected
 

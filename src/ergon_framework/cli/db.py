@@ -35,20 +35,24 @@ _COLUMNS = ["part", "before", "now", "latest"]
 def upgrade(
     config: ConfigPath = None,
     store: StoreUrl = None,
+    jobs: Annotated[
+        bool, typer.Option("--jobs", help="With --store: make the tables of jobs, too.")
+    ] = False,
     sql: SqlFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Make the tables of provider calls, jobs and zones, or bring them up to date.
 
-    Only adds: other tables are left alone, and programs that run may go on. In an SQLite file, the
-    tables of jobs and zones are made by whoever opens it first.
+    Only adds: other tables are left alone, and programs that run may go on. Jobs and zones have
+    their tables made where the settings have such parts, and brought up to date where they are; in
+    an SQLite file they are made by whoever opens it first.
     """
     if sql:
-        scripts = [each.script() for each in _tables(config, store, is_offline=True)]
+        scripts = [each.script() for each in _tables(config, store, has_jobs=jobs, is_offline=True)]
         _show_sql("".join(scripts), as_json=as_json)
         return
     rows = []
-    for each in _tables(config, store):
+    for each in _tables(config, store, has_jobs=jobs):
         before = each.upgrade()
         rows.append(_row(each.part, each.current(), each.latest, before))
     _show(rows, _COLUMNS, as_json=as_json)
@@ -103,13 +107,13 @@ def _database(config: Path | None, store: str | None) -> Database:
 
 
 def _tables(
-    config: Path | None, store: str | None, *, is_offline: bool = False
+    config: Path | None, store: str | None, *, has_jobs: bool = False, is_offline: bool = False
 ) -> Iterator[Tables]:
     from ergon_framework.app.settings import load_settings
     from ergon_framework.app.tables import tables_in, tables_of
 
     if store:
-        return tables_in(store, is_offline=is_offline)
+        return tables_in(store, has_jobs=has_jobs, is_offline=is_offline)
     store_in_settings(config)  # says so when there is none
     return tables_of(load_settings(config))
 
