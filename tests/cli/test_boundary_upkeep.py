@@ -9,14 +9,17 @@ import stat
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
+from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.upkeep import backing_up
 from ergon_framework.boundary.upkeep.verifying import Finding, Progress, size_of, verified
 from ergon_framework.boundary.zone import Zone
+from ergon_framework.ports.moving import Archive, Mark
 from tests.cli.boundary_desk import Desk, message, running
 
 pytestmark = pytest.mark.req("BOUNDARY:operator")
@@ -86,6 +89,17 @@ def test_verify_names_every_flaw(desk: Desk, zone: Zone) -> None:
     assert sorted(objects) == ["also-one", "one", "two"]
     table = desk("verify", "--data", desk.data)
     assert (table.code, table.out.splitlines()[-1]) == (1, "4 flaws in 3 facts and 3 objects")
+
+
+@pytest.mark.req("SCALE:move")
+def test_verify_a_zone_that_is_not_all_there(desk: Desk, zone: Zone) -> None:
+    """What a move that was cut off has left is not sound, however whole each fact is."""
+    zone.close()
+    with closing(open_fact_store(f"sqlite:///{desk.data}/facts.db", zone=zone.name)) as store:
+        cast("Archive", store).set_mark(msgspec.json.encode(Mark("elsewhere")))
+    answer = desk("verify", "--data", desk.data, "--json")
+    assert answer.code == 1
+    assert [flaw["kind"] for flaw in answer.json] == ["store"]
 
 
 def test_verify_moves_a_bar(zone: Zone) -> None:

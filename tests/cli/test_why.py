@@ -163,6 +163,15 @@ def test_trouble_in_one_place_hides_nothing(why: Why) -> None:
     assert why("a", "--kind", "transaction").code == 1
 
 
+def test_a_server_that_keeps_jobs_alone(why: Why, postgres_url: str) -> None:
+    """That it has no tables of provider calls is nothing to speak of."""
+    with JobClient(postgres_url) as client:
+        client.enqueue("h", id="a")
+    answer = why("a", "--store", postgres_url)
+    assert (answer.code, answer.err) == (0, "")
+    assert why("b", "--store", postgres_url).code == 1
+
+
 # ---- transactions --------------------------------------------------------------------------------
 
 

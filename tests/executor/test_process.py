@@ -5,9 +5,11 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from ergon_framework.executor import process
 from tests.executor.link import SOON, Child, Lines, in_seconds, request, runtime_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:executor")]
@@ -208,6 +210,15 @@ def test_sigterm_finishes_what_was_taken(gate: Path) -> None:
         assert executor.outcome()["result"] == "through"
         assert executor.code() == 0
         assert "disconnected" in executor.errors()
+
+
+def test_an_end_while_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of an executor may be about to import what would be told to finish."""
+    monkeypatch.setenv(process.OTLP, "http://127.0.0.1:1")
+    for name in ("ergon_framework.executor.tracing", "ergon_framework.telemetry.exporting"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    process._finish_tracing()
+    process._finish_exporting()
 
 
 @pytest.mark.req("X20")

@@ -187,15 +187,19 @@ def _export() -> None:
 
 
 def _finish_exporting() -> None:
-    exporting = sys.modules.get("ergon_framework.telemetry.exporting")
-    if exporting is not None and os.environ.get(OTLP):  # else it is there for somebody else
-        exporting.finish()
+    if os.environ.get(OTLP):  # otherwise it is there for somebody else
+        _finish("ergon_framework.telemetry.exporting")
 
 
 def _finish_tracing() -> None:
-    tracing = sys.modules.get("ergon_framework.executor.tracing")
-    if tracing is not None:  # otherwise there was nothing to trace
-        tracing.finish()
+    _finish("ergon_framework.executor.tracing")
+
+
+def _finish(module: str) -> None:
+    """Let a module write what it has; one that a thread is only just importing has nothing."""
+    finish = getattr(sys.modules.get(module), "finish", None)
+    if finish is not None:
+        finish()
 
 
 def _leave_soon(code: int) -> None:

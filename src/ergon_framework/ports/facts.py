@@ -247,6 +247,13 @@ class Link:
     """Why it was sealed."""
     at: float = 0.0
 
+    def leads_to(self, later: Link) -> bool:
+        """Whether a page may move it there: forward, and to no epoch but its own.
+
+        Another node of the zone may have been faster, or an operator accepted another epoch.
+        """
+        return self.epoch in (None, later.epoch) and self.offset <= later.offset
+
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:

@@ -98,6 +98,10 @@ _JOBS: dict[str, tuple[Any, ...]] = {
     ),
     "job.rescued": ("The lease of a job had expired: its worker is gone.", ("job_id",)),
     "job.late": ("A result came after its lease was lost, and was ignored.", ("job_id",)),
+    "job.refused": (
+        "The store refuses to keep the outcome of a job, which will be rescued.",
+        ("job_id", "error"),
+    ),
     "job.cancelled": ("Somebody cancelled a job that waited.", ("job_id",)),
     "job.requeued": ("Somebody sent a job back, or wants it to run now.", ("job_id",)),
     "lease.lost": ("A running job now belongs to somebody else.", ("job_id",)),

@@ -15,7 +15,8 @@ from ergon_framework.app.moving.moving import Asked, Outcome, run
 from ergon_framework.app.moving.places import Place
 from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.moving import FACT_KINDS, JOB_KINDS, Archive
+from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
+from ergon_framework.ports.moving import Archive
 from ergon_framework.testing.suites.factstore import moving as fact_checks
 from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import Ways

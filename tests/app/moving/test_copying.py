@@ -18,9 +18,10 @@ from ergon_framework.core.job import CancelAsked, Refused, RunAsked
 from ergon_framework.errors import ErgonError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import FACT_KINDS, JOB_KINDS, Archive
+from ergon_framework.ports.moving import Archive
 from ergon_framework.testing.suites.factstore.subject import INBOX, Ways, new, sent
 from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
 from ergon_framework.testing.suites.hand_clock import HandClock

@@ -15,8 +15,9 @@ from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.ports.copies import JOB_KINDS
 from ergon_framework.ports.jobstore import Search, WorkerRecord
-from ergon_framework.ports.moving import JOB_KINDS, is_half_moved
+from ergon_framework.ports.moving import is_half_moved
 from ergon_framework.testing.suites.jobstore.moving import fill
 from ergon_framework.testing.suites.jobstore.subject import Subject, new
 from tests.app.moving.stock import copied, discarded, ergon, job_sums, moved, with_jobs
@@ -226,6 +227,9 @@ def test_names_hold_no_secrets() -> None:
     """What a store is known by, in the mark and in front of people."""
     place = Place("postgresql://me:hunter2@db.example:5432/work?sslmode=require&password=x")
     assert place.name == "postgresql://db.example:5432/work?sslmode=require"
+    place = Place("postgresql://me@/work?host=/run/postgresql")
+    assert place.name == "postgresql:///work?host=/run/postgresql"
+    assert Place("redis://:hush@db.example/0").name == "redis://db.example/0"
 
 
 def many(s: Subject) -> None:

@@ -113,6 +113,32 @@ def test_facts_go_round_the_other_way(tmp_path: Path, postgres_url: str, nats_ur
     travelled([source, nats_url, postgres_url, target], fact_sums, ZONE)
 
 
+def test_words_that_a_server_cannot_keep(tmp_path: Path, postgres_url: str) -> None:
+    """A NUL in what somebody said is replaced on the way, and does not make two stores differ."""
+
+    def odd(s: FactSubject) -> None:
+        s.put("a")
+        s.store.create_consumer("c", OUTBOUND)
+        s.store.serve("c", 1, 1 << 20)
+        s.store.set_aside("c", 1, reason="failed", message="bad 'a\0b'", attempts=1)
+        s.store.seal("p", "why\0not")
+
+    source = with_facts(f"sqlite:///{tmp_path}/facts.db", odd)
+    moved(source, postgres_url, zone=ZONE)
+    assert copied(moved(source, postgres_url, zone=ZONE)) == {}
+    assert fact_sums(postgres_url) == fact_sums(source)
+
+
+def test_facts_beside_the_jobs_are_not_forgotten(tmp_path: Path, postgres_url: str) -> None:
+    """Jobs are moved, and it is said that the facts in the same database or file were not."""
+    told = [f"the facts of zone {ZONE} stay: --zone {ZONE} moves them"]
+    file = f"sqlite:///{tmp_path}/both.db"
+    for number, source in enumerate((file, postgres_url)):
+        with_jobs(with_facts(source))
+        assert moved(source, f"sqlite:///{tmp_path}/new-{number}.db").notes == told
+    assert moved(f"sqlite:///{tmp_path}/new-1.db", f"sqlite:///{tmp_path}/last.db").notes == []
+
+
 @pytest.mark.parametrize("server", ["postgres_url", "redis_url"])
 def test_a_half_moved_server_is_not_worked_with(
     server: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -113,6 +113,19 @@ def test_objects_may_go_elsewhere(zone: Path, tmp_path: Path) -> None:
         assert len(list(objects.digests())) == 2
 
 
+def test_an_object_that_was_damaged_on_the_other_side(zone: Path, tmp_path: Path) -> None:
+    """Bytes that are there already are read, and copied again when they are not what they were."""
+    moved(zone, tmp_path / "new")
+    blob = next((tmp_path / "new" / "objects").glob("sha256/*/*/*"))
+    size = blob.stat().st_size
+    blob.chmod(0o600)
+    blob.write_bytes(b"?" * size)
+    assert copied(moved(zone, tmp_path / "new")) == {"objects": 1}
+    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))) as found:
+        for kept in found.store.objects():
+            assert found.objects.verify(kept.digest, kept.size) is None
+
+
 def test_an_object_that_is_gone_is_told(zone: Path, tmp_path: Path) -> None:
     """A name whose bytes are missing stops the move before any fact is written."""
     for blob in (zone / "objects").glob("sha256/*/*/*"):
@@ -242,3 +255,24 @@ def test_objects_go_to_a_bucket_and_back(zone: Path, tmp_path: Path, s3_url: str
     with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "last"))) as found:
         for kept in found.store.objects():
             assert found.objects.verify(kept.digest, kept.size) is None
+
+
+def test_a_trial_leaves_a_bucket_alone(zone: Path, tmp_path: Path, s3_url: str) -> None:
+    """It does not even become the zone's; that of another zone is refused all the same."""
+    target = facts_in(tmp_path)
+    places = (str(zone / "objects"), s3_url)
+    found = moved(zone, target, objects=places, is_trial=True)
+    assert copied(found)["objects"] == 3
+    open_object_store(s3_url, zone="another").close()
+    with pytest.raises(ConfigurationError, match="holds the objects of zone 'another'"):
+        moved(zone, target, objects=places, is_trial=True)
+
+
+def test_a_bucket_that_is_not_there(zone: Path, tmp_path: Path, s3_url: str) -> None:
+    """It is refused before anything is written: TO can be used as before."""
+    absent = s3_url.replace("s3://", "s3://absent-", 1)
+    (tmp_path / "new").mkdir()
+    target = facts_in(tmp_path / "new")
+    with pytest.raises(ConfigurationError, match="no bucket"):
+        moved(zone, target, objects=(str(zone / "objects"), absent))
+    open_fact_store(target, zone=ZONE).close()

@@ -13,8 +13,10 @@ from psycopg import sql
 from ergon_framework.boundary.logs.postgres import PostgresFactStore, ground, logs
 from ergon_framework.boundary.logs.postgres.ground import SCHEMA, namespace_of, zones_in
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.logs.tables import quarantine
 from ergon_framework.errors import (
     ConfigurationError,
+    ConsumerHeldError,
     DataLossError,
     StoreError,
     StoreReadOnlyError,
@@ -204,6 +206,50 @@ def test_a_page_costs_no_more_than_it_has(store: PostgresFactStore, to_zone: str
         seen += [each.offset for each in page.facts]
         after = page.through
     assert seen == list(range(1, 531))
+
+
+def test_who_slept_ends_nobodys_lease(open_store: Open) -> None:
+    """A process whose idea of the time fell behind asks the server before it shortens a lease."""
+    holder, sleeper, other = open_store(), open_store(), open_store()
+    put(holder, "a")
+    holder.create_consumer("c", OUTBOUND)
+    clock = sleeper._database._clock
+    at, then = clock._known  # type: ignore[attr-defined]
+    clock._known = at, then - 300.0  # type: ignore[attr-defined]
+    holder.serve("c", 1, 1 << 20, holder="h", lease=30.0)
+    for store in (sleeper, other):
+        with pytest.raises(ConsumerHeldError):
+            store.serve("c", 1, 1 << 20, holder="o", lease=30.0)
+    assert holder.confirm("c", 1, holder="h") == 1
+
+
+def test_what_was_confirmed_meanwhile_is_not_put_back(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever settles an item holds it: a confirmation comes before or after, not in between."""
+    store, rival = open_store(), open_store()
+    put(store, "a")
+    store.create_consumer("c", OUTBOUND)
+    store.serve("c", 1, 1 << 20)
+    item = store.set_aside("c", 1, reason="failed", message="m", attempts=1)
+    store.settle(item.id, "released")
+    store.serve("c", 5, 1 << 20, holder="h")
+    confirming = threading.Thread(target=rival.confirm, args=("c", 1), kwargs={"holder": "h"})
+    looked, seen = quarantine._numbered, list[str]()
+
+    def slow(*given: Any) -> Any:
+        found = looked(*given)
+        if not confirming.ident:
+            confirming.start()
+            confirming.join(0.5)  # time enough, if nobody held it
+            seen.extend(each.state for each in rival.quarantine(state=None))
+        return found
+
+    monkeypatch.setattr(quarantine, "_numbered", slow)
+    assert store.settle(item.id, "quarantined").state == "quarantined"
+    confirming.join(WAIT)
+    assert seen == ["released"]
+    assert [each.state for each in store.quarantine(state=None)] == ["quarantined"]
 
 
 # ---- rows that changed --------------------------------------------------------------------------

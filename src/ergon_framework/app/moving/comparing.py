@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ergon_framework.ports.moving import Archive, C, Copy, JobCopy
+from ergon_framework.ports.copies import Copy, JobCopy
+from ergon_framework.ports.moving import Archive, C
 
 PAGE = 500
 """Copies that are read at once."""

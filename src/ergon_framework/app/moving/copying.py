@@ -9,14 +9,8 @@ import msgspec
 
 from ergon_framework.app.moving.comparing import PAGE, Step, Sum, differences, is_empty, summed
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.moving import (
-    PAGE_BYTES,
-    Archive,
-    Copy,
-    JobCopy,
-    Mark,
-    refuse_half_moved,
-)
+from ergon_framework.ports.copies import Copy, JobCopy
+from ergon_framework.ports.moving import PAGE_BYTES, Archive, Mark, refuse_half_moved
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Mark).decode

@@ -12,7 +12,7 @@ from ergon_framework.app.moving import copying, objects
 from ergon_framework.app.moving.copying import Moved, Part, Tell
 from ergon_framework.app.moving.places import Place
 from ergon_framework.app.moving.quiet import refuse_readers, refuse_workers
-from ergon_framework.app.tables import tables_in
+from ergon_framework.app.tables import tables_in, zones_there
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.opening import (
@@ -25,8 +25,9 @@ from ergon_framework.errors import ConfigurationError, StoreSchemaError
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import FACT_KINDS, JOB_KINDS, Archive, ZoneCopy
+from ergon_framework.ports.moving import Archive
 
 S = TypeVar("S")
 
@@ -94,14 +95,25 @@ def _move_work(asked: Asked, tell: Tell) -> Outcome:
         _begin(asked, parts)
         for part in parts:
             outcome.moved += _moved(asked, part, tell)
+    outcome.notes += [
+        f"the facts of zone {zone} stay: --zone {zone} moves them" for zone in _zones(asked.source)
+    ]
     return outcome
+
+
+def _zones(place: Place) -> list[str]:
+    """Whose facts lie beside the jobs."""
+    if place.file is None:
+        return zones_there(place.url) if place.is_database else []
+    zone = place.zone()
+    return [] if zone is None else [zone]
 
 
 def _has_jobs(place: Place) -> bool:
     """Whether a database has tables of jobs; Redis has nothing else."""
     if not place.is_database:
         return True
-    tables = tables_in(place.url, is_offline=True)
+    tables = tables_in(place.url, has_jobs=True, is_offline=True)
     return any(each.part == "jobs" and each.current() is not None for each in tables)
 
 
@@ -157,8 +169,9 @@ def _move_zone(asked: Asked, tell: Tell) -> Outcome:
     outcome = Outcome()
     with ExitStack() as stack:
         part = _zone_part(asked, stack)
+        copying.refuse_other(part)
+        stores = _bytes(asked, part, stack)  # before the mark: there may be no such place
         _begin(asked, [part])
-        stores = _bytes(asked, part, stack)
         if stores is None:
             outcome.notes.append("objects stay where they are: --objects FROM TO copies them")
         else:
@@ -208,7 +221,8 @@ def _bytes(asked: Asked, part: Part, stack: ExitStack) -> objects.Bytes | None:
     is_missing = is_folder(places[1]) and not Path(places[1]).is_dir()
     place = "memory://" if asked.is_trial and is_missing else places[1]
     [zone] = [copy.info.zone for copy in part.source.dump(ZoneCopy, None, 1)]
-    target = stack.enter_context(closing(open_object_store(place, zone=zone)))
+    target = open_object_store(place, zone=zone, read_only=asked.is_trial)
+    stack.enter_context(closing(target))
     return objects.Bytes(part.source, source, target)
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ergon_framework.app.moving.comparing import Sum, copies
 from ergon_framework.app.moving.copying import Moved, Tell, Told
 from ergon_framework.errors import DataLossError
-from ergon_framework.ports.moving import Archive, NameCopy
+from ergon_framework.ports.copies import NameCopy
+from ergon_framework.ports.moving import Archive
 from ergon_framework.ports.objectstore import ObjectStore
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -38,11 +39,13 @@ def look(stores: Bytes, tell: Tell) -> list[Moved]:
 
 
 def move(stores: Bytes, tell: Tell) -> list[Moved]:
-    """Copy what is missing; digests are worked out while bytes go in, and sizes compared after."""
+    """Copy what is missing or damaged, and look for all of it after.
+
+    Digests are worked out while bytes go in, and bytes that were there already are read.
+    """
     moved = Moved(PART, PART)
     for count, name in enumerate(copies(stores.names, NameCopy), 1):
-        found = stores.target.stat(name.object.digest)
-        if found is None or found.size != name.object.size:
+        if stores.target.verify(name.object.digest, name.object.size) is not None:
             failpoint("move.object.before")
             _copy(stores, name)
             failpoint("move.object.after")

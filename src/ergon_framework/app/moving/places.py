@@ -56,7 +56,8 @@ class Place:
         parts = urlsplit(self.given)
         query = [(key, value) for key, value in parse_qsl(parts.query) if key not in _SECRETS]
         host = parts.netloc.rpartition("@")[2]
-        return parts._replace(netloc=host, query=urlencode(sorted(query)), fragment="").geturl()
+        options = f"?{urlencode(sorted(query), safe='/')}" if query else ""
+        return f"{parts.scheme}://{host}{parts.path}{options}"
 
     def refuse_missing(self) -> None:
         """A store that is to be read must be there; one on a server says so itself."""

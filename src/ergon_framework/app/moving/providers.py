@@ -21,7 +21,8 @@ from sqlalchemy import (
 )
 
 from ergon_framework.errors import StoreSchemaError
-from ergon_framework.ports.moving import C, Copy
+from ergon_framework.ports.copies import Copy
+from ergon_framework.ports.moving import C
 from ergon_framework.providers.migrations import HEAD, running
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.models import metadata

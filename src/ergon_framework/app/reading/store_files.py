@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
+from ergon_framework.errors import ErgonError, StoreError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.storage.faults import translate
 from ergon_framework.storage.urls import file_of
 
@@ -20,9 +20,21 @@ def place_of(url: str) -> str:
 
 
 def has_calls(url: str, table: str) -> bool:
-    """Whether a store has a table of provider calls; PostgreSQL is believed to have it."""
+    """Whether a store has a table of provider calls.
+
+    A server that does not answer is believed to have it: whoever opens it says what is wrong.
+    """
     file = file_of(url)
-    return _is_postgres(url) if file is None else _has_table(file, table)
+    if file is not None:
+        return _has_table(file, table)
+    if not _is_postgres(url):
+        return False
+    from ergon_framework.storage.postgres.upkeep import has_table
+
+    try:
+        return has_table(url, table)
+    except ErgonError:
+        return True
 
 
 def has_jobs(url: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.ports.factstore import Flaw, LogInfo, StoredObject
+from ergon_framework.ports.moving import is_half_moved
 
 SLICE = 500
 """Names read at once."""
@@ -16,7 +17,7 @@ SLICE = 500
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it was acknowledged: a fact, or an object."""
+    """Something that is not as it was acknowledged: a fact, an object, or the store as a whole."""
 
     kind: str
     where: str
@@ -45,6 +46,9 @@ def size_of(zone: Zone) -> int:
 def verified(zone: Zone) -> Iterator[Finding | Progress]:
     """Walk every log and read every object; what is wrong as it is found, and how far it is."""
     facts = objects = 0
+    if is_half_moved(zone.store):
+        what = "a move into it has not ended: run the same `ergon move` again"
+        yield Finding("store", zone.name, what, {})
     for log in zone.store.logs():
         for told in zone.store.verify(log.name):
             if isinstance(told, Flaw):

@@ -13,8 +13,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from ergon_framework.errors import (
     ConfigurationError,
+    ErgonError,
     MissingExtraError,
-    StoreError,
     StoreSchemaError,
     StoreUnavailableError,
     describe,
@@ -71,12 +71,12 @@ class Database:
         finally:
             engine.dispose()
 
-    def _told(self, error: SQLAlchemyError) -> StoreError:
+    def _told(self, error: SQLAlchemyError) -> ErgonError:
         cause = error.orig if isinstance(error, DBAPIError) else None
         if self.file is None:
-            from ergon_framework.providers.stores.postgres_faults import translate
+            from ergon_framework.providers.stores.postgres_faults import refused, translate
 
-            return translate(cause or error, self.name)
+            return refused(cause or error, self.name) or translate(cause or error, self.name)
         found = faults.translate(cause, self.file) if isinstance(cause, sqlite3.Error) else None
         return found or StoreSchemaError(
             f"the tables of {self.name} cannot be used: {describe(cause or error)}",

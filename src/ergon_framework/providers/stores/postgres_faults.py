@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from ergon_framework.errors import StoreError
+from ergon_framework.errors import ErgonError, StoreError
 from ergon_framework.providers.stores.ground import TaskMissingError
 from ergon_framework.storage.postgres import faults
 from ergon_framework.storage.postgres.faults import turns_for
 
-__all__ = ["translate", "turns_for"]
+__all__ = ["refused", "translate", "turns_for"]
 
 _NO_SUCH_TASK = "23503"
+
+
+def refused(error: BaseException, name: str) -> ErgonError | None:
+    """The error of a server that lets nobody in like this; what is no error of connecting is none.
+
+    Those have no code.
+    """
+    return None if getattr(error, "sqlstate", None) else faults.refused(error, name)
 
 
 def translate(error: BaseException, name: str) -> StoreError:

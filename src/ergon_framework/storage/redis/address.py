@@ -43,7 +43,7 @@ def address_of(url: str, prefix: str | None = None) -> Address:
         port = parts.port or PORT
     except ValueError:  # its text may hold the password
         raise _unreadable() from None
-    if parts.scheme.lower() not in {"redis", "rediss"} or parts.fragment:
+    if parts.scheme.lower() not in {"redis", "rediss"} or parts.fragment or _is_torn(parts):
         raise _unreadable()
     has_tls = parts.scheme.lower() == "rediss"
     query = _query(parts, has_tls=has_tls)
@@ -65,6 +65,11 @@ def address_of(url: str, prefix: str | None = None) -> Address:
         _is_volatile(query.get("persistence", "disk")),
         has_tls,
     )
+
+
+def _is_torn(parts: SplitResult) -> bool:
+    """Whether a ``/`` or ``?`` in the password has parted it: what comes later has the ``@``."""
+    return "@" in parts.path or "@" in parts.query
 
 
 def _query(parts: SplitResult, *, has_tls: bool) -> dict[str, str]:
@@ -112,5 +117,5 @@ def _is_volatile(text: str) -> bool:
 def _unreadable() -> ConfigurationError:
     return ConfigurationError(
         "the URL of the Redis store cannot be read",
-        remedy=f"{FORMS}; write @, : and / in a password as %40, %3A and %2F",
+        remedy=f"{FORMS}; write @, :, /, ? and # in a password as %40, %3A, %2F, %3F and %23",
     )

@@ -35,6 +35,7 @@ class Belfry:
     def __init__(self, link: RedisLink) -> None:
         self._link = link
         self._begin()
+        link.when_left(self._hang_up)
         renew_after_fork(self)
 
     def _begin(self) -> None:
@@ -45,6 +46,7 @@ class Belfry:
         self._closing = threading.Event()
         self._line: Any = None
         self._was_heard = False
+        self._is_left = False
 
     def renew(self) -> None:
         """In a process that was just forked: its threads and waiters stayed behind."""
@@ -80,6 +82,13 @@ class Belfry:
             thread.join(READY)
         self._bells.close()
 
+    def _hang_up(self) -> None:
+        """Hear another server from now on: the one that the name in the URL leads to."""
+        with self._lock:
+            if self._line is not None:
+                self._is_left = True
+                self._say(self._line, "PING")  # its answer wakes the thread
+
     @staticmethod
     def _say(line: Any, *words: str) -> None:
         with suppress(exceptions.RedisError, OSError):  # the thread sees it, too
@@ -107,11 +116,11 @@ class Belfry:
 
     def _hear(self, line: Any) -> None:
         with self._lock:
-            self._line = line
+            self._line, self._is_left = line, False
             for channel in self._channels:
                 line.send_command("SUBSCRIBE", channel)
         is_asked = False
-        while not self._closing.is_set():
+        while not (self._closing.is_set() or self._is_left):
             if line.can_read(timeout=_ALIVE):
                 self._take(line.read_response())
                 is_asked = False

@@ -22,7 +22,14 @@ _AWAY = (
 """How the troubles begin that somebody can end without changing the program or its data."""
 _PASSING = (exceptions.ClusterDownError, exceptions.TryAgainError, exceptions.AskError)
 _NO_SPACE = "No space left"
+_DEPOSED = ("READONLY", "MASTERDOWN")
 # What a command inside of a script was told stands somewhere in the text.
+
+
+def is_deposed(error: exceptions.ResponseError) -> bool:
+    """Whether the server that answered is a replica."""
+    text = first_line(error)
+    return isinstance(error, exceptions.ReadOnlyError) or any(each in text for each in _DEPOSED)
 
 
 def away(name: str, error: BaseException) -> StoreUnavailableError:

@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.redis.address import Address
-from ergon_framework.storage.redis.faults import away, lost, translate
+from ergon_framework.storage.redis.faults import away, is_deposed, lost, translate
 from ergon_framework.storage.redis.scripts import Script
 
 CONNECTED = 3.0
@@ -40,6 +40,7 @@ class RedisLink:
         self._silent_until = float("-inf")
         self._is_closed = False
         self._is_elsewhere = False  # on another server of the cluster than the URL says
+        self._when_left: Callable[[], None] = lambda: None
 
     @property
     def name(self) -> str:
@@ -81,6 +82,10 @@ class RedisLink:
             raise self._refused(error) from error
         return connection
 
+    def when_left(self, call: Callable[[], None]) -> None:
+        """Call this, from any thread, when the server behind our connections is no longer ours."""
+        self._when_left = call
+
     def close(self) -> None:
         """Close all connections; may be called twice."""
         self._is_closed = True
@@ -120,8 +125,10 @@ class RedisLink:
             answer = connection.read_response()
             is_whole = True
             return answer
-        except exceptions.ResponseError:
+        except exceptions.ResponseError as error:
             is_whole = True
+            if is_deposed(error):
+                self._leave(pool)
             raise
         except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
             raise self._refused(error) from error  # the driver calls these a broken connection
@@ -170,6 +177,14 @@ class RedisLink:
         """In a cluster another server has the slot of our keys, with all of them."""
         options = self.address.options | {"host": error.host, "port": error.port}
         self._go_to(replace(self.address, options=options))
+
+    def _leave(self, pool: Any) -> None:
+        """The server became a replica, which keeps its connections; the name in the URL may lead
+        to the new primary by now, so the next call connects anew.
+        """
+        if pool is self._pool:  # otherwise somebody was faster
+            self._go_to(self.address)
+            self._when_left()
 
     def _go_to(self, address: Address) -> None:
         self._is_elsewhere = address is not self.address

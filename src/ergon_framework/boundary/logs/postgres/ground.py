@@ -80,6 +80,9 @@ class PostgresGround(Ground):
     def _place(self) -> str:
         return self._database.name
 
+    def _asked_now(self) -> float:
+        return self._database.asked_now()
+
     def subscribe(self, wake: Callable[[], None]) -> None:
         """Call ``wake()``, from any thread, after each commit that added facts, of any process."""
         with self._beginning:

@@ -14,11 +14,8 @@ import msgspec
 
 from ergon_framework.boundary.logs.memory.store import MemoryFactStore
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Gap
-from ergon_framework.ports.moving import (
+from ergon_framework.ports.copies import (
     FACT_KINDS,
-    PAGE_BYTES,
-    Archive,
     AwaitedCopy,
     ConsumerCopy,
     Copy,
@@ -30,6 +27,8 @@ from ergon_framework.ports.moving import (
     LogCopy,
     NameCopy,
 )
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Gap
+from ergon_framework.ports.moving import PAGE_BYTES, Archive
 from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,

@@ -190,3 +190,16 @@ def pull_does_not_hold_retention_up(s: Subject) -> None:
     s.done(2)
     same(s.store.truncate(INBOX, 2), 2, "dropped")
     same(s.store.truncate(OUTBOUND, 2), 0, "dropped of outbound")
+
+
+@check()
+def late_page_moves_no_link_back(s: Subject) -> None:
+    """A page that another node of the zone has overtaken changes neither frontier nor epoch."""
+    s.receive(sent("a", 5), sent("b", 9))
+    same([each.is_duplicate for each in s.receive(sent("a", 5))], [True], "is_duplicate")  # type: ignore[union-attr]
+    link = s.store.link(PEER)
+    same((link.epoch, link.offset), ("e1", 9), "epoch and offset after a late page")
+    s.store.accept_epoch(PEER, "e2")
+    s.receive(sent("a", 5))
+    link = s.store.link(PEER)
+    same((link.epoch, link.offset), ("e2", 0), "epoch and offset of an epoch that was accepted")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import CancelAsked, Failed, JobStatus, RequeueAsked
 from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.hand_clock import START
@@ -87,6 +88,17 @@ def search_by_code(s: Subject) -> None:
     s.ended("fine")
     same(_found(s, code="flaky"), ["flaky"], "by the code of a retry")
     same(_found(s, code="bad_input"), ["bad"], "by the code of a dead letter")
+
+
+@check()
+def search_by_code_among_any_words(s: Subject) -> None:
+    """A search by code works whatever characters are in the words of other failures."""
+    s.put("nul", "text", "bad")
+    for words in ("nul \0 byte", "a path\\u0000x"):
+        s.must(s.claim(1)[0], Failed(Failure(Kind.REJECTED, "odd", words)))
+    s.ended("bad", FAILS_FOR_GOOD)
+    same(_found(s, code="bad_input"), ["bad"], "by the code of another")
+    same(_found(s, code="odd"), ["text", "nul"], "by their own code")
 
 
 @check()

@@ -65,6 +65,20 @@ def queue_limit_can_be_lifted(s: Subject) -> None:
 
 
 @check()
+def queue_limit_holds_among_executors(s: Subject) -> None:
+    """What one queue may run is shared by all executors of a worker, and by strangers."""
+    s.store.set_queue("q", max_active=2)
+    for executor in ("python", "node", "deno", "cobol"):
+        s.put(f"{executor}-1", f"{executor}-2", queue="q", executor=executor)
+    slots = {"python": 3, "node": 3, "deno": 3}
+    jobs = s.claim(slots, most_unknown=3)
+    same(len(jobs), 2, "running jobs of a queue that may run two")
+    same(s.claim(slots, most_unknown=3), [], "claimed while two were running")
+    s.must(jobs[0], SUCCEEDED)
+    same(len(s.claim(slots, most_unknown=3)), 1, "claimed after one had ended")
+
+
+@check()
 def queue_limit_holds_among_threads(s: Subject) -> None:
     """Several workers that claim at once do not exceed a queue's limit together."""
     s.store.set_queue("q", max_active=5)
@@ -134,6 +148,18 @@ def rate_counts_every_start(s: Subject) -> None:
     same(s.ids(9), [], "the third start")
     s.clock.forward(10.0)
     same(s.ids(9), ["b"], "ten seconds later")
+
+
+@check()
+def rate_holds_among_executors(s: Subject) -> None:
+    """The tokens of one queue are shared by all executors of a worker, and by strangers."""
+    s.store.set_queue("q", rate=0.1, burst=2)
+    for executor in ("python", "node", "deno", "cobol"):
+        s.put(f"{executor}-1", f"{executor}-2", queue="q", executor=executor)
+    slots = {"python": 3, "node": 3, "deno": 3}
+    same(len(s.claim(slots, most_unknown=3)), 2, "started with two tokens")
+    s.clock.forward(10.0)
+    same(len(s.claim(slots, most_unknown=3)), 1, "started with one more token")
 
 
 @check()

@@ -13,16 +13,9 @@ import msgspec
 
 from ergon_framework.core.job import CancelAsked, JobStatus
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.copies import JOB_KINDS, Copy, JobCopy, QueueCopy, ScheduleCopy
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import (
-    JOB_KINDS,
-    PAGE_BYTES,
-    Archive,
-    Copy,
-    JobCopy,
-    QueueCopy,
-    ScheduleCopy,
-)
+from ergon_framework.ports.moving import PAGE_BYTES, Archive
 from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.hand_clock import START
 from ergon_framework.testing.suites.jobstore.schedules import schedule

@@ -304,6 +304,18 @@ def state_must_be_the_one_decided_in(s: Subject) -> None:
 
 
 @check()
+def any_words_of_a_failure_are_taken(s: Subject) -> None:
+    """A failure is settled whatever characters are in its words, and so is what comes with it."""
+    s.put("a", "b")
+    odd, other = s.claim(2)
+    words = "nul \0, bell \a, quote ', \\u0000, % and {}, \u2028 \U0001f40d"
+    told = [s.told(odd, Failed(Failure(Kind.TRANSIENT, words, words))), s.told(other, SUCCEEDED)]
+    same(s.store.exchange(told, None)[0], [True, True], "applied")
+    same(s.status("a"), JobStatus.RETRYING, "the job that failed")
+    same(s.status("b"), JobStatus.COMPLETED, "the other one")
+
+
+@check()
 def one_of_many_reports_wins(s: Subject) -> None:
     """Of several threads that report the same claim at once, one is believed."""
     s.put("a")

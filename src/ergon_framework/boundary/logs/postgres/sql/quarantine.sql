@@ -1,6 +1,6 @@
 -- item: one by its number
 SELECT id, consumer, log, position, reason, message, attempts, at, state, envelope, fact
-FROM {zone}.quarantine WHERE id = $1;
+FROM {zone}.quarantine WHERE id = $1 {locked};
 
 -- items: what was set aside, oldest first
 SELECT id, consumer, log, position, reason, message, attempts, at, state, envelope, fact
@@ -14,7 +14,7 @@ ORDER BY position, id LIMIT $4;
 
 -- open_at: an item that nobody has settled
 SELECT id, state FROM {zone}.quarantine
-WHERE consumer = $1 AND state IN ('quarantined', 'released') AND position = $2;
+WHERE consumer = $1 AND state IN ('quarantined', 'released') AND position = $2 {locked};
 
 -- delivered: released items become settled once they were given out and confirmed
 UPDATE {zone}.quarantine SET state = 'settled', is_served = false
