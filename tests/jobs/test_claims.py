@@ -85,6 +85,15 @@ def test_a_message_of_an_executor_is_kept_in_part() -> None:
     assert len(seen.failure.message) == LONGEST_MESSAGE
 
 
+@pytest.mark.parametrize("status", [Status.ERROR, Status.RETRY, Status.TIMEOUT])
+def test_what_an_executor_says_can_be_written_anywhere(status: Status) -> None:
+    """A NUL in a code or a message, which not every store takes, is shown as a mark."""
+    reply = Reply("j", status, error_message="embedded \0 byte", error_type="bad\0code")
+    seen = Judgement(JobsSettings(), "w").seen_of(reply, leased())
+    assert isinstance(seen, Failed)
+    assert (seen.failure.code, seen.failure.message) == ("bad\ufffdcode", "embedded \ufffd byte")
+
+
 @pytest.mark.req("X14")
 def test_a_job_has_a_policy_of_its_own() -> None:
     """Its attempts, its timeout kind and its final error types win over the settings."""

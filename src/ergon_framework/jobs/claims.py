@@ -81,8 +81,8 @@ class Judgement:
         """What an executor's answer means."""
         if reply.status is Status.SUCCESS:
             return _SUCCEEDED
-        code, after = reply.error_type, reply.retry_after_seconds
-        text = (reply.error_message or "")[:LONGEST_MESSAGE]
+        code, after = _writable(reply.error_type or ""), reply.retry_after_seconds
+        text = _writable((reply.error_message or "")[:LONGEST_MESSAGE])
         if reply.status is Status.RETRY:
             if code == HELD:
                 return Held(Failure(Kind.HELD, HELD, text or "Held by the handler", after))
@@ -190,6 +190,11 @@ class Judgement:
         if move.delay:
             entry["delay"] = round(move.delay, 3)
         return _encode(entry)
+
+
+def _writable(text: str) -> str:
+    """What an executor says in words that every store can keep: not all of them take a NUL."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 @lru_cache(maxsize=64)

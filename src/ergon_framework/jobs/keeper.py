@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import ErgonError, StoreBrokenError
+from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.leases import Leases
 from ergon_framework.jobs.settings import JobsSettings
@@ -70,7 +70,7 @@ class Keeper:
         self.chores: Chores | None = None
         self.leases = Leases(store, settings.lease, report)
         self.offset = 0.0  # the store's clock minus ours
-        self.counters = {"late": 0, "outages": 0}
+        self.counters = {"late": 0, "refused": 0, "outages": 0}
         self.probes = 0
         self.is_left = False  # something due could not be claimed
         self.due_at: float | None = None  # when the next job may become due, by our clock
@@ -192,7 +192,6 @@ class Keeper:
         try:
             if settlements or ask is not None:
                 is_delivered = self._exchange(settlements, ask)
-                settlements = []
         finally:
             with self._rests:
                 self._settlements[:0] = settlements  # not written: keep them, in order
@@ -225,19 +224,48 @@ class Keeper:
         is_thorough = self._is_probing or is_due or self._next_at is None
         return self._ask(slots, is_thorough=is_thorough)
 
-    def _exchange(self, settlements: Sequence[Settlement], ask: Ask | None) -> bool:
-        """Settle and claim in one commit; whether jobs were handed to the loop."""
+    def _exchange(self, settlements: list[Settlement], ask: Ask | None) -> bool:
+        """Settle and claim in one commit; whether jobs were handed to the loop.
+
+        What is written is taken off the list.
+        """
         # A ring from here on may be for something that this claim does not see.
         self._news = self._news and ask is None
         if settlements:
             failpoint("worker.before_settle")
         try:
             applied, claimed = self.store.exchange(settlements, ask)
-        except BaseException:
+        except BaseException as error:
             self._news = True
-            raise
+            if not settlements or not _is_refusal(error):
+                raise
+            self._settle_apart(settlements)
+            return False
         self._apply(settlements, applied)
+        settlements.clear()
         return ask is not None and self._take(ask, claimed)
+
+    def _settle_apart(self, settlements: list[Settlement]) -> None:
+        """One by one: an outcome that the store will never take holds back no other."""
+        while settlements:
+            one = settlements[:1]
+            try:
+                applied, _ = self.store.exchange(one, None)
+            except StoreError as error:
+                if not _is_refusal(error):
+                    raise
+                self._give_up(one[0], error)
+            else:
+                self._apply(one, applied)
+            del settlements[0]
+
+    def _give_up(self, settlement: Settlement, error: StoreError) -> None:
+        """Its lease is renewed no more: whoever rescues the job runs it again, or ends it."""
+        self.leases.drop(settlement)
+        self.counters["refused"] += 1
+        text = "job %s: the store refuses its outcome, and the job will be rescued: %s"
+        logger.error(text, settlement.id, error)
+        self._report("job.refused", {"job_id": settlement.id, "error": str(error)})
 
     def _apply(self, settlements: Sequence[Settlement], applied: Sequence[bool]) -> None:
         for settlement in settlements:
@@ -318,6 +346,11 @@ class Keeper:
         self._failures = 0
         self._news = True
         self._report("store.back", {})
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the store works, and takes a value for impossible: it will say so each time."""
+    return isinstance(error, StoreError) and bool(error.details.get("is_refused"))
 
 
 def _by_executor(ask: Ask, jobs: Sequence[Leased]) -> dict[str, int]:

@@ -235,7 +235,7 @@ class Worker:
             released=counts["released"],
             rescued=self._chores.rescued,
             late=self._keeper.counters["late"],
-            unsettled=len(self._keeper.leases.claims),
+            unsettled=len(self._keeper.leases.claims) + self._keeper.counters["refused"],
             stop_reason=self._reason if not self._stops else "stopped",
         )
         self.tell("worker.stopped", worker=self.name, report=report)

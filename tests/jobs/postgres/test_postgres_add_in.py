@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -12,7 +13,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import DuplicateJobError, StoreError
+from ergon_framework.errors import DuplicateJobError, StoreError, StoreReadOnlyError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
@@ -260,3 +261,37 @@ def test_the_servers_clock_decides(
     assert before + 30.0 <= (found["a"].lease_expires_at or 0.0) <= after + 30.0
     assert before + 100.0 <= found["later"].run_at <= after + 100.0
     assert store.overdue(5) == []
+
+
+def test_an_open_transaction_holds_no_limit_key(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """A job with a limit key is replaced, and claims of that key do not wait for the caller."""
+    fields = {"unique_key": "u", "limit_key": "k", "limit": 5}
+    store.add([new("old", **fields), new("other", limit_key="k", limit=5)])
+    store.add_in(mine, [new("new", **fields, on_duplicate=OnDuplicate.REPLACE)])
+    [[held]] = mine.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchall()
+    assert held == 0
+    assert [job.id for job in store.exchange([], ask(1))[1].jobs] == ["other"]
+    mine.commit()
+    assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["new"]
+
+
+def test_a_store_that_was_opened_to_be_read_writes_nothing(
+    store: PostgresJobStore, mine: psycopg.Connection, jobs_url: str
+) -> None:
+    """However it is asked to, and it goes on reading."""
+    store.add([new("there")])
+    with closing(PostgresJobStore(jobs_url, read_only=True)) as reader:
+        calls: list[Callable[[], object]] = [
+            lambda: reader.add([new("a")]),
+            lambda: reader.add_in(mine, [new("a")]),
+            lambda: reader.exchange([], ask(1)),
+            lambda: reader.sweep(1),
+            lambda: reader.set_queue("q", is_paused=True),
+        ]
+        for call in calls:
+            with pytest.raises(StoreReadOnlyError, match="opened to be read"):
+                call()
+        assert reader.queues()[0].counts == {"pending": 1}
+    assert ids(store) == ["there"]

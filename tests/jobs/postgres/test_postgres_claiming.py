@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, claiming
 from ergon_framework.jobs.stores.postgres.careful import judged
+from ergon_framework.jobs.stores.postgres.exchanging import Exchange
 from ergon_framework.ports.jobstore import Ask, Claimed, Search
 from ergon_framework.testing.suites.hand_clock import START, HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -252,7 +253,42 @@ def test_no_wake_up_is_lost(open_store: Callable[[], PostgresJobStore], clock: H
     assert sorted(done) == sorted(f"j{n}" for n in range(60))
 
 
+def test_sweeps_come_to_every_limit_key(
+    open_store: Callable[[], PostgresJobStore],
+    clock: HandClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wake-up that was lost with its worker is made up for, behind keys that are not free."""
+    store = open_store()
+    s = Subject(store, clock, None, PATIENCE)
+    for n in range(7):
+        s.put(f"first-{n}", f"next-{n}", limit_key=f"k{n}")
+    jobs = {job.id: job for job in s.claim(20)}
+    assert len(jobs) == 7
+    with monkeypatch.context() as dying:
+        dying.setattr(Exchange, "_follow", lambda _self, _claim: None)
+        assert s.settle(jobs["first-6"], SUCCEEDED)
+    for _ in range(4):
+        store.sweep(2)
+    assert s.ids(20) == ["next-6"]
+    assert s.settle(jobs["first-0"], SUCCEEDED)
+    assert s.ids(20) == ["next-0"]
+
+
+def test_two_operators_change_one_queue(open_store: Callable[[], PostgresJobStore]) -> None:
+    """One takes its settings away while the other sets them: both are served."""
+
+    def change(store: PostgresJobStore, is_paused: bool) -> None:
+        for _ in range(100):
+            assert store.set_queue("q", is_paused=is_paused).is_paused is is_paused
+
+    stores = [open_store(), open_store()]
+    together([partial(change, store, n == 0) for n, store in enumerate(stores)])
+
+
 # ---- who may start ------------------------------------------------------------------------------
+
+OPEN = {"q": 9}  # what the gate of the queue lets through
 
 
 def row(n: int, key: str | None = None, limit: int = 1, expires_at: float | None = None) -> Any:
@@ -265,22 +301,29 @@ def row(n: int, key: str | None = None, limit: int = 1, expires_at: float | None
 
 def test_the_first_of_a_key_is_admitted_in_whichever_line() -> None:
     """Two lines with jobs of one key give it to the one that came first."""
-    verdict = judged([[row(2, "k"), row(3)], [row(1, "k"), row(4)]], [5, 5], Counter(), 0.0)
+    verdict = judged([[row(2, "k"), row(3)], [row(1, "k"), row(4)]], [5, 5], OPEN, Counter(), 0.0)
     assert [each[0] for each in verdict.admitted] == [1, 3, 4]
     assert [each[0] for each in verdict.blocked] == [2]
 
 
 def test_who_has_no_room_stays_where_it_is() -> None:
     """A line without room is left alone, whatever its keys are."""
-    verdict = judged([[row(1, "k"), row(2, "k")], [row(3)]], [0, 1], Counter({"k": 1}), 0.0)
+    verdict = judged([[row(1, "k"), row(2, "k")], [row(3)]], [0, 1], OPEN, Counter(k=1), 0.0)
     assert [each[0] for each in verdict.admitted] == [3]
+    assert (verdict.blocked, verdict.outdated) == ([], [])
+
+
+def test_lines_of_one_queue_share_its_gate() -> None:
+    """What the gate lets through goes to whoever comes first, in whichever line."""
+    verdict = judged([[row(2), row(4)], [row(1), row(3)]], [2, 2], {"q": 3}, Counter(), 0.0)
+    assert [each[0] for each in verdict.admitted] == [1, 2, 3]
     assert (verdict.blocked, verdict.outdated) == ([], [])
 
 
 def test_who_is_over_takes_no_room() -> None:
     """An expired job is told apart from those that may start, and does not count for its key."""
     rows = [row(1, "k", expires_at=5.0), row(2, "k"), row(3, "k", limit=2), row(4, "k", limit=2)]
-    verdict = judged([rows], [9], Counter(), 5.0)
+    verdict = judged([rows], [9], OPEN, Counter(), 5.0)
     assert [each[0] for each in verdict.outdated] == [1]
     assert [each[0] for each in verdict.admitted] == [2, 3]
     assert [each[0] for each in verdict.blocked] == [4]

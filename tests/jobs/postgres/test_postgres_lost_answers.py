@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from ergon_framework.core.job import JobStatus, LeaseExpired
-from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.errors import DuplicateJobError, ErgonError, StoreUnavailableError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.jobstore import OnDuplicate, Search
 from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
@@ -59,7 +59,9 @@ def near(jobs_url: str, clock: HandClock) -> Iterator[Subject]:
     store.close()
 
 
-def losing(line: DeafLine, call: Callable[[], object], is_done: Callable[[], bool]) -> ErgonError:
+def losing(
+    line: DeafLine, call: Callable[[], object], is_done: Callable[[], bool]
+) -> ErgonError | None:
     """Make a call whose answer is lost after the server has done what it was told."""
     errors: list[ErgonError] = []
 
@@ -79,8 +81,8 @@ def losing(line: DeafLine, call: Callable[[], object], is_done: Callable[[], boo
         done.wait(0.01)
     line.cut()
     thread.join(PATIENCE)
-    [error] = errors
-    return error
+    assert not thread.is_alive()
+    return errors[0] if errors else None
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,43 @@ def test_a_settlement_that_was_applied_is_not_late(
     assert near.get("a") == before
     assert len(before.history) == 1
     assert far.exchange(told, None)[0] == [False, False]  # what is known is not asked again
+
+
+def test_a_settlement_that_was_applied_frees_its_limit_key(
+    line: DeafLine, far: PostgresJobStore, near: Subject
+) -> None:
+    """Whoever waits for the key goes on when the truth is known, before any sweep."""
+    near.put("a", limit_key="k")
+    [job] = far.exchange([], ask(1))[1].jobs
+    near.put("b", limit_key="k")
+    assert near.claim(1) == []
+    told = [near.told(job, SUCCEEDED)]
+    moved = lambda: near.status("a") is not JobStatus.ACTIVE  # noqa: E731
+    losing(line, lambda: far.exchange(told, None), moved)
+    applied, claimed = far.exchange(told, ask(1))
+    assert applied == [True]
+    assert [each.id for each in claimed.jobs] == ["b"]
+
+
+def test_who_is_unsure_twice_is_told_the_truth(
+    line: DeafLine, far: PostgresJobStore, near: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What became of an exchange is asked within the next one, and not after it: a look that
+    fails cannot take away what that one settled and claimed.
+    """
+    near.put("a", "b", "c")
+    first, second = far.exchange([], ask(2))[1].jobs
+    told = [near.told(first, SUCCEEDED)]
+    moved = lambda: near.status("a") is not JobStatus.ACTIVE  # noqa: E731
+    losing(line, lambda: far.exchange(told, None), moved)
+
+    def look(*_: object) -> object:
+        raise StoreUnavailableError("gone again")
+
+    monkeypatch.setattr(far, "look", look)
+    applied, claimed = far.exchange([*told, near.told(second, SUCCEEDED)], ask(1))
+    assert applied == [True, True]
+    assert [each.id for each in claimed.jobs] == ["c"]
 
 
 def test_a_settlement_that_was_not_applied_is_applied(
@@ -134,14 +173,60 @@ def test_a_settlement_that_came_too_late_is_late(
     assert far.exchange(told, None)[0] == [False]
 
 
-def test_a_client_is_told_that_nobody_knows(
-    line: DeafLine, far: PostgresJobStore, near: Subject
+@pytest.mark.parametrize(
+    "fields",
+    [{}, *({"unique_key": "k", "on_duplicate": each} for each in OnDuplicate)],
+    ids=str,
+)
+def test_a_client_whose_answer_was_lost_adds_nothing_twice(
+    far: PostgresJobStore,
+    near: Subject,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
 ) -> None:
-    """Adding says so, and adding the same ids again is refused if they are there."""
+    """The store finds out by the ids that the jobs are there, and says so."""
+    run = far._database.run
+
+    def lossy(*args: Any) -> Any:
+        monkeypatch.undo()
+        run(*args)
+        raise StoreUnavailableError("cut off", details={"is_lost": True})
+
+    monkeypatch.setattr(far._database, "run", lossy)
+    added = far.add([new("a", **fields), new("b")])
+    assert [(each.id, each.is_new) for each in added] == [("a", True), ("b", True)]
+    assert [job.id for job in near.store.search(Search())] == ["b", "a"]
+
+
+def test_another_job_of_that_id_is_no_success(far: PostgresJobStore, near: Subject) -> None:
+    """An id that somebody else took is refused, whatever became of the first answer."""
+    near.put("a", handler="other")
+    lost = StoreUnavailableError("cut off", details={"is_lost": True})
+    with pytest.raises(DuplicateJobError):
+        far._add_again([new("a")], lost)
+
+
+def test_a_client_is_told_that_nobody_knows(
+    line: DeafLine,
+    far: PostgresJobStore,
+    near: Subject,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the store cannot be asked, the error has the ids that tell."""
+    add = far._add
+
+    def once(jobs: Any) -> Any:
+        monkeypatch.setattr(far, "_add", gone)
+        return add(jobs)
+
+    def gone(_jobs: Any) -> Any:
+        raise StoreUnavailableError("gone")
+
+    monkeypatch.setattr(far, "_add", once)
     error = losing(line, lambda: far.add([new("a")]), lambda: near.store.find("a") is not None)
     assert isinstance(error, StoreUnavailableError)
     assert "nobody knows whether" in str(error)
-    assert "by their ids" in error.remedy
+    assert error.details["ids"] == ["a"]
     assert [job.id for job in near.store.search(Search())] == ["a"]
 
 

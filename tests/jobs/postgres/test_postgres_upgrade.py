@@ -91,6 +91,10 @@ def test_a_user_who_may_only_read(postgres_url: str) -> None:
     guest = PostgresJobStore(postgres_url.replace("//ergon@", "//guest@"), read_only=True)
     assert guest.find("a") is not None
     assert [queue.name for queue in guest.queues()] == ["default"]
+    with pytest.raises(StoreReadOnlyError, match="opened to be read"):
+        guest.add([new("b")])
+    guest.close()
+    guest = PostgresJobStore(postgres_url.replace("//ergon@", "//guest@"))
     with pytest.raises(StoreReadOnlyError, match="may not be written"):
         guest.add([new("b")])
     guest.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 from redis import SSLConnection, exceptions
@@ -20,7 +21,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.stores.opening import open_store as open_url
 from ergon_framework.jobs.stores.redis import RedisJobStore
-from ergon_framework.ports.jobstore import NewJob, Search, WorkerRecord
+from ergon_framework.ports.jobstore import NewJob, Search, Topic, WorkerRecord
 from ergon_framework.storage.redis.address import address_of
 from ergon_framework.storage.redis.durability import Persistence, refuse_unsafe
 from ergon_framework.storage.redis.faults import translate
@@ -58,6 +59,9 @@ def refused(kind: type[ErgonError], match: str) -> Iterator[None]:
         (f"redis://:{SECRET}@host/0?persistence=maybe", "is disk or none"),
         (f"redis://:{SECRET}@host/0?prefix=a%7Bb", "no braces"),
         (f"redis://:{SECRET}@host/0#there", "cannot be read"),
+        (f"redis://user:12?{SECRET}@host/0", "cannot be read"),
+        (f"redis://user:12/{SECRET}@host/0", "cannot be read"),
+        (f"redis://user:12#{SECRET}@host/0", "cannot be read"),
     ],
 )
 def test_a_url_that_makes_no_sense(url: str, text: str) -> None:
@@ -122,6 +126,26 @@ def test_a_user_with_too_few_rights(own_server: RedisServer) -> None:
     store.close()
     with refused(ConfigurationError, "forbids something to this user"):
         RedisJobStore(own_server.url.replace("://", f"://few:{SECRET}@"))
+
+
+def test_a_user_with_just_the_rights_it_needs(own_server: RedisServer) -> None:
+    """The line in the documentation is enough for all that a store does."""
+    page = Path("docs/howto/production/durability.md").read_text()
+    [line] = [each for each in page.splitlines() if each.startswith("ACL SETUSER")]
+    with own_server.connect() as client:
+        client.execute_command(*line.replace("PASSWORD", SECRET).split())
+    url = own_server.url.replace("://", f"://ergon:{SECRET}@")
+    with closing(RedisJobStore(url)) as store:
+        assert "synced" in store.durability
+        bell = store.listen(Topic.WORK)
+        store.add([new("a")])
+        assert bell.wait(30.0)
+        assert [job.id for job in store.exchange([], ask(5))[1].jobs] == ["a"]
+        store.put_schedule(schedule("s", next_at=5.0))
+        store.set_queue("default", is_paused=True)
+        store.sweep(10)
+        assert store.now() > 0
+        assert [job.id for job in store.search(Search())] == ["a"]
 
 
 # ---- servers that would lose jobs ---------------------------------------------------------------

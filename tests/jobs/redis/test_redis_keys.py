@@ -298,3 +298,22 @@ def test_large_results_are_settled_in_several_steps(open_store: Open) -> None:
     assert [job.id for job in claimed.jobs] == ["f"]
     assert store._link.info("commandstats")["cmdstat_evalsha"].startswith("calls=6,")
     assert s.get("e").result == large
+
+
+def test_running_jobs_are_read_in_pages(open_store: Open) -> None:
+    """Who looks at the newest of them does not keep the server busy with all the others."""
+    store = open_store()
+    s = Subject(store, HandClock(), None, 15.0)
+    s.put(*(f"job-{number:03}" for number in range(450)), args=b'"' + b"x" * 20_000 + b'"')
+    while s.claim(100):
+        pass
+    wanted = Search(statuses=(JobStatus.ACTIVE,))
+    before = int(store._link.info("stats")["total_net_output_bytes"])
+    assert [job.id for job in store.search(wanted, 1)] == ["job-449"]
+    assert int(store._link.info("stats")["total_net_output_bytes"]) - before < 5_000_000
+    found = [job.id for job in store.search(wanted)]
+    assert found == [f"job-{number:03}" for number in reversed(range(450))]
+    middle = next(job.key for job in store.search(wanted) if job.id == "job-300")
+    older = Search(statuses=(JobStatus.ACTIVE,), below=middle)
+    assert next(store.search(older)).id == "job-299"
+    assert store.count(older) == 300

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import closing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import DuplicateJobError, StoreUnavailableError
+from ergon_framework.errors import DuplicateJobError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
 from ergon_framework.storage.redis import link as link_module
@@ -27,7 +28,7 @@ from ergon_framework.testing.suites.jobstore.subject import (
     hold,
     new,
 )
-from tests.jobs.redis.conftest import Open
+from tests.jobs.redis.conftest import Open, serving
 from tests.servers.redis import RedisServer
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:fleet-outage")
@@ -111,6 +112,49 @@ def test_a_cut_link_is_an_error_and_heals(durable_redis: RedisServer, open_store
         link.heal()
         assert store.find("a") is not None
         store.add([new("b")])
+
+
+@pytest.mark.slow
+def test_a_failover_behind_a_name(own_server: RedisServer) -> None:
+    """The old primary keeps its connections; the store and its bells go over to the new one."""
+    with (
+        serving() as other,
+        Link(own_server.port) as link,
+        other.connect() as client,
+        closing(RedisJobStore(f"redis://127.0.0.1:{link.port}/0")) as store,
+    ):
+        bell = store.listen(Topic.WORK)
+        store.add([new("before")])
+        assert bell.wait(WAIT)
+        follow(client, own_server)
+        client.replicaof("NO", "ONE")
+        with own_server.connect() as old:
+            old.replicaof("127.0.0.1", other.port)
+        with pytest.raises(StoreReadOnlyError):  # the name still leads to the old one
+            store.add([new("early")])
+        link._target = ("127.0.0.1", other.port)
+        with suppress(StoreReadOnlyError):
+            store.add([new("lost")])
+        store.add([new("after")])
+        assert store.find("before") is not None
+        until(lambda: bool(client.pubsub_channels()))
+        while bell.wait(0.5):
+            pass
+        store.add([new("rings")])
+        assert bell.wait(WAIT)
+
+
+def follow(client: Any, primary: RedisServer) -> None:
+    """Copy another server, and wait until that is done."""
+    client.replicaof("127.0.0.1", primary.port)
+    until(lambda: client.info("replication")["master_link_status"] == "up")
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Look until it is so."""
+    deadline = time.monotonic() + WAIT
+    while not is_so():
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ WORKER = """
 import os, sys
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import Hold, NewJob, WorkerRecord
-from ergon_framework.ports.moving import JobCopy
+from ergon_framework.ports.copies import JobCopy
 from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask
 

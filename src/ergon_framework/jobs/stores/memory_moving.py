@@ -11,8 +11,9 @@ from ergon_framework.jobs.stores.memory_desk import MemoryDesk
 from ergon_framework.jobs.stores.memory_ledger import Ledger
 from ergon_framework.jobs.stores.memory_record import MOST_HISTORY, Record
 from ergon_framework.jobs.stores.moving import discard_settings, dump_settings, load_settings
+from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job, NewJob
-from ergon_framework.ports.moving import PAGE_BYTES, C, Copy, JobCopy
+from ergon_framework.ports.moving import PAGE_BYTES, C
 
 
 class MemoryMoving(MemoryDesk):

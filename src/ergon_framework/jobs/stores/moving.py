@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from ergon_framework.ports.copies import Copy, QueueCopy, ScheduleCopy
 from ergon_framework.ports.jobstore import JobDesk, Queue, ScheduleStore
-from ergon_framework.ports.moving import C, Copy, QueueCopy, ScheduleCopy
+from ergon_framework.ports.moving import C
 
 _FIELDS = ("is_paused", "max_active", "rate", "burst")
 _NONE = {name: getattr(Queue(name=""), name) for name in _FIELDS}

@@ -8,6 +8,7 @@ each connection.
 
 from __future__ import annotations
 
+import logging
 import re
 import select
 import weakref
@@ -25,10 +26,15 @@ from psycopg.adapt import Transformer
 
 from ergon_framework.storage.postgres.arrays import Packed
 from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.faults import first_line
+
+logger = logging.getLogger("ergon.storage")
 
 Row = tuple[Any, ...]
 
 _PLACE = re.compile(rb"%\((\w+)\)s")
+_FORGOTTEN = frozenset({"26000", "42P05", "0A000"})
+"""What was prepared is not there, is there already, or does not fit the tables any more."""
 _BAD = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED)
 
 
@@ -81,7 +87,10 @@ class Answer:
 
 
 class Batch:
-    """Statements for one connection. Leaving it sends what is left, and raises the first error."""
+    """Statements for one connection. Leaving it sends what is left, and raises the first error.
+
+    Hints come last, and fail for themselves: what came before them is done by then.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -89,6 +98,8 @@ class Batch:
         self._line = connection.pgconn
         self._prepared = _prepared.setdefault(connection, Prepared())
         self._waiting: deque[Answer | None] = deque()  # None: the end of a stretch
+        self._has_hints = False
+        self._is_done = False  # all but the hints has been answered
         self._poll = select.poll()
         self._poll.register(self._line.socket, select.POLLIN)
 
@@ -105,11 +116,15 @@ class Batch:
         try:
             self.sync()
             self._line.exit_pipeline_mode()
-        except psycopg.Error:
+        except psycopg.Error as lost:
             with suppress(psycopg.Error):
                 self.connection.close()  # nobody knows how it stands
-            if error is None:
+            if error is None and not self._is_done:
                 raise
+            if self._is_done:
+                tell_unheard(lost)
+        if self.error is not None and self.error.sqlstate in _FORGOTTEN:
+            self.connection.close()  # the next one begins anew
         if error is None and self.error is not None:
             raise self.error
 
@@ -133,20 +148,46 @@ class Batch:
         self._waiting.append(answer)
         return answer
 
+    def hint(self, statement: bytes, values: Mapping[str, Any] | None = None) -> None:
+        """Add a statement that goes along, after all others; it may fail, and nobody is told."""
+        if not self._has_hints:
+            self._has_hints = True
+            if self._waiting:
+                self._end_stretch()
+            else:
+                self._is_done = self.error is None
+        self.say(statement, values)
+
     def sync(self) -> None:
         """Send all there is, and wait for the answers."""
         if not self._waiting:
             return
-        self._line.pipeline_sync()
-        self._waiting.append(None)
+        self._end_stretch()
         self._flush()
         while self._waiting:
-            self._take(self._waiting.popleft())
+            answer = self._waiting.popleft()
+            if answer is None:
+                self._take_end()
+            else:
+                self._take(answer)
 
-    def _take(self, answer: Answer | None) -> None:
+    def _end_stretch(self) -> None:
+        self._line.pipeline_sync()
+        self._waiting.append(None)
+
+    def _take_end(self) -> None:
+        """What is committed by the end of a stretch alone may fail there."""
+        before: pq.abc.PGresult | None = None
+        while (result := self._next()) is None or result.status != pq.ExecStatus.PIPELINE_SYNC:
+            if result is None and before is None:
+                raise psycopg.OperationalError("the connection to the server was lost")
+            if result is not None:
+                self._note(result)
+            before = result
+        self._is_done = self._has_hints and self.error is None
+
+    def _take(self, answer: Answer) -> None:
         result = self._next()
-        if answer is None:
-            return  # the end of a stretch has no end of its own
         if result is None:
             raise psycopg.OperationalError("the connection to the server was lost")
         answer.result = result
@@ -156,8 +197,16 @@ class Batch:
             return
         if answer.statement:  # it is not prepared after all
             self._prepared.names.pop(answer.statement, None)
-        if self.error is None:
-            self.error = psycopg.errors.error_from_result(result, self._encoding)
+        self._note(result)
+
+    def _note(self, result: pq.abc.PGresult) -> None:
+        if result.status not in _BAD or self.error is not None:
+            return
+        error = psycopg.errors.error_from_result(result, self._encoding)
+        if self._is_done:
+            tell_unheard(error)
+        else:
+            self.error = error
 
     def _next(self) -> pq.abc.PGresult | None:
         while self._line.is_busy():
@@ -175,6 +224,11 @@ class Batch:
     @property
     def _encoding(self) -> str:
         return self.connection.info.encoding
+
+
+def tell_unheard(error: psycopg.Error) -> None:
+    """Say that others may hear late of what was done."""
+    logger.warning("a hint to other processes was not given: %s", first_line(error))
 
 
 @cache

@@ -15,15 +15,18 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 
-_TURNS = {"40001": 5, "40P01": 5, "55P03": 2}
+_TURNS = {"40001": 5, "40P01": 5, "55P03": 2, "26000": 3, "42P05": 3, "0A000": 3}
 """How often to begin a transaction that the server undid because of others: a conflict or a
-deadlock passes at once, a lock that was waited for in vain hardly ever."""
+deadlock passes at once, a lock that was waited for in vain hardly ever. The last three: what was
+prepared on the connection is gone, or does not fit the tables any more."""
 _FULL = "53100"
 _FORBIDDEN = frozenset({"25006", "42501"})
 _MISSING = frozenset({"42P01", "42703", "3F000"})  # a table, a column, a schema
 _DAMAGED = frozenset({"58030", "XX001", "XX002"})
 _AWAY = ("08", "53", "55", "57", "40", "28", "3D", "58")
 """Classes of trouble that somebody can end without changing the program or its data."""
+_REFUSED = ("22", "23", "54")
+"""Classes of values that are taken for impossible, however often they are sent."""
 _STRANGER = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
 _NO_ROLE = ("role ", "does not exist")
 _NO_DATABASE = ("database ", "does not exist")
@@ -80,7 +83,12 @@ def translate(error: BaseException, name: str) -> StoreError:
             remedy="see that the server runs, can be reached and lets this user in",
             details={"is_lost": not state or state.startswith(("08", "57P"))},
         )
-    return StoreError(f"{name} refused a statement: {text}", remedy="nothing of it was written")
+    is_refused = state.startswith(_REFUSED) or (not state and isinstance(error, psycopg.DataError))
+    return StoreError(
+        f"{name} refused a statement: {text}",
+        remedy="nothing of it was written",
+        details={"is_refused": is_refused},
+    )
 
 
 def first_line(error: BaseException) -> str:

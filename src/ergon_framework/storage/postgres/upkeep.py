@@ -21,6 +21,13 @@ def version_of(url: str, schema: PostgresSchema, namespace: str | None = None) -
     return None if found is None else found[0]
 
 
+def has_table(url: str, table: str) -> bool:
+    """Whether a database has a table of that name, where this user looks for it."""
+    with connected(url) as (connection, _):
+        found = connection.execute("SELECT to_regclass(%s)", (table,)).fetchone()
+    return found is not None and found[0] is not None
+
+
 def upgrade(url: str, schema: PostgresSchema, namespace: str | None = None) -> int:
     """Make the tables or bring them up to date; the version they had, 0 when there were none."""
     with connected(url) as (connection, name):

@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.postgres.settling import Settling, lock_keys, w
 from ergon_framework.jobs.stores.postgres.statements import blobs, numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
-from ergon_framework.ports.jobstore import Added, NewJob, OnDuplicate
+from ergon_framework.ports.jobstore import Added, Job, NewJob, OnDuplicate
 
 _SQL = statements("jobs.sql")
 
@@ -42,6 +42,14 @@ def refuse_twins(jobs: Sequence[NewJob]) -> None:
         seen.add(job.id)
 
 
+def is_same(job: NewJob, there: Job | None) -> bool:
+    """Whether this is the job that was to be added."""
+    return there is not None and all(
+        getattr(job, name) == getattr(there, name)
+        for name in ("handler", "queue", "executor", "args", "kwargs", "unique_key")
+    )
+
+
 def taken(words: Words, jobs: Sequence[NewJob]) -> set[str]:
     """Which of their ids are there already."""
     values = {"ids": texts([job.id for job in jobs])}
@@ -49,10 +57,15 @@ def taken(words: Words, jobs: Sequence[NewJob]) -> set[str]:
 
 
 class Adding:
-    """Adds jobs that may meet others, in the order given, within one transaction."""
+    """Adds jobs that may meet others, in the order given, within one transaction.
 
-    def __init__(self, words: Words, jobs: Sequence[NewJob]) -> None:
+    ``is_guest``: it is somebody else's, and may stay open for long. Then it takes no lock that
+    claims wait for, and who waits for a limit key of a replaced job is let go by the next sweep.
+    """
+
+    def __init__(self, words: Words, jobs: Sequence[NewJob], *, is_guest: bool = False) -> None:
         self._words = words
+        self._is_guest = is_guest
         self._jobs = jobs
         self._news: dict[str, NewJob] = {}  # by id; not written yet
         self._freed: Counter[str] = Counter()
@@ -128,7 +141,9 @@ class Adding:
 
     def _finish(self) -> None:
         self._write()
-        if self._freed:  # last of all: who waits for this lock holds none that we wait for
+        if (
+            self._freed and not self._is_guest
+        ):  # last of all: who waits for this lock holds none that we wait for
             lock_keys(self._words, self._freed)
             wake(self._words, self._freed)
 

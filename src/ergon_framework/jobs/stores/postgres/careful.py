@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.gates import NONE, Gate, Settings
 from ergon_framework.jobs.stores.own_moves import Standing, outdated
 from ergon_framework.jobs.stores.postgres.claiming import candidates
 from ergon_framework.jobs.stores.postgres.lanes import Line, Pick
-from ergon_framework.jobs.stores.postgres.rows import PRIORITY, RUN_AT, Row
+from ergon_framework.jobs.stores.postgres.rows import PRIORITY, QUEUE, RUN_AT, Row
 from ergon_framework.jobs.stores.postgres.settling import Settling, lock_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.words import Words
@@ -51,18 +51,23 @@ class Caught:
 
 
 def judged(
-    found: Sequence[Sequence[Row]], rooms: Sequence[int], running: Counter[str], now: float
+    found: Sequence[Sequence[Row]],
+    rooms: Sequence[int],
+    gates: Mapping[str, int],
+    running: Counter[str],
+    now: float,
 ) -> Verdict:
     """Of several lines, each with so much room: who may start, and who before them may not.
 
-    Whoever comes first by priority and age gets a limit key, in whichever line it stands.
+    Lines of one queue share what its gate lets through. Whoever comes first by priority and age
+    gets that, and a limit key, in whichever line it stands.
     """
     verdict = Verdict()
-    left, running = list(rooms), Counter(running)
+    left, open_gates, running = list(rooms), dict(gates), Counter(running)
     ranked = sorted((place(row), line, row) for line, rows in enumerate(found) for row in rows)
     for _, line, row in ranked:
-        key, expires_at = row[_KEY], row[_EXPIRES_AT]
-        if left[line] == 0:
+        key, queue, expires_at = row[_KEY], row[QUEUE], row[_EXPIRES_AT]
+        if left[line] == 0 or open_gates[queue] == 0:
             continue
         if expires_at is not None and expires_at <= now:
             verdict.outdated.append(row)
@@ -72,6 +77,7 @@ def judged(
             verdict.admitted.append(row)
             running[key] += key is not None
             left[line] -= 1
+            open_gates[queue] -= 1
     return verdict
 
 
@@ -84,7 +90,7 @@ def claim_carefully(words: Words, ask: Ask, picks: Sequence[Pick], *, is_again: 
     rooms = [gates[pick.queue].room(pick.most, now) for pick in picks]
     wanted = [max(room, GLANCE) if room and is_again else room for room in rooms]
     found = _candidates(words, [replace(p, most=n) for p, n in zip(picks, wanted, strict=True)])
-    verdict = judged(found, rooms, _running(words, found), now)
+    verdict = judged(found, rooms, _let_in(picks, gates, now), _running(words, found), now)
     started = {row[_SEQ] for row in verdict.admitted}
     caught = Caught(
         jobs=[_claimed(row, now, stamp) for row in verdict.admitted],
@@ -92,12 +98,12 @@ def claim_carefully(words: Words, ask: Ask, picks: Sequence[Pick], *, is_again: 
         refused=len(verdict.blocked) + len(verdict.outdated),
         outdated=len(verdict.outdated),
     )
-    for pick, most, rows in zip(picks, wanted, found, strict=True):
-        gate = gates[pick.queue]
+    for pick, rows in zip(picks, found, strict=True):
         count = sum(row[_SEQ] in started for row in rows)
-        gate.enter(count, now)
+        gates[pick.queue].enter(count, now)
         caught.taken[pick.line] = count
-        if len(rows) < most or gate.room(1, now) == 0:
+    for pick, most, rows in zip(picks, wanted, found, strict=True):
+        if len(rows) < most or gates[pick.queue].room(1, now) == 0:
             caught.spent.add(pick.line)
     _apply(words, ask, verdict, now, stamp)
     caught.waits = _close(words, gates, now)
@@ -120,6 +126,14 @@ def _gates(words: Words, picks: Sequence[Pick]) -> tuple[float, int, dict[str, G
             for name in {pick.queue for pick in picks}
         },
     )
+
+
+def _let_in(picks: Sequence[Pick], gates: Mapping[str, Gate], now: float) -> dict[str, int]:
+    """How many jobs of each queue may start, for all executors together."""
+    wanted: Counter[str] = Counter()
+    for pick in picks:
+        wanted[pick.queue] += pick.most
+    return {queue: gates[queue].room(most, now) for queue, most in wanted.items()}
 
 
 def _open(settings: Settings) -> Settings:

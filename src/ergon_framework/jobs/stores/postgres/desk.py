@@ -13,6 +13,7 @@ from ergon_framework.jobs.stores.options import text_of
 from ergon_framework.jobs.stores.postgres import looking, sweeping
 from ergon_framework.jobs.stores.postgres.adding import Adding
 from ergon_framework.jobs.stores.postgres.ground import Ground, topics_of
+from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.jobs.stores.queue_changes import checked_changes
@@ -40,6 +41,7 @@ class PostgresDesk(Ground):
     ) -> None:
         super().__init__(url, clock=clock, read_only=read_only)
         self._reader = Reader()
+        self._swept = ""  # the last limit key that a sweep looked at
 
     # ---- jobs -----------------------------------------------------------------------------------
 
@@ -64,7 +66,9 @@ class PostgresDesk(Ground):
         outdated, freed = self.step(
             lambda words: sweeping.end_outdated(words, limit - purged), "sweep"
         )
-        is_woken = self.step(lambda words: sweeping.wake_blocked(words, freed, limit), "sweep")
+        is_woken, self._swept = self.step(
+            lambda words: sweeping.wake_blocked(words, freed, self._swept, limit), "sweep"
+        )
         workers = self.step(sweeping.forget_workers, "sweep", is_synced=False)
         self.ring(topics_of(is_done=outdated > 0, is_work=is_woken))
         return Sweep(purged, outdated, workers, purged + outdated >= limit)
@@ -73,15 +77,18 @@ class PostgresDesk(Ground):
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""
-        return self.look(lambda words: looking.queues(words, self.now()))
+        return self.look(lambda words: looking.queues(words, self.now()), is_one=True)
 
     def set_queue(self, name: str, **changes: Any) -> Queue:
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
         checked = checked_changes(changes)
 
         def work(words: Words) -> Queue:
-            words.say(_DESK["touch_queue"], {"name": name})
-            [[*before, now]] = words.say(_DESK["queue"], {"name": name}).fetchall()
+            found: list[Row] = []
+            while not found:  # somebody else may take away what is there, before it is locked
+                words.say(_DESK["touch_queue"], {"name": name})
+                found = words.say(_DESK["queue"], {"name": name}).fetchall()
+            [[*before, now]] = found
             settings = Settings(*before).changed(checked, now)
             if settings.is_plain:
                 words.say(_DESK["unset_queue"], {"name": name})

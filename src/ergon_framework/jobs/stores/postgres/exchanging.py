@@ -66,10 +66,11 @@ class Exchange:
     def _settle(self, claim: Claim | None) -> list[bool]:
         def send(words: Words) -> Callable[[], list[bool]]:
             settling = Settling(words, self._settlements)
+            sure = self._ask_doubts(words)
             claimed = None if claim is None else claim.send(words)
 
             def read() -> list[bool]:
-                applied = settling.read()
+                applied = sure(settling.read())
                 self._note(settling)
                 if claimed is not None:
                     claimed()
@@ -78,7 +79,7 @@ class Exchange:
             return read
 
         try:
-            applied = self._ground.pipe(send, "exchange", topics=self._topics)
+            return self._ground.pipe(send, "exchange", topics=self._topics)
         except StoreUnavailableError as error:
             if error.details.get("is_lost"):
                 self._unsure |= {(each.key, each.fence) for each in self._settlements}
@@ -86,8 +87,7 @@ class Exchange:
         except StoreError as error:
             if not is_conflict(error):
                 raise
-            applied = self._settle_one_by_one()
-        return self._sure(applied) if self._unsure else applied
+            return self._settle_one_by_one()
 
     def _settle_one_by_one(self) -> list[bool]:
         """Two jobs of one unique key want to come back at the same time."""
@@ -96,7 +96,7 @@ class Exchange:
             applied, settlings = one_by_one(words, self._settlements)
             for settling in settlings:
                 self._note(settling)
-            return applied
+            return self._ask_doubts(words)(applied)
 
         return self._ground.alone(work, "exchange", topics=self._topics)
 
@@ -105,22 +105,28 @@ class Exchange:
         self._long += settling.long
         self._is_work |= settling.is_work
 
-    def _sure(self, applied: list[bool]) -> list[bool]:
-        """A settlement that is refused because it was applied, when nobody knew, was applied."""
-        asked = [
-            each
-            for each, was_applied in zip(self._settlements, applied, strict=True)
-            if not was_applied and (each.key, each.fence) in self._unsure
+    def _ask_doubts(self, words: Words) -> Callable[[list[bool]], list[bool]]:
+        """A settlement that is refused because it was applied, when nobody knew, was applied.
+
+        Answers how to correct what is told of them all.
+        """
+        doubts = [
+            n for n, each in enumerate(self._settlements) if (each.key, each.fence) in self._unsure
         ]
-        found: set[int] = set()
-        if asked:
-            found = self._ground.look(lambda words: were_applied(words, asked))
-        self._unsure -= {(each.key, each.fence) for each in self._settlements}
-        there = {id(each) for each in asked if each.key in found}
-        return [
-            was_applied or id(each) in there
-            for each, was_applied in zip(self._settlements, applied, strict=True)
-        ]
+        if not doubts:
+            return lambda applied: applied
+        answer = were_applied(words, [self._settlements[n] for n in doubts])
+
+        def sure(applied: list[bool]) -> list[bool]:
+            for place, key in answer.fetchall():
+                n = doubts[place - 1]
+                if key is not None and not applied[n]:
+                    self._freed[key] += 1  # whoever applied it may not have told those who wait
+                applied[n] = True
+            self._unsure.difference_update((each.key, each.fence) for each in self._settlements)
+            return applied
+
+        return sure
 
     def _follow(self, claim: Claim | None) -> None:
         """What settlements bring about that needs other locks than theirs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ergon_framework.errors import StoreError
+from ergon_framework.errors import StoreError, StoreReadOnlyError
 from ergon_framework.jobs.stores.postgres.statements import SQL, statements
 from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
 from ergon_framework.ports.jobstore import Bell, Topic
@@ -49,6 +49,7 @@ class Ground:
         self, url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
     ) -> None:
         self._given = clock
+        self._is_read_only = read_only
         self._database = PostgresDatabase(
             url, schema=SCHEMA, clock=clock, read_only=read_only, greeting=_GREETING
         )
@@ -92,6 +93,7 @@ class Ground:
 
         ``send`` says all there is to say, and answers how to read the answers once it is committed.
         """
+        self.refuse_to_write()
 
         def whole(connection: Connection) -> T:
             with Batch(connection) as batch:
@@ -103,7 +105,7 @@ class Ground:
                 failpoint(_BEFORE[call])
                 words.say(b"COMMIT")
                 # After it: a transaction that notifies keeps all others that do from committing.
-                self.notify(words, topics)
+                _hint(words, topics)
             failpoint(_AFTER[call])
             return read()
 
@@ -127,6 +129,7 @@ class Ground:
 
     def alone(self, work: Callable[[Words], T], call: str, *, topics: Iterable[Topic]) -> T:
         """Run one transaction without a batch: an error of one statement can be got over."""
+        self.refuse_to_write()
 
         def whole(connection: Connection) -> T:
             words = self.words(connection)
@@ -134,7 +137,7 @@ class Ground:
                 result = work(words)
                 failpoint(_BEFORE[call])
             failpoint(_AFTER[call])
-            self.notify(words, topics)
+            _hint(words, topics)
             return result
 
         return self._database.run(whole)
@@ -149,26 +152,45 @@ class Ground:
                     raise
         return self.step(work, call, topics=topics)
 
-    def look(self, work: Callable[[Words], T]) -> T:
-        """Run something that only reads."""
+    def look(self, work: Callable[[Words], T], *, is_one: bool = False) -> T:
+        """Run something that only reads; as ``is_one``, all of it at one instant."""
 
         def whole(connection: Connection) -> T:
             with Batch(connection) as batch:
-                return work(self.words(connection, batch))
+                words = self.words(connection, batch)
+                if is_one:
+                    words.say(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                found = work(words)
+                if is_one:
+                    words.say(b"COMMIT")
+                return found
 
         return self._database.read(whole)
+
+    def refuse_to_write(self) -> None:
+        """Raise if the store was opened to be read."""
+        if self._is_read_only:
+            raise StoreReadOnlyError(
+                f"{self.name} was opened to be read", remedy="open it without read_only"
+            )
 
     def ring(self, topics: Iterable[Topic]) -> None:
         """Wake whoever listens."""
 
         def whole(connection: Connection) -> None:
             with Batch(connection) as batch:
-                self.notify(self.words(connection, batch), topics)
+                _hint(self.words(connection, batch), topics)
 
         if topics:
             self._database.run(whole)
 
     def notify(self, words: Words, topics: Iterable[Topic]) -> None:
-        """The same with the transaction that is open, or at once."""
+        """The same when the transaction that is open has been committed."""
         for topic in topics:
             words.say(_SQL["notify"], {"channel": _CHANNELS[topic]})
+
+
+def _hint(words: Words, topics: Iterable[Topic]) -> None:
+    """The same for what is committed: it stands, whether or not anybody hears of it."""
+    for topic in topics:
+        words.hint(_SQL["notify"], {"channel": _CHANNELS[topic]})

@@ -36,7 +36,7 @@ class Joining:
                         f"the connection is not one to {self._ground.name}",
                         remedy="connect to that very database, or leave the connection out",
                     )
-                adding = Adding(words, jobs)
+                adding = Adding(words, jobs, is_guest=True)
                 added = adding.all()
                 self._ground.notify(words, topics_of(is_work=True, is_done=adding.is_done))
         return added

@@ -8,7 +8,7 @@ from typing import Any
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.gates import Settings
 from ergon_framework.jobs.stores.postgres.rows import jobs_from
-from ergon_framework.jobs.stores.postgres.statements import statements, texts
+from ergon_framework.jobs.stores.postgres.statements import statements, texts, writable
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.jobs.stores.queue_counts import listed
 from ergon_framework.ports.jobstore import Job, Queue, Search
@@ -24,6 +24,7 @@ _PLACES = {
     JobStatus.FAILED: "in_dead",
     JobStatus.CANCELLED: "in_dead",
 }
+_FEW = ("in_ids", "in_running")
 _SQL = statements("desk.sql")
 _COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
 
@@ -44,23 +45,34 @@ def search(read: Read, wanted: Search, limit: int | None) -> Iterator[Job]:
 
 def statement_of(wanted: Search) -> bytes:
     """What a search asks the server."""
-    return b" ".join((_SQL["jobs"], _where(wanted), _SQL["newest_first"]))
+    place = _place(wanted)
+    where = _where(wanted, place)
+    if place in _FEW:
+        return b" ".join([_SQL["find_first"], *where, _SQL["then_newest"]])
+    order = "newest_dead_first" if place == "in_dead" else "newest_first"
+    return b" ".join([_SQL["jobs"], *where, _SQL["by_below"], _SQL[order]])
 
 
 def count(words: Words, wanted: Search) -> int:
     """How many match."""
-    statement = b" ".join((b"SELECT count(*)", _where(wanted)))
-    return int(words.say(statement, _values(wanted)).fetchall()[0][0])
+    parts = [b"SELECT count(*)", *_where(wanted, _place(wanted)), _SQL["by_below"]]
+    return int(words.say(b" ".join(parts), _values(wanted)).fetchall()[0][0])
 
 
-def _where(wanted: Search) -> bytes:
-    """Where to look, so that few jobs have to be looked at, and what must match."""
-    place = "in_all"
-    if len(wanted.statuses) == 1 and not wanted.ids:
-        place = _PLACES.get(wanted.statuses[0], "in_all")
-    filters = ("ids", "statuses", "queue", "handler", "before", "code")
+def _place(wanted: Search) -> str:
+    """Where to look, so that few jobs have to be looked at."""
+    if wanted.ids:
+        return "in_ids"
+    return _PLACES.get(wanted.statuses[0], "in_all") if len(wanted.statuses) == 1 else "in_all"
+
+
+def _where(wanted: Search, place: str) -> list[bytes]:
+    """The place, and what must match there."""
+    filters = ["queue", "handler", "before", "code"]
+    if place in ("in_all", "in_ids"):
+        filters.append("statuses")
     found = [each for each in filters if getattr(wanted, each) not in (None, ())]
-    return b" ".join([_SQL[place], *(_SQL[f"by_{each}"] for each in found)])
+    return [_SQL[place], *(_SQL[f"by_{each}"] for each in found)]
 
 
 def _values(wanted: Search) -> dict[str, Any]:
@@ -73,7 +85,7 @@ def _values(wanted: Search) -> dict[str, Any]:
         "queue": wanted.queue,
         "handler": wanted.handler,
         "before": wanted.before,
-        "code": wanted.code,
+        "code": None if wanted.code is None else writable(wanted.code),
     }
 
 

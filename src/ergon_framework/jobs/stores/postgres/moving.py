@@ -18,8 +18,9 @@ from ergon_framework.jobs.stores.postgres.statements import (
     texts,
 )
 from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
+from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.moving import PAGE_BYTES, C, Copy, JobCopy
+from ergon_framework.ports.moving import PAGE_BYTES, C
 
 _SQL = statements("moving.sql")
 _NUMBERS = (

@@ -27,6 +27,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
     numbers,
     statements,
     texts,
+    writable,
 )
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.ports.jobstore import Settlement
@@ -117,14 +118,14 @@ def blocked_keys(words: Words, after: str, limit: int) -> Answer:
     return words.say(_SQL["blocked_keys"], {"after": after, "limit": limit})
 
 
-def were_applied(words: Words, settlements: Sequence[Settlement]) -> set[int]:
-    """Of moves that were refused, which jobs have them in their history all the same."""
+def were_applied(words: Words, settlements: Sequence[Settlement]) -> Answer:
+    """Which moves stand in their jobs' histories: their places, from 1 on, and limit keys."""
     values = {
         "seqs": numbers([each.key for each in settlements]),
         "ids": texts([each.id for each in settlements]),
         "entries": lines([each.entry for each in settlements]),
     }
-    return {row[0] for row in words.say(_SQL["were_applied"], values).fetchall()}
+    return words.say(_SQL["were_applied"], values)
 
 
 def _waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
@@ -155,7 +156,7 @@ def _moves(settlements: list[Settlement]) -> dict[str, Any]:
         "stages": numbers([_stage(each) for each in settlements]),
         "statuses": texts([move.status.value for move in moves]),
         "solos": flags([move.is_solo for move in moves]),
-        "whys": texts([move.why for move in moves]),
+        "whys": texts([writable(move.why) for move in moves]),
         "delays": numbers([move.delay for move in moves]),
         "results": blobs([_result(each) for each in settlements]),
         "failures": texts(

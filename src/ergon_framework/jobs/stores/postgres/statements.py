@@ -81,6 +81,11 @@ def texts(values: Iterable[str | None]) -> Texts:
     return Texts([None if each is None else each.encode() for each in values])
 
 
+def writable(text: str) -> str:
+    """A text as the server takes it, which knows no NUL."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
 def lines(values: Sequence[bytes]) -> Texts:
     """An array of texts that are bytes already."""
     return Texts(values)

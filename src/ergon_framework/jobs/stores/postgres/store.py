@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.postgres.adding import (
     Adding,
     has_keys,
     insert,
+    is_same,
     refuse_twins,
     taken,
 )
@@ -28,6 +29,7 @@ from ergon_framework.ports.jobstore import (
     Hold,
     Job,
     NewJob,
+    Search,
     Settlement,
     Topic,
 )
@@ -54,15 +56,39 @@ class PostgresJobStore(PostgresMoving):
         if not jobs:
             return []
         try:
-            return self._add_keyed(jobs) if has_keys(jobs) else self._add_plain(jobs)
+            return self._add(jobs)
         except StoreUnavailableError as error:
             if not error.details.get("is_lost"):
                 raise
+            return self._add_again(jobs, error)
+
+    def _add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        return self._add_keyed(jobs) if has_keys(jobs) else self._add_plain(jobs)
+
+    def _add_again(self, jobs: Sequence[NewJob], error: StoreUnavailableError) -> list[Added]:
+        """Nobody knows whether they are there. Their ids tell: no job is added twice."""
+        try:
+            try:
+                added = self._add(jobs)
+            except DuplicateJobError:
+                there = {job.id: job for job in self.search(Search(ids=tuple(j.id for j in jobs)))}
+                if not any(is_same(job, there.get(job.id)) for job in jobs):
+                    raise
+                return [
+                    Added(*(job.id, True) if job.id in there else (self._holder_of(job), False))
+                    for job in jobs
+                ]
+        except StoreUnavailableError:
             raise StoreUnavailableError(
                 f"nobody knows whether these jobs were stored: {error}",
-                remedy="look for them by their ids before you add them again",
-                details=error.details,
+                remedy="look for their ids, which are in the details, before you add them again",
+                details=error.details | {"ids": [job.id for job in jobs]},
             ) from error
+        own = {job.id for job in jobs}
+        return [Added(each.id, each.is_new or each.id in own, each.replaced) for each in added]
+
+    def _holder_of(self, job: NewJob) -> str:
+        return self.holder(job.unique_key or "") or job.id
 
     def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
         """Add jobs in the caller's own transaction on the same database, which the caller commits.
@@ -72,6 +98,7 @@ class PostgresJobStore(PostgresMoving):
         """
         if not jobs:
             return []
+        self.refuse_to_write()
         try:
             return self._joining.add(connection, jobs)
         except StoreError as error:

@@ -49,12 +49,16 @@ def forget_workers(words: Words) -> int:
     return words.say(_SQL["forget_workers"], {"age": WORKER_FORGOTTEN_AFTER}).rowcount
 
 
-def wake_blocked(words: Words, freed: Counter[str], limit: int) -> bool:
-    """Let jobs go whose limit key is free, whether or not somebody has told them."""
-    keys = [row[0] for row in blocked_keys(words, "", limit).fetchall()]
+def wake_blocked(words: Words, freed: Counter[str], after: str, limit: int) -> tuple[bool, str]:
+    """Let jobs go whose limit key is free, whether or not somebody has told them.
+
+    Answers whether any goes, and after which key to look the next time: all have their turn.
+    """
+    keys = [row[0] for row in blocked_keys(words, after, limit).fetchall()]
+    last = keys[-1] if len(keys) == limit else ""
     both = Counter[str](keys)
     both |= freed
     if not both:
-        return False
+        return False, last
     lock_keys(words, both)
-    return bool(wake(words, both).fetchall())
+    return bool(wake(words, both).fetchall()), last

@@ -11,7 +11,7 @@ from psycopg.rows import tuple_row
 
 from ergon_framework.jobs.stores.postgres.rows import Answer, Row
 from ergon_framework.storage.postgres.arrays import taking_arrays
-from ergon_framework.storage.postgres.batches import Batch
+from ergon_framework.storage.postgres.batches import Batch, tell_unheard
 from ergon_framework.storage.postgres.connections import Connection
 
 
@@ -36,6 +36,16 @@ class Words:
         cursor: Cursor[Row] = Cursor(self.connection, row_factory=tuple_row)
         cursor.format = psycopg.pq.Format.BINARY
         return taking_arrays(cursor).execute(statement, told, prepare=False)
+
+    def hint(self, statement: bytes, values: Mapping[str, Any] | None = None) -> None:
+        """Say something when all is done, and never mind whether it is heard."""
+        if self._batch is not None:
+            self._batch.hint(statement, {"now": self.now, **(values or {})})
+            return
+        try:
+            self.say(statement, values)
+        except psycopg.Error as error:
+            tell_unheard(error)
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -59,13 +59,17 @@ class RedisDesk(Moves):
 
     def search(self, search_: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return search(self._look_at, search_, limit)
+        return search(self._look_at, self._running, search_, limit)
 
     def count(self, search_: Search) -> int:
         """How many match."""
         counts = self._link.call("HGETALL", self._key("counts"))
         found = count_in(_pairs(counts), search_)
-        return sum(1 for _ in search(self._look_at, search_, None)) if found is None else found
+        return sum(1 for _ in self.search(search_)) if found is None else found
+
+    def _running(self) -> list[bytes]:
+        found: list[bytes] = self._link.call("ZRANGE", self._key("leases"), 0, -1)
+        return found
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""

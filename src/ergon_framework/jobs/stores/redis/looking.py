@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from ergon_framework.core.job import JobStatus
@@ -28,9 +28,13 @@ class LookAt(Protocol):
         """See ``Moves``."""
 
 
-def search(look_at: LookAt, wanted: Search, limit: int | None) -> Iterator[Job]:
+Running = Callable[[], list[bytes]]
+"""The tags of running jobs: the number of each in 8 bytes, and its id."""
+
+
+def search(look_at: LookAt, running: Running, wanted: Search, limit: int | None) -> Iterator[Job]:
     """Matching jobs, the newest first; between pages nothing of the store is held."""
-    found = _found(look_at, wanted)
+    found = _found(look_at, running, wanted)
     left = _END if limit is None else limit
     while left > 0 and (job := next(found, None)) is not None:
         yield job
@@ -53,20 +57,31 @@ def count_in(counts: Iterable[tuple[str, bytes]], wanted: Search) -> int | None:
     return number
 
 
-def _found(look_at: LookAt, wanted: Search) -> Iterator[Job]:
+def _found(look_at: LookAt, running: Running, wanted: Search) -> Iterator[Job]:
     below = _END if wanted.below is None else wanted.below
     statuses = [NUMBERS[status] for status in wanted.statuses]
     must = (statuses or None, wanted.queue, wanted.before)
-    if wanted.ids or wanted.statuses == (JobStatus.ACTIVE,):
-        where, which = ("ids", list(dict.fromkeys(wanted.ids))) if wanted.ids else ("running", None)
-        jobs, _ = look_at(where, which, 0, must)
+    if wanted.ids:
+        jobs, _ = look_at("ids", list(dict.fromkeys(wanted.ids)), 0, must)
         jobs.sort(key=lambda job: -job.key)
         yield from (job for job in jobs if job.key < below and _matches(job, wanted))
+        return
+    if wanted.statuses == (JobStatus.ACTIVE,):
+        ids = _ids_below(running(), below)
+        for first in range(0, len(ids), PAGE):
+            jobs, _ = look_at("ids", ids[first : first + PAGE], 0, must)
+            yield from (job for job in jobs if _matches(job, wanted))
         return
     where, next_below = _place(wanted), below
     while next_below is not None:
         jobs, next_below = look_at(where, next_below, PAGE, must)
         yield from (job for job in jobs if _matches(job, wanted))
+
+
+def _ids_below(tags: Iterable[bytes], below: int) -> list[str]:
+    """The ids of the jobs with a smaller number, the newest first."""
+    smaller = (tag for tag in tags if int.from_bytes(tag[:8]) < below)
+    return [tag[8:].decode() for tag in sorted(smaller, reverse=True)]
 
 
 def _place(wanted: Search) -> str:

@@ -10,7 +10,8 @@ from ergon_framework.jobs.stores.moving import discard_settings, dump_settings, 
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.desk import RedisDesk
 from ergon_framework.jobs.stores.redis.names import script
-from ergon_framework.ports.moving import PAGE_BYTES, C, Copy, JobCopy
+from ergon_framework.ports.copies import Copy, JobCopy
+from ergon_framework.ports.moving import PAGE_BYTES, C
 
 _LOAD = script("rows", "moves", "removing", "load")
 _DISCARD = script("rows", "moves", "removing", "discard")

@@ -15,8 +15,9 @@ from ergon_framework.jobs.stores.sqlite.adding import LARGE
 from ergon_framework.jobs.stores.sqlite.desk import SqliteDesk
 from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
+from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
-from ergon_framework.ports.moving import PAGE_BYTES, C, Copy, JobCopy
+from ergon_framework.ports.moving import PAGE_BYTES, C
 from ergon_framework.storage.statements import load
 
 _SQL = load(SQL, "moving.sql")

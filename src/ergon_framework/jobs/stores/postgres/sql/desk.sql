@@ -4,20 +4,23 @@
 SELECT {columns}
 
 -- in_all: look everywhere
-FROM ergon_jobs WHERE seq < %(below)s
+FROM ergon_jobs WHERE true
+
+-- in_ids: look at some jobs
+FROM ergon_jobs WHERE id = ANY(%(ids)s::text[])
 
 -- in_running: look at those that run
-FROM ergon_jobs WHERE stage = 1 AND seq < %(below)s
+FROM ergon_jobs WHERE stage = 1
 
--- in_dead: look at those that have ended, but not well
-FROM ergon_jobs
-WHERE stage = 0 AND status <> 'completed' AND status = %(status)s AND seq < %(below)s
+-- in_dead: look at those that have ended, but not well, as their index has them
+FROM ergon_jobs WHERE stage = 0 AND status <> 'completed'
+    AND (status, seq) < (%(status)s, %(below)s) AND status >= %(status)s
 
 -- in_retrying: look at those that failed and are tried again
-FROM ergon_jobs WHERE stage > 1 AND status = 'retrying' AND seq < %(below)s
+FROM ergon_jobs WHERE stage > 1 AND status = 'retrying'
 
--- by_ids: some jobs
-AND id = ANY(%(ids)s::text[])
+-- by_below: older than some job
+AND seq < %(below)s
 
 -- by_statuses: some states
 AND status = ANY(%(statuses)s::text[])
@@ -31,11 +34,24 @@ AND handler = %(handler)s
 -- by_before: not moved for so long
 AND changed_at < %(before)s
 
--- by_code: one code of the last failure
-AND last_error::json ->> 'code' = %(code)s
+-- by_code: one code of the last failure; the server reads no JSON with a NUL in any of its texts
+AND replace(last_error, '\u0000', '\ufffd')::json ->> 'code' = %(code)s
 
 -- newest_first: one page
 ORDER BY seq DESC LIMIT %(limit)s
+
+-- newest_dead_first: the same in an order that only their own index has
+ORDER BY status DESC, seq DESC LIMIT %(limit)s
+
+-- find_first: few are found before they are put in order, so that no index of all is tempting
+WITH found AS MATERIALIZED (SELECT seq AS place
+
+-- then_newest: one page of what was found
+)
+SELECT {columns} FROM (
+    SELECT place FROM found WHERE place < %(below)s ORDER BY place DESC LIMIT %(limit)s
+) AS f JOIN ergon_jobs ON seq = place
+ORDER BY place DESC
 
 -- purge: jobs that have ended and were not moved since
 DELETE FROM ergon_jobs AS j USING unnest(

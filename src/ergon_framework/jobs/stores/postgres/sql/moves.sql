@@ -69,12 +69,12 @@ FROM moved;
 UPDATE ergon_jobs SET history = %(history)s
 WHERE seq = %(seq)s AND history = %(long)s;
 
--- were_applied: which of these moves stand in their jobs' histories
-SELECT j.seq FROM unnest(
+-- were_applied: which of these moves stand in their jobs' histories, with the limit keys
+SELECT s.place, j.limit_key FROM unnest(
     %(seqs)s::bigint[], %(ids)s::text[], %(entries)s::text[]
-) AS s (seq, id, entry)
+) WITH ORDINALITY AS s (seq, id, entry, place)
 CROSS JOIN LATERAL (
-    SELECT seq FROM ergon_jobs AS j
+    SELECT limit_key FROM ergon_jobs AS j
     WHERE j.seq = s.seq AND j.id = s.id
         AND position(chr(10) || s.entry || chr(10) IN chr(10) || j.history || chr(10)) > 0
 ) AS j;

@@ -1,6 +1,6 @@
--- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``running``, ``after`` or a set by order
--- of adding), the ids or the number to begin at, how many, and what must match; for ``after``, how
--- many bytes there may be.
+-- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``after`` or a set by order of adding),
+-- the ids or the number to begin at, how many, and what must match; for ``after``, how many bytes
+-- there may be.
 
 local where, from, most, wanted = args[2], args[3], args[4], args[5]
 local ids, last = {}, false
@@ -11,8 +11,6 @@ elseif where == "overdue" then
   for n, each in ipairs(call("ZRANGEBYSCORE", LEASES, "-inf", now, "LIMIT", 0, most)) do
     ids[n] = id_in_tag(each)
   end
-elseif where == "running" then
-  for n, each in ipairs(call("ZRANGE", LEASES, 0, -1)) do ids[n] = id_in_tag(each) end
 elseif where == "after" then
   local size = 0
   for n, id in ipairs(call("ZRANGEBYSCORE", ALL, "(" .. from, "+inf", "LIMIT", 0, most)) do
