@@ -3,7 +3,7 @@
     python tools/run_tests.py [ARGUMENT...]    with arguments it is pytest, and nothing else
 
 A group is one pytest process over some folders of ``tests``; a folder that no group names belongs
-to the last one. Each group's report is printed whole when it ends. There are never more groups at
+to the last one. Each group's report is printed whole when it ends. There are hardly more groups at
 work than processors, so that time limits within the tests keep their meaning.
 """
 

@@ -204,6 +204,26 @@ def test_the_first_thing_on_a_connection_of_sqlalchemy(
     assert ids(store) == ["first"]
 
 
+def test_a_user_with_just_the_rights_it_needs(store: PostgresJobStore, jobs_url: str) -> None:
+    """Those that the page on transactions names; a job can be replaced with them, too."""
+    with psycopg.connect(jobs_url, autocommit=True) as owner:
+        owner.execute("DROP ROLE IF EXISTS shop")
+        owner.execute("CREATE ROLE shop LOGIN")
+        owner.execute("GRANT USAGE ON SCHEMA public TO shop")
+        tables = owner.execute("SELECT tablename FROM pg_tables WHERE tablename ~ '^ergon_(jobs|job_|queues)'")
+        for (name,) in tables.fetchall():
+            owner.execute(f"GRANT SELECT, INSERT, UPDATE ON {name} TO shop".encode())
+        try:
+            with psycopg.connect(jobs_url.replace("ergon@", "shop@")) as connection:
+                store.add_in(connection, [new("a", unique_key="u")])
+                replacing = new("b", unique_key="u", on_duplicate=OnDuplicate.REPLACE)
+                store.add_in(connection, [replacing])
+        finally:
+            owner.execute("DROP OWNED BY shop")
+            owner.execute("DROP ROLE shop")
+    assert ids(store) == ["b", "a"]
+
+
 def test_a_connection_with_other_letters_is_refused(store: PostgresJobStore, jobs_url: str) -> None:
     """Texts would be stored as something else."""
     with (
