@@ -210,8 +210,8 @@ def test_a_user_with_just_the_rights_it_needs(store: PostgresJobStore, jobs_url:
         owner.execute("DROP ROLE IF EXISTS shop")
         owner.execute("CREATE ROLE shop LOGIN")
         owner.execute("GRANT USAGE ON SCHEMA public TO shop")
-        tables = owner.execute("SELECT tablename FROM pg_tables WHERE tablename ~ '^ergon_(jobs|job_|queues)'")
-        for (name,) in tables.fetchall():
+        asked = "SELECT tablename FROM pg_tables WHERE tablename ~ '^ergon_(jobs|job_|queues)'"
+        for (name,) in owner.execute(asked).fetchall():
             owner.execute(f"GRANT SELECT, INSERT, UPDATE ON {name} TO shop".encode())
         try:
             with psycopg.connect(jobs_url.replace("ergon@", "shop@")) as connection:
