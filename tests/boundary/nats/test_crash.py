@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,12 +34,14 @@ POINTS = [
     ("nats.commit.within", 20),
 ]
 WAIT = 60
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(url: str, failpoints: str = "") -> tuple[int, list[list[str]]]:
     """Run the child; its exit code and what it said."""
     child = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, crash_child.__file__, url],
+        [sys.executable, "-m", crash_child.__name__, url],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         env=os.environ | {"ERGON_FAILPOINTS": failpoints},
         check=False,
