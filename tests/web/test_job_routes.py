@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from ergon_framework.app.settings import load_settings
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import NewJob, Search
 from ergon_framework.web.application import create_app
@@ -199,7 +200,9 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
 
 def test_a_server_without_a_job_store(tmp_path: Path) -> None:
     """The answer says that there is none, and where one would be named."""
-    app = create_app("postgresql://nobody@127.0.0.1:9/none")
+    file = tmp_path / "ergon.toml"
+    file.write_text('[providers]\nstore = "sqlite:///calls.db"\n')
+    app = create_app(settings=load_settings(file, {}))
     told = get(app, "/api/v1/jobs", 404)
     assert told["code"] == "not_found"
     assert "[jobs]" in told["details"]["remedy"]

@@ -158,10 +158,11 @@ def test_a_server_that_is_away_is_waited_for(place: Path) -> None:
             assert answer.status_code == 503
             assert answer.json()["details"] == {
                 "remedy": "ask again in 5 seconds",
-                "away": {"providers": "store_unavailable"},
+                "away": {"jobs": "store_unavailable", "providers": "store_unavailable"},
             }
             scraped = client.get("/metrics").text
             assert 'ergon_part_up{part="providers"} 0' in scraped
+            assert 'ergon_part_up{part="jobs"} 0' in scraped
         process.terminate()
         process.communicate(timeout=60)
         assert process.returncode == 0

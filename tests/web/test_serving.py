@@ -68,7 +68,8 @@ def test_without_uvicorn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     ("text", "parts"),
     [
         ('[store]\nurl = "sqlite:///work.db"\n', ["jobs", "providers"]),
-        ('[store]\nurl = "postgresql://nobody@127.0.0.1:9/none"\n', ["providers"]),
+        ('[store]\nurl = "postgresql://nobody@127.0.0.1:9/none"\n', ["jobs", "providers"]),
+        ('[store]\nurl = "redis://127.0.0.1:9/0"\n', ["jobs"]),
         ('[jobs]\nstore = "sqlite:///jobs.db"\n', ["jobs"]),
         ('[providers]\nstore = "sqlite:///calls.db"\n', ["providers"]),
         ('[zones.plant-a]\ndata = "a"\n', ["zone:plant-a"]),

@@ -46,6 +46,7 @@ def serve(
     from ergon_framework.app.exporting import observed
     from ergon_framework.app.observation import finish_telemetry, set_up_logging
     from ergon_framework.app.settings import load_settings, revealed
+    from ergon_framework.storage.urls import file_of
     from ergon_framework.web.application import check_extra
     from ergon_framework.web.serving import check_place
     from ergon_framework.web.serving import serve as run
@@ -59,7 +60,7 @@ def serve(
     tokens = found_tokens(token_file, os.environ, revealed(server.token))
     check_place(server.host, tokens)
     sources = sources_of(settings, store)
-    if store is not None and sources.jobs is not None:
+    if store is not None and file_of(store) is not None and sources.jobs is not None:
         sources.jobs.check()  # a file that was named and is not there is a mistake
 
     def ready(url: str) -> None:

@@ -15,7 +15,12 @@ import typer
 
 from ergon_framework.cli.output import printable, show_one, stop_if_unread
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.errors import ConfigurationError, SettingsError, StoreUnavailableError
+from ergon_framework.errors import (
+    ConfigurationError,
+    SettingsError,
+    StoreError,
+    StoreUnavailableError,
+)
 
 if TYPE_CHECKING:
     from ergon_framework.ports.journal import Entry, Wanted
@@ -129,7 +134,7 @@ def _entries(path: Path, wanted: Wanted, *, is_followed: bool) -> Iterator[Entry
     if is_new:
         _say(f"waiting for {path}: no process has told anything yet")
         pause = threading.Event()
-        while not path.exists():
+        while not _is_made(path):
             pause.wait(LOOK)
             stop_if_unread()
     elif not path.exists():
@@ -144,6 +149,16 @@ def _entries(path: Path, wanted: Wanted, *, is_followed: bool) -> Iterator[Entry
             yield from _follow(journal, wanted, after)
         else:
             yield from _found(journal, wanted, after)
+
+
+def _is_made(path: Path) -> bool:
+    """Whether there is a journal; a file is there a moment before its tables are."""
+    from ergon_framework.app.reading.store_files import file_has_table
+
+    try:
+        return file_has_table(path, "ergon_schema")
+    except StoreError:
+        return False
 
 
 def _follow(journal: SqliteJournal, wanted: Wanted, after: int) -> Iterator[Entry]:

@@ -13,6 +13,7 @@ from ergon_framework.app.reading.sections import Settings
 from ergon_framework.app.reading.store_urls import (
     call_stores,
     is_in_memory,
+    keeps_calls,
     keeps_jobs,
     resolve_url,
 )
@@ -72,7 +73,7 @@ def provider_part(name: str) -> str:
 def sources_of(settings: Settings, url: str | None = None) -> Sources:
     """What the settings name; ``url`` is the store of jobs and provider calls instead of theirs."""
     jobs = setup_of(settings, url)
-    calls = {"": resolve_url(url, Path())} if url else call_stores(settings)
+    calls = _calls(url) if url else call_stores(settings)
     zones = _zones(settings)
     if not (jobs.url or calls or zones):
         file = settings.file
@@ -96,6 +97,11 @@ def sources_of(settings: Settings, url: str | None = None) -> Sources:
         },
         zones,
     )
+
+
+def _calls(url: str) -> dict[str, str]:
+    """A store that somebody names, if it is of a kind that keeps provider calls."""
+    return {"": resolve_url(url, Path())} if keeps_calls(url) else {}
 
 
 def _zones(settings: Settings) -> dict[str, ZoneSource]:
