@@ -43,10 +43,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store of facts of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'log' / 'facts.db'}"
-    try:
-        url: str = request.getfixturevalue(f"{request.param.removesuffix('ql')}_url")
-    except pytest.FixtureLookupError as error:
-        pytest.skip(str(error))
+    url: str = request.getfixturevalue(f"{request.param.removesuffix('ql')}_url")
     return url
 
 
