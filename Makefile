@@ -23,9 +23,12 @@ test: .venv/.ready-dev ## run every test
 fast: .venv/.ready-dev ## run the unit and twin tests only, in seconds
 	$(PY) -m pytest -m "not slow" tests/unit tests/core tests/engine/test_twins.py $(ARGS)
 
-campaign: .venv/.ready-dev ## kill 1,000 times and compare 100,000 operations on every store; an hour and more
-	$(PY) -m tests.campaign --kills 1000 $(ARGS)
-	$(PY) -m tests.differential
+campaign: .venv/.ready-dev ## every store: 1,000 kills, 100,000 compared operations, a minute without its server
+	@code=0; \
+	$(PY) -m tests.campaign --kills 1000 $(ARGS) || code=1; \
+	$(PY) -m tests.differential || code=1; \
+	$(PY) -m tests.fleet || code=1; \
+	exit $$code
 
 check: .venv/.ready-dev ## lint, format, types, imports, sizes and the conformance matrix
 	$(PY) -m ruff check .

@@ -8,4 +8,5 @@ pytest_plugins = [
     "tests.servers.nats",
     "tests.servers.nats_cluster",
     "tests.servers.s3",
+    "tests.servers.tls",
 ]

@@ -2,19 +2,21 @@
 
     python tools/run_tests.py [ARGUMENT...]    with arguments it is pytest, and nothing else
 
-A group is one pytest process over some folders of ``tests``; a folder that no group names belongs
-to the last one. Each group's report is printed whole when it ends. There are hardly more groups at
-work than processors, so that time limits within the tests keep their meaning.
+A group is one pytest process over some folders or files of ``tests``. What no group names belongs
+to the group of the folder it is in, or to the last one. Each group's report is printed whole when
+it ends. There are hardly more groups at work than processors, so that time limits within the tests
+keep their meaning.
 """
 
 from __future__ import annotations
 
+import compileall
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,27 +24,65 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = {
-    "scale": ("campaign", "differential", "fleet"),
-    "providers": ("providers", "executor", "conform"),
-    "boundary": ("boundary", "storage"),
-    "outside": ("app", "cli", "docs", "repository", "web"),
+    "campaign": ("campaign",),
+    "fleet": ("fleet",),
+    "node": ("boundary/node",),
+    "docs": ("docs", "repository"),
+    "conform": ("conform",),
+    "boundary": ("boundary",),
+    "providers": ("providers",),
+    "jobs": ("jobs", "connectors", "telemetry"),
+    "cli": ("cli", "web"),
+    "app": ("app",),
+    "moving": ("app/moving",),
+    "crashes": ("boundary/node/test_crashes.py", "boundary/nats/test_crash.py"),
+    "faults": ("boundary/node/test_faults.py", "boundary/node/test_consumers.py"),
+    "differential": ("differential", "executor"),
+    "storage": ("storage",),
 }
+"""In the order in which they are started: those that take longest first, so that no processor is
+without work in the end, and those that mostly wait among those that do not."""
 REST = "rest"
 TELL_EVERY = 60.0  # seconds: whoever watches a log wants to see that something goes on
 _LOOK = 0.2
 _NOTHING_COLLECTED = 5
 
 
-def groups(tests: Path) -> dict[str, list[Path]]:
-    """The folders of each group; every folder of ``tests`` is in exactly one."""
-    found: dict[str, list[Path]] = {name: [] for name in (*NAMED, REST)}
-    for folder in sorted(each for each in tests.iterdir() if each.is_dir()):
-        if folder.name == "__pycache__":
-            continue
-        name = next((name for name, parts in NAMED.items() if folder.name in parts), REST)
-        found[name].append(folder)
-    found[REST] += sorted(tests.glob("test_*.py"))
-    return {name: folders for name, folders in found.items() if folders}
+@dataclass(frozen=True)
+class Group:
+    """What one pytest process is given: folders and files, and what others take of them."""
+
+    paths: tuple[Path, ...]
+    ignored: tuple[Path, ...] = ()
+
+    def arguments(self) -> list[str]:
+        """As pytest understands it."""
+        paths = [str(path.relative_to(ROOT)) for path in self.paths]
+        return paths + [f"--ignore={path.relative_to(ROOT)}" for path in self.ignored]
+
+
+def groups(tests: Path) -> dict[str, Group]:
+    """Every file of ``tests`` is in exactly one: that of the longest name it is under."""
+    homes = {tests / part: name for name, parts in NAMED.items() for part in parts}
+    homes |= {
+        path: REST
+        for path in sorted(tests.iterdir())
+        if path not in homes and path.name != "__pycache__" and _is_tested(path)
+    }
+    found = {name: _group(homes, name) for name in (*NAMED, REST)}
+    return {name: group for name, group in found.items() if group.paths}
+
+
+def _is_tested(path: Path) -> bool:
+    return path.is_dir() or path.match("test_*.py")
+
+
+def _group(homes: Mapping[Path, str], name: str) -> Group:
+    mine = [path for path, home in homes.items() if home == name and path.exists()]
+    others = [path for path, home in homes.items() if home != name]
+    return Group(
+        tuple(mine), tuple(each for each in others if any(path in each.parents for path in mine))
+    )
 
 
 @dataclass
@@ -66,13 +106,13 @@ class Run:
         return 0 if code == _NOTHING_COLLECTED else code
 
 
-def begin(name: str, folders: Sequence[Path]) -> Run:
+def begin(name: str, group: Group) -> Run:
     """Start one group; its output goes to a file, so that nobody waits for a reader."""
     output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the group runs
-    paths = [str(folder.relative_to(ROOT)) for folder in folders]
-    print(f"== {name}: {' '.join(paths)}", flush=True)
+    arguments = group.arguments()
+    print(f"== {name}: {' '.join(arguments)}", flush=True)
     process = subprocess.Popen(  # noqa: S603 - our own interpreter
-        [sys.executable, "-m", "pytest", *paths],
+        [sys.executable, "-m", "pytest", *arguments],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -81,7 +121,7 @@ def begin(name: str, folders: Sequence[Path]) -> Run:
     return Run(name, process, output)
 
 
-def run_all(waiting: dict[str, list[Path]], most: int) -> int:
+def run_all(waiting: Mapping[str, Group], most: int) -> int:
     """Run the groups, so many at once; the worst exit code."""
     left = list(waiting.items())
     worst, told_at = 0, time.monotonic()
@@ -113,11 +153,22 @@ def ending(running: list[Run]) -> Iterator[list[Run]]:
             run.output.close()
 
 
+def compile_all() -> None:
+    """Write the bytecode of everything that the tests start, once.
+
+    Thousands of processes import the package, and where ``PYTHONDONTWRITEBYTECODE`` is set, as in
+    many images of containers, each of them would compile all of it anew.
+    """
+    for name in ("src", "tests", "examples", "tools"):
+        compileall.compile_dir(ROOT / name, quiet=2)
+
+
 def main(arguments: Sequence[str]) -> int:
     """All groups, or pytest with the arguments given."""
     if arguments:
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])  # noqa: S606
+    compile_all()
     # One more than there are cores: the campaign waits for leases most of its time.
     return run_all(groups(ROOT / "tests"), min(3, (os.cpu_count() or 1) + 1))
 

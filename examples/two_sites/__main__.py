@@ -17,10 +17,11 @@ import logging
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from erp import Erp
-from mes import Mes, orders
+from mes import Mes, Order, orders
 from rich.console import Console
 from sites import Site, certificates, free_port, until
 from sums import Sum, problems, table
@@ -46,8 +47,32 @@ def main() -> int:
     return 1 if wrong else 0
 
 
+@dataclass
+class Stage:
+    """Who plays, and the line between the two nodes."""
+
+    plant: Site
+    line: Link
+    enterprise: Site
+    mes: Mes
+    erp: Erp
+
+
 def play(folder: Path, stack: ExitStack) -> list[Sum]:
     """The whole story; ``stack`` ends whatever was started."""
+    first, second, third = orders(0, 20), orders(20, 40), orders(40, ORDERS)
+    stage = built(folder, stack)
+    orders_are_booked(stage, first)
+    at_cut = the_line_is_cut(stage, second)
+    waiting = the_node_is_killed(stage, third)
+    the_line_heals(stage)
+    again = all_is_told_again(stage, [*first, *second, *third])
+    all_is_read_again(stage)
+    return compared(stage, at_cut, waiting, again)
+
+
+def built(folder: Path, stack: ExitStack) -> Stage:
+    """Two nodes, of which one pulls from the other, and who uses them."""
     step("certificates for two nodes, one producer and one consumer")
     certificates(folder)
 
@@ -63,54 +88,64 @@ def play(folder: Path, stack: ExitStack) -> list[Sum]:
     enterprise.start()
     mes = stack.enter_context(Mes(plant, folder))
     erp = stack.enter_context(Erp(enterprise, folder))
-    first, second, third = orders(0, 20), orders(20, 40), orders(40, ORDERS)
+    return Stage(plant, line, enterprise, mes, erp)
 
+
+def orders_are_booked(stage: Stage, told: list[Order]) -> None:
+    """What happens on a good day."""
     step("the MES tells 20 orders; the ERP books them as they come")
-    mes.tell(first)
-    until("20 orders are booked", lambda: erp.booked() == len(first))
+    stage.mes.tell(told)
+    until("20 orders are booked", lambda: stage.erp.booked() == len(told))
 
+
+def the_line_is_cut(stage: Stage, told: list[Order]) -> int:
+    """How much is booked while nothing arrives."""
     step("the line is cut; the MES tells 20 more, and its node takes them at once")
-    line.cut()
-    mes.tell(second)
-    until("the plant has them", lambda: mes.outbox.pending() == 0)
-    until("the enterprise notices", lambda: enterprise.link_mode("plant") == "autonomous")
-    at_cut = erp.booked()
+    stage.line.cut()
+    stage.mes.tell(told)
+    until("the plant has them", lambda: stage.mes.outbox.pending() == 0)
+    until("the enterprise notices", lambda: stage.enterprise.link_mode("plant") == "autonomous")
+    return stage.erp.booked()
 
+
+def the_node_is_killed(stage: Stage, told: list[Order]) -> int:
+    """How much waits in the outbox meanwhile."""
     step("the plant's node is killed; the MES tells 20 more, into its outbox")
-    plant.kill()
-    mes.tell(third)
-    waiting = mes.outbox.pending()
-    plant.start()
-    until("the outbox is empty again", lambda: mes.outbox.pending() == 0)
+    stage.plant.kill()
+    stage.mes.tell(told)
+    waiting = stage.mes.outbox.pending()
+    stage.plant.start()
+    until("the outbox is empty again", lambda: stage.mes.outbox.pending() == 0)
+    return waiting
 
+
+def the_line_heals(stage: Stage) -> None:
+    """All arrives, and somebody dies over it."""
     step("the line heals; the ERP will die once, after it booked an order")
-    erp.dies_after(ORDERS // 2)
-    line.heal()
-    until("all orders are booked", lambda: erp.booked() == ORDERS)
+    stage.erp.dies_after(ORDERS // 2)
+    stage.line.heal()
+    until("all orders are booked", lambda: stage.erp.booked() == ORDERS)
 
+
+def all_is_told_again(stage: Stage, told: list[Order]) -> list[bool]:
+    """Whether the node knew each of them."""
     step("the MES tells everything again, as after a crash")
-    again = mes.tell_again([*first, *second, *third])
+    return stage.mes.tell_again(told)
 
+
+def all_is_read_again(stage: Stage) -> None:
+    """The ERP knows all of it."""
     step("an operator lets the ERP read everything again")
-    erp.stop()
-    enterprise.seek(erp.NAME, 0, "the books are checked")
-    erp.start()
-    until("everything is confirmed", lambda: enterprise.lag(erp.NAME) == 0)
-    erp.stop()
-
-    return compared(plant, enterprise, mes, erp, at_cut, waiting, again)
+    stage.erp.stop()
+    stage.enterprise.seek(stage.erp.NAME, 0, "the books are checked")
+    stage.erp.start()
+    until("everything is confirmed", lambda: stage.enterprise.lag(stage.erp.NAME) == 0)
+    stage.erp.stop()
 
 
-def compared(
-    plant: Site,
-    enterprise: Site,
-    mes: Mes,
-    erp: Erp,
-    at_cut: int,
-    waiting: int,
-    again: list[bool],
-) -> list[Sum]:
+def compared(stage: Stage, at_cut: int, waiting: int, again: list[bool]) -> list[Sum]:
     """What should be, beside what is."""
+    plant, enterprise, mes, erp = stage.plant, stage.enterprise, stage.mes, stage.erp
     all_orders = orders(0, ORDERS)
     here, there = plant.status(), enterprise.status()
     booked = erp.books()

@@ -59,6 +59,7 @@ def test_a_nats_server_is_looked_at(tmp_path: Path, nats_url: str) -> None:
     assert any(check.startswith("nats (zone plant) version") for check in seen)
     assert any("durability" in check for check in seen)
     assert any("latency" in check for check in seen)
+    assert any("clock" in check for check in seen)  # although there is no stream yet
 
 
 def test_objects_are_looked_at(tmp_path: Path, s3_url: str) -> None:

@@ -7,14 +7,15 @@ python -m tests.campaign --kills 100 --store jobs-redis --seed 7
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.campaign.facts import FactCampaign
 from tests.campaign.jobs import JobCampaign
+from tests.campaign.reporting import end_when_told, report
 from tests.differential.engines import STORES
 
 SEED = 20_261
@@ -55,12 +56,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--seconds", type=float, default=1800.0, help="at most, per store")
     given = parser.parse_args()
-    is_broken = False
-    for store in given.store or STORES:
-        told = campaign(store, given.kills, seed=given.seed, seconds=given.seconds)
-        print(json.dumps(told), flush=True)  # noqa: T201
-        is_broken = is_broken or bool(faults(told)) or told["kills"] < given.kills
-    return int(is_broken)
+    end_when_told()
+    return report(
+        [{"store": store, "seed": given.seed} for store in given.store or STORES],
+        partial(campaign, kills=given.kills, seconds=given.seconds),
+        lambda told: bool(faults(told)) or told["kills"] < given.kills,
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.campaign.campaign import Campaign
 from tests.campaign.patience import patiently, pause
 from tests.campaign.programs.facts import BATCH, CONSUMERS, INBOX, PEER, WEB, name
 from tests.differential.places import Place, open_facts
-from tests.servers.redis import free_port
+from tests.servers.server import free_port
 
 LEAST = 40
 """Facts that wait for their readers, at any time."""

@@ -66,6 +66,7 @@ def test_verify_a_sound_zone(desk: Desk, zone: Zone) -> None:
     answer = desk("verify", "--data", desk.data)
     assert (answer.code, answer.out) == (0, "no flaws in 3 facts and 3 objects\n")
     assert desk("verify", "--data", desk.data, "--json").json == []
+    assert not desk("status", "--data", desk.data, "--json").json["is_half_moved"]
 
 
 @pytest.mark.req("BOUNDARY:badinput", "BOUNDARY:store")
@@ -100,6 +101,11 @@ def test_verify_a_zone_that_is_not_all_there(desk: Desk, zone: Zone) -> None:
     answer = desk("verify", "--data", desk.data, "--json")
     assert answer.code == 1
     assert [flaw["kind"] for flaw in answer.json] == ["store"]
+    told = desk("status", "--data", desk.data)
+    assert told.code == 1
+    assert "alert: move: a move into it has not ended" in told.out
+    shape = desk("status", "--data", desk.data, "--json").json
+    assert (shape["is_half_moved"], [each["kind"] for each in shape["alerts"]]) == (True, ["move"])
 
 
 def test_verify_moves_a_bar(zone: Zone) -> None:

@@ -183,15 +183,19 @@ def test_times() -> None:
 
 
 def start(*options: str) -> subprocess.Popen[str]:
-    """Follow in a process of its own."""
+    """Follow in a process of its own, which hears SIGINT even if these tests run in background."""
     command = [sys.executable, "-m", "ergon_framework.cli", "tail", *options]
-    return subprocess.Popen(  # noqa: S603 - our own
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(  # noqa: S603 - our own
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ergon_framework.core.frontier import Frontier, contiguous
+from ergon_framework.core.frontier import Frontier, contiguous, leads_to
+from ergon_framework.ports.facts import Link
 
 views = st.lists(st.integers(1, 60), unique=True, max_size=20).map(sorted)
 """The offsets of a log that lie in a reader's view."""
@@ -91,6 +92,24 @@ def test_pages_may_be_cut_anywhere(view: list[int], cut: int) -> None:
     first = contiguous(Frontier(), [step for step in steps(view) if step[1] <= cut])[0]
     rest = [step for step in steps(view) if step[1] > cut]
     assert contiguous(first.passed(max(first.offset, min(cut, whole.offset))), rest)[0] == whole
+
+
+@pytest.mark.req("BOUNDARY:zones")
+@pytest.mark.parametrize(
+    ("kept", "later", "is_so"),
+    [
+        (Link("b"), Link("b", "one", 0), True),
+        (Link("b"), Link("b", "one", 9), True),
+        (Link("b", "one", 4), Link("b", "one", 9), True),
+        (Link("b", "one", 4), Link("b", "one", 4), True),
+        (Link("b", "one", 4), Link("b", "one", 3), False),  # another node was faster
+        (Link("b", "two", 4), Link("b", "one", 9), False),  # an operator accepted another epoch
+        (Link("b", "two", 4), Link("b", None, 9), False),
+    ],
+)
+def test_a_link_goes_forward_and_stays_in_its_epoch(kept: Link, later: Link, is_so: bool) -> None:
+    """A page that was pulled before somebody else moved the link does not move it back."""
+    assert leads_to(kept, later) is is_so
 
 
 class LinkMachine(RuleBasedStateMachine):

@@ -9,11 +9,13 @@ python -m tests.differential facts-nats --operations 5000 --first 300
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
+from functools import partial
 from itertools import count
+from typing import Any
 
+from tests.campaign.reporting import end_when_told, report
 from tests.differential.engines import STORES, running
 from tests.differential.lives import OPERATIONS, live
 
@@ -21,7 +23,7 @@ WHOLE = 100_000
 
 
 def main() -> int:
-    """Run what the arguments say; one line of JSON for each store where all was alike."""
+    """Run what the arguments say; one line of JSON for each store."""
     parser = argparse.ArgumentParser(prog="python -m tests.differential")
     parser.add_argument("store", nargs="*", help=f"one of {', '.join(STORES)}")
     parser.add_argument("--operations", type=int)
@@ -33,13 +35,21 @@ def main() -> int:
         parser.error(f"there is no store {unknown[0]}")
     first = given.first if given.seed is None else given.seed
     wanted = given.operations or (WHOLE if given.seed is None else OPERATIONS)
-    for store in given.store or STORES:
-        began = time.monotonic()
-        with running(store.partition("-")[2]) as engine:
-            done = live(store, engine, count(first), wanted)
-        told = {"store": store, "operations": done, "first": first}
-        print(json.dumps({**told, "seconds": round(time.monotonic() - began, 1)}), flush=True)  # noqa: T201
-    return 0
+    end_when_told()
+    return report(
+        [{"store": store, "first": first} for store in given.store or STORES],
+        partial(_compared, wanted=wanted),
+        lambda _: False,  # where the two differ, that is an error
+    )
+
+
+def _compared(store: str, first: int, wanted: int) -> dict[str, Any]:
+    """So many operations on one store; what came of it."""
+    began = time.monotonic()
+    with running(store.partition("-")[2]) as engine:
+        done = live(store, engine, count(first), wanted)
+    told = {"store": store, "operations": done, "first": first}
+    return told | {"seconds": round(time.monotonic() - began, 1)}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -59,6 +61,14 @@ class ServerEngine(ABC):
     def place(self) -> Place:
         """An empty place."""
 
+    def freeze(self) -> None:
+        """Let it answer nobody, neither with words nor with the end of a connection."""
+        self.server.freeze()
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.server.thaw()
+
     def remove(self) -> None:
         """End it."""
         self.server.remove()
@@ -79,6 +89,22 @@ class PostgresEngine(ServerEngine):
             self.server.drop_database(self._last)
         self._last = self.server.new_database()
         return Place(self._last)
+
+    def freeze(self) -> None:
+        """The one that takes connections, then those that serve them."""
+        super().freeze()
+        self._signal_children(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """All of them."""
+        self._signal_children(signal.SIGCONT)
+        super().thaw()
+
+    def _signal_children(self, number: int) -> None:
+        parent = (self.server.folder / "data" / "postmaster.pid").read_text().split()[0]
+        listed = Path(f"/proc/{parent}/task/{parent}/children")
+        for pid in listed.read_text(encoding="ascii").split():
+            os.kill(int(pid), number)
 
 
 class RedisEngine(ServerEngine):

@@ -13,7 +13,10 @@ from tests.docs.pages import ROOT, blocks
 pytestmark = pytest.mark.req("SCALE:docs")
 
 FOLDER = ROOT / "docs" / "howto" / "production"
-TOPICS = ("sizing", "durability", "systemd", "containers", "upgrade", "backup", "monitoring")
+TOPICS = (
+    *("sizing", "connections", "durability", "systemd", "containers", "upgrade", "backup"),
+    "monitoring",
+)
 SOURCES = "\n".join(
     file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py")
 ).replace('"\n', "")

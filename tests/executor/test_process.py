@@ -83,6 +83,23 @@ def test_forked_children_do_not_have_the_pipes() -> None:
         assert executor.out.rest() == []
 
 
+def test_a_forked_child_that_comes_back_ends_although_a_lock_is_held() -> None:
+    """Another thread may hold any of our locks at the fork; in the child it is never free."""
+    with child() as executor:
+        answer = executor.ask("fork_under_lock")
+        assert (answer["status"], answer["result"]) == ("success", 0)
+
+
+def test_how_a_forked_child_ended_is_known_to_who_waits_for_it() -> None:
+    """What it raised is told, and the threads that it started come to their end."""
+    with child() as executor:
+        assert executor.ask("fork_and_fail")["result"] == [0, 1]
+        executor.end_input()
+        said = executor.errors()
+        assert "a forked child failed: ValueError: not in the child" in said
+        assert "said by its thread" in said
+
+
 def test_forked_children_end_when_they_are_told_to() -> None:
     """Our way to take signals is not theirs, and theirs do not ring our bell."""
     with child() as executor:

@@ -34,13 +34,17 @@ pool_size = 2
 
 [jobs]
 default_executor = "hands"
+{manner}
+
+{more}
+"""
+HURRIED = """
 lease = {lease}
 poll = 0.2
 grace = 5.0
 backoff = {{ base = 0.01, multiplier = 2.0, cap = 1.0, jitter = 0.1 }}
-
-{more}
 """
+"""What makes a fleet quick to show something; without it, it has the defaults."""
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -107,7 +111,9 @@ class Member:
 class Fleet:
     """The settings, the book of the handlers, and the workers."""
 
-    def __init__(self, place: Place, folder: Path, *, more: str = "", lease: float = LEASE) -> None:
+    def __init__(
+        self, place: Place, folder: Path, *, more: str = "", lease: float | None = LEASE
+    ) -> None:
         self.place = place
         self.folder = folder
         self.book = Book(folder / "book")
@@ -115,7 +121,8 @@ class Fleet:
         self.members: list[Member] = []
         command = [sys.executable, "-S", "-E", str(PROGRAMS / "hands.py"), str(self.book.path)]
         words = {"url": json.dumps(place.url), "command": json.dumps(command)}
-        text = SETTINGS.format(**words, lease=lease, more=more)
+        manner = "" if lease is None else HURRIED.format(lease=lease)
+        text = SETTINGS.format(**words, manner=manner, more=more)
         (folder / "ergon.toml").write_text(text, encoding="utf-8")
 
     def start(self, *names: str, **env: str) -> list[Member]:
@@ -192,9 +199,9 @@ def note(job_id: str, seconds: float = 0.0, **fields: Any) -> NewJob:
     return NewJob(id=job_id, handler="note", args=json.dumps([seconds]).encode(), **fields)
 
 
-def hold(job_id: str, until: Path) -> NewJob:
+def hold(job_id: str, until: Path, **fields: Any) -> NewJob:
     """A job that takes until a file is there."""
-    return NewJob(id=job_id, handler="hold", args=json.dumps([str(until)]).encode())
+    return NewJob(id=job_id, handler="hold", args=json.dumps([str(until)]).encode(), **fields)
 
 
 def completions(job: Job) -> int:

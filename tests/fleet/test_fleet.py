@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NAMES = ("w1", "w2", "w3", "w4", "w5")
 SKEW = 300
 AWAY = 2.5 * LEASE
-"""Seconds that the store is away: a minute would be as many leases of 24 seconds."""
+"""Seconds that the store is away; ``python -m tests.fleet`` has the whole minute."""
 
 
 @pytest.mark.req("SCALE:fleet-cron")

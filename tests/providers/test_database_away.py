@@ -15,8 +15,8 @@ from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.late import Late
 from tests.providers.scripted import PATIENCE, Scripted, call, rows, used
-from tests.servers.missing import MissingServerError, missing
 from tests.servers.postgres import PostgresServer
+from tests.servers.server import started
 
 pytestmark = pytest.mark.req("PEF:trap-store-down", "PROVIDERS:storage")
 
@@ -37,19 +37,12 @@ def away(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Away]:
         yield found
         found.store.close()
         return
-    try:
-        server = PostgresServer()
-        server.start()
-    except MissingServerError as error:
-        missing(error)
-    try:
+    with started(PostgresServer) as server:
         url = server.new_database()
         server.stop()
         found = Away(url, server.start)
         yield found
         found.store.close()
-    finally:
-        server.remove()
 
 
 @pytest.mark.req("PEF:A-14")

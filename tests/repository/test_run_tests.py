@@ -9,15 +9,41 @@ import pytest
 from tools import run_tests
 
 
-def test_every_folder_is_in_exactly_one_group() -> None:
-    """Also one that nobody thought of when the groups were named."""
+def takers(groups: dict[str, run_tests.Group], path: Path) -> list[str]:
+    """The groups that run a file."""
+
+    def holds(paths: tuple[Path, ...]) -> bool:
+        return any(each == path or each in path.parents for each in paths)
+
+    return [name for name, each in groups.items() if holds(each.paths) and not holds(each.ignored)]
+
+
+def test_every_file_is_in_exactly_one_group() -> None:
+    """And what the groups name is there."""
     tests = run_tests.ROOT / "tests"
-    found = [path for paths in run_tests.groups(tests).values() for path in paths]
-    folders = {each for each in tests.iterdir() if each.is_dir() and each.name != "__pycache__"}
-    assert len(found) == len(set(found))
-    assert set(found) >= folders
-    named = {part for parts in run_tests.NAMED.values() for part in parts}
-    assert named <= {folder.name for folder in folders}
+    groups = run_tests.groups(tests)
+    for path in tests.rglob("test_*.py"):
+        assert len(takers(groups, path)) == 1, path
+    named = [part for parts in run_tests.NAMED.values() for part in parts]
+    assert len(named) == len(set(named))
+    assert [part for part in named if not (tests / part).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "group"),
+    [
+        ("new/test_new.py", "rest"),
+        ("test_new.py", "rest"),
+        ("boundary/new/test_new.py", "boundary"),
+        ("boundary/node/test_new.py", "node"),
+        ("boundary/node/test_crashes.py", "crashes"),
+    ],
+)
+def test_what_nobody_thought_of_has_a_group(tmp_path: Path, path: str, group: str) -> None:
+    """That of the folder it is in, or the last one."""
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).touch()
+    assert takers(run_tests.groups(tmp_path), tmp_path / path) == [group]
 
 
 @pytest.mark.slow
@@ -30,14 +56,16 @@ def test_a_failing_group_fails_the_run(
     code: int,
 ) -> None:
     """Its report is printed, and so is that of the others."""
-    for name in ("boundary", "new"):
-        (tmp_path / "tests" / name).mkdir(parents=True)
-        text = body if name == "boundary" else "pass"
-        path = tmp_path / "tests" / name / f"test_{name}.py"
-        path.write_text(f"def test_{name}():\n    {text}\n")
+    for name in ("boundary", "boundary/node", "new"):
+        path = tmp_path / "tests" / name / "test_it.py"
+        path.parent.mkdir(parents=True)
+        text = body if name == "boundary/node" else "pass"
+        path.write_text(f"def test_it():\n    {text}\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than the tests
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
     assert run_tests.run_all(run_tests.groups(tmp_path / "tests"), 2) == code
     told = capfd.readouterr().out
-    assert f"== boundary: exit code {code}" in told
+    assert f"== node: exit code {code}" in told
+    assert "== boundary: exit code 0" in told
     assert "== rest: exit code 0" in told
-    assert told.count("1 passed") == 2 - code
+    assert told.count("1 passed") == 3 - code

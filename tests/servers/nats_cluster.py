@@ -15,8 +15,9 @@ import pytest
 from ergon_framework.errors import ErgonError
 from ergon_framework.storage.nats import Line, address_of, line
 from ergon_framework.storage.nats.account import Account
-from tests.servers.missing import STARTUP, MissingServerError, missing
-from tests.servers.nats import NatsServer, quiet_port
+from tests.servers.missing import STARTUP, MissingServerError
+from tests.servers.nats import NatsServer
+from tests.servers.server import free_port, started
 
 _CLUSTER = """
 cluster {{ name: ergon, listen: "127.0.0.1:{port}", routes: [{routes}] }}
@@ -28,7 +29,7 @@ class NatsCluster:
 
     def __init__(self) -> None:
         self.servers = [NatsServer() for _ in range(3)]
-        ports = [quiet_port() for _ in self.servers]
+        ports = [free_port() for _ in self.servers]
         routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
         for server, port in zip(self.servers, ports, strict=True):
             server.configure(more=_CLUSTER.format(port=port, routes=routes))
@@ -84,14 +85,5 @@ class NatsCluster:
 @pytest.fixture
 def nats_cluster() -> Iterator[NatsCluster]:
     """Three servers, started."""
-    try:
-        cluster = NatsCluster()
-    except MissingServerError as error:
-        missing(error)
-    try:
-        cluster.start()
+    with started(NatsCluster) as cluster:
         yield cluster
-    except MissingServerError as error:
-        missing(error)
-    finally:
-        cluster.remove()

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.servers.missing import STARTUP, MissingServerError, missing
+from tests.servers.missing import MissingServerError
+from tests.servers.server import Server, free_port, started
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 FORGETFUL = ("--appendonly", "no")
@@ -38,27 +34,17 @@ def redis_program() -> Path:
     return Path(on_path)
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on, nor on the one of a cluster's own talk."""
-    while True:
-        with socket.socket() as found, socket.socket() as other:
-            found.bind(("127.0.0.1", 0))
-            port: int = found.getsockname()[1]
-            with suppress(OSError, OverflowError):
-                other.bind(("127.0.0.1", port + 10_000))
-                return port
-
-
-class RedisServer:
+class RedisServer(Server):
     """One server; it can be stopped, killed and started again, with what its options keep."""
+
+    NAME = "redis"
 
     def __init__(self, options: Sequence[str] = FORGETFUL) -> None:
         self._program = redis_program()
-        self._options = tuple(options)
-        self.folder = Path(tempfile.mkdtemp(prefix="ergon-redis-"))
+        self._settings = tuple(options)
+        super().__init__()
         self.socket = self.folder / "redis.sock"
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -78,20 +64,10 @@ class RedisServer:
             unix_socket_path=str(self.socket), decode_responses=True, socket_timeout=None
         )
 
-    def start(self) -> None:
-        """Start it and wait until it answers."""
+    def _words(self) -> list[str]:
         words = [str(self._program), "--port", str(self.port), "--bind", "127.0.0.1"]
         words += ["--unixsocket", str(self.socket), "--save", "", "--dir", str(self.folder)]
-        words += self._options
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(words, stdout=log, stderr=log)  # noqa: S603
-        deadline = time.monotonic() + STARTUP
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                words_left = (self.folder / "log").read_text(errors="replace")[-500:]
-                raise MissingServerError(f"redis-server did not start: {words_left}")
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
+        return [*words, *self._settings]
 
     def _answers(self) -> bool:
         import redis
@@ -102,50 +78,19 @@ class RedisServer:
         except redis.RedisError:
             return False
 
-    def stop(self) -> None:
-        """End it as an operator would."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            process.wait(STARTUP)
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-
-    def remove(self) -> None:
-        """End it and delete what it held."""
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _serving(options: Sequence[str]) -> Iterator[RedisServer]:
-    try:
-        server = RedisServer(options)
-    except MissingServerError as error:
-        missing(error)
-    try:
-        server.start()
-        yield server
-    except MissingServerError as error:
-        missing(error)
-    finally:
-        server.remove()
-
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """A Redis server for all tests of a run; it keeps nothing on disk."""
-    yield from _serving(FORGETFUL)
+    with started(RedisServer) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def durable_redis() -> Iterator[RedisServer]:
     """A Redis server for all tests of a run, which syncs every write to disk."""
-    yield from _serving(DURABLE)
+    with started(lambda: RedisServer(DURABLE)) as server:
+        yield server
 
 
 @pytest.fixture

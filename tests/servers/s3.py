@@ -5,35 +5,31 @@ from __future__ import annotations
 import http.client
 import itertools
 import os
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib import util
 from pathlib import Path
 
 import pytest
 
-from tests.servers.missing import STARTUP, MissingServerError, missing
-from tests.servers.redis import free_port
+from tests.servers.missing import STARTUP, MissingServerError
+from tests.servers.server import Server, free_port, started
 
 KEYS = {"AWS_ACCESS_KEY_ID": "ergon", "AWS_SECRET_ACCESS_KEY": "ergon-secret"}
 REGION = "us-east-1"
 
 
-class S3Server:
+class S3Server(Server):
     """One server. What it holds is gone when it ends."""
+
+    NAME = "s3"
 
     def __init__(self) -> None:
         if util.find_spec("moto") is None:
             raise MissingServerError("no S3 server: the package moto is not installed")
-        self.folder = Path(tempfile.mkdtemp(prefix="ergon-s3-"))
+        super().__init__()
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
 
     @property
@@ -66,20 +62,8 @@ class S3Server:
         """Whether whoever asks may do everything; otherwise nobody may do anything."""
         self.ask("POST", "/moto-api/reset-auth", b"inf" if everybody else b"0")
 
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                words, stdout=log, stderr=log, env=dict(os.environ)
-            )
-        deadline = time.monotonic() + STARTUP
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                words_left = (self.folder / "log").read_text(errors="replace")[-500:]
-                raise MissingServerError(f"the S3 server did not start: {words_left}")
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
+    def _words(self) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
 
     def _answers(self) -> bool:
         try:
@@ -87,40 +71,12 @@ class S3Server:
         except OSError:
             return False
 
-    def stop(self) -> None:
-        """End it as an operator would."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        self._end(signal.SIGKILL)
-
-    def remove(self) -> None:
-        """End it and delete what it left."""
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _end(self, number: int) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(number)
-            process.wait(STARTUP)
-
 
 @pytest.fixture(scope="session")
 def s3_running() -> Iterator[S3Server]:
     """An S3 server for all tests of a run."""
-    try:
-        server = S3Server()
-    except MissingServerError as error:
-        missing(error)
-    try:
-        server.start()
+    with started(S3Server) as server:
         yield server
-    except MissingServerError as error:
-        missing(error)
-    finally:
-        server.remove()
 
 
 @pytest.fixture

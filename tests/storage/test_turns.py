@@ -117,3 +117,49 @@ def test_those_who_were_served_are_woken_again_after_an_interrupt() -> None:
     turns.leave()
     assert (woken.wake.acquire(timeout=0), waiting.wake.acquire(timeout=0)) == (True, True)
     assert (turns.group, turns.leader) == ([], None)
+
+
+class Interrupted:
+    """A lock after which an interrupt comes, once."""
+
+    def __init__(self, *, comes_first: bool = False) -> None:
+        self.comes_first = comes_first
+        self.is_due = True
+
+    def __enter__(self) -> None:
+        if self.comes_first:
+            self._strike()
+
+    def __exit__(self, *_: object) -> None:
+        self._strike()
+
+    def _strike(self) -> None:
+        if self.is_due:
+            self.is_due = False
+            raise KeyboardInterrupt
+
+
+def test_one_who_is_interrupted_as_it_joins_the_line_is_not_in_it() -> None:
+    """Nobody waits for it to lead."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+    turns._lock = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        turns.wait(Caller(work, 0.0), 10)
+    turns.leave()
+    assert turns.leader is None
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_a_leader_that_is_interrupted_as_it_leaves_has_left(comes_first: bool) -> None:
+    """Otherwise all others would wait for it for ever."""
+    turns = Turns()
+    assert turns.try_enter(get_ident())
+    later = Caller(work, 0.0)
+    later.thread = SOMEBODY
+    turns._waiting.append(later)
+    turns._lock = Interrupted(comes_first=comes_first)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        turns.leave()
+    assert later.is_leading
+    assert later.wake.acquire(timeout=0)

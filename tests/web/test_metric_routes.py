@@ -18,9 +18,9 @@ from ergon_framework.core.quota import Window
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.stores.looking import _ended, _reasons
 from ergon_framework.web.application import create_app
 from ergon_framework.web.exposition import LONGEST, MOST, Family, exposed
-from ergon_framework.web.provider_metrics import _calls, _reasons
 from tests.providers.asking import ask
 from tests.web.content import TENANT, fill_calls, fill_jobs, fill_zone, settings_in
 
@@ -190,7 +190,7 @@ def test_old_rows_are_not_walked_through(tmp_path: Path) -> None:
     with database.connect() as connection:
         event.listen(connection, "before_cursor_execute", lambda *given: seen.append(given[2]))
         now = datetime.now(UTC)
-        _calls(connection, now)
+        _ended(connection, now)
         _reasons(connection, now)
     with closing(sqlite3.connect(tmp_path / "work.db")) as looking:
         for statement in seen:

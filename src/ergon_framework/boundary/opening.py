@@ -14,7 +14,7 @@ from ergon_framework.boundary.objects.s3 import S3ObjectStore
 from ergon_framework.boundary.objects.s3_url import KINDS as BUCKETS
 from ergon_framework.boundary.objects.s3_url import bucket_of, check_extra
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.moving import refuse_half_moved
+from ergon_framework.ports.moving import mark_of, refuse_unsettled
 from ergon_framework.storage.urls import file_of, path_in, taken_apart
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def check_fact_url(url: str) -> None:
 def is_server(url: str) -> bool:
     """Whether a URL names a server that keeps facts."""
     kind = url.partition("://")[0].lower().partition("+")[0]
-    return kind in (*SERVERS, "postgres")
+    return kind in (*SERVERS, "postgres", "tls")
 
 
 def _fact_parts(url: str) -> tuple[str, str]:
@@ -201,7 +201,7 @@ def open_stores(
 def _open_facts(
     zone: str, settings: ZoneSettings, clock: Clock | None, read_only: bool
 ) -> FactStore:
-    """Open a zone's facts, unless a move of them has not ended."""
+    """Open a zone's facts, unless a move of them has not ended, or they went elsewhere."""
     if settings.store is not None:
         url = settings.store.get_secret_value()
         store = open_fact_store(url, zone=zone, clock=clock, read_only=read_only)
@@ -209,7 +209,7 @@ def _open_facts(
         store = _open_file(str(fact_file(settings)), zone, clock, read_only)
     try:
         if not read_only:
-            refuse_half_moved(store)
+            refuse_unsettled(mark_of(store))
     except BaseException:
         store.close()
         raise

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.models import CommandInfo
 
 from ergon_framework.cli import (
     boundary,
@@ -124,9 +125,25 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
 
 
 def _main(given: list[str], session: Session) -> int:
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(_asked_for(given[0]))
     code = command.main(given, prog_name="ergon", standalone_mode=False, obj=session)
     return code if isinstance(code, int) else 0
+
+
+def _asked_for(word: str) -> typer.Typer:
+    """The program with the one command of that name, or with all of them if there is none.
+
+    To prepare all commands takes longer than most commands do.
+    """
+    small = typer.Typer(rich_markup_mode=None)
+    small.info, small.registered_callback = app.info, app.registered_callback
+    small.registered_commands = [each for each in app.registered_commands if _name(each) == word]
+    small.registered_groups = [each for each in app.registered_groups if each.name == word]
+    return small if small.registered_commands or small.registered_groups else app
+
+
+def _name(command: CommandInfo) -> str | None:
+    return command.name or getattr(command.callback, "__name__", None)
 
 
 def _refuse(error: BaseException, *, as_json: bool) -> int:

@@ -11,9 +11,11 @@ import typer
 
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import JsonFlag
+from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ergon_framework.app.moving.copying import Moved, Tell, Told
+    from ergon_framework.app.moving.opening import Asked
+    from ergon_framework.app.moving.parts import Moved, Tell, Told
 
 _COLUMNS = ["part", "what", "copied", "discarded", "count", "digest"]
 _STRIDE = 10_000  # copies between two lines where there is no terminal
@@ -35,6 +37,12 @@ def move(
     force: Annotated[
         bool, typer.Option("--force", help="Read FROM although somebody still works with it.")
     ] = False,
+    shut: Annotated[
+        bool, typer.Option("--shut", help="Refuse FROM to everybody when it was copied.")
+    ] = False,
+    reopen: Annotated[
+        bool, typer.Option("--reopen", help="Copy nothing; undo --shut of an earlier move.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Copy jobs, schedules, provider calls, or a zone's facts and objects, into another store.
@@ -42,13 +50,21 @@ def move(
     FROM and TO may be of different kinds: sqlite:///work.db, postgresql://host/name,
     redis://host/0, nats://host, or the folder of a zone. Stop everything that works with FROM
     before. Both sides are compared at the end. The same again copies what is missing or has changed
-    since, also after a move that was cut off; a TO that holds anything else is refused. JSON is one
-    object per line: how far it is, and at the end one for each kind of thing.
+    since, also after a move that was cut off; a TO that holds anything else is refused. With --shut
+    whoever still works with FROM, or begins to, is refused and told where everything is. JSON is
+    one object per line: how far it is, and at the end one for each kind of thing.
     """
     from ergon_framework.app.moving.moving import Asked, run
     from ergon_framework.app.moving.places import Place
 
-    asked = Asked(Place(source), Place(target), zone, objects, force, dry_run)
+    if reopen and (shut or dry_run):
+        raise ConfigurationError(
+            "--reopen copies nothing and shuts nothing", remedy="give it alone"
+        )
+    asked = Asked(Place(source), Place(target), zone, objects, force, dry_run, shut)
+    if reopen:
+        _reopen(asked, as_json=as_json)
+        return
     with _progress(as_json=as_json) as tell:
         outcome = run(asked, tell)
     rows = [_row(each, is_trial=dry_run) for each in outcome.moved]
@@ -60,6 +76,28 @@ def move(
     show_list([_shortened(row) for row in rows], columns, as_json=False)
     for note in outcome.notes:
         print(note)
+    if not dry_run:
+        print(_shut_note(asked, is_shut=outcome.is_shut), file=sys.stderr)
+
+
+def _reopen(asked: Asked, *, as_json: bool) -> None:
+    from ergon_framework.app.moving.moving import reopen
+
+    opened = reopen(asked)
+    if as_json:
+        show_one({"store": asked.source.name, "reopened": opened}, as_json=True)
+        return
+    print(f"{asked.source.name} can be used again: {', '.join(opened) or 'it was not shut'}")
+
+
+def _shut_note(asked: Asked, *, is_shut: bool) -> str:
+    name = asked.source.name
+    if is_shut:
+        return f"{name} is shut: whoever works with it is told to use {asked.target.name}"
+    return (
+        f"{name} is still open: whoever goes on there does the same a second time;"
+        " the same command with --shut refuses them"
+    )
 
 
 def _row(moved: Moved, *, is_trial: bool) -> dict[str, Any]:

@@ -11,27 +11,17 @@ from typing import TYPE_CHECKING
 from ergon_framework.errors import ConfigurationError, SettingsError, StoreSchemaError
 
 if TYPE_CHECKING:
+    from ergon_framework.ports.providerlooking import ProviderLooking
     from ergon_framework.ports.providerstore import ProviderStore
     from ergon_framework.providers.migrations.database import Database
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderDesk:
-    """An open store and the database it is in."""
+    """An open store, and who reads the tables it is in."""
 
     store: ProviderStore
-    database: Database
-
-    def tenants(self, limit: int) -> list[str]:
-        """Whoever has called a provider or has a quota, in order."""
-        from sqlalchemy import select, union
-
-        from ergon_framework.providers.models import ProviderHealthState, ProviderQuotaState
-
-        known = union(select(ProviderHealthState.tenant_id), select(ProviderQuotaState.tenant_id))
-        names = known.order_by("tenant_id").limit(limit)
-        with self.database.connect() as connection:
-            return list(connection.scalars(names))
+    looking: ProviderLooking
 
 
 @contextmanager
@@ -39,12 +29,13 @@ def opened(config: Path | None, url: str | None) -> Iterator[ProviderDesk]:
     """The store that the options or the settings name; neither a file nor tables are made."""
     from ergon_framework.providers.migrations.database import database_of
     from ergon_framework.providers.stores import open_store
+    from ergon_framework.providers.stores.looking import SqlProviderLooking
 
     named = named_store(config, url)
     database = database_of(named)
     check_tables(database)
     with closing(open_store(named)) as store:
-        yield ProviderDesk(store, database)
+        yield ProviderDesk(store, SqlProviderLooking(database))
 
 
 def opened_each(config: Path | None, url: str | None) -> Generator[ProviderDesk, None, None]:

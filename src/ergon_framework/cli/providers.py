@@ -67,7 +67,7 @@ def health(
     for desk in opened_each(config, store):
         # Only what is in the store: this process has made no calls.
         service = ProviderHealthService(desk.store, patience=0)
-        for each in desk.tenants(limit) if tenant is None else [tenant]:
+        for each in desk.looking.tenants(limit) if tenant is None else [tenant]:
             found = service.summary(each, detail=True)
             told.setdefault(each, {**found, "providers": []})["providers"] += found["providers"]
     if as_json:

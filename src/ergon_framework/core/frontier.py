@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,26 @@ class Frontier:
     def passed(self, offset: int) -> Frontier:
         """The frontier when everything up to ``offset`` is safe; it never goes back."""
         return Frontier(max(self.offset, offset))
+
+
+class Reached(Protocol):
+    """How far a peer's log was pulled, and in which epoch of the peer's store."""
+
+    @property
+    def epoch(self) -> str | None:
+        """None before the first page."""
+
+    @property
+    def offset(self) -> int:
+        """Of the frontier."""
+
+
+def leads_to(kept: Reached, later: Reached) -> bool:
+    """Whether a page may move a link there: forward, and to no epoch but its own.
+
+    Another node of the zone may have been faster, or an operator accepted another epoch.
+    """
+    return kept.epoch in (None, later.epoch) and kept.offset <= later.offset
 
 
 def contiguous(frontier: Frontier, steps: Iterable[tuple[int, int]]) -> tuple[Frontier, int]:

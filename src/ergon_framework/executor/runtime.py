@@ -7,12 +7,15 @@ others. With one request in flight, hooks and plain handlers share one thread.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ergon_framework.core.wire import Outcome, Refusal
+from ergon_framework.core.wire import Outcome, Refusal, Status
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.bell import Bell
 from ergon_framework.executor.board import Board, Item
@@ -42,6 +45,7 @@ class Runtime:
         limit: int = 1,
         on_ready: Callable[[], Any] | None = None,
     ) -> None:
+        self._pid = os.getpid()
         self._registry = registry
         self._on_ready = on_ready
         self._bell = Bell()
@@ -150,6 +154,8 @@ class Runtime:
 
     def _answer(self, flight: Flight, outcome: Outcome) -> bool:
         """Answer a request, unless somebody else has; whether it was us."""
+        if os.getpid() != self._pid:
+            _end_a_child(outcome)
         outcome, line = outcomes.written(outcome)
         if not self._board.claim(flight):
             return False
@@ -189,3 +195,19 @@ class Runtime:
         self._end()
         self._is_closed = True
         self._bell.ring()
+
+
+def _end_a_child(outcome: Outcome) -> NoReturn:
+    """A process that a handler forked came back from it. It has nobody to answer, and a lock that
+    another thread held at the fork would never be free in it.
+    """
+    for thread in threading.enumerate():  # those that it started itself: no others are left
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    if outcome.status is Status.SUCCESS:
+        os._exit(0)
+    say(f"a forked child failed: {outcome.error_type}: {outcome.error_message}")
+    os._exit(1)

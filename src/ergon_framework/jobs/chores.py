@@ -8,9 +8,16 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ergon_framework.core.job import LeaseExpired, Refused
+from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import StoreError
+from ergon_framework.errors import (
+    StoreBrokenError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreSchemaError,
+)
 from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.leases import is_stall
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import JobDesk, JobStore, WorkerRecord
 from ergon_framework.storage.failpoints import declare, failpoint
@@ -21,6 +28,9 @@ RESCUE_AT_ONCE = 100
 SWEEP_AT_ONCE = 500
 SWEEP_EVERY = 30.0
 MAINTAIN_EVERY = 1.0
+TROUBLE = Backoff(base=0.5, factor=2.0)
+"""How long a chore waits that fails while the store takes other writes."""
+_FOR_ALL = (StoreBrokenError, StoreReadOnlyError, StoreSchemaError)
 
 declare("worker.before_rescue")
 
@@ -64,6 +74,7 @@ class WorkerChores:
         self.known: frozenset[str] = frozenset()  # executors of other workers
         self._is_synced = False
         self._due: dict[Callable[[], float], float] = {}
+        self._failures: dict[Callable[[], float], int] = {}
         self.bounce()
         self._due[self._rescue] = 0.0
 
@@ -80,21 +91,58 @@ class WorkerChores:
             self._due[self._fire] = 0.0
             self._is_synced = False
 
+    def stalled(self) -> None:
+        """The store hung, and with it the renewals of others: rescue nothing before those came.
+
+        Whoever lives renews every third of a lease.
+        """
+        self._due[self._rescue] = self._now() + self._settings.lease / 2
+
     def run(self, now: float) -> float:
         """Do what is due; answers when to come again."""
-        for chore, at in tuple(self._due.items()):
-            if now >= at:
-                self._due[chore] = now + self._done(chore)
+        for chore in tuple(self._due):
+            self._mind_a_stall(now)
+            if now >= self._due[chore]:
+                self._due[chore] = self._done(chore, now)
+        self._mind_a_stall(now)
         return min(self._due.values())
 
-    def _done(self, chore: Callable[[], float]) -> float:
+    def _mind_a_stall(self, since: float) -> None:
+        if is_stall(self._now() - since, self._settings.lease):
+            self.stalled()
+
+    def _done(self, chore: Callable[[], float], now: float) -> float:
+        """Do it; when it is due again."""
         try:
-            return chore()
-        except StoreError:  # the store is away: that concerns everybody
-            raise
-        except Exception:
-            logger.exception("a chore failed, and is left for a while: %s", chore.__name__)
-            return SWEEP_EVERY
+            wait = chore()
+        except StoreError as error:
+            if not self._is_its_own(chore, error):
+                raise  # the store is away: that concerns everybody
+            failure: Exception = error
+        except Exception as error:
+            failure = error
+        else:
+            self._failures.pop(chore, None)
+            return now + wait
+        failures = self._failures[chore] = self._failures.get(chore, 0) + 1
+        logger.error("a chore failed, and is tried again: %s", chore.__name__, exc_info=failure)
+        # From its end: one that fails by taking long must leave the others time in between.
+        longest = max(SWEEP_EVERY, self._settings.lease)
+        return self._now() + min(longest, TROUBLE.delay(failures - 1))
+
+    def _is_its_own(self, failed: Callable[[], float], error: StoreError) -> bool:
+        """Whether one chore is in trouble, while the store takes something else.
+
+        Taken for an outage, a sweep that fails each time would put off every rescue for ever. Where
+        it is a rescue that failed, those who live may be unable to renew as well.
+        """
+        if isinstance(error, _FOR_ALL) or failed in {self._tell, self._rescue}:
+            return False
+        try:
+            self._tell()
+        except Exception:  # whatever it is, it says nothing good about the store
+            return False
+        return True
 
     def leave(self) -> None:
         """Tell that this worker is gone."""
@@ -112,7 +160,10 @@ class WorkerChores:
         return self._settings.lease / 3
 
     def _rescue(self) -> float:
+        asked_at = self._now()
         jobs = self._store.overdue(RESCUE_AT_ONCE)
+        if is_stall(self._now() - asked_at, self._settings.lease):
+            return self._settings.lease / 2  # they may be of workers that waited as we did
         now = self._store.now()
         settlements = []
         for job in jobs:

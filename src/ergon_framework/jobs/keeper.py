@@ -20,7 +20,7 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim
-from ergon_framework.jobs.leases import Leases
+from ergon_framework.jobs.leases import Leases, is_stall
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.slots import Slots
 from ergon_framework.ports.jobstore import Ask, Claimed, JobStore, Leased, Settlement, Topic
@@ -45,6 +45,9 @@ class Chores(Protocol):
         """The store was away, or its clock was set: look at everything anew, but rescue nothing
         before all who live have had the time to renew their leases.
         """
+
+    def stalled(self) -> None:
+        """The store answered after so long that others may look dead: rescue nothing yet."""
 
 
 class MakeAsk(Protocol):
@@ -184,6 +187,7 @@ class Keeper:
     def _once(self) -> None:
         """One exchange, if there is anything to exchange, then what else is due."""
         self._mind_the_clock()
+        began = self._now()
         with self._lock:
             settlements, self._settlements = self._settlements, []
             ask = self._due_ask()
@@ -197,9 +201,11 @@ class Keeper:
                 self._settlements[:0] = settlements  # not written: keep them, in order
                 self._is_busy = False
                 self._rests.notify_all()
-        if is_delivered:
-            return  # the loop waits for this thread to let it run: the rest comes next time
+        self._mind_a_stall(began)
+        if is_delivered and self._now() < min(self.leases.next_at, self._chores_at or 0.0):
+            return  # the loop waits for this thread to let it run: nothing else is due
         self.leases.renew_due(self._now())
+        self._mind_a_stall(began)
         if self.chores is not None and not self._ends:
             self._chores_at = self.chores.run(self._now())
 
@@ -213,6 +219,11 @@ class Keeper:
             if self.chores is not None:
                 self.chores.bounce()
         self.offset = offset
+
+    def _mind_a_stall(self, since: float) -> None:
+        """Others waited for the same answer, and may not have renewed their leases yet."""
+        if self.chores is not None and is_stall(self._now() - since, self._settings.lease):
+            self.chores.stalled()
 
     def _due_ask(self) -> Ask | None:
         is_due = self._next_at is not None and self._now() >= self._next_at

@@ -101,14 +101,20 @@ class JobCopy(Copy, frozen=True):
         return self.job.id
 
 
-class QueueCopy(Copy, frozen=True):
-    """The settings of a queue that has any, by name; discarding one takes its settings away."""
+class QueueCopy(Copy, frozen=True, omit_defaults=True):
+    """The settings of a queue that has any, by name; discarding one takes its settings away.
+
+    The tokens of its rate that were taken are missing in the new store as well. A queue without a
+    rate has the content it had before there was anything to say about tokens.
+    """
 
     queue: str
     is_paused: bool
     max_active: int | None
     rate: float | None
     burst: int
+    full_at: float = 0.0
+    """When the bucket of tokens will be full again; 0 for a queue without a rate."""
 
     @property
     def place(self) -> str:

@@ -1,9 +1,15 @@
-"""What a zone's store is given and gives back: facts, pages, consumers, objects, links."""
+"""What a zone's store is given and gives back: facts, pages, consumers, objects, links.
+
+What is made for each fact that is appended is a struct: to make one takes a third of the time. It
+holds texts, bytes and figures only, so the garbage collector need not look for circles through it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import msgspec
 
 OUTBOUND = "outbound"
 INBOUND = "inbound:"
@@ -20,8 +26,7 @@ class Reference:
     size: int
 
 
-@dataclass(slots=True)
-class NewFact:
+class NewFact(msgspec.Struct, gc=False):
     """A validated fact on its way into a log. ``envelope`` and ``fact`` are JSON as given out."""
 
     from_zone: str
@@ -36,8 +41,7 @@ class NewFact:
     """In an inbound log: its offset in the peer's outbound log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True, gc=False):
     """It is in the log, now or since an earlier append of the same content."""
 
     offset: int
@@ -246,13 +250,6 @@ class Link:
     reason: str = ""
     """Why it was sealed."""
     at: float = 0.0
-
-    def leads_to(self, later: Link) -> bool:
-        """Whether a page may move it there: forward, and to no epoch but its own.
-
-        Another node of the zone may have been faster, or an operator accepted another epoch.
-        """
-        return self.epoch in (None, later.epoch) and self.offset <= later.offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ Five methods, which a store has beside those of its other ports:
 - ``load`` puts copies of one kind in, in order and in one commit. The same copies again change
   nothing: a move that was cut off begins anew and meets what it has done.
 - ``discard`` takes copies out that are no longer on the other side, in one commit.
-- ``mark`` and ``set_mark`` keep a word about the move in the store that is written.
+- ``mark`` and ``set_mark`` keep a word about the move in the store that is written, and one in the
+  store that was read when it is shut afterwards.
+
+A store that others reach has a sixth, ``bar`` (:class:`Barred`).
 
 Copies carry instants as they are: a lease that ran out on the way is rescued in the new store.
 What is the same in every store is done once: ``jobs/stores/moving.py``, ``boundary/logs/moving.py``
@@ -26,7 +29,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from ergon_framework.errors import StoreError
+from ergon_framework.errors import StoreError, StoreReadOnlyError
 from ergon_framework.ports.copies import Copy
 
 PAGE_BYTES = 4 << 20
@@ -36,12 +39,19 @@ C = TypeVar("C", bound=Copy)
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What a move leaves in the store that it writes."""
+    """What a move leaves in the store that it writes, and in the one that it shuts."""
 
-    source: str
-    """What the other store is known by."""
+    source: str = ""
+    """What the other store is known by, of which this one is a copy; empty when it is none."""
     sums: dict[str, tuple[int, str]] | None = None
     """When it was done: for each kind how many there were, and the digest over them."""
+    moved_to: str = ""
+    """Where everything went since; empty while this store is the one to work with."""
+
+    @property
+    def is_half(self) -> bool:
+        """Whether a move into the store has begun and not ended."""
+        return bool(self.source) and self.sums is None
 
 
 @runtime_checkable
@@ -67,16 +77,66 @@ class Archive(Protocol):
         """Write something down about a move into this store, or forget it."""
 
 
+@runtime_checkable
+class Barred(Protocol):
+    """A store that can refuse whoever has it open already, in any process."""
+
+    def bar(self, place: str | None) -> None:
+        """Refuse changes from now on, naming where everything went; None: let them in again.
+
+        ``StoreReadOnlyError`` is raised where something would be added, claimed, settled or
+        appended. Reading goes on, and marks can be set. The same again changes nothing.
+        """
+
+
+_decode = msgspec.json.Decoder(Mark).decode
+encode_mark = msgspec.json.Encoder().encode
+
+
+def mark_of(store: object) -> Mark:
+    """What was written down in a store; nothing for one that is neither copy nor shut."""
+    return read_mark(store.mark() if isinstance(store, Archive) else None)
+
+
+def read_mark(found: bytes | None) -> Mark:
+    """What bytes of a mark say."""
+    return Mark() if found is None else _decode(found)
+
+
 def is_half_moved(store: object) -> bool:
     """Whether a move into a store has begun and not ended."""
-    found = store.mark() if isinstance(store, Archive) else None
-    return found is not None and msgspec.json.decode(found, type=Mark).sums is None
+    return mark_of(store).is_half
 
 
 def refuse_half_moved(store: object) -> None:
-    """Work with no store that a move has not filled yet: what is missing would be done twice."""
+    """Read no store that a move has not filled yet."""
     if is_half_moved(store):
-        raise StoreError(
-            "a move into this store has not ended",
-            remedy="run the same `ergon move` again: it goes on where it was cut off",
-        )
+        raise half_moved()
+
+
+def refuse_unsettled(mark: Mark) -> None:
+    """Work with no store that a move has not filled yet, or whose things went elsewhere.
+
+    In both, what is done would be missing where it is looked for, or be done twice.
+    """
+    if mark.is_half:
+        raise half_moved()
+    if mark.moved_to:
+        raise moved_away("this store", mark.moved_to)
+
+
+def half_moved() -> StoreError:
+    """The error of a store that a move has not filled yet."""
+    return StoreError(
+        "a move into this store has not ended",
+        remedy="run the same `ergon move` again: it goes on where it was cut off",
+    )
+
+
+def moved_away(name: str, place: str) -> StoreReadOnlyError:
+    """The error of a store that was shut when all it held had been moved."""
+    return StoreReadOnlyError(
+        f"what {name} held was moved to {place}",
+        remedy="work with that one; `ergon move FROM TO --reopen` lets this one be used again",
+        details={"moved_to": place},
+    )

@@ -15,6 +15,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
+from ergon_framework.storage.bars import SQLITE_WORD
 
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _UNSYNCED = frozenset({sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC})
@@ -49,6 +50,12 @@ def is_unsynced(error: sqlite3.Error) -> bool:
     return _codes(error)[1] in _UNSYNCED
 
 
+def is_barred(error: sqlite3.Error) -> bool:
+    """Whether the store was shut after a move; no other constraint says it."""
+    is_trigger = _codes(error)[1] == sqlite3.SQLITE_CONSTRAINT_TRIGGER
+    return is_trigger and str(error).startswith(SQLITE_WORD)
+
+
 def is_spent(error: sqlite3.Error) -> bool:
     """Whether the connection should be thrown away after this error."""
     return _codes(error)[0] in _SPENT
@@ -57,6 +64,10 @@ def is_spent(error: sqlite3.Error) -> bool:
 def translate(error: sqlite3.Error, path: Path) -> StoreError | None:
     """The store's error for it; None when it is about the statement and not about the store."""
     primary, extended = _codes(error)
+    if is_barred(error):
+        from ergon_framework.ports.moving import moved_away
+
+        return moved_away(str(path), str(error).removeprefix(SQLITE_WORD))
     if extended in _UNSYNCED:
         return broken(path, error)
     if is_busy(error):

@@ -94,11 +94,11 @@ class Turns:
 
     def wait(self, caller: Caller, most: int, timeout: float = -1) -> bool:
         """Wait until the caller leads a group (True), or was served by somebody else (False)."""
-        with self._lock:
-            self._waiting.append(caller)
-            if self.leader is None:
-                self._promote()
         try:
+            with self._lock:
+                self._waiting.append(caller)
+                if self.leader is None:
+                    self._promote()
             is_awake = caller.wake.acquire(timeout=timeout)
             if is_awake and caller.is_leading:
                 self._gather(most)
@@ -125,6 +125,15 @@ class Turns:
 
     def leave(self) -> None:
         """Stop leading; the first in line is next."""
+        leader = self.leader
+        try:
+            self._pass_on()
+        except BaseException:
+            if self.leader == leader:  # an interrupt came before anybody else was told to lead
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
         self.dismiss()
         with self._lock:
             if self._waiting:

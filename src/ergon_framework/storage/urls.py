@@ -15,9 +15,7 @@ SQLITE = "sqlite:///"
 """How the URL of a store on SQLite begins; the path of its file follows."""
 
 _DRIVERS = {"postgresql": "psycopg"}
-_ALIASES = {"postgres": "postgresql"}
-
-
+_ALIASES = {"postgres": "postgresql", "tls": "nats"}  # tls:// is what NATS itself calls it
 _ENGINES = {"redis": "Redis", "rediss": "Redis", "nats": "NATS JetStream"}
 
 
@@ -52,6 +50,15 @@ def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") 
             f"a store on {kind} takes no other driver than ours", remedy=f"leave out +{driver}"
         )
     return kind, rest
+
+
+def is_cut_short(rest: str) -> bool:
+    """Whether a password in a URL, of which ``rest`` follows the scheme, has a bare ``?`` or ``#``.
+
+    Some readers take what follows for options, and show it, while others take it for the password.
+    """
+    user, mark, _ = rest.partition("/")[0].rpartition("@")
+    return bool(mark and {*user} & {"?", "#"})
 
 
 def path_in(rest: str) -> str:

@@ -6,11 +6,10 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
-from sqlalchemy import and_, or_, select
 
 from ergon_framework.app.letters import letter_shape
+from ergon_framework.ports import providerlooking
 from ergon_framework.ports.providerstore import LetterStatus, StoredLetter
-from ergon_framework.providers.models import ProviderDeadLetter
 from ergon_framework.web.provider_source import ProviderSource
 
 WAITING = (LetterStatus.PENDING, LetterStatus.PUBLISHED, LetterStatus.REDRIVE)
@@ -58,20 +57,8 @@ def _letters(source: ProviderSource, ids: list[str]) -> list[StoredLetter]:
 def _places(
     source: ProviderSource, reason: str | None, after: LetterPlace | None, limit: int
 ) -> list[LetterPlace]:
-    """Found by their indexed columns alone: a payload may be long."""
-    if source.database is None or not source.has_tables() or "\0" in (reason or ""):
+    looking = source.looking
+    if looking is None or not source.has_tables() or "\0" in (reason or ""):
         return []
-    table = ProviderDeadLetter
-    wanted = (
-        select(table.occurred_at, table.dead_letter_id)
-        .where(table.status.in_([status.value for status in WAITING]))
-        .order_by(table.occurred_at.desc(), table.dead_letter_id.desc())
-        .limit(limit)
-    )
-    if reason is not None:
-        wanted = wanted.where(table.reason_code == reason)
-    if after is not None:
-        same = and_(table.occurred_at == after.at, table.dead_letter_id < after.id)
-        wanted = wanted.where(or_(table.occurred_at < after.at, same))
-    with source.database.connect() as connection:
-        return [LetterPlace(at, letter_id) for at, letter_id in connection.execute(wanted)]
+    start = None if after is None else providerlooking.LetterPlace(after.at, after.id)
+    return [LetterPlace(*each) for each in looking.letter_places(WAITING, reason, start, limit)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ergon_framework.app.reading.store_files import file_has_table
+from ergon_framework.ports.providerlooking import ProviderLooking
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
 from ergon_framework.providers.stores import open_store
 
@@ -35,6 +36,15 @@ class ProviderSource:
         from ergon_framework.providers.migrations.database import database_of
 
         return database_of(self._store)
+
+    @cached_property
+    def looking(self) -> ProviderLooking | None:
+        """Who reads its tables; None when it has none."""
+        if self.database is None:
+            return None
+        from ergon_framework.providers.stores.looking import SqlProviderLooking
+
+        return SqlProviderLooking(self.database)
 
     def has_tables(self) -> bool:
         """Whether there is anything to read; ``StoreError`` when the database does not answer."""

@@ -11,6 +11,7 @@ import pytest
 
 from ergon_framework.app.moving import copying
 from ergon_framework.app.moving.comparing import summed
+from ergon_framework.app.moving.parts import Part
 from ergon_framework.app.moving.quiet import refuse_readers
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.req("SCALE:move")
 SEEDS = range(6)
 
 
-def brought(part: copying.Part) -> None:
+def brought(part: Part) -> None:
     """Move, and see for ourselves that both hold the same."""
     copying.refuse_other(part)
     copying.begin(part)
@@ -88,7 +89,7 @@ def test_jobs_are_followed(seed: int, job_target: Archive) -> None:
     chance, clock = random.Random(seed), HandClock()  # noqa: S311 - a repeatable one
     with closing(MemoryJobStore(clock)) as source:
         s = Subject(source, clock, None, 15.0)
-        part = copying.Part("jobs", source, job_target, JOB_KINDS, "one", "another")
+        part = Part("jobs", source, job_target, JOB_KINDS, "one", "another")
         for _ in range(12):
             for _ in range(chance.randrange(15)):
                 live(s, chance)
@@ -136,7 +137,7 @@ def test_facts_are_followed(seed: int, fact_target: Archive) -> None:
         s = FactSubject(source, clock, Ways(), 15.0)
         s.consumer("c")
         s.consumer("d", to_zone="plant-c", is_required=False)
-        part = copying.Part("facts", source, fact_target, FACT_KINDS, "one", "another")
+        part = Part("facts", source, fact_target, FACT_KINDS, "one", "another")
         for turn in range(10):
             for number in range(chance.randrange(20)):
                 happen(s, chance, turn * 100 + number)
@@ -160,7 +161,7 @@ def test_a_zone_that_is_read_is_refused() -> None:
 def test_facts_of_another_life_are_refused() -> None:
     """A copy that has what the source has not is no earlier copy, whatever its mark says."""
     with closing(MemoryFactStore(ZONE)) as source, closing(MemoryFactStore(ZONE)) as target:
-        part = copying.Part("facts", source, target, FACT_KINDS, "one", "another")
+        part = Part("facts", source, target, FACT_KINDS, "one", "another")
         source.append(OUTBOUND, [new("a")])
         brought(part)
         copying.begin(part)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.moving import copying
+from ergon_framework.app.moving.parts import Part, Told
 from ergon_framework.app.moving.places import Place
 from ergon_framework.core.job import CancelAsked, JobStatus, RunAsked
 from ergon_framework.errors import ConfigurationError, StoreError
@@ -175,13 +176,13 @@ def test_a_half_moved_store_is_not_worked_with(places: tuple[str, str]) -> None:
     class Cut(Exception):
         """The move ends here."""
 
-    def stop(_: copying.Told) -> None:
+    def stop(_: Told) -> None:
         raise Cut
 
     with closing(open_store(places[0])) as source, closing(open_store(places[1])) as target:
         assert isinstance(source, SqliteJobStore)
         assert isinstance(target, SqliteJobStore)
-        part = copying.Part("jobs", source, target, JOB_KINDS, "x", "new.db")
+        part = Part("jobs", source, target, JOB_KINDS, "x", "new.db")
         copying.begin(part)
         with pytest.raises(Cut):
             copying.move(part, stop)
@@ -204,7 +205,7 @@ def test_what_does_not_arrive_is_noticed(places: tuple[str, str]) -> None:
 
     with closing(open_store(places[0])) as source, closing(Loses()) as target:
         assert isinstance(source, SqliteJobStore)
-        part = copying.Part("jobs", source, target, JOB_KINDS, "x", "the new one")
+        part = Part("jobs", source, target, JOB_KINDS, "x", "the new one")
         copying.begin(part)
         with pytest.raises(StoreError, match=r"the new one does not hold the same .*: \d+ of them"):
             copying.move(part, lambda _: None)

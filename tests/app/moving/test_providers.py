@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,16 @@ import pytest
 from sqlalchemy import String, Table, update
 
 from ergon_framework.app.moving.comparing import summed
+from ergon_framework.app.moving.moving import Asked, reopen
+from ergon_framework.app.moving.places import Place
 from ergon_framework.app.moving.providers import ProviderArchive, RowCopy
-from ergon_framework.errors import StoreError, StoreSchemaError
+from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreSchemaError
 from ergon_framework.providers.migrations import running
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, metadata
-from tests.app.moving.stock import copied, discarded, job_sums, moved, with_jobs
+from ergon_framework.providers.stores.opening import open_store as open_provider_store
+from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from tests.app.moving.stock import copied, discarded, ergon, job_sums, moved, with_jobs
 
 pytestmark = pytest.mark.req("SCALE:move")
 
@@ -149,3 +155,54 @@ def test_nothing_is_written_when_one_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds provider calls already"):
         moved(source, target)
     assert job_sums(target)["JobCopy"].count == 0
+
+
+def opened(url: str) -> SqlProviderStore:
+    """Tables of provider calls as whoever calls providers opens them."""
+    store = open_provider_store(url)
+    assert isinstance(store, SqlProviderStore)
+    return store
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["file", "postgres_url"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        *("move.part.begun=kill", "move.rows.before=kill", "move.rows.after=kill@2"),
+        *("move.part.copied=kill", "move.part.shut=kill", "move.part.verified=kill"),
+    ],
+)
+def test_half_moved_rows_are_not_worked_with(
+    step: str, server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Also where there are no jobs beside them; the same command again ends it."""
+    source = with_calls(f"sqlite:///{tmp_path}/old.db", rows=120)
+    file = f"sqlite:///{tmp_path}/new.db"
+    target = file if server == "file" else request.getfixturevalue(server)
+    died = ergon("move", source, target, "--shut", failpoints=step)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    with pytest.raises(StoreSchemaError, match=r"a move of provider calls .*has not ended"):
+        opened(target)
+    moved(source, target, shuts=True)
+    assert sums(target) == sums(source)
+    opened(target).close()
+
+
+@pytest.mark.parametrize("server", ["file", pytest.param("postgres_url", marks=pytest.mark.slow)])
+def test_rows_that_were_moved_are_not_worked_with(
+    server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Neither by who has them open nor by who opens them, until they are opened again."""
+    file = f"sqlite:///{tmp_path}/old.db"
+    source = with_calls(file if server == "file" else request.getfixturevalue(server))
+    target = f"sqlite:///{tmp_path}/new.db"
+    with closing(opened(source)) as forgotten:
+        moved(source, target, shuts=True)
+        with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db"):
+            forgotten.delete_letters(["é0000"])
+    with pytest.raises(StoreSchemaError, match=r"were moved to .*new\.db"):
+        opened(source)
+    assert copied(moved(source, target)) == {}
+    assert reopen(Asked(Place(source), Place(target))) == ["provider calls"]
+    opened(source).close()

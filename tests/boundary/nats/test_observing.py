@@ -6,12 +6,12 @@ import pytest
 
 from ergon_framework.boundary.logs.nats import NatsFactStore
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.storage.nats import observing
+from ergon_framework.storage.nats import line, observing
 from ergon_framework.storage.nats.durability import Durability, durability_of
 from ergon_framework.storage.nats.observing import observe
 from ergon_framework.storage.observing import Observation
 from tests.servers.nats import NatsServer
-from tests.servers.redis import free_port
+from tests.servers.server import free_port
 
 pytestmark = pytest.mark.req("SCALE:doctor", "SCALE:boundary-nats")
 
@@ -32,6 +32,30 @@ def test_a_server_that_syncs_is_safe(nats_server: NatsServer) -> None:
     assert found["version"].found.startswith("2.")
     assert "synced to disk before" in found["durability"].found
     assert not any(each.is_grave for each in found.values())
+
+
+def test_the_clock_of_a_server_that_keeps_nothing_yet(nats_server: NatsServer) -> None:
+    """A server tells its time before there is any stream."""
+    assert "from this machine's" in seen(nats_server.new_space())["clock"].found
+
+
+@pytest.mark.slow
+def test_a_clock_that_this_user_is_not_told(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said plainly, with when it will be known; and then it is."""
+    user = '{ user: "me", password: "p", permissions: { publish: { deny: "$SYS.>" } } }'
+    own_nats.configure(more=f"authorization {{ users: [ {user} ] }}")
+    own_nats.start()
+    url = own_nats.url(user="me:p")
+    monkeypatch.setattr(line, "PATIENCE", 0.5)
+    found = seen(url)["clock"]
+    assert found.found.startswith("not known")
+    assert "start the node once" in found.remedy
+    assert not found.is_grave
+    monkeypatch.undo()
+    NatsFactStore(url, zone="plant-a").close()
+    assert "from this machine's" in seen(url)["clock"].found
 
 
 def test_nobody_knows_without_a_monitor(nats_server: NatsServer) -> None:

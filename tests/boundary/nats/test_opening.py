@@ -25,7 +25,7 @@ from ergon_framework.storage.nats import Line, NatsStream, address, address_of
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.nats.conftest import Open
 from tests.servers.nats import NatsServer
-from tests.servers.redis import free_port
+from tests.servers.server import free_port
 
 pytestmark = pytest.mark.req("SCALE:url-errors", "SCALE:boundary-nats")
 ZONE = "plant-a"

@@ -23,9 +23,11 @@ facts = 0.001
 every = 0.05
 """
 SETTINGS = """
-[zones.plant-a]
-lease = 0.5  # a receiver with another store is another holder, and waits until this has passed
+[zones.plant-b.pull]
+wait = 0.5
+timeout = 1.5
 """
+"""A receiver with another store is another holder: it waits for twice the sum of these."""
 
 
 def wait_for(is_so: Callable[[], bool], what: str) -> None:
@@ -46,7 +48,8 @@ class Pair:
         settings = folder / "ergon.toml"
         settings.write_text(SETTINGS, encoding="utf-8")
         self.a = NodeProcess("plant-a", folder / "a", "--config", str(settings))
-        self.b = NodeProcess("plant-b", folder / "b", "--peer", f"plant-a={self.a.url}")
+        peer = ("--peer", f"plant-a={self.a.url}")
+        self.b = NodeProcess("plant-b", folder / "b", *peer, "--config", str(settings))
         self.b.ask(f"{ADMIN}CreateConsumer", {"consumer_name": "all", "log": "inbound:plant-a"})
 
     def close(self) -> None:

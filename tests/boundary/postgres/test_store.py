@@ -10,11 +10,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore, ground, logs
+from ergon_framework.boundary.logs.postgres import PostgresFactStore, ground, logs, straight
 from ergon_framework.boundary.logs.postgres.ground import SCHEMA, namespace_of, zones_in
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.logs.tables import quarantine
 from ergon_framework.errors import (
+    BoundaryError,
     ConfigurationError,
     ConsumerHeldError,
     DataLossError,
@@ -352,6 +353,22 @@ def test_hope_is_enough_until_it_is_not(open_store: Open, monkeypatch: pytest.Mo
     assert flaws(store) == []
 
 
+def test_hope_that_failed_has_changed_nothing(open_store: Open) -> None:
+    """The run that was to end goes on: what another node appended to it is still seen."""
+    store, rival = open_store(), open_store()
+    put(store, "a", to_zone="x")
+    put(store, "b", to_zone="y")
+    put(store, "c", to_zone="x")
+    put(store, "d", to_zone="y")
+    put(store, "e", to_zone="x")
+    store._caution = 0
+    assert put(rival, "r", to_zone="x") == [Appended(6)]
+    assert put(store, "f", to_zone="y") == [Appended(7)]
+    assert ids(store, "x") == [*"acer"]
+    assert ids(store, "y") == [*"bdf"]
+    assert flaws(store) == []
+
+
 def test_an_old_id_is_known_to_hope(open_store: Open) -> None:
     """Ids of dropped facts are looked through as well: nothing is appended twice."""
     store = open_store()
@@ -366,14 +383,77 @@ def test_an_old_id_is_known_to_hope(open_store: Open) -> None:
     assert put(store, "b") == [Appended(2, True)]
 
 
-def test_a_server_connection_that_does_not_know_us(open_store: Open, url: str, zone: str) -> None:
-    """A pooler may hand out another one: what was prepared is gone, and the append goes on."""
+def test_what_is_no_longer_prepared_is_prepared_again(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a refusal the driver lets go of all statements: appends go on without more care."""
+    store = open_store()
+    put(store, "a", to_zone="x")
+    put(store, "b", to_zone="y")
+    put(store, "c", to_zone="x")
+    store._caution = 0
+    monkeypatch.setattr(store, "_poured", None)
+    store._database.run(lambda connection: connection.execute("DEALLOCATE ALL"))
+    assert put(store, "d", to_zone="y") == [Appended(4)]
+    assert put(store, "e", to_zone="y") == [Appended(5)]
+    store._database.run(lambda connection: connection.execute("DEALLOCATE ALL"))
+    assert put(store, "f", to_zone="y") == [Appended(6)]
+    assert put(store, "g", to_zone="x") == [Appended(7)]
+    assert flaws(store) == []
+
+
+def test_others_hear_of_facts_after_a_refusal(open_store: Open, url: str) -> None:
+    """The announcement is prepared again as well, also where old ids are looked through."""
+    store = open_store()
+    put(store, "a", "b", "c")
+    store.truncate(OUTBOUND, 2, loss_reason="they were dropped")
+    store.create_consumer("c", OUTBOUND)
+    put(store, "d")
+    store._caution = 0
+    put(store, "e")
+    with pytest.raises(BoundaryError):
+        store.create_consumer("c", "inbound:x")
+    put(store, "f")
+    with psycopg.connect(url, autocommit=True) as ear:
+        ear.execute(f'LISTEN "{store._channel}"')
+        put(store, "g")
+        assert len(list(ear.notifies(timeout=10.0, stop_after=1))) == 1
+
+
+def test_an_error_at_the_commit_is_told(open_store: Open, url: str) -> None:
+    """It comes behind the answers to all statements, and nothing was stored."""
     store = open_store()
     put(store, "a")
     put(store, "b")
-    store._database.run(lambda connection: connection.execute("DEALLOCATE ALL"))
+    refuse = "CREATE FUNCTION {zone}.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+    change(url, store, f"{refuse} RAISE EXCEPTION 'not now' USING ERRCODE = '23514'; END $$")
+    late = "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON {zone}.facts"
+    each = "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {zone}.no()"
+    change(url, store, f"{late} {each}")
+    with pytest.raises(StoreError, match="not now"):
+        put(store, "c")
+    change(url, store, "DROP TRIGGER late ON {zone}.facts")
     assert put(store, "c") == [Appended(3)]
-    assert put(store, "d") == [Appended(4)]
+    assert flaws(store) == []
+
+
+def test_an_interrupt_is_not_taken_for_a_lost_connection(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reaches whoever called; the connection, in the middle of an answer, is given up."""
+    store = open_store()
+    put(store, "a")
+    put(store, "b")
+
+    def interrupted(_line: object) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(straight, "_answers", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            put(store, "c")
+    assert put(store, "c")[0] in (Appended(3), Appended(3, True, new("c").envelope))
+    assert ids(store) == ["a", "b", "c"]
 
 
 @pytest.mark.req("P11", "P12")

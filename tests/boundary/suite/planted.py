@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace as altered
+
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.memory.shelf import Shelf
 from ergon_framework.boundary.logs.records import key_of
@@ -51,7 +53,7 @@ class CountsFromZero(Honest):
     ) -> list[Outcome]:
         found = super().append(log, facts, capacity=capacity)
         return [
-            replace(each, offset=each.offset - 1) if isinstance(each, Appended) else each
+            altered(each, offset=each.offset - 1) if isinstance(each, Appended) else each
             for each in found
         ]
 
@@ -66,7 +68,7 @@ class UsesOffsetsUp(Honest):
         for fact in facts:
             answer = super().append(log, [fact], capacity=capacity)[0]
             if not isinstance(answer, Appended):
-                hole = replace(fact, message_id=f"hole-{len(self.shelf(log).rows)}", references=())
+                hole = altered(fact, message_id=f"hole-{len(self.shelf(log).rows)}", references=())
                 super().append(log, [hole])
             found.append(answer)
         return found
@@ -115,7 +117,7 @@ class Reformats(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        tidy = [replace(fact, fact=fact.fact.strip()) for fact in facts]
+        tidy = [altered(fact, fact=fact.fact.strip()) for fact in facts]
         return super().append(log, tidy, capacity=capacity)
 
 
@@ -137,7 +139,7 @@ class ForgetsTheSource(Honest):
         refused: Sequence[Quarantined] = (),
         gaps: Sequence[Gap] = (),
     ) -> list[Outcome]:
-        blind = [replace(fact, source_offset=None) for fact in facts]
+        blind = [altered(fact, source_offset=None) for fact in facts]
         return super().receive(peer, blind, link, refused, gaps)
 
 
@@ -204,7 +206,7 @@ class LastEnvelopeWins(Honest):
     ) -> list[Outcome]:
         found = super().append(log, facts, capacity=capacity)
         return [
-            replace(each, envelope=fact.envelope)
+            altered(each, envelope=fact.envelope)
             if isinstance(each, Appended) and each.is_duplicate
             else each
             for fact, each in zip(facts, found, strict=True)
@@ -218,7 +220,7 @@ class KeyIsAString(Honest):
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         joined = [
-            replace(fact, from_zone="", message_id=f"{fact.from_zone}:{fact.message_id}")
+            altered(fact, from_zone="", message_id=f"{fact.from_zone}:{fact.message_id}")
             for fact in facts
         ]
         return super().append(log, joined, capacity=capacity)
@@ -230,7 +232,7 @@ class IgnoresCase(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        lower = [replace(fact, message_id=fact.message_id.casefold()) for fact in facts]
+        lower = [altered(fact, message_id=fact.message_id.casefold()) for fact in facts]
         return super().append(log, lower, capacity=capacity)
 
 
@@ -241,7 +243,7 @@ class IdsOfAllZones(Honest):
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         return super().append(
-            log, [replace(fact, from_zone=ZONE) for fact in facts], capacity=capacity
+            log, [altered(fact, from_zone=ZONE) for fact in facts], capacity=capacity
         )
 
 
@@ -266,7 +268,7 @@ class ShortDigests(Honest):
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
-        short = [replace(fact, digest=fact.digest[:8] + bytes(24)) for fact in facts]
+        short = [altered(fact, digest=fact.digest[:8] + bytes(24)) for fact in facts]
         return super().append(log, short, capacity=capacity)
 
 
@@ -321,7 +323,7 @@ class TrustsTheFirstReference(Honest):
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         return super().append(
-            log, [replace(fact, references=fact.references[:1]) for fact in facts]
+            log, [altered(fact, references=fact.references[:1]) for fact in facts]
         )
 
 
@@ -333,7 +335,7 @@ class IgnoresTheSize(Honest):
     ) -> list[Outcome]:
         kept = self._state.objects
         seen = [
-            replace(
+            altered(
                 fact,
                 references=tuple(
                     replace(e, size=kept[e.bucket, e.key].size) if (e.bucket, e.key) in kept else e
@@ -495,7 +497,7 @@ class ViewsIgnoreCase(Honest):
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
         return super().append(
-            log, [replace(fact, to_zone=fact.to_zone.lower()) for fact in facts], capacity=capacity
+            log, [altered(fact, to_zone=fact.to_zone.lower()) for fact in facts], capacity=capacity
         )
 
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.linking.holders import holder_of
 from ergon_framework.boundary.linking.puller import Puller
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.engine.clocks import AsyncSignal
+from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.testing import VirtualClock
 from tests.boundary.zones.test_puller import SETTINGS, Bench
 
@@ -19,7 +30,7 @@ pytestmark = pytest.mark.req("BOUNDARY:zones", "SCALE:boundary-postgres")
 def pullers(bench: Bench, count: int) -> list[Puller]:
     """One for each node: they share the log of b, and nothing else."""
     made = []
-    for _ in range(count):
+    for number in range(count):
         zone = Zone("b", bench.b.store, MemoryObjectStore(), SETTINGS, clock=bench.b.clock)
         made.append(
             Puller(
@@ -29,9 +40,24 @@ def pullers(bench: Bench, count: int) -> list[Puller]:
                 in_thread=bench.sink.in_thread,
                 policy=lambda: bench.policy,
                 dice=lambda: 0.5,
+                holder=f"node-{number}",
             )
         )
     return made
+
+
+async def until(condition: Callable[[], bool], seconds: float) -> None:
+    """Let the nodes work until something is so, for as long as it may take."""
+    loop, signal = asyncio.get_running_loop(), AsyncSignal()
+    end = loop.time() + seconds
+    while not condition():
+        assert loop.time() < end, "not in time"
+        await signal.wait(loop.time() + 0.05)
+
+
+def holder(bench: Bench) -> str | None:
+    """Who holds the name of b at a."""
+    return bench.a.store.consumer("zone:b").holder
 
 
 def test_nodes_that_pull_at_once_do_not_set_each_other_back() -> None:
@@ -59,3 +85,108 @@ def test_nodes_that_pull_at_once_do_not_set_each_other_back() -> None:
         assert [node.zone.gates["a"]["mode"] for node in nodes] == ["normal"] * 3
 
     VirtualClock().run(whole())
+
+
+def test_one_node_pulls_and_the_others_wait_for_their_turn() -> None:
+    """To wait is no trouble: the link is as it should be, and says who pulls."""
+
+    async def whole() -> None:
+        bench = Bench()
+        first, second = pullers(bench, 2)
+        bench.append("order:1")
+        await first.turn()
+        waiting = asyncio.create_task(second.run())
+        for number in range(2, 30):
+            bench.append(f"order:{number}")
+            await first.turn()
+            await asyncio.sleep(0.3)  # the other one looks in between
+            assert holder(bench) == "node-0"
+        assert second.zone.gates["a"]["held_by"] == "node-0"
+        assert bench.inbound() == [f"order:{number}" for number in range(1, 30)]
+        assert status(second.zone)["alerts"] == []
+        assert second.zone.telling.counts["pulled", "a"] == 0
+        second.stop()
+        await second.leave()  # which takes nothing from the one that pulls
+        assert holder(bench) == "node-0"
+        await waiting
+
+    VirtualClock().run(whole())
+
+
+@pytest.mark.parametrize("how", ["dies", "leaves"])
+def test_another_node_takes_over(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one that has died when its lease ends, from one that leaves at its next look.
+
+    Whoever sees what it received sees that it waits for nobody any more.
+    """
+
+    async def whole() -> None:
+        bench = Bench()
+        first, second = pullers(bench, 2)
+        receive, held_by = bench.b.store.receive, []
+
+        def received(*arguments: Any, **named: Any) -> Any:
+            held_by.append(second.zone.gates["a"].get("held_by"))
+            return receive(*arguments, **named)
+
+        monkeypatch.setattr(bench.b.store, "receive", received)
+        bench.append("order:1")
+        await first.turn()
+        waiting = asyncio.create_task(second.run())
+        await until(lambda: second.zone.gates["a"].get("held_by") == "node-0", 5.0)
+        bench.append("order:2")
+        if how == "leaves":
+            await first.leave()
+        else:
+            lease = 2 * (SETTINGS.pull.wait + SETTINGS.pull.timeout)
+            bench.now += lease - 0.1
+            await asyncio.sleep(5.0)
+            assert bench.inbound() == ["order:1"]
+            bench.now += 0.2
+        await until(lambda: bench.inbound() == ["order:1", "order:2"], 2.0)
+        assert holder(bench) == "node-1"
+        assert held_by == [None, None]
+        second.stop()
+        second.wake()
+        waiting.cancel()
+
+    VirtualClock().run(whole())
+
+
+def test_who_comes_late_takes_no_turn() -> None:
+    """A node that lost its lease while it worked confirms nothing, and waits like the others."""
+
+    async def whole() -> None:
+        bench = Bench()
+        first, second = pullers(bench, 2)
+        bench.append("order:1")
+        await first.turn()
+        bench.now += 3600
+        bench.append("order:2")
+        await second.turn()
+        assert holder(bench) == "node-1"
+        with pytest.raises(ConsumerHeldError):
+            await first.turn()
+        assert bench.inbound() == ["order:1", "order:2"]
+
+    VirtualClock().run(whole())
+
+
+def test_each_process_has_its_name(tmp_path: Path) -> None:
+    """As long as it lives; the one node of a folder has the name of its zone, life after life."""
+    code = (
+        "from ergon_framework.boundary.linking.holders import holder_of\n"
+        "from ergon_framework.boundary.logs.memory import MemoryFactStore\n"
+        "print(holder_of(MemoryFactStore('b')), end='')"
+    )
+    words = [sys.executable, "-c", code]
+    other = subprocess.run(words, capture_output=True, text=True, check=True).stdout  # noqa: S603
+    mine = holder_of(MemoryFactStore("b"))
+    assert mine == holder_of(MemoryFactStore("b"))
+    assert mine != other
+    found = []
+    for _ in range(2):
+        with closing(SqliteFactStore(tmp_path / "facts.db", zone="b")) as store:
+            found.append((holder_of(store), store.info().epoch))
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1]

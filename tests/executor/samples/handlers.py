@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ import threading
 from typing import Any
 
 from ergon_framework.executor import Registry, process
+from ergon_framework.executor.board import Board
 
 print("printed while it was imported")
 os.write(1, b"written while it was imported\n")
@@ -68,6 +70,35 @@ def fork() -> int:
     if pid == 0:
         return 0
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@registry.handler
+def fork_under_lock() -> int:
+    """The same while somebody holds the executor's lock."""
+    [board] = [each for each in gc.get_objects() if isinstance(each, Board)]
+    with board.lock:
+        pid = os.fork()
+    if pid == 0:
+        board.lock.acquire()
+        return 0
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@registry.handler
+def fork_and_fail() -> list[int]:
+    """One child starts a thread and returns, one raises."""
+    codes = []
+    for fails in (False, True):
+        pid = os.fork()
+        if pid == 0:
+            if fails:
+                raise ValueError("not in the child")
+            speak = threading.Timer(0.05, os.write, (2, b"said by its thread\n"))
+            speak.daemon = False
+            speak.start()
+            return []
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return codes
 
 
 @registry.handler

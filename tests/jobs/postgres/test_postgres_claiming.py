@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, claiming
-from ergon_framework.jobs.stores.postgres.careful import judged
 from ergon_framework.jobs.stores.postgres.exchanging import Exchange
 from ergon_framework.ports.jobstore import Ask, Claimed, Search
 from ergon_framework.testing.suites.hand_clock import START, HandClock
@@ -284,46 +283,3 @@ def test_two_operators_change_one_queue(open_store: Callable[[], PostgresJobStor
 
     stores = [open_store(), open_store()]
     together([partial(change, store, n == 0) for n, store in enumerate(stores)])
-
-
-# ---- who may start ------------------------------------------------------------------------------
-
-OPEN = {"q": 9}  # what the gate of the queue lets through
-
-
-def row(n: int, key: str | None = None, limit: int = 1, expires_at: float | None = None) -> Any:
-    """A candidate, as the statement gives it."""
-    return (
-        *(n, 0, f"j{n}", "work", "", "q", b"[]", b"{}", 0, 0, 0, False, 1.0, None, None),
-        *(0, float(n), "pending", expires_at, key, limit),
-    )
-
-
-def test_the_first_of_a_key_is_admitted_in_whichever_line() -> None:
-    """Two lines with jobs of one key give it to the one that came first."""
-    verdict = judged([[row(2, "k"), row(3)], [row(1, "k"), row(4)]], [5, 5], OPEN, Counter(), 0.0)
-    assert [each[0] for each in verdict.admitted] == [1, 3, 4]
-    assert [each[0] for each in verdict.blocked] == [2]
-
-
-def test_who_has_no_room_stays_where_it_is() -> None:
-    """A line without room is left alone, whatever its keys are."""
-    verdict = judged([[row(1, "k"), row(2, "k")], [row(3)]], [0, 1], OPEN, Counter(k=1), 0.0)
-    assert [each[0] for each in verdict.admitted] == [3]
-    assert (verdict.blocked, verdict.outdated) == ([], [])
-
-
-def test_lines_of_one_queue_share_its_gate() -> None:
-    """What the gate lets through goes to whoever comes first, in whichever line."""
-    verdict = judged([[row(2), row(4)], [row(1), row(3)]], [2, 2], {"q": 3}, Counter(), 0.0)
-    assert [each[0] for each in verdict.admitted] == [1, 2, 3]
-    assert (verdict.blocked, verdict.outdated) == ([], [])
-
-
-def test_who_is_over_takes_no_room() -> None:
-    """An expired job is told apart from those that may start, and does not count for its key."""
-    rows = [row(1, "k", expires_at=5.0), row(2, "k"), row(3, "k", limit=2), row(4, "k", limit=2)]
-    verdict = judged([rows], [9], OPEN, Counter(), 5.0)
-    assert [each[0] for each in verdict.outdated] == [1]
-    assert [each[0] for each in verdict.admitted] == [2, 3]
-    assert [each[0] for each in verdict.blocked] == [4]

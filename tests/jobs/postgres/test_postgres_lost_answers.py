@@ -294,3 +294,18 @@ def test_what_was_claimed_is_told_when_the_rest_fails(
         far.exchange([], ask(9))
     monkeypatch.undo()
     assert [job.id for job in far.exchange([], ask(9))[1].jobs] == ["key"]
+
+
+def test_an_add_stays_unknown_when_the_server_lets_nobody_in(
+    line: DeafLine, far: PostgresJobStore, near: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who cannot look whether the jobs are there does not say that they are not."""
+
+    def expired() -> None:
+        raise psycopg.OperationalError("connection failed: SSL error: certificate has expired")
+
+    monkeypatch.setattr(far._database._connections, "_connect", expired)
+    error = losing(line, lambda: far.add([new("a")]), lambda: near.store.count(Search()) == 1)
+    assert isinstance(error, StoreUnavailableError)
+    assert "nobody knows" in error.message
+    assert error.details == {"is_lost": True, "ids": ["a"]}

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 from ergon_framework.jobs.stores.redis import RedisJobStore
-from tests.servers.missing import MissingServerError, missing
 from tests.servers.redis import DURABLE, RedisServer
+from tests.servers.server import started
 
 Open = Callable[..., RedisJobStore]
 
 
-@contextmanager
-def serving(*options: str) -> Iterator[RedisServer]:
+def serving(*options: str) -> AbstractContextManager[RedisServer]:
     """A server of one's own."""
-    try:
-        server = RedisServer(options or DURABLE)
-    except MissingServerError as error:
-        missing(error)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
+    return started(lambda: RedisServer(options or DURABLE))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -165,16 +164,14 @@ def test_a_server_that_is_frozen_is_not_waited_for_long(
     monkeypatch.setattr(link_module, "ANSWERED", 0.5)
     with closing(RedisJobStore(own_server.url)) as store:
         store.add([new("a")])
-        process = own_server._process
-        assert process is not None
-        process.send_signal(signal.SIGSTOP)
+        own_server.freeze()
         try:
             with pytest.raises(StoreUnavailableError, match="not known"):
                 store.add([new("b")])
             with pytest.raises(StoreUnavailableError):
                 store.find("a")
         finally:
-            process.send_signal(signal.SIGCONT)
+            own_server.thaw()
         assert store.find("a") is not None
         assert store.find("b") is not None
 

@@ -182,6 +182,8 @@ def test_the_clock_is_the_servers(database: PostgresDatabase, postgres_url: str)
         ("postgresql:/host/name", "lacks ://"),
         ("postgresql://user@host:port:9/name", "cannot be read"),
         ("postgresql://host/name?nonsense=1", "cannot be read"),
+        ("postgresql://user:a#b@host/name", "cannot be read"),
+        ("postgresql://user:a?b=c@host/name", "cannot be read"),
     ],
 )
 def test_a_wrong_url_is_told(url: str, text: str) -> None:

@@ -55,7 +55,7 @@ def test_unsafe_settings_are_explained() -> None:
     """Each with what to do about it; those that lose jobs are grave."""
     assert version(replace(SAFE, version=(6, 0, 9))).is_grave
     assert not version(SAFE).remedy
-    assert version(replace(SAFE, version=())).found == "not told"
+    assert version(replace(SAFE, version=())).found.startswith("not told")
     assert role(replace(SAFE, is_replica=True), is_cluster=False).is_grave
     assert "cluster" in role(SAFE, is_cluster=True).found
     assert eviction(replace(SAFE, evicts="volatile-ttl")).is_grave

@@ -53,7 +53,7 @@ def engines_of(settings: Settings) -> dict[str, list[str]]:
 
 def _kind(url: str) -> str:
     scheme = url.partition(":")[0].partition("+")[0].lower()
-    return {"postgres": "postgresql", "rediss": "redis"}.get(scheme, scheme)
+    return {"postgres": "postgresql", "rediss": "redis", "tls": "nats"}.get(scheme, scheme)
 
 
 def _observer(url: str) -> Observe | None:

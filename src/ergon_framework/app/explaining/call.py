@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from ergon_framework.app.explaining.answers import Asked, Explanation
 from ergon_framework.app.reading.store_files import has_calls, place_of
@@ -15,6 +14,7 @@ from ergon_framework.core.wording import coded, span, times
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.providerstore import (
     EVERYBODY,
+    AttemptRow,
     LaneHealth,
     LaneKey,
     LetterStatus,
@@ -50,7 +50,7 @@ def lanes_holding(asked: Asked, units: Collection[str]) -> Iterator[str]:
     from ergon_framework.providers.stores import open_store
 
     for url in _stores(asked):
-        refused = [row for row in _rows(url, sorted(units)) if row["attempt_number"] == 0]
+        refused = [row for row in _rows(url, sorted(units)) if row.attempt_number == 0]
         if refused:
             with closing(open_store(url)) as store:
                 yield from _lanes(store, refused[-1:], ())
@@ -82,26 +82,19 @@ def _stores(asked: Asked) -> Iterator[str]:
             yield url
 
 
-def _rows(url: str, units: Sequence[str]) -> list[Any]:
-    from sqlalchemy import or_, select
-
+def _rows(url: str, units: Sequence[str]) -> list[AttemptRow]:
     from ergon_framework.providers.migrations.database import database_of
-    from ergon_framework.providers.models import ProviderExecutionMetric as Row
+    from ergon_framework.providers.stores.looking import SqlProviderLooking
 
-    keys = [Row.idempotency_key.startswith(f"{unit}/", autoescape=True) for unit in units]
-    named = (Row.correlation_id, Row.task_execution_id, Row.idempotency_key)
-    match = or_(*(column.in_(units) for column in named), *keys)
-    newest = select(Row.__table__).where(match).order_by(Row.created_at.desc()).limit(MOST_ROWS)
-    with database_of(url).connect() as connection:
-        return list(reversed(connection.execute(newest).mappings().all()))
+    return SqlProviderLooking(database_of(url)).attempts_named(units, MOST_ROWS)
 
 
-def _letters(store: ProviderStore, unit: str, rows: Sequence[Any]) -> list[StoredLetter]:
-    keys = {row["idempotency_key"] for row in rows} - {None}
+def _letters(store: ProviderStore, unit: str, rows: Sequence[AttemptRow]) -> list[StoredLetter]:
+    keys = {row.idempotency_key for row in rows} - {None}
     named = store.letters(ids=(unit,), limit=1)
     if named or not rows:
         return named
-    tenants = sorted({row["tenant_id"] for row in rows})
+    tenants = sorted({row.tenant_id for row in rows})
     found = (each for tenant in tenants for each in store.letters(tenant_id=tenant, limit=1000))
     return [
         each
@@ -110,17 +103,17 @@ def _letters(store: ProviderStore, unit: str, rows: Sequence[Any]) -> list[Store
     ]
 
 
-def _status(rows: Sequence[Any], letters: Sequence[StoredLetter]) -> str:
+def _status(rows: Sequence[AttemptRow], letters: Sequence[StoredLetter]) -> str:
     if not rows:
         return "dead_letter" if letters else "unknown"
     last = rows[-1]
-    return "refused" if last["attempt_number"] == 0 else str(last["outcome"])
+    return "refused" if last.attempt_number == 0 else str(last.outcome)
 
 
 # ---- what is told --------------------------------------------------------------------------------
 
 
-def _attempts(rows: Sequence[Any]) -> Iterator[str]:
+def _attempts(rows: Sequence[AttemptRow]) -> Iterator[str]:
     told = rows[-MOST_TOLD:]
     if len(rows) > len(told):
         yield f"{len(rows) - len(told)} older attempts are left out."
@@ -128,29 +121,29 @@ def _attempts(rows: Sequence[Any]) -> Iterator[str]:
         yield _attempt(row)
 
 
-def _attempt(row: Any) -> str:
-    at = format_instant(row["created_at"].timestamp())
-    what = f"{row['operation']} of {row['provider_name']}/{row['capability']}"
-    code = row["reason_code"] or "no reason recorded"
-    if row["attempt_number"] == 0:
+def _attempt(row: AttemptRow) -> str:
+    at = format_instant(row.created_at)
+    what = f"{row.operation} of {row.provider_name}/{row.capability}"
+    code = row.reason_code or "no reason recorded"
+    if row.attempt_number == 0:
         return f"{at}: {what} was refused by a gate ({code}); nothing was sent."
-    which = f"attempt {row['attempt_number']} of {row['max_attempts']}"
-    took = f"after {span(row['duration_ms'] / 1000)}"
-    if row["outcome"] == "success":
+    which = f"attempt {row.attempt_number} of {row.max_attempts}"
+    took = f"after {span(row.duration_ms / 1000)}"
+    if row.outcome == "success":
         return f"{at}: {what}, {which}, succeeded {took}."
-    status = "" if row["http_status"] is None else f", HTTP status {row['http_status']}"
+    status = "" if row.http_status is None else f", HTTP status {row.http_status}"
     then = {
         "retry": "another attempt was to follow",
         "dead_letter": "it was given up with a dead letter",
-    }.get(row["outcome"], "it was given up")
+    }.get(row.outcome, "it was given up")
     return f"{at}: {what}, {which}, failed {took} ({code}{status}); {then}."
 
 
 def _lanes(
-    store: ProviderStore, rows: Sequence[Any], letters: Sequence[StoredLetter]
+    store: ProviderStore, rows: Sequence[AttemptRow], letters: Sequence[StoredLetter]
 ) -> Iterator[str]:
     """How the lanes of the last attempts stand now."""
-    keys = [LaneKey(row["tenant_id"], row["provider_name"], row["capability"]) for row in rows]
+    keys = [LaneKey(row.tenant_id, row.provider_name, row.capability) for row in rows]
     for each in letters:
         letter = each.letter
         keys.append(LaneKey(letter.tenant_id, letter.provider_name, letter.capability))

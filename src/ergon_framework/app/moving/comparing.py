@@ -62,15 +62,30 @@ def differences(source: Archive, target: Archive, kind: type[Copy]) -> Iterator[
         theirs = next(there, None)
 
 
+class Adding:
+    """Copies that are added up, one after the other."""
+
+    def __init__(self) -> None:
+        self._digest, self._count = hashlib.sha256(), 0
+
+    def add(self, copy: Copy) -> int:
+        """Add one; how many there were so far."""
+        content = copy.content
+        self._digest.update(len(content).to_bytes(8) + content)
+        self._count += 1
+        return self._count
+
+    def sum(self) -> Sum:
+        """What they come to."""
+        return Sum(self._count, self._digest.hexdigest())
+
+
 def summed(store: Archive, kind: type[Copy], watch: Callable[[int], None] = lambda _: None) -> Sum:
     """Read all copies of a kind and add them up; ``watch`` is told how many there were so far."""
-    digest, count = hashlib.sha256(), 0
+    adding = Adding()
     for copy in copies(store, kind):
-        content = copy.content
-        digest.update(len(content).to_bytes(8) + content)
-        count += 1
-        watch(count)
-    return Sum(count, digest.hexdigest())
+        watch(adding.add(copy))
+    return adding.sum()
 
 
 def is_empty(store: Archive, kinds: tuple[type[Copy], ...]) -> bool:

@@ -1,55 +1,20 @@
-"""``ergon move``: which stores are opened for it, and what is moved between them."""
+"""``ergon move``: what is moved between two places, and in which order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 
-from ergon_framework.app.moving import copying, objects
-from ergon_framework.app.moving.copying import Moved, Part, Tell
+from ergon_framework.app.moving import copying, objects, opening, shutting
+from ergon_framework.app.moving.opening import Asked
+from ergon_framework.app.moving.parts import Moved, Part, Tell
 from ergon_framework.app.moving.places import Place
-from ergon_framework.app.moving.quiet import refuse_readers, refuse_workers
-from ergon_framework.app.tables import tables_in, zones_there
-from ergon_framework.boundary.folder import DataFolder
-from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.opening import (
-    clock_of,
-    is_folder,
-    open_fact_store,
-    open_object_store,
-)
-from ergon_framework.errors import ConfigurationError, StoreSchemaError
-from ergon_framework.jobs.requests import Store
-from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy
-from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import Archive
+from ergon_framework.app.tables import zones_there
+from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.ports.moving import mark_of
 
-S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is to be moved, and how."""
-
-    source: Place
-    target: Place
-    zone: str | None = None
-    objects: tuple[str, str] | None = None
-    is_forced: bool = False
-    is_trial: bool = False
-
-    @property
-    def only_looks(self) -> bool:
-        """Whether the source is opened for reading only.
-
-        Otherwise a file is brought up to date first, and one out of a backup gets its new epoch.
-        """
-        return self.source.file is None or self.is_forced or self.is_trial
+__all__ = ["Asked", "Outcome", "reopen", "run"]
 
 
 @dataclass
@@ -58,6 +23,8 @@ class Outcome:
 
     moved: list[Moved] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_shut: bool = False
+    """Whether nobody can work with the source any more, by this move or an earlier one."""
 
 
 def run(asked: Asked, tell: Tell) -> Outcome:
@@ -67,34 +34,35 @@ def run(asked: Asked, tell: Tell) -> Outcome:
         raise ConfigurationError(
             f"{asked.target.name} cannot be moved into itself", remedy="name another store as TO"
         )
-    return (_move_zone if _is_zone(asked) else _move_work)(asked, tell)
+    return (_move_zone if asked.is_zone else _move_work)(asked, tell)
 
 
-def _is_zone(asked: Asked) -> bool:
-    """Whether facts are meant, and not jobs."""
-    if asked.zone is not None or asked.source.is_folder or asked.target.is_folder:
-        return True
-    if asked.source.file is None:
-        return asked.source.url.startswith("nats")
-    return asked.source.parts() == {"boundary"}
-
-
-# ---- jobs and provider calls --------------------------------------------------------------------
+def reopen(asked: Asked) -> list[str]:
+    """Let a source be worked with again that was shut; which of its parts were."""
+    asked.source.refuse_missing()
+    with ExitStack() as stack:
+        sources = opening.sources(asked, stack)
+        for source in sources.values():
+            shutting.refuse_elsewhere(source, asked.source.name, asked.target.name)
+        return [name for name, source in sources.items() if shutting.reopen(source)]
 
 
 def _move_work(asked: Asked, tell: Tell) -> Outcome:
+    """Move jobs and provider calls."""
     outcome = Outcome()
     with ExitStack() as stack:
         # Jobs come last: until they are there, nobody works with what else is there.
-        parts = [*_call_part(asked, outcome), *_job_part(asked, stack)]
+        parts = [*opening.call_part(asked, outcome.notes), *opening.job_part(asked, stack)]
         if not parts:
             raise ConfigurationError(
                 f"{asked.source.name} keeps neither jobs nor provider calls",
                 remedy="--zone NAME moves the facts of a zone",
             )
         _begin(asked, parts)
-        for part in parts:
-            outcome.moved += _moved(asked, part, tell)
+        with _open_again_unless_done(asked, parts):
+            for part in parts:
+                outcome.moved += _moved(asked, part, tell)
+        outcome.is_shut = _are_shut(parts)
     outcome.notes += [
         f"the facts of zone {zone} stay: --zone {zone} moves them" for zone in _zones(asked.source)
     ]
@@ -109,121 +77,25 @@ def _zones(place: Place) -> list[str]:
     return [] if zone is None else [zone]
 
 
-def _has_jobs(place: Place) -> bool:
-    """Whether a database has tables of jobs; Redis has nothing else."""
-    if not place.is_database:
-        return True
-    tables = tables_in(place.url, has_jobs=True, is_offline=True)
-    return any(each.part == "jobs" and each.current() is not None for each in tables)
-
-
-def _job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
-    if not _has_jobs(asked.source):
-        return
-    source = open_store(asked.source.url, read_only=asked.only_looks)
-    stack.enter_context(closing(source))
-    if not asked.is_forced:
-        refuse_workers(source, source.now(), asked.source.name)
-    target = _target(asked, _open_target, MemoryJobStore)
-    stack.enter_context(closing(target))
-    refuse_workers(target, target.now(), asked.target.name)
-    yield Part(
-        "jobs",
-        cast("Archive", source),
-        cast("Archive", target),
-        JOB_KINDS,
-        f"jobs of {asked.source.name}",
-        asked.target.name,
-        {"jobs": source.count(Search())},
-    )
-
-
-def _open_target(url: str, *, read_only: bool = False) -> Store:
-    return open_store(url, read_only=read_only, half_moved=True)
-
-
-def _call_part(asked: Asked, outcome: Outcome) -> Iterator[Part]:
-    """The tables of provider calls, if there are any, and somewhere to put them."""
-    if not asked.source.is_database:
-        return
-    from ergon_framework.app.moving.providers import KINDS, ProviderArchive
-    from ergon_framework.providers.migrations.database import database_of
-
-    source = ProviderArchive(database_of(asked.source.url))
-    if not source.is_there():
-        return
-    if not asked.target.is_database:
-        outcome.notes.append(
-            "provider calls and their dead letters stay: only SQLite and PostgreSQL keep them"
-        )
-        return
-    target = ProviderArchive(database_of(asked.target.url))
-    name = f"provider calls of {asked.source.name}"
-    yield Part("provider calls", source, target, KINDS, name, asked.target.name)
-
-
-# ---- a zone -------------------------------------------------------------------------------------
-
-
 def _move_zone(asked: Asked, tell: Tell) -> Outcome:
     outcome = Outcome()
     with ExitStack() as stack:
-        part = _zone_part(asked, stack)
+        part = opening.zone_part(asked, stack)
         copying.refuse_other(part)
-        stores = _bytes(asked, part, stack)  # before the mark: there may be no such place
+        stores = opening.object_stores(asked, part, stack)  # before the mark: it may not be there
         _begin(asked, [part])
         if stores is None:
             outcome.notes.append("objects stay where they are: --objects FROM TO copies them")
+        elif asked.is_trial:
+            outcome.moved.append(objects.look(stores, tell))
         else:
-            outcome.moved += (objects.look if asked.is_trial else objects.move)(stores, tell)
-        outcome.moved += _moved(asked, part, tell)
+            moved = objects.move(stores, tell)
+            outcome.moved.append(moved)
+            part = replace(part, aside=lambda: objects.settle(stores, moved, tell))
+        with _open_again_unless_done(asked, [part]):
+            outcome.moved += _moved(asked, part, tell)
+        outcome.is_shut = _are_shut([part])
     return outcome
-
-
-def _zone_part(asked: Asked, stack: ExitStack) -> Part:
-    zone = asked.zone or asked.source.zone()
-    if zone is None:
-        raise ConfigurationError(
-            f"nothing says which zone of {asked.source.name} is meant", remedy="give --zone NAME"
-        )
-    if asked.source.file is not None and not asked.is_forced:
-        stack.enter_context(closing(DataFolder.lock(asked.source.file.parent)))
-    if asked.target.file is not None and not asked.is_trial:
-        stack.enter_context(closing(DataFolder.lock(asked.target.file.parent)))
-    source = open_fact_store(asked.source.url, zone=zone, read_only=asked.only_looks)
-    stack.enter_context(closing(source))
-    if asked.source.file is None and not asked.is_forced:
-        refuse_readers(source, clock_of(source), asked.source.name)
-
-    def opened(url: str, **how: Any) -> Any:
-        return open_fact_store(url, zone=zone, **how)
-
-    target = _target(asked, opened, lambda: MemoryFactStore(zone))
-    stack.enter_context(closing(target))
-    info = source.info()
-    return Part(
-        "facts",
-        cast("Archive", source),
-        cast("Archive", target),
-        FACT_KINDS,
-        f"facts of {info.zone}, epoch {info.epoch}",
-        asked.target.name,
-        {"facts": sum(log.head - log.first + 1 for log in source.logs())},
-    )
-
-
-def _bytes(asked: Asked, part: Part, stack: ExitStack) -> objects.Bytes | None:
-    """Where objects come from and go to; None when they are to stay."""
-    places = asked.objects or (asked.source.objects, asked.target.objects)
-    if places[0] is None or places[1] is None:
-        return None
-    source = stack.enter_context(closing(open_object_store(places[0])))
-    is_missing = is_folder(places[1]) and not Path(places[1]).is_dir()
-    place = "memory://" if asked.is_trial and is_missing else places[1]
-    [zone] = [copy.info.zone for copy in part.source.dump(ZoneCopy, None, 1)]
-    target = open_object_store(place, zone=zone, read_only=asked.is_trial)
-    stack.enter_context(closing(target))
-    return objects.Bytes(part.source, source, target)
 
 
 # ---- both ---------------------------------------------------------------------------------------
@@ -233,22 +105,32 @@ def _begin(asked: Asked, parts: Sequence[Part]) -> None:
     """Refuse what cannot be before anything is written, and then leave word."""
     for part in parts:
         copying.refuse_other(part)
+        if asked.shuts:
+            shutting.refuse_elsewhere(part.source, asked.source.name, part.where)
     if not asked.is_trial:
         for part in parts:
             copying.begin(part)
 
 
 def _moved(asked: Asked, part: Part, tell: Tell) -> list[Moved]:
-    return (copying.look if asked.is_trial else copying.move)(part, tell)
+    if asked.is_trial:
+        return copying.look(part, tell)
+    return copying.move(part, tell, shuts=asked.shuts)
 
 
-def _target(asked: Asked, opens: Callable[..., S], empty: Callable[[], Any]) -> S:
-    """The store to be written; for a trial one that is there is only looked at, or none is."""
-    if not asked.is_trial:
-        return opens(asked.target.url)
-    if asked.target.file is not None and not asked.target.file.is_file():
-        return cast("S", empty())
+def _are_shut(parts: Sequence[Part]) -> bool:
+    return all(mark_of(part.source).moved_to for part in parts)
+
+
+@contextmanager
+def _open_again_unless_done(asked: Asked, parts: Sequence[Part]) -> Iterator[None]:
+    """Leave a source as open as it was when the move fails: somebody has to be able to work."""
+    was_open = [part for part in parts if not mark_of(part.source).moved_to]
     try:
-        return opens(asked.target.url, read_only=True)
-    except StoreSchemaError:
-        return cast("S", empty())
+        yield
+    except BaseException:
+        if asked.shuts and not asked.is_trial:
+            for part in was_open:
+                with suppress(StoreError):  # why the move failed is what is told; --reopen is left
+                    shutting.reopen(part.source)
+        raise

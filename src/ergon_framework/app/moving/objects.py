@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from ergon_framework.app.moving.comparing import Sum, copies
-from ergon_framework.app.moving.copying import Moved, Tell, Told
+from ergon_framework.app.moving.parts import Moved, Tell, Told
 from ergon_framework.errors import DataLossError
 from ergon_framework.ports.copies import NameCopy
 from ergon_framework.ports.moving import Archive
@@ -29,30 +29,57 @@ class Bytes:
     target: ObjectStore
 
 
-def look(stores: Bytes, tell: Tell) -> list[Moved]:
+def look(stores: Bytes, tell: Tell) -> Moved:
     """Find out how many names stand for bytes that would be copied; nothing is written."""
     moved = Moved(PART, PART)
     for count, name in enumerate(copies(stores.names, NameCopy), 1):
         moved.copied += stores.target.stat(name.object.digest) is None
         tell(Told(PART, "comparing objects", count))
-    return [moved]
+    return moved
 
 
-def move(stores: Bytes, tell: Tell) -> list[Moved]:
-    """Copy what is missing or damaged, and look for all of it after.
+def move(stores: Bytes, tell: Tell) -> Moved:
+    """Copy what is missing or damaged; :func:`settle` comes after the names.
 
-    Digests are worked out while bytes go in, and bytes that were there already are read.
+    Bytes that are there are read, those that were just copied as well: what a disk or a bucket
+    gives back is what counts.
     """
     moved = Moved(PART, PART)
     for count, name in enumerate(copies(stores.names, NameCopy), 1):
-        if stores.target.verify(name.object.digest, name.object.size) is not None:
-            failpoint("move.object.before")
-            _copy(stores, name)
-            failpoint("move.object.after")
+        if _flaw(stores, name) is not None:
+            _bring(stores, name)
             moved.copied += 1
         tell(Told(PART, "copying objects", count))
-    moved.sum = _verified(stores, tell)
-    return [moved]
+    return moved
+
+
+def settle(stores: Bytes, moved: Moved, tell: Tell) -> None:
+    """Look for the bytes of every name once more; of those that came meanwhile, copy them."""
+    total, count = hashlib.sha256(), 0
+    for name in copies(stores.names, NameCopy):
+        kept = name.object
+        found = stores.target.stat(kept.digest)
+        if found is None or found.size != kept.size:
+            _bring(stores, name)
+            moved.copied += 1
+        total.update(kept.digest + kept.size.to_bytes(8))
+        count += 1
+        tell(Told(PART, "verifying objects", count))
+    moved.sum = Sum(count, total.hexdigest())
+
+
+def _flaw(stores: Bytes, name: NameCopy) -> str | None:
+    return stores.target.verify(name.object.digest, name.object.size)
+
+
+def _bring(stores: Bytes, name: NameCopy) -> None:
+    """Copy the bytes of one object, and read them where they are now."""
+    failpoint("move.object.before")
+    _copy(stores, name)
+    failpoint("move.object.after")
+    flaw = _flaw(stores, name)
+    if flaw is not None:
+        raise _lost(name, f"are not what was written where they were copied to: {flaw}")
 
 
 def _copy(stores: Bytes, name: NameCopy) -> None:
@@ -60,7 +87,7 @@ def _copy(stores: Bytes, name: NameCopy) -> None:
     digest = name.object.digest
     download = stores.source.open(digest)
     if download is None:
-        raise _missing(name, "where they are to come from")
+        raise _lost(name, "are not there, where they are to come from")
     with closing(download):
         upload = stores.target.partial(digest)
         try:
@@ -73,23 +100,10 @@ def _copy(stores: Bytes, name: NameCopy) -> None:
             raise
 
 
-def _verified(stores: Bytes, tell: Tell) -> Sum:
-    """Look for every object on the other side."""
-    total, count = hashlib.sha256(), 0
-    for name in copies(stores.names, NameCopy):
-        found = stores.target.stat(name.object.digest)
-        if found is None or found.size != name.object.size:
-            raise _missing(name, "where they were copied to")
-        total.update(found.digest + found.size.to_bytes(8))
-        count += 1
-        tell(Told(PART, "verifying objects", count))
-    return Sum(count, total.hexdigest())
-
-
-def _missing(name: NameCopy, where: str) -> DataLossError:
+def _lost(name: NameCopy, what: str) -> DataLossError:
     kept = name.object
     return DataLossError(
-        f"the bytes of {kept.bucket}/{kept.key} are not there, {where}",
+        f"the bytes of {kept.bucket}/{kept.key} {what}",
         reason="artifact_missing",
         remedy="`ergon boundary verify` lists what is missing; restore it from a backup",
         details={"bucket": kept.bucket, "key": kept.key, "digest": f"sha256:{kept.digest.hex()}"},

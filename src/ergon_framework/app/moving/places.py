@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from ergon_framework.boundary.folder import FILE, OBJECTS
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.storage.urls import SQLITE, file_of
+from ergon_framework.storage.urls import SQLITE, file_of, is_cut_short
 
 _DATABASES = ("sqlite", "postgresql", "postgres")
 _SECRETS = frozenset({"password", "passwd", "sslpassword", "token"})
@@ -21,6 +21,14 @@ class Place:
     """A store by its URL, or a zone by its folder."""
 
     given: str
+
+    def __post_init__(self) -> None:
+        """Refuse a URL that may be read in two ways: its name would show a password."""
+        if self.file is None and is_cut_short(self.given.partition("://")[2]):
+            raise ConfigurationError(
+                "the URL of a store cannot be read",
+                remedy="write @, :, /, ? and # in a password as %40, %3A, %2F, %3F and %23",
+            )
 
     @property
     def is_folder(self) -> bool:

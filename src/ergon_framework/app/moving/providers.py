@@ -26,14 +26,20 @@ from ergon_framework.ports.moving import C
 from ergon_framework.providers.migrations import HEAD, running
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.models import metadata
+from ergon_framework.providers.stores.moves import MARKS
+from ergon_framework.storage.bars import postgres_bars, sqlite_bars
+from ergon_framework.storage.failpoints import declare, failpoint
 
 _TABLES = sorted(metadata.tables.values(), key=lambda table: table.name)
 _MARKS = Table(
-    "ergon_provider_moves",
+    MARKS,
     MetaData(),
     Column("one", Integer, primary_key=True),
     Column("mark", LargeBinary, nullable=False),
 )
+
+
+declare("move.rows.before", "move.rows.after")
 
 
 class RowCopy(Copy, frozen=True):
@@ -99,6 +105,8 @@ class ProviderArchive:
             for table, rows in _by_table(copies):
                 _remove(connection, table, rows)
                 connection.execute(table.insert(), rows)
+            failpoint("move.rows.before")
+        failpoint("move.rows.after")
 
     def discard(self, copies: Sequence[Copy]) -> None:
         """Take rows out; those that are not there are fine."""
@@ -115,6 +123,14 @@ class ProviderArchive:
                 return None
             found = connection.scalar(select(_MARKS.c.mark))
         return None if found is None else bytes(found)
+
+    def bar(self, place: str | None) -> None:
+        """Refuse changes of all tables, or let them in again."""
+        names = [str(table.name) for table in _TABLES]
+        with self._database.connect() as connection:
+            is_server = connection.dialect.name == "postgresql"
+            for statement in (postgres_bars if is_server else sqlite_bars)(names, place):
+                connection.exec_driver_sql(statement.replace("%", "%%") if is_server else statement)
 
     def set_mark(self, mark: bytes | None) -> None:
         """Write something down about a move into this database, or forget it.

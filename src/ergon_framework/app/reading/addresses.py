@@ -21,6 +21,7 @@ PORTS = {
     "postgresql": 5432,
     "redis": 6379,
     "rediss": 6379,
+    "tls": 4222,
 }
 """Where a server listens whose URL names no port."""
 

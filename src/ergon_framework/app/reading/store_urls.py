@@ -39,12 +39,12 @@ def call_stores(settings: Settings) -> dict[str, str]:
 
 def keeps_jobs(url: str) -> bool:
     """Whether the store is of a kind that keeps jobs."""
-    return bool(url) and not url.lower().startswith("nats:")
+    return bool(url) and not url.lower().startswith(("nats:", "tls:"))
 
 
 def keeps_calls(url: str) -> bool:
     """Whether the store is of a kind that keeps provider calls."""
-    return bool(url) and not url.lower().startswith(("nats:", "redis:", "rediss:"))
+    return bool(url) and not url.lower().startswith(("nats:", "tls:", "redis:", "rediss:"))
 
 
 def is_in_memory(url: str) -> bool:

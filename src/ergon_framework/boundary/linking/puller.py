@@ -17,6 +17,7 @@ import msgspec
 from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY, AsyncTransport, encode
 from ergon_framework.boundary.linking import pulling
 from ergon_framework.boundary.linking.artifacts import Artifacts
+from ergon_framework.boundary.linking.holders import holder_of, is_alone
 from ergon_framework.boundary.model import Batch
 from ergon_framework.boundary.offloop import InThread
 from ergon_framework.boundary.serving.policy import Policy
@@ -28,6 +29,7 @@ from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
+    ConsumerHeldError,
     NotPermittedError,
     StoreError,
 )
@@ -37,7 +39,7 @@ from ergon_framework.telemetry.tracers import is_traced
 
 declare("boundary.pull.fetched", "boundary.pull.received", "boundary.pull.confirmed")
 LOOKING = 1.0
-"""Seconds between two looks at a link that is sealed, should nobody wake it."""
+"""Seconds between two looks at a link that is sealed or another node's, should nobody wake it."""
 LEAVING = 1.0
 """Seconds that saying goodbye to a peer may take."""
 _decode = msgspec.json.Decoder(Batch).decode
@@ -55,6 +57,7 @@ class Puller:
         in_thread: InThread,
         policy: Callable[[], Policy],
         dice: Callable[[], float] = random.random,
+        holder: str | None = None,
     ) -> None:
         self.zone = zone
         self.peer = peer
@@ -66,6 +69,9 @@ class Puller:
         self._policy = policy
         self._dice = dice
         self._consumer = f"{PEER}{zone.name}"
+        self._is_alone = is_alone(zone.store)
+        self._holder = holder or holder_of(zone.store)
+        self._lease = 2 * (self._settings.wait + self._settings.timeout)
         self._artifacts = Artifacts(zone, peer, transport, in_thread)
         self._loop = asyncio.get_running_loop()
         self._signal = AsyncSignal()
@@ -79,6 +85,8 @@ class Puller:
         while not self._is_stopping:
             try:
                 await self.turn()
+            except ConsumerHeldError as error:
+                await (self._wait_out(error) if self._is_alone else self._stand_by(error))
             except Exception as error:  # whatever a peer answers, the link goes on
                 await self._wait_out(error)
 
@@ -107,6 +115,7 @@ class Puller:
         self._now_is(self.gate.opened(), "opened by an operator")
         await self._take_back()
         batch = await self._fetch()
+        self.zone.gates[self.peer]["held_by"] = None  # the peer served us: nobody else pulls
         failpoint("boundary.pull.fetched")
         now = await self._in_thread(self._standing)
         if now.is_sealed or now.offset != link.offset:
@@ -134,10 +143,6 @@ class Puller:
 
     # ---- the peer ----
 
-    @property
-    def _holder(self) -> str:
-        return f"{self.zone.store.info().epoch}"
-
     async def _fetch(self) -> Batch:
         wait = 0.0 if self._is_behind else self._settings.wait
         asked = {
@@ -145,6 +150,7 @@ class Puller:
             "limit": self._settings.page,
             "wait_ms": round(wait * 1000),
             "holder": self._holder,
+            "lease_ms": round(self._lease * 1000),
         }
         try:
             return _decode(await self._call(f"{BOUNDARY}FetchFacts", asked, wait))
@@ -296,7 +302,17 @@ class Puller:
         seconds = 0.0 if oldest is None else max(0.0, self.zone.clock() - oldest / 1000)
         self._lag_high = max(self._lag_high, seconds)
         self._now_is(self.gate.pulled(self._rule, lag, self._loop.time()), "the peer answers")
-        self._show(lag=lag, lag_seconds=seconds if self._is_behind else 0.0)
+        self._show(lag=lag, lag_seconds=seconds if self._is_behind else 0.0, held_by=None)
+
+    async def _stand_by(self, error: ConsumerHeldError) -> None:
+        """Another node of this zone pulls: look again, until it leaves or its lease ends."""
+        holder = str(error.details.get("holder"))
+        self._is_behind = True
+        self._now_is(self.gate.pulled(self._rule, 0, self._loop.time()), f"{holder} pulls")
+        self._show(lag=0, lag_seconds=0.0, held_by=holder)
+        wait = LOOKING if error.retry_after is None else min(LOOKING, error.retry_after)
+        if not self._is_stopping:
+            await self._signal.wait(self._loop.time() + wait)
 
     async def _wait_out(self, error: BaseException) -> None:
         zone = self.zone

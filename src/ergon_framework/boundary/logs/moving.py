@@ -24,6 +24,9 @@ from ergon_framework.ports.moving import PAGE_BYTES, C
 
 L = TypeVar("L", bound=Copy)
 
+BARRED = ("facts", "gaps", "consumers", "quarantine", "objects", "awaited", "links")
+"""Tables that nobody changes in a zone that was moved."""
+
 
 class Zone(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
     """The ports that these things are read through."""

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from zlib import crc32
 
+import msgspec
+
 from ergon_framework.ports.factstore import NewFact, StoredFact
 
 OFFSET_BITS = 40
@@ -27,8 +29,7 @@ _PROOF = struct.Struct(">I32s32sq")
 _NO_SOURCE = -1
 
 
-@dataclass(slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, gc=False):
     """A fact and all that can be known about it without looking into the store."""
 
     new: NewFact

@@ -10,6 +10,7 @@ from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.serving.pages import consumer_shape, link_shape, milliseconds
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.ports.factstore import ConsumerInfo, LogInfo
+from ergon_framework.ports.moving import is_half_moved
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.zone import Zone
@@ -52,6 +53,7 @@ def status(zone: Zone) -> dict[str, Any]:
         "sqlite_version": sqlite3.sqlite_version if is_file else None,
         "certificate_expires_unix_ms": milliseconds(zone.certificate_expiry),
         "is_read_only": zone.is_broken,
+        "is_half_moved": is_half_moved(store),
     }
     shape["alerts"] = list(_alerts(shape, consumers, now))
     shape["notes"] = list(_notes()) if is_file else []
@@ -73,6 +75,8 @@ def _log_shape(log: LogInfo, zone: Zone) -> dict[str, Any]:
 def _alerts(
     shape: dict[str, Any], consumers: list[ConsumerInfo], now: float
 ) -> Iterator[dict[str, Any]]:
+    if shape["is_half_moved"]:
+        yield _alert("move", "a move into it has not ended: run the same `ergon move` again")
     if shape["is_read_only"]:
         yield _alert("read_only", "the disk did not confirm a write: start the node again")
     for log in shape["logs"]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import ErgonError
+from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.jobs.chores import WorkerChores
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.requests import Store
@@ -133,6 +133,8 @@ class Holding:
                 self._report("lease.lost", {"job_id": claim.job.id})
 
     def _outage(self, error: Exception) -> None:
+        if isinstance(error, StoreUnavailableError):
+            self._chores.bounce()  # others could not renew either: they come before any rescue
         if self._is_away or self._ending.is_set():
             return
         self._is_away = True

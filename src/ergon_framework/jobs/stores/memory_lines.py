@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 from ergon_framework.core.rate import Bucket
@@ -55,6 +56,16 @@ class Line:
         """A job starts."""
         if self._bucket is not None:
             self._bucket = self._bucket.take(1, now)
+
+    @property
+    def full_at(self) -> float | None:
+        """When the bucket of tokens will be full; None without a rate."""
+        return None if self._bucket is None else self._bucket.full_at
+
+    def fill(self, full_at: float) -> None:
+        """Say when the bucket will be full; without a rate there is none."""
+        if self._bucket is not None:
+            self._bucket = replace(self._bucket, full_at=full_at)
 
     def next_at(self, now: float) -> float:
         """When something changes here by itself."""

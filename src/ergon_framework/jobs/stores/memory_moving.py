@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -47,6 +47,18 @@ class MemoryMoving(MemoryDesk):
                 if isinstance(each, JobCopy) and record is not None:
                     ledger.remove(record)
         discard_settings(self, copies)
+
+    def buckets(self) -> Mapping[str, float]:
+        """When the bucket of each queue with a rate will be full."""
+        with self._step() as ledger:
+            found = {line.settings.name: line.full_at for line in ledger.lines}
+        return {name: full_at for name, full_at in found.items() if full_at is not None}
+
+    def fill_buckets(self, full_at: Mapping[str, float]) -> None:
+        """Say when buckets will be full."""
+        with self._step() as ledger:
+            for name, instant in full_at.items():
+                ledger.lines.line(name).fill(instant)
 
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""

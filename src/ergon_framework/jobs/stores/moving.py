@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from ergon_framework.ports.copies import Copy, QueueCopy, ScheduleCopy
 from ergon_framework.ports.jobstore import JobDesk, Queue, ScheduleStore
 from ergon_framework.ports.moving import C
 
+BARRED = ("ergon_jobs", "ergon_schedules", "ergon_queues")
+"""Tables that nobody changes in a store that was moved."""
 _FIELDS = ("is_paused", "max_active", "rate", "burst")
 _NONE = {name: getattr(Queue(name=""), name) for name in _FIELDS}
 
 
 class Desk(JobDesk, ScheduleStore, Protocol):
-    """The two ports that settings are kept behind."""
+    """The two ports that settings are kept behind, and the tokens of queues with a rate."""
+
+    def buckets(self) -> Mapping[str, float]:
+        """When the bucket of each queue with a rate will be full."""
+
+    def fill_buckets(self, full_at: Mapping[str, float]) -> None:
+        """Say when buckets will be full; those of queues without a rate are left out."""
 
 
 def dump_settings(desk: Desk, kind: type[C], after: str | None, limit: int) -> list[C]:
     """Queues' settings or schedules after a name, in order."""
     found: list[QueueCopy] | list[ScheduleCopy]
     if kind is QueueCopy:
-        found = [copy for queue in desk.queues() if (copy := _settings_of(queue)) is not None]
+        full_at = desk.buckets()
+        copies = (_settings_of(queue, full_at.get(queue.name, 0.0)) for queue in desk.queues())
+        found = [copy for copy in copies if copy is not None]
     else:
         found = [ScheduleCopy(schedule) for schedule in desk.schedules()]
     ordered = sorted(found, key=lambda copy: copy.place)
@@ -35,6 +45,9 @@ def load_settings(desk: Desk, copies: Sequence[Copy]) -> None:
             desk.set_queue(copy.queue, **{name: getattr(copy, name) for name in _FIELDS})
         elif isinstance(copy, ScheduleCopy):
             desk.put_schedule(copy.schedule)
+    queues = [copy for copy in copies if isinstance(copy, QueueCopy) and copy.rate is not None]
+    if queues:
+        desk.fill_buckets({copy.queue: copy.full_at for copy in queues})
 
 
 def discard_settings(desk: Desk, copies: Sequence[Copy]) -> None:
@@ -46,7 +59,7 @@ def discard_settings(desk: Desk, copies: Sequence[Copy]) -> None:
             desk.drop_schedule(copy.schedule.name)
 
 
-def _settings_of(queue: Queue) -> QueueCopy | None:
+def _settings_of(queue: Queue, full_at: float) -> QueueCopy | None:
     """The settings of a queue, if it has any."""
     found = {name: getattr(queue, name) for name in _FIELDS}
-    return None if found == _NONE else QueueCopy(queue.name, **found)
+    return None if found == _NONE else QueueCopy(queue.name, **found, full_at=full_at)

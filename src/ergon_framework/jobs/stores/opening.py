@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.moving import refuse_half_moved
+from ergon_framework.ports.moving import mark_of, refuse_unsettled
 from ergon_framework.storage.urls import path_in, taken_apart
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ def open_store(
 
     Without a ``clock``, a server's own is used, or else this machine's. With ``read_only`` a store
     that is there is only looked at: no lock is taken, no table made. One into which a move has not
-    ended is opened for that move alone, which says ``half_moved``.
+    ended, or that was shut after one, is opened for a move alone, which says ``half_moved``.
     """
     store = _opened(url, clock, read_only=read_only)
     try:
         if not read_only and not half_moved:
-            refuse_half_moved(store)
+            refuse_unsettled(mark_of(store))
     except BaseException:
         store.close()
         raise

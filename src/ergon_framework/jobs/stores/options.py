@@ -77,3 +77,19 @@ def failure_from(text: str | bytes | None) -> Failure | None:
 def entries_of(history: str | None) -> tuple[bytes, ...]:
     """The entries of a history that is kept as lines."""
     return tuple(history.encode().split(b"\n")) if history else ()
+
+
+def is_special(job: NewJob) -> bool:
+    """Whether the plain statement cannot say all there is to say."""
+    return (
+        job.limit_key is not None
+        or job.unique_key is not None
+        or job.expires_at is not None
+        or job.correlation_id is not None
+        or job.trace_context is not None
+        or job.timeout is not None
+        or job.max_attempts is not None
+        or job.max_deliveries is not None
+        or job.retry is not None
+        or job.result_ttl is not None
+    )

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 import psycopg
-from sqlalchemy import Engine, PoolProxiedConnection, create_engine, event, exc
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine, event, exc
 
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
@@ -28,6 +28,7 @@ from ergon_framework.providers.stores.ground import (
     moment,
 )
 from ergon_framework.providers.stores.late import Late
+from ergon_framework.providers.stores.moves import FIND_MARK, MARKS, refuse_unsettled_tables
 from ergon_framework.providers.stores.postgres_faults import translate, turns_for
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.patience import Line, Patience
@@ -351,6 +352,7 @@ class PostgresGround:
                         f" with {HEAD}",
                         remedy="run `ergon db upgrade`, or upgrade ergon-framework if it is older",
                     )
+                refuse_unsettled_tables(_mark_in(connection), self.name)
         except exc.SQLAlchemyError as error:
             cause = error.orig if isinstance(error, exc.DBAPIError) else None
             raise translate(cause or error, self.name) from error
@@ -360,6 +362,14 @@ class PostgresGround:
             lambda hand: hand.rows("SELECT extract(epoch FROM clock_timestamp())", {})
         )
         return float(found)
+
+
+def _mark_in(connection: Connection) -> bytes | None:
+    """What a move wrote down, if there ever was one."""
+    if connection.exec_driver_sql("SELECT to_regclass(%s)", (MARKS,)).scalar() is None:
+        return None
+    found = connection.exec_driver_sql(FIND_MARK).scalar()
+    return None if found is None else bytes(found)
 
 
 def _line(connection: PoolProxiedConnection) -> Line:

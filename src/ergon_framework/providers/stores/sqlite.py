@@ -29,6 +29,7 @@ from ergon_framework.providers.stores.ground import (
     moment,
 )
 from ergon_framework.providers.stores.late import Late
+from ergon_framework.providers.stores.moves import FIND_MARK, refuse_unsettled_tables
 from ergon_framework.storage.connections import connect, open_reader
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.faults import translate
@@ -62,19 +63,26 @@ class _Tables(Schema):
                 f" with {HEAD}",
                 remedy="run `ergon db upgrade`, or upgrade ergon-framework if it is the older one",
             )
+        refuse_unsettled_tables(_found(connection, FIND_MARK), str(path))
 
 
 _TABLES = _Tables("providers", __name__)
 
 
 def _revision(connection: sqlite3.Connection) -> str | None:
+    found = _found(connection, _REVISION)
+    return None if found is None else str(found)
+
+
+def _found(connection: sqlite3.Connection, question: str) -> Any:
+    """The one value of a table that may not be there."""
     try:
-        found = connection.execute(_REVISION).fetchone()
+        found = connection.execute(question).fetchone()
     except sqlite3.OperationalError as error:
         if "no such table" not in str(error):
             raise
         return None
-    return None if found is None else str(found[0])
+    return None if found is None else found[0]
 
 
 class _SqliteHand:

@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.nats.faults import NO_JETSTREAM, no_jetstream, translate
 from ergon_framework.storage.nats.instants import instant
-from ergon_framework.storage.nats.line import Line
+from ergon_framework.storage.nats.line import Line, is_lost
 
 LEVEL = 2
 """What the server can do at least: atomic batches, from 2.12 on."""
+
+USER_INFO = "$SYS.REQ.USER.INFO"
+"""What a server tells any user about itself, its time among it, when there is no stream yet."""
 
 
 class Account:
@@ -42,6 +45,17 @@ class Account:
     def time_at(self, stream: str) -> float:
         """What time it is where a stream is served."""
         return instant(self._ask(f"STREAM.INFO.{stream}")["ts"])
+
+    def time(self) -> float | None:
+        """What time it is at the server; None when it does not tell this user."""
+        try:
+            answer = json.loads(self._line.ask(USER_INFO, b"").data or b"{}")
+        except StoreUnavailableError as error:
+            if not is_lost(error):
+                raise
+            return None  # whoever may not ask is not answered
+        told = answer.get("server", {}).get("time")
+        return None if told is None else instant(told)
 
     def _ask(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         data = json.dumps(request).encode() if request else b""

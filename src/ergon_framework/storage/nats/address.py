@@ -8,14 +8,18 @@ from importlib.util import find_spec
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
+from ergon_framework.storage.tls import Options
 from ergon_framework.storage.urls import taken_apart
 
-FORMS = "write nats://host:4222, or nats://user:password@host:4222/name?replicas=3"
+FORMS = "write nats://host:4222, or nats://user:password@host:4222/name?replicas=3, or tls://host"
 PORT = 4222
 DEFAULT_SPACE = "ergon"
+TLS_OPTIONS = Options("?tls_ca=FILE", "?tls_cert=FILE&tls_key=FILE", "nats://")
 _SPACE = re.compile(r"[A-Za-z0-9_-]{1,40}")
-_OPTIONS = frozenset({"replicas", "monitor", "tls"})
-_YES = frozenset({"1", "true", "yes"})
+_TLS = frozenset({"tls_ca", "tls_cert", "tls_key"})
+OPTIONS = _TLS | {"replicas", "monitor", "tls", "tls_first", "creds", "nkey"}
+"""What a URL may say behind its question mark."""
+_ANSWERS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,17 @@ class Address:
     user: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
+    has_tls: bool = False
+    """Whether nothing is said before the line is encrypted and the server's name proven."""
+    is_tls_first: bool = False
+    """Whether the server expects TLS before it says a word (``handshake_first``)."""
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    creds: str | None = None
+    """A file with the JWT and the seed of a user."""
+    nkey: str | None = None
+    """A file with the seed of a user."""
 
 
 def address_of(url: str) -> Address:
@@ -43,23 +58,19 @@ def address_of(url: str) -> Address:
             "a store on NATS needs nats-py", remedy="pip install 'ergon-framework[nats]'"
         )
     parts = urlsplit(f"nats://{rest}")
-    options = dict(parse_qsl(parts.query))
-    unknown = sorted(options.keys() - _OPTIONS)
-    if unknown:
-        raise ConfigurationError(
-            f"a store on NATS takes no option {unknown[0]!r} in its URL",
-            remedy=f"the options are {', '.join(sorted(_OPTIONS))}",
-        )
+    options = _options(parts)
     space = parts.path.strip("/") or DEFAULT_SPACE
     if not _SPACE.fullmatch(space):
         raise ConfigurationError(
             "the name at the end of a NATS URL has letters, digits, - and _ only", remedy=FORMS
         )
-    scheme = "tls" if options.get("tls", "").lower() in _YES else "nats"
+    has_tls = _has_tls(url, options)
+    scheme = "tls" if has_tls else "nats"
     hosts = _hosts(parts)
     user, mark, password = parts.netloc.rpartition("@")[0].partition(":")
+    _refuse_two_users(user, options)
     return Address(
-        f"nats://{','.join(hosts)}/{space}",
+        f"{scheme}://{','.join(hosts)}/{space}",
         tuple(f"{scheme}://{each}" for each in hosts),
         space,
         _replicas(options.get("replicas", "1")),
@@ -67,7 +78,62 @@ def address_of(url: str) -> Address:
         unquote(user) if mark else None,
         unquote(password) if mark else None,
         unquote(user) if user and not mark else None,
+        has_tls,
+        _is_yes(options, "tls_first"),
+        *(options.get(each) for each in ("tls_ca", "tls_cert", "tls_key", "creds", "nkey")),
     )
+
+
+def _options(parts: SplitResult) -> dict[str, str]:
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(options.keys() - OPTIONS)
+    if unknown:
+        raise ConfigurationError(
+            f"a store on NATS takes no option {unknown[0][:32]!r} in its URL",
+            remedy=f"the options are {', '.join(sorted(OPTIONS))}",
+        )
+    empty = sorted(name for name, value in options.items() if not value and name != "monitor")
+    if empty:
+        raise ConfigurationError(
+            f"the option {empty[0]} in the URL of a NATS store is empty",
+            remedy="write what it is for, or leave it out",
+        )
+    if ("tls_cert" in options) != ("tls_key" in options):
+        raise ConfigurationError(
+            "the URL of a NATS store names a certificate without its key, or a key alone",
+            remedy=f"write both: {TLS_OPTIONS.own}",
+        )
+    return options
+
+
+def _has_tls(url: str, options: dict[str, str]) -> bool:
+    """Whether the line must be encrypted; files that are for nothing else say so, too."""
+    is_meant = url[:4].lower() == "tls:" or bool(_TLS & options.keys())
+    is_meant = is_meant or _is_yes(options, "tls_first")
+    if is_meant and "tls" in options and not _is_yes(options, "tls"):
+        raise ConfigurationError(
+            "the URL of the NATS store asks for TLS, and says tls=no",
+            remedy="leave out one of them",
+        )
+    return is_meant or _is_yes(options, "tls")
+
+
+def _is_yes(options: dict[str, str], name: str) -> bool:
+    found = _ANSWERS.get(options.get(name, "no").lower())
+    if found is None:
+        raise ConfigurationError(
+            f"{name} in the URL of a NATS store is yes or no", remedy=f"write {name}=yes"
+        )
+    return found
+
+
+def _refuse_two_users(user: str, options: dict[str, str]) -> None:
+    given = [name for name in ("creds", "nkey") if name in options]
+    if len(given) + bool(user) > 1:
+        raise ConfigurationError(
+            "the URL of the NATS store says in more than one way who we are",
+            remedy="write a user with a password, a token, creds=FILE, or nkey=FILE",
+        )
 
 
 def _hosts(parts: SplitResult) -> list[str]:

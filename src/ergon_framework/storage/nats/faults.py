@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ergon_framework.errors import (
@@ -12,33 +13,60 @@ from ergon_framework.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from ergon_framework.storage import tls
+from ergon_framework.storage.nats.address import TLS_OPTIONS, Address
 
 WRONG_SEQUENCE = 10071
 NO_STREAM = 10059
 NO_MESSAGE = 10037
 NO_JETSTREAM = frozenset({10039, 10076})
 """Not for this account, not at all."""
+_FIRST = replace(TLS_OPTIONS, plain="leave out tls_first unless it has handshake_first; nats://")
+_SILENT = "expecting info"
 _STRANGERS = ("authorization", "authentication", "permissions", "account")
 _FULL = ("maximum bytes", "maximum messages", "insufficient", "storage")
 _TOO_LARGE = ("maxpayload", "maximum payload", "message size")
 _LOOK = "see that the server runs and can be reached: nats server check connection"
 
 
-def refused(name: str, error: BaseException) -> ErgonError | None:
+def refused(address: Address, error: BaseException) -> ErgonError | None:
     """The error of a server that lets nobody in like this, however often it is asked."""
-    text = str(error).lower()
-    if any(each in text for each in _STRANGERS):
-        return ConfigurationError(
-            f"{name} does not let this user in",
-            remedy="correct the user and the password, or the token, in the URL",
-        )
+    name, text = address.name, str(error)
+    if type(error).__name__ == "PlainServerError":
+        return tls.plain(name, TLS_OPTIONS)
+    about_tls = tls.refused(name, text, _FIRST if address.is_tls_first else TLS_OPTIONS)
+    if about_tls is not None:
+        return about_tls
+    if any(each in text.lower() for each in _STRANGERS):
+        return ConfigurationError(f"{name} does not let this user in", remedy=_who(address))
     return None
+
+
+def expired(name: str) -> ConfigurationError:
+    """The error of credentials that do not count any more."""
+    return ConfigurationError(
+        f"{name} does not let this user in: the JWT of the credentials has expired",
+        remedy="have new credentials made, and put them where creds in the URL says",
+    )
+
+
+def _who(address: Address) -> str:
+    if address.creds is not None:
+        return "name the credentials of a user whom an account of this server knows: ?creds=FILE"
+    if address.nkey is not None:
+        return "name the seed whose public key the server's configuration has: ?nkey=FILE"
+    return (
+        "correct the user and the password, or the token, in the URL; a server that goes by keys"
+        " wants ?creds=FILE or ?nkey=FILE"
+    )
 
 
 def away(name: str, error: BaseException) -> StoreUnavailableError:
     """The error of a server that could not be reached."""
+    first = "; if it has handshake_first in its tls block, write ?tls_first=yes in the URL"
+    remedy = _LOOK + (first if _SILENT in str(error).lower() else "")
     return StoreUnavailableError(
-        f"{name} cannot be reached: {_text(error)}", remedy=_LOOK, details={"is_lost": False}
+        f"{name} cannot be reached: {_text(error)}", remedy=remedy, details={"is_lost": False}
     )
 
 

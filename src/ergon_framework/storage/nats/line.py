@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.nats.address import Address
-from ergon_framework.storage.nats.faults import away, closed, lost, refused
+from ergon_framework.storage.nats.faults import away, closed, lost
+from ergon_framework.storage.reconnecting import told_again
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -32,8 +33,8 @@ declare("nats.commit.before", "nats.commit.within", "nats.commit.after")
 
 logger = logging.getLogger("ergon_framework.storage")
 
-CONNECTING = 3.0
-"""Seconds that connecting may take."""
+ENDING = 3.0
+"""Seconds for those who wait for an answer to hear that the line is closed."""
 PATIENCE = 10.0
 """Seconds that an answer may take."""
 STATUS = "Status"
@@ -70,9 +71,10 @@ class _Asked:
 class _Session:
     """One connection and what is under way on it."""
 
-    def __init__(self, client: Client, inbox: str) -> None:
-        self.client = client
-        self.inbox = inbox
+    client: Client
+
+    def __init__(self) -> None:
+        self.inbox = ""
         self.asked: dict[str, _Asked] = {}
 
     async def hear(self, message: Msg) -> None:
@@ -240,41 +242,26 @@ class Line:
             self._connecting = asyncio.Lock()
         async with self._connecting:
             if self._session is None or self._session.client.is_closed:
-                self._session = await self._open()
+                self._session = await self._let_in()
                 self.max_payload = self._session.client.max_payload
                 self.connections += 1
             return self._session
 
-    async def _open(self) -> _Session:
-        from ergon_framework.storage.nats.client import QuickClient
-
-        client, troubles = QuickClient(), list[Exception]()
-        session = _Session(client, "")
-
-        async def trouble(error: Exception) -> None:
-            troubles.append(error)
-
-        async def over() -> None:
-            session.give_up()
-
-        address = self.address
-        opening = client.connect(
-            servers=list(address.servers),
-            user=address.user,
-            password=address.password,
-            token=address.token,
-            name="ergon",
-            no_echo=True,
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-            connect_timeout=int(CONNECTING),
-            ping_interval=5,
-            error_cb=trouble,
-            closed_cb=over,
-        )
+    async def _let_in(self) -> _Session:
+        """The first time, what is wrong with the URL is told as that; later it may be mended."""
         try:
-            await asyncio.wait_for(opening, CONNECTING)
+            return await self._open()
+        except ConfigurationError as error:
+            if self.connections:
+                raise told_again(error) from error
+            raise
+
+    async def _open(self) -> _Session:
+        from ergon_framework.storage.nats.connecting import connect, quietly
+
+        session = _Session()
+        session.client = client = await connect(self.address, session.give_up)
+        try:
             session.inbox = client.new_inbox()
             await client.subscribe(
                 f"{session.inbox}.*", cb=session.hear, pending_bytes_limit=_MOST_PENDING
@@ -282,9 +269,8 @@ class Line:
             for subject, heard in self._heard.items():
                 await _subscribe(client, subject, heard)
         except Exception as error:
-            await _quietly(client)
-            cause = troubles[-1] if troubles else error
-            raise refused(address.name, cause) or away(address.name, cause) from error
+            await quietly(client)
+            raise away(self.address.name, error) from error
         return session
 
     async def _finish(self) -> None:
@@ -292,15 +278,17 @@ class Line:
         await self._hang_up()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
-            _, late = await asyncio.wait(others, timeout=CONNECTING)
+            _, late = await asyncio.wait(others, timeout=ENDING)
             for task in late:
                 task.cancel()
 
     async def _hang_up(self) -> None:
+        from ergon_framework.storage.nats.connecting import quietly
+
         session, self._session = self._session, None
         if session is not None:
             session.give_up()
-            await _quietly(session.client)
+            await quietly(session.client)
 
 
 async def _subscribe(client: Client, subject: str, heard: Callable[[], None]) -> None:
@@ -308,13 +296,6 @@ async def _subscribe(client: Client, subject: str, heard: Callable[[], None]) ->
         heard()
 
     await client.subscribe(subject, cb=hear)
-
-
-async def _quietly(client: Client) -> None:
-    try:
-        await asyncio.wait_for(client.close(), CONNECTING)
-    except Exception as error:
-        logger.debug("closing a connection to NATS: %s", error)
 
 
 def is_lost(error: StoreUnavailableError) -> bool:

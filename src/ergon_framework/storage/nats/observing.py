@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from ergon_framework.storage.nats.account import LEVEL, Account
+from ergon_framework.storage.nats.account import LEVEL, USER_INFO, Account
 from ergon_framework.storage.nats.address import address_of
 from ergon_framework.storage.nats.durability import REMEDY, Durability, durability_of
 from ergon_framework.storage.nats.line import Line
@@ -31,10 +31,10 @@ def observe(url: str) -> Iterator[Observation]:
             yield durability("a stream that is made", _durability(line, replicas))
         yield room(found)
         yield latency(account.info)
-        for each in streams[:1]:
-            asked_at = time.time()
-            theirs = account.time_at(each["config"]["name"])
-            yield skew(theirs, asked_at, time.time())
+        names = [each["config"]["name"] for each in streams]
+        asked_at = time.time()
+        theirs = account.time_at(names[0]) if names else account.time()
+        yield clock(theirs, asked_at, time.time())
 
 
 def _durability(line: Line, config: Mapping[str, Any]) -> Durability:
@@ -62,6 +62,17 @@ def durability(stream: str, found: Durability) -> Observation:
         )
     text = f"{stream}: a power cut may lose what was acknowledged in the last minutes"
     return Observation("durability", text, REMEDY, is_grave=True)
+
+
+def clock(theirs: float | None, asked_at: float, answered_at: float) -> Observation:
+    """By how much the server's clock differs from ours, if it can be known."""
+    if theirs is not None:
+        return skew(theirs, asked_at, answered_at)
+    return Observation(
+        "clock",
+        "not known: the server does not tell this user, and there is no stream yet",
+        f"start the node once and look again, or let the user publish to {USER_INFO}",
+    )
 
 
 def room(found: Mapping[str, Any]) -> Observation:

@@ -73,6 +73,10 @@ class NatsStream(Reading):
         """Make it; the same again is fine."""
         self._checked(self._api(f"STREAM.CREATE.{self.name}", {"name": self.name, **config}))
 
+    def change(self, config: Mapping[str, Any]) -> None:
+        """Give it another configuration."""
+        self._checked(self._api(f"STREAM.UPDATE.{self.name}", {"name": self.name, **config}))
+
     def delete(self, seq: int) -> None:
         """Remove one message; one that is gone is fine."""
         self._api(f"STREAM.MSG.DELETE.{self.name}", {"seq": seq, "no_erase": True})

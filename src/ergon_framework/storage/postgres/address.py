@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
-from ergon_framework.storage.urls import taken_apart
+from ergon_framework.storage.urls import is_cut_short, taken_apart
 
 FORMS = "write postgresql://user@host/name"
 _DEFAULTS = {
@@ -33,6 +33,8 @@ class Address:
 def address_of(url: str) -> Address:
     """The database that a URL names; nothing is opened."""
     _, rest = taken_apart(url, ("postgresql",), FORMS)
+    if is_cut_short(rest):
+        raise _unreadable()
     try:
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
@@ -53,7 +55,7 @@ def address_of(url: str) -> Address:
 def _unreadable() -> ConfigurationError:
     return ConfigurationError(
         "the URL of the PostgreSQL store cannot be read",
-        remedy=f"{FORMS}; write @, : and / in a password as %40, %3A and %2F",
+        remedy=f"{FORMS}; write @, :, /, ? and # in a password as %40, %3A, %2F, %3F and %23",
     )
 
 

@@ -16,6 +16,8 @@ from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavaila
 from ergon_framework.storage.patience import Patience, Wait
 from ergon_framework.storage.postgres.address import Address
 from ergon_framework.storage.postgres.faults import refused, translate
+from ergon_framework.storage.postgres.pooling import pooling_of, refuse_shared
+from ergon_framework.storage.reconnecting import told_again
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -46,6 +48,8 @@ class Connections:
         self._silent_until = float("-inf")
         self._inherited: list[Connection] = []
         self.is_closed = False
+        self._is_own = False  # known to be ours alone
+        self._was_let_in = False
         self._begin()
         renew_after_fork(self)
 
@@ -78,7 +82,21 @@ class Connections:
             free.release()
 
     def connect(self) -> Connection:
-        """A connection of the caller's own."""
+        """A connection of the caller's own.
+
+        The first one raises ConfigurationError where the URL has to change; after it, whatever
+        stands in the way is taken for something that passes.
+        """
+        try:
+            connection = self._opened()
+        except ConfigurationError as error:
+            if self._was_let_in:
+                raise told_again(error) from error
+            raise
+        self._was_let_in = True
+        return connection
+
+    def _opened(self) -> Connection:
         self._refuse_when_closed()
         if time.monotonic() < self._silent_until:
             raise StoreUnavailableError(
@@ -86,12 +104,13 @@ class Connections:
                 remedy="see that the server runs",
             )
         try:
-            connection = psycopg.connect(**self._address.options, autocommit=True)
+            connection = self._connect()
         except psycopg.Error as error:
             self._silent_until = time.monotonic() + REST
             raise self._told(error) from error
         try:
             self._refuse_other_letters(connection)
+            self._refuse_shared(connection)
             with self.at_most(_GREETED, connection):
                 connection.execute(self._greeting)
         except psycopg.Error as error:
@@ -105,6 +124,15 @@ class Connections:
     def at_most(self, seconds: float, connection: Connection) -> Wait:
         """How long to wait for what is done on a connection."""
         return self._patience.at_most(seconds, connection)
+
+    def _connect(self) -> Connection:
+        return psycopg.connect(**self._address.options, autocommit=True)
+
+    def _refuse_shared(self, connection: Connection) -> None:
+        """Once: who stands before the server is not changed while programs run."""
+        if not self._is_own:
+            refuse_shared(pooling_of(connection, self._connect, self._patience), self._address.name)
+            self._is_own = True
 
     def _refuse_other_letters(self, connection: Connection) -> None:
         encoding = connection.info.parameter_status("server_encoding")

@@ -14,6 +14,8 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
+from ergon_framework.storage.bars import POSTGRES_STATE
+from ergon_framework.storage.postgres.tls import fault_of
 
 _TURNS = {"40001": 5, "40P01": 5, "55P03": 2, "26000": 3, "42P05": 3, "0A000": 3}
 """How often to begin a transaction that the server undid because of others: a conflict or a
@@ -44,6 +46,9 @@ def refused(error: BaseException, name: str) -> ErgonError | None:
     in another language it is not known, which :func:`translate` then calls unavailable.
     """
     text = str(error)
+    about_tls = fault_of(name, text)
+    if about_tls is not None:
+        return about_tls
     if any(each in text for each in _STRANGER) or all(each in text for each in _NO_ROLE):
         return ConfigurationError(
             f"{name} does not let this user in",
@@ -61,6 +66,10 @@ def translate(error: BaseException, name: str) -> StoreError:
     """The store's error for it. A message's first line alone: what follows may show values."""
     state: str = getattr(error, "sqlstate", None) or ""
     text = first_line(error)
+    if state == POSTGRES_STATE:
+        from ergon_framework.ports.moving import moved_away
+
+        return moved_away(name, text)
     if state == _FULL:
         return StoreFullError(
             f"there is no room left on the disk of {name}", remedy="free some disk space there"

@@ -7,10 +7,15 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
+from ergon_framework.storage.tls import Options
 
 FORMS = "write redis://host:6379/0, redis://user:password@host/0, or rediss:// for TLS"
 PORT = 6379
-_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
+TLS_OPTIONS = Options("?ssl_ca_certs=FILE", "?ssl_certfile=FILE&ssl_keyfile=FILE", "redis://")
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_TLS = (*_FILES, "ssl_cert_reqs", "ssl_check_hostname")
+_DEMANDS = ("required", "optional", "none")
+_CHECKED = {"true": True, "false": False}
 _OWN = ("prefix", "persistence")
 
 
@@ -58,13 +63,38 @@ def address_of(url: str, prefix: str | None = None) -> Address:
             "db": database,
             "username": unquote(parts.username) if parts.username else None,
             "password": unquote(parts.password) if parts.password else None,
-            **{name: value for name, value in query.items() if name in _TLS},
+            **(_tls(query) if has_tls else {}),
         },
         database,
         _prefix(prefix or query.get("prefix", "ergon")),
         _is_volatile(query.get("persistence", "disk")),
         has_tls,
     )
+
+
+def _tls(query: dict[str, str]) -> dict[str, Any]:
+    """What the driver is told about TLS: unless the URL says otherwise, everything is checked.
+
+    Older drivers do not check the host's name by themselves.
+    """
+    demand = query.get("ssl_cert_reqs", "required")
+    checked = query.get("ssl_check_hostname", "true")
+    if demand not in _DEMANDS or checked not in _CHECKED:
+        raise ConfigurationError(
+            "ssl_cert_reqs in the URL of a Redis store is required, optional or none, and"
+            " ssl_check_hostname is true or false",
+            remedy="leave both out to have the certificate and the name checked",
+        )
+    if ("ssl_certfile" in query) != ("ssl_keyfile" in query):
+        raise ConfigurationError(
+            "the URL of a Redis store names a certificate without its key, or a key alone",
+            remedy=f"write both: {TLS_OPTIONS.own}",
+        )
+    return {
+        **{name: query[name] for name in _FILES if name in query},
+        "ssl_cert_reqs": demand,
+        "ssl_check_hostname": _CHECKED[checked] and demand != "none",
+    }
 
 
 def _is_torn(parts: SplitResult) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ergon_framework.errors import (
@@ -14,7 +15,8 @@ from ergon_framework.errors import (
 from ergon_framework.storage.redis.link import RedisLink
 
 OLDEST = (6, 2)
-"""The oldest version of the server that has all we need."""
+"""The oldest version of the server that the store is tried on; its commands are older still."""
+OLDEST_NAME = ".".join(map(str, OLDEST))
 _ASKED = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "save", "maxmemory-policy")
 
 
@@ -82,6 +84,14 @@ class Persistence:
         )
 
 
+def version_in(info: Mapping[str, str]) -> tuple[int, ...]:
+    """What a server says it is; empty when it does not. One that is not Redis itself says here
+    which Redis it stands for.
+    """
+    found = re.match(r"\d+(\.\d+)*", info.get("redis_version", "").strip())
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
 def persistence_of(link: RedisLink) -> Persistence:
     """Ask the server; managed ones may not tell everything."""
     server = link.info("server")
@@ -92,7 +102,7 @@ def persistence_of(link: RedisLink) -> Persistence:
         is_logged = {"1": "yes", "0": "no"}.get(link.info("persistence").get("aof_enabled", ""))
     snapshots, rests = found["save"], found["no-appendfsync-on-rewrite"]
     return Persistence(
-        version=tuple(map(int, re.findall(r"\d+", server.get("redis_version", "")))),
+        version=version_in(server),
         is_replica=replication.get("role") == "slave",
         is_logged=None if is_logged is None else is_logged == "yes",
         synced=found["appendfsync"],
@@ -108,7 +118,8 @@ def refuse_unsafe(found: Persistence, link: RedisLink, *, read_only: bool) -> No
     if found.version and found.version < OLDEST:
         text = ".".join(map(str, found.version))
         raise StoreSchemaError(
-            f"{name} is Redis {text}, and jobs need 6.2 or later", remedy="upgrade the server"
+            f"{name} is Redis {text}, and jobs need {OLDEST_NAME} or later",
+            remedy=f"upgrade the server to {OLDEST_NAME} or later",
         )
     if found.evicts not in {None, "noeviction"}:
         raise ConfigurationError(

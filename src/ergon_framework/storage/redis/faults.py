@@ -21,6 +21,7 @@ _AWAY = (
 )
 """How the troubles begin that somebody can end without changing the program or its data."""
 _PASSING = (exceptions.ClusterDownError, exceptions.TryAgainError, exceptions.AskError)
+_MOVED = "ERGONMOVED "
 _NO_SPACE = "No space left"
 _DEPOSED = ("READONLY", "MASTERDOWN")
 # What a command inside of a script was told stands somewhere in the text.
@@ -72,6 +73,10 @@ def translate(error: exceptions.ResponseError, name: str) -> ErgonError:
 
 
 def _of_the_store(error: exceptions.ResponseError, text: str, name: str) -> StoreError:
+    if _MOVED in text:
+        from ergon_framework.ports.moving import moved_away
+
+        return moved_away(name, text.partition(_MOVED)[2].strip())
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM command" in text:
         return StoreFullError(
             f"{name} has no memory left for another job",

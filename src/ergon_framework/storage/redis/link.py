@@ -13,10 +13,12 @@ from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.storage.reconnecting import told_again
 from ergon_framework.storage.redis.address import Address
 from ergon_framework.storage.redis.faults import away, is_deposed, lost, translate
 from ergon_framework.storage.redis.scripts import Script
+from ergon_framework.storage.redis.tls import EncryptedConnection, fault_of
 
 CONNECTED = 3.0
 """Seconds for a connection to come about."""
@@ -28,7 +30,10 @@ MOST_CONNECTIONS = 1000
 """One for each thread that waits for an answer."""
 _MOST_MOVES = 5
 _LENT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)  # what a connection is lent for
-_CUT_OFF = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+_CUT_OFF = (
+    *(exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse),
+    OSError,
+)
 
 
 class RedisLink:
@@ -39,6 +44,7 @@ class RedisLink:
         self._pool = self._new_pool(address)
         self._silent_until = float("-inf")
         self._is_closed = False
+        self._was_let_in = False
         self._is_elsewhere = False  # on another server of the cluster than the URL says
         self._when_left: Callable[[], None] = lambda: None
 
@@ -77,7 +83,7 @@ class RedisLink:
         try:
             connection.connect()
         except exceptions.ResponseError as error:
-            raise translate(error, self.name) from error
+            raise self._outside(translate(error, self.name)) from error
         except _CUT_OFF as error:
             raise self._refused(error) from error
         return connection
@@ -123,7 +129,7 @@ class RedisLink:
         try:
             send(connection)
             answer = connection.read_response()
-            is_whole = True
+            is_whole = self._was_let_in = True
             return answer
         except exceptions.ResponseError as error:
             is_whole = True
@@ -153,14 +159,23 @@ class RedisLink:
         try:
             return pool, pool.get_connection(*_LENT)
         except exceptions.ResponseError as error:
-            raise translate(error, self.name) from error
+            raise self._outside(translate(error, self.name)) from error
         except _CUT_OFF as error:
             raise self._refused(error) from error
 
-    def _refused(self, error: BaseException) -> Exception:
-        """Why no connection came about. The driver calls much of what the server says by one
-        name, so the text tells.
+    def _refused(self, error: BaseException) -> ErgonError:
+        """Why no connection came about."""
+        return self._outside(self._reason(error))
+
+    def _outside(self, error: ErgonError) -> ErgonError:
+        """How to tell it: who was answered before waits until the server lets us in again.
+
+        Without a password in the URL, connecting is not refused: the first answer counts.
         """
+        return told_again(error) if self._was_let_in else error
+
+    def _reason(self, error: BaseException) -> ErgonError:
+        """The driver calls much of what the server says by one name, so the text tells."""
         text = str(error)
         if isinstance(error, exceptions.BusyLoadingError) or "LOADING" in text:
             return translate(exceptions.ResponseError(f"LOADING {text}"), self.name)
@@ -169,6 +184,9 @@ class RedisLink:
         if "invalid DB index" in text or "Invalid Database" in text or "out of range" in text:
             return translate(exceptions.ResponseError("DB index is out of range"), self.name)
         self._silent_until = time.monotonic() + REST
+        wrong = fault_of(self.address, error)
+        if wrong is not None:
+            return wrong
         if self._is_elsewhere:  # the server that had the slot is gone: ask the first one who has it
             self._go_to(self.address)
         return away(self.name, error)
@@ -198,7 +216,7 @@ class RedisLink:
 
     @staticmethod
     def _new_pool(address: Address) -> Any:
-        kind: Any = redis.SSLConnection if address.has_tls else redis.Connection
+        kind: Any = EncryptedConnection if address.has_tls else redis.Connection
         return redis.ConnectionPool(
             connection_class=kind,
             max_connections=MOST_CONNECTIONS,

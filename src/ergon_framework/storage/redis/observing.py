@@ -8,7 +8,12 @@ from contextlib import closing
 
 from ergon_framework.storage.observing import Observation, latency, skew
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.durability import OLDEST, Persistence, persistence_of
+from ergon_framework.storage.redis.durability import (
+    OLDEST,
+    OLDEST_NAME,
+    Persistence,
+    persistence_of,
+)
 from ergon_framework.storage.redis.link import RedisLink
 
 CROWDED = 0.8
@@ -33,9 +38,10 @@ def observe(url: str) -> Iterator[Observation]:
 def version(found: Persistence) -> Observation:
     """How old the server is."""
     is_old = bool(found.version) and found.version < OLDEST
-    remedy = "upgrade the server to Redis 6.2 or later" if is_old else ""
+    remedy = f"upgrade the server to Redis {OLDEST_NAME} or later" if is_old else ""
     text = ".".join(map(str, found.version)) or "not told"
-    return Observation("version", text, remedy, is_grave=is_old)
+    told = f"{text} ({OLDEST_NAME} or later is supported)"
+    return Observation("version", told, remedy, is_grave=is_old)
 
 
 def role(found: Persistence, *, is_cluster: bool) -> Observation:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ergon_framework.boundary.logs import cursors
 from ergon_framework.boundary.logs.memory.shelf import Shelf, fitting
 from ergon_framework.boundary.logs.memory.state import State, Steps
 from ergon_framework.boundary.logs.refusing import refuse_held, refuse_late
-from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
 
 
@@ -32,14 +32,7 @@ class MemoryDesk(Steps):
                 one = ConsumerInfo(name, log, cursor, to_zone, is_required)
                 one.created_at = self._clock()
                 state.consumers[name] = one
-            elif (one.log, one.to_zone) != (log, to_zone):
-                raise BoundaryError(
-                    f"consumer {name!r} reads {one.log}, facts to {one.to_zone or 'every zone'}",
-                    code="already_exists",
-                    reason="consumer_exists",
-                    remedy="choose another name, or delete that consumer first",
-                    details={"consumer_name": name, "log": one.log, "to_zone": one.to_zone},
-                )
+            cursors.refuse_other(one, log, to_zone)
             return _given(state, one)
 
     def consumers(self) -> list[ConsumerInfo]:
@@ -83,11 +76,8 @@ class MemoryDesk(Steps):
             is_released = page is not None
             if page is None:
                 page = _next(state, one, limit, max_bytes, now)
-                one.served = max(one.served, page.through)
-                is_next = holder != one.holder or not one.deliveries
-                one.deliveries += bool(page.facts and holder and is_next)
-            if holder is not None:
-                one.holder, one.lease, one.held_until = holder, lease, now + lease
+                cursors.give(one, page, holder)
+            cursors.hold(one, holder, lease, now)
             given = {fact.offset for fact in page.facts}
             state.served.update(item.id for item in state.released_to(name) if item.offset in given)
             return Serving(_given(state, one), page, is_released)
@@ -97,18 +87,11 @@ class MemoryDesk(Steps):
         with self._step() as state:
             one = state.consumer(name)
             refuse_late(one, holder, self._clock())
-            if offset > max(one.served, one.cursor):
-                raise BoundaryError(
-                    f"{offset} was never served to consumer {name!r}: {one.served} was",
-                    code="failed_precondition",
-                    reason="not_served",
-                    remedy="confirm what was fetched",
-                    details={"offset": offset, "served": one.served, "cursor": one.cursor},
-                )
+            cursors.refuse_unserved(one, offset)
             for item in state.released_to(name):
                 if item.offset <= offset and item.id in state.served:
                     state.items[item.id] = replace(item, state="settled")
-            _move(one, max(one.cursor, offset))
+            cursors.move(one, max(one.cursor, offset))
             if holder is not None:
                 one.held_until = self._clock() + one.lease
             return one.cursor
@@ -118,28 +101,16 @@ class MemoryDesk(Steps):
         with self._step() as state:
             one = state.consumers.get(name)
             if one is not None and one.holder == holder:
-                one.holder, one.held_until, one.deliveries = None, 0.0, 0
+                cursors.let_go(one)
 
     def seek(self, name: str, offset: int, *, reason: str) -> ConsumerInfo:
         """Set the cursor, also backwards, and write down that it was done and why."""
         with self._step() as state:
             one = state.consumer(name)
             shelf = state.shelf(one.log)
-            start = shelf.first - 1
-            if not start <= offset <= shelf.head:
-                is_beyond = offset > shelf.head
-                lost = {} if is_beyond else {"first_lost": offset + 1, "last_lost": start}
-                raise BoundaryError(
-                    f"{offset} is not among {start} to {shelf.head}, which {one.log} has",
-                    code="out_of_range",
-                    reason="beyond_head" if is_beyond else "truncated",
-                    remedy=f"seek to {start} for all that is kept",
-                    details={"offset": offset, "head_offset": shelf.head, **lost},
-                )
             text = f"{name} from {one.cursor} to {offset}: {reason}"
+            cursors.seek(one, offset, shelf.first, shelf.head)
             state.journal.append((self._clock(), "seek", text))
-            one.cursor, one.deliveries = offset, 0
-            one.holder, one.held_until = None, 0.0
             return _given(state, one)
 
 
@@ -148,11 +119,6 @@ def _given(state: State, one: ConsumerInfo) -> ConsumerInfo:
     waiting = list(state.shelf(one.log).after(one.cursor, one.to_zone))
     since = waiting[0].fact.recorded_at if waiting else None
     return replace(one, lag=len(waiting), waiting_since=since)
-
-
-def _move(one: ConsumerInfo, cursor: int) -> None:
-    if cursor != one.cursor:
-        one.cursor, one.deliveries = cursor, 0
 
 
 def _released(state: State, one: ConsumerInfo, limit: int, max_bytes: int) -> Page | None:
@@ -177,15 +143,7 @@ def _released(state: State, one: ConsumerInfo, limit: int, max_bytes: int) -> Pa
 def _next(state: State, one: ConsumerInfo, limit: int, max_bytes: int, now: float) -> Page:
     """The page after the cursor, which passes corrupted rows on its way."""
     shelf = state.shelf(one.log)
-    lost = shelf.unexplained(one.cursor)
-    if lost is not None:
-        raise BoundaryError(
-            f"facts {lost[0]} to {lost[1]} of {one.log} were dropped before {one.name!r} had them",
-            code="out_of_range",
-            reason="truncated",
-            remedy="seek to what is kept, when they can be done without",
-            details={"first_lost": lost[0], "last_lost": lost[1], "first_offset": shelf.first},
-        )
+    cursors.refuse_dropped(one, shelf.unexplained(one.cursor), shelf.first)
     passed: list[Gap] = []
     for row in shelf.after(one.cursor, one.to_zone):
         at = row.fact.offset
@@ -202,4 +160,4 @@ def _pass(state: State, one: ConsumerInfo, shelf: Shelf, offset: int, now: float
     message = f"the fact at {offset} of {shelf.name} is not what was stored there"
     item = Quarantined(0, one.name, shelf.name, offset, "corrupted", message, 0, now)
     state.set_aside(item)
-    _move(one, offset)
+    cursors.move(one, offset)

@@ -9,6 +9,7 @@ from ergon_framework.boundary.logs.losses import in_order
 from ergon_framework.boundary.logs.memory.shelf import Shelf
 from ergon_framework.boundary.logs.memory.state import State, Steps
 from ergon_framework.boundary.logs.refusing import conflicting
+from ergon_framework.core.frontier import leads_to
 from ergon_framework.errors import DataLossError
 from ergon_framework.ports.factstore import (
     INBOUND,
@@ -158,7 +159,7 @@ class MemoryLogs(Steps):
             for item in (*conflicts, *refused):
                 state.set_aside_whole(replace(item, consumer=f"pull:{peer}"))
             kept = state.links.get(peer, Link(peer))
-            if kept.leads_to(link):
+            if leads_to(kept, link):
                 state.links[peer] = replace(
                     link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason
                 )

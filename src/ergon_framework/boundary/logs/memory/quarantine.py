@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ergon_framework.boundary.logs.memory.state import OPEN, Steps
+from ergon_framework.boundary.logs import cursors
+from ergon_framework.boundary.logs.memory.state import Steps
 from ergon_framework.boundary.logs.refusing import refuse_late
-from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
+from ergon_framework.boundary.logs.settling import ACTIONS, not_there, refuse_wrong_state
 from ergon_framework.ports.factstore import Quarantined
-
-ACTIONS = {
-    "quarantined": "put_back",
-    "released": "release",
-    "discarded": "discard",
-    "settled": "settle",
-}
 
 
 class MemoryQuarantine(Steps):
@@ -39,16 +33,9 @@ class MemoryQuarantine(Steps):
             following = next(state.shelf(one.log).after(one.cursor, one.to_zone), None)
             is_next = following is not None and following.fact.offset == offset
             if not is_released and not is_next:
-                raise BoundaryError(
-                    f"{offset} is not the next fact of consumer {name!r}",
-                    code="failed_precondition",
-                    reason="not_next",
-                    remedy="confirm what precedes it first",
-                    details={"offset": offset, "cursor": one.cursor},
-                )
+                raise cursors.not_next(one, offset)
             if is_next:
-                one.cursor, one.deliveries = offset, 0
-                one.served = max(one.served, offset)
+                cursors.pass_by(one, offset)
             item = Quarantined(0, name, one.log, offset, reason, message, attempts, now)
             return state.set_aside(item)
 
@@ -69,27 +56,10 @@ class MemoryQuarantine(Steps):
         with self._step() as books:
             item = books.items.get(quarantine_id)
             if item is None:
-                raise BoundaryNotFoundError(
-                    f"nothing in quarantine has the number {quarantine_id}",
-                    remedy="list the quarantine",
-                    details={"quarantine_id": quarantine_id},
-                )
+                raise not_there(quarantine_id)
             if item.state == state:
                 return item
-            allowed = {
-                "quarantined": OPEN[1:],
-                "released": OPEN[:1],
-                "discarded": OPEN,
-                "settled": OPEN,
-            }
-            if item.state not in allowed.get(state, ()):
-                raise BoundaryError(
-                    f"item {quarantine_id} is {item.state} and cannot become {state}",
-                    code="failed_precondition",
-                    reason="wrong_state",
-                    remedy="list the quarantine to see how things stand",
-                    details={"quarantine_id": quarantine_id, "state": item.state},
-                )
+            refuse_wrong_state(quarantine_id, item.state, state)
             text = f"{quarantine_id} of {item.consumer} at {item.offset}: {reason}"
             books.journal.append((self._clock(), ACTIONS[state], text))
             books.items[quarantine_id] = replace(item, state=state)

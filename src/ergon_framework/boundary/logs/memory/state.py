@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from ergon_framework.boundary.logs.cursors import unknown
 from ergon_framework.boundary.logs.memory.shelf import Shelf
-from ergon_framework.errors import BoundaryNotFoundError, StoreUnavailableError
+from ergon_framework.boundary.logs.settling import OPEN
+from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import (
     OUTBOUND,
     ConsumerInfo,
@@ -18,9 +20,6 @@ from ergon_framework.ports.factstore import (
     StoredObject,
     StoreInfo,
 )
-
-OPEN = ("quarantined", "released")
-"""The states of an item that somebody still has to deal with."""
 
 
 @dataclass(slots=True)
@@ -60,11 +59,7 @@ class State:
         """A consumer that must be there."""
         found = self.consumers.get(name)
         if found is None:
-            raise BoundaryNotFoundError(
-                f"there is no consumer {name!r}",
-                remedy="create it first",
-                details={"consumer_name": name},
-            )
+            raise unknown(name)
         return found
 
     def set_aside(self, item: Quarantined) -> Quarantined:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+LAST = (1 << 63) - 1
+"""An offset that no fact has."""
 UNWRITTEN = {"is_written": False}
 """What marks a field that is worked out and not kept."""
 
@@ -44,6 +46,10 @@ class Reader:
     """It was deleted. Its name is kept for the sake of the following."""
     items_above: int = 0
     """Items up to this number were forgotten with an earlier consumer of this name."""
+    nothing_released: int = -1
+    """How many notes there were when nothing was released: whoever releases takes one."""
+    aside_through: int = LAST
+    """Nothing behind this offset was ever set aside."""
 
 
 @dataclass(slots=True)

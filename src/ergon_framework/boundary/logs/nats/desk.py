@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from copy import copy
+
+from ergon_framework.boundary.logs import cursors
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Item, Reader
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.boundary.logs.nats.quarantine import put, released_to
 from ergon_framework.boundary.logs.nats.readers import given, info_of, reader_named
 from ergon_framework.boundary.logs.refusing import refuse_late
-from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import ConsumerInfo
 
 MOST_SETTLED = 300
@@ -39,14 +41,7 @@ class NatsDesk(Ground):
                 one = Reader(name, log, cursor, to_zone, is_required)
                 one.created_at, one.items_above = self._clock(), above
                 books.put(subject, one)
-            elif (one.log, one.to_zone) != (log, to_zone):
-                raise BoundaryError(
-                    f"consumer {name!r} reads {one.log}, facts to {one.to_zone or 'every zone'}",
-                    code="already_exists",
-                    reason="consumer_exists",
-                    remedy="choose another name, or delete that consumer first",
-                    details={"consumer_name": name, "log": one.log, "to_zone": one.to_zone},
-                )
+            cursors.refuse_other(one, log, to_zone)
             return given(books, one)
 
         return self._step(work, "desk")
@@ -86,26 +81,19 @@ class NatsDesk(Ground):
 
         def work(books: Books) -> int | None:
             now, one = self._clock(), reader_named(books, name)
-            before = info_of(one)
-            refuse_late(before, holder, now)
-            if offset > max(one.served, one.cursor):
-                raise BoundaryError(
-                    f"{offset} was never served to consumer {name!r}: {one.served} was",
-                    code="failed_precondition",
-                    reason="not_served",
-                    remedy="confirm what was fetched",
-                    details={"offset": offset, "served": one.served, "cursor": one.cursor},
-                )
-            settled = _delivered(books, name, offset)
+            before = copy(one)
+            refuse_late(info_of(one), holder, now)
+            cursors.refuse_unserved(one, offset)
+            settled = _delivered(books, one, offset)
             for item in settled[:MOST_SETTLED]:
                 item.state = "settled"
                 put(books, item)
             if len(settled) > MOST_SETTLED:
                 return None  # the cursor moves when all of them are
-            move(one, max(one.cursor, offset))
+            cursors.move(one, max(one.cursor, offset))
             if holder is not None:
                 one.held_until = now + one.lease
-            if info_of(one) != before:
+            if one != before:
                 books.put(books.subjects.consumer(name), one)
             return one.cursor
 
@@ -120,7 +108,7 @@ class NatsDesk(Ground):
         def work(books: Books) -> None:
             one = books.get(Reader, books.subjects.consumer(name))
             if one is not None and not one.is_gone and one.holder == holder:
-                one.holder, one.held_until, one.deliveries = None, 0.0, 0
+                cursors.let_go(one)
                 books.put(books.subjects.consumer(name), one)
 
         self._step(work, "desk")
@@ -131,34 +119,16 @@ class NatsDesk(Ground):
         def work(books: Books) -> ConsumerInfo:
             one = reader_named(books, name)
             shelf = books.shelf_or_new(one.log)
-            start = shelf.first - 1
-            if not start <= offset <= shelf.head:
-                is_beyond = offset > shelf.head
-                lost = {} if is_beyond else {"first_lost": offset + 1, "last_lost": start}
-                raise BoundaryError(
-                    f"{offset} is not among {start} to {shelf.head}, which {one.log} has",
-                    code="out_of_range",
-                    reason="beyond_head" if is_beyond else "truncated",
-                    remedy=f"seek to {start} for all that is kept",
-                    details={"offset": offset, "head_offset": shelf.head, **lost},
-                )
             text = f"{name} from {one.cursor} to {offset}: {reason}"
+            cursors.seek(one, offset, shelf.first, shelf.head)
             books.note(self._clock(), "seek", text)
-            one.cursor, one.deliveries = offset, 0
-            one.holder, one.held_until = None, 0.0
             books.put(books.subjects.consumer(name), one)
             return given(books, one)
 
         return self._step(work, "desk")
 
 
-def _delivered(books: Books, name: str, offset: int) -> list[Item]:
+def _delivered(books: Books, one: Reader, offset: int) -> list[Item]:
     """Released items that went out and are confirmed."""
-    released = released_to(books, name)
+    released = released_to(books, one)
     return [item for item in released if item.offset <= offset and item.is_served]
-
-
-def move(one: Reader, cursor: int) -> None:
-    """Set a cursor further; what comes next was delivered to nobody yet."""
-    if cursor != one.cursor:
-        one.cursor, one.deliveries = cursor, 0

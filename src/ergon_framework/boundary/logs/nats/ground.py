@@ -22,6 +22,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.ports.factstore import StoreInfo
+from ergon_framework.ports.moving import moved_away
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.nats import OvertakenError
 from ergon_framework.storage.nats.stream import MOST_MESSAGES
@@ -126,6 +127,7 @@ class Ground(Bells):
         for _ in range(ROUNDS):
             if is_sure:
                 self._refresh()
+                self._refuse_moved(call)
             books = self._books(self._memory, is_sure=is_sure)
             try:
                 result = work(books)
@@ -148,6 +150,7 @@ class Ground(Bells):
         self._refuse_reader()
         for _ in range(ROUNDS):
             books = self._view()
+            self._refuse_moved(call)
             try:
                 result = work(books)
             except BoundaryError:
@@ -244,6 +247,11 @@ class Ground(Bells):
             self._memory.begin_anew(last)
         elif last != self._memory.last:
             self._memory.forget(last)
+
+    def _refuse_moved(self, call: str) -> None:
+        """Write nothing into a zone that went elsewhere; a move may say that it is here again."""
+        if self._opening.moved_to and call != "move":
+            raise moved_away(self.url, self._opening.moved_to)
 
     def _refuse_reader(self) -> None:
         if self._is_read_only:

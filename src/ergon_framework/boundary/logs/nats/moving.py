@@ -11,7 +11,7 @@ from typing import Any, cast
 from ergon_framework.boundary.logs.moving import bounded, corrupted, dump_books
 from ergon_framework.boundary.logs.nats import entries, pages, placing
 from ergon_framework.boundary.logs.nats.books import Books
-from ergon_framework.boundary.logs.nats.coding import Mark, Name, Note
+from ergon_framework.boundary.logs.nats.coding import Mark, Name, Note, Reader
 from ergon_framework.boundary.logs.nats.entries import Known
 from ergon_framework.boundary.logs.nats.quarantine import given, items_of
 from ergon_framework.boundary.logs.nats.retention import NatsRetention
@@ -69,6 +69,23 @@ class NatsMoving(NatsRetention):
         """Write something down about a move into this store, or forget it."""
         record = None if mark is None else Mark(mark)
         self._step(lambda books: books.put(books.subjects.mark, record), "move")
+
+    def bar(self, place: str | None) -> None:
+        """Refuse whatever is written, or let it in again.
+
+        Setting the mark makes others look. Who is about to write one consumer, and looks at nothing
+        else, is overtaken there.
+        """
+        self._refuse_reader()
+        self._opening.bar(place)
+        names = self._look(lambda books: sorted(books.all(Reader, books.subjects.consumers)))
+        for start in range(0, len(names), MOST_COPIES):
+            self._step(partial(_rewrite, names[start : start + MOST_COPIES]), "move")
+
+
+def _rewrite(consumers: Sequence[str], books: Books) -> None:
+    for subject in consumers:
+        books.put(subject, books.get(Reader, subject))
 
 
 def _up_to(last: int, _: Books) -> int:

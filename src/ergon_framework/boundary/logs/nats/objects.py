@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Name
 from ergon_framework.boundary.logs.nats.ground import Ground
+from ergon_framework.boundary.logs.nats.names import Place, Stretch, stretch
 from ergon_framework.errors import BoundaryError, ObjectConflictError
 from ergon_framework.ports.factstore import StoredObject
+from ergon_framework.storage.nats import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was last read of the names, for whoever goes through them page by page."""
+
+    bucket: str | None
+    version: tuple[int, ...]
+    start: tuple[str, str]
+    stretch: Stretch
+
+    def is_of(self, bucket: str | None, version: tuple[int, ...]) -> bool:
+        """Whether these are names of that bucket, and still what they were."""
+        return (self.bucket, self.version) == (bucket, version)
+
+    def after(self, place: tuple[str, str], limit: int) -> list[Name] | None:
+        """The names after a place; None when not all of them are here."""
+        names = self.stretch.names
+        first = bisect_right(names, place, key=lambda name: (name.bucket, name.key))
+        is_whole = self.stretch.is_last or len(names) - first >= limit
+        return names[first : first + limit] if is_whole and place >= self.start else None
 
 
 class NatsObjects(Ground):
     """The part of the store that knows which name stands for which bytes."""
+
+    _seen: _Seen | None = None
 
     def bind(self, bucket: str, key: str, digest: bytes, size: int) -> StoredObject:
         """Give bytes that are on disk a name; other bytes under it: ``ObjectConflictError``."""
@@ -44,25 +73,34 @@ class NatsObjects(Ground):
         self, bucket: str | None = None, *, after: tuple[str, str] = ("", ""), limit: int = 1000
     ) -> list[StoredObject]:
         """Names in order of bucket and key."""
+        version = self._version_of_names()
+        seen = self._seen
+        found = seen.after(after, limit) if seen and seen.is_of(bucket, version) else None
+        if found is None:
+            read = self._look(lambda books: stretch(_reader(books, bucket), _by_name, after, limit))
+            found = read.names[:limit]
+            self._seen = _Seen(bucket, version, after, read)
+        return [given(each) for each in found]
 
-        def work(books: Books) -> list[StoredObject]:
-            found = sorted(
-                (each for each in _names(books, bucket) if (each.bucket, each.key) > after),
-                key=lambda each: (each.bucket, each.key),
-            )
-            return [given(each) for each in found[:limit]]
-
-        return self._look(work)
+    def _version_of_names(self) -> tuple[int, ...]:
+        """Changes with every change of a name: a new one and one that goes are counted, and any
+        other writes a message.
+        """
+        counted, written = (
+            self._stream.last(each) for each in (self._subjects.tally, self._subjects.objects)
+        )
+        seqs = (0 if each is None else each.seq for each in (counted, written))
+        return (self._stream.line.connections, *seqs)
 
     def orphans(self, before: float, limit: int = 1000) -> list[StoredObject]:
         """Names given before an instant to which no fact has ever referred, the oldest first."""
 
-        def work(books: Books) -> list[StoredObject]:
-            old = [each for each in _names(books) if each.at < before and not each.is_referenced]
-            old.sort(key=lambda each: (each.at, each.bucket, each.key))
-            return [given(each) for each in old[:limit]]
+        def by_age(name: Name) -> Place | None:
+            is_orphan = name.digest and name.at < before and not name.is_referenced
+            return (name.at, name.bucket, name.key) if is_orphan else None
 
-        return self._look(work)
+        found = self._look(lambda books: stretch(_reader(books), by_age, (), limit))
+        return [given(each) for each in found.names[:limit]]
 
     def unbind(self, bucket: str, key: str, *, before: float | None = None) -> StoredObject | None:
         """Take the name away; the object, when no other name stands for its bytes."""
@@ -131,10 +169,14 @@ def drop_name(books: Books, name: Name) -> None:
     books.put(books.subjects.tally, tally)
 
 
-def _names(books: Books, bucket: str | None = None) -> list[Name]:
+def _reader(books: Books, bucket: str | None = None) -> Callable[[], Iterable[Stored]]:
     subjects = books.subjects
     wanted = subjects.objects if bucket is None else subjects.objects_in(bucket)
-    return [each for each in books.all(Name, wanted).values() if each.digest]
+    return lambda: books.stream.walk(wanted)
+
+
+def _by_name(name: Name) -> Place | None:
+    return (name.bucket, name.key) if name.digest else None
 
 
 def _is_bound(books: Books, digest: bytes) -> bool:

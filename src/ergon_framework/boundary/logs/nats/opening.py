@@ -23,7 +23,7 @@ from ergon_framework.storage.nats.stream import Standing
 logger = logging.getLogger("ergon_framework.boundary")
 
 SCHEMA = 1
-_ZONE, _SCHEMA = "ergon.zone", "ergon.schema"
+_ZONE, _SCHEMA, _MOVED_TO = "ergon.zone", "ergon.schema", "ergon.moved_to"
 _ROUNDS = 50
 _CONFIG: dict[str, Any] = {
     "storage": "file",
@@ -44,6 +44,8 @@ class Opening:
         self.subjects = Subjects(address.space, zone)
         self.stream = NatsStream(Line(address), self.subjects.stream, self.subjects.zone)
         self.durability = Durability(1, None)
+        self.moved_to = ""
+        """Where the zone went, as far as the stream was asked; empty while it is here."""
         self._zone = zone
         self._is_read_only = read_only
 
@@ -76,7 +78,18 @@ class Opening:
                 f"{self.name} no longer has the stream {self.stream.name}",
                 remedy="restore it, or restart to begin with an empty one",
             )
+        self.moved_to = (standing.config.get("metadata") or {}).get(_MOVED_TO, "")
         return standing
+
+    def bar(self, place: str | None) -> None:
+        """Say in the stream itself that the zone went elsewhere, or that it is here again.
+
+        Whoever writes asks how the stream stands when somebody else has written, and sees it.
+        """
+        config = self.standing().config
+        said = {key: value for key, value in config["metadata"].items() if key != _MOVED_TO}
+        self.stream.change({**config, "metadata": said | ({_MOVED_TO: place} if place else {})})
+        self.moved_to = place or ""
 
     def server_time(self) -> float:
         """What time it is at the server."""

@@ -12,7 +12,7 @@ from ergon_framework.boundary.logs.moving import (
     refuse_other_log,
 )
 from ergon_framework.boundary.logs.nats.books import Books
-from ergon_framework.boundary.logs.nats.coding import Item, Name, Note, Reader, ZoneRecord
+from ergon_framework.boundary.logs.nats.coding import LAST, Item, Name, Note, Reader, ZoneRecord
 from ergon_framework.boundary.logs.nats.entering import Entering
 from ergon_framework.boundary.logs.nats.entries import Known
 from ergon_framework.boundary.logs.nats.objects import drop_name, put_name
@@ -116,6 +116,10 @@ def _put_item(books: Books, copy: ItemCopy) -> None:
     books.put(books.subjects.item(item.consumer, item.id), item)
     if item.envelope or item.fact:
         books.put(whole_mark(books, item), Item(item.id, "", "", 0, "", "", 0, item.at))
+    one = books.get(Reader, books.subjects.consumer(item.consumer))
+    if one is not None:
+        one.nothing_released, one.aside_through = -1, LAST
+        books.put(books.subjects.consumer(item.consumer), one)
     tally = books.tally
     tally.items = max(tally.items, item.id)
     books.put(books.subjects.tally, tally)

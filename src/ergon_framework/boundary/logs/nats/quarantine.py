@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from ergon_framework.boundary.logs import cursors
 from ergon_framework.boundary.logs.nats import pages
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Item, Reader
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.boundary.logs.nats.readers import info_of, reader_named
 from ergon_framework.boundary.logs.refusing import refuse_late
-from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
+from ergon_framework.boundary.logs.settling import ACTIONS, OPEN, not_there, refuse_wrong_state
 from ergon_framework.ports.factstore import Quarantined
-
-OPEN = ("quarantined", "released")
-_ACTIONS = {
-    "quarantined": "put_back",
-    "released": "release",
-    "discarded": "discard",
-    "settled": "settle",
-}
-_ALLOWED = {
-    "quarantined": OPEN[1:],
-    "released": OPEN[:1],
-    "discarded": OPEN,
-    "settled": OPEN,
-}
 
 
 class NatsQuarantine(Ground):
@@ -46,21 +33,15 @@ class NatsQuarantine(Ground):
         def work(books: Books) -> Quarantined:
             now, one = self._clock(), reader_named(books, name)
             refuse_late(info_of(one), holder, now)
-            is_released = any(item.offset == offset for item in released_to(books, name))
+            is_released = any(item.offset == offset for item in released_to(books, one))
             is_next = offset == next_of(books, one)
             if not is_released and not is_next:
-                raise BoundaryError(
-                    f"{offset} is not the next fact of consumer {name!r}",
-                    code="failed_precondition",
-                    reason="not_next",
-                    remedy="confirm what precedes it first",
-                    details={"offset": offset, "cursor": one.cursor},
-                )
-            kept = keep(books, Item(0, name, one.log, offset, reason, message, attempts, now))
+                raise cursors.not_next(one, offset)
+            item = Item(0, name, one.log, offset, reason, message, attempts, now)
+            kept = keep(books, one, item)
             if is_next:
-                one.cursor, one.deliveries = offset, 0
-                one.served = max(one.served, offset)
-                books.put(books.subjects.consumer(name), one)
+                cursors.pass_by(one, offset)
+            books.put(books.subjects.consumer(name), one)
             return given(kept)
 
         return self._step(work, "quarantine")
@@ -84,16 +65,9 @@ class NatsQuarantine(Ground):
             item = _numbered(books, quarantine_id)
             if item.state == state:
                 return given(item)
-            if item.state not in _ALLOWED.get(state, ()):
-                raise BoundaryError(
-                    f"item {quarantine_id} is {item.state} and cannot become {state}",
-                    code="failed_precondition",
-                    reason="wrong_state",
-                    remedy="list the quarantine to see how things stand",
-                    details={"quarantine_id": quarantine_id, "state": item.state},
-                )
+            refuse_wrong_state(quarantine_id, item.state, state)
             text = f"{quarantine_id} of {item.consumer} at {item.offset}: {reason}"
-            books.note(self._clock(), _ACTIONS[state], text)
+            books.note(self._clock(), ACTIONS[state], text)
             item.state, item.is_served = state, False
             put(books, item)
             return given(item)
@@ -111,11 +85,17 @@ def put(books: Books, item: Item) -> None:
     books.put(books.subjects.item(item.consumer, item.id), item)
 
 
-def keep(books: Books, item: Item) -> Item:
-    """Keep an item; when its fact lies in quarantine already, it is the same item."""
-    for known in open_items(books, item.consumer):
-        if (known.log, known.offset) == (item.log, item.offset):
-            item.id, item.at = known.id, known.at
+def keep(books: Books, one: Reader, item: Item) -> Item:
+    """Keep an item of a consumer; when its fact lies in quarantine already, it is the same item.
+
+    The consumer changes with it, and is written by the caller: without what it knows, everything
+    that was ever set aside would be read for each of its facts.
+    """
+    known = items_of(books, one.name) if item.offset <= one.aside_through else []
+    one.aside_through = max(item.offset, *(each.offset for each in known), 0)
+    for each in known:
+        if each.state in OPEN and (each.log, each.offset) == (item.log, item.offset):
+            item.id, item.at = each.id, each.at
             put(books, item)
             return item
     return _new(books, item)
@@ -166,9 +146,14 @@ def open_items(books: Books, consumer: str) -> list[Item]:
     return [item for item in items_of(books, consumer) if item.state in OPEN]
 
 
-def released_to(books: Books, consumer: str) -> list[Item]:
-    """What is to be delivered to a consumer again."""
-    return [item for item in open_items(books, consumer) if item.state == "released"]
+def released_to(books: Books, one: Reader) -> list[Item]:
+    """What is to be delivered to a consumer again, which remembers it when there is nothing."""
+    notes = books.tally.notes
+    if one.nothing_released == notes:
+        return []
+    found = [item for item in open_items(books, one.name) if item.state == "released"]
+    one.nothing_released = -1 if found else notes
+    return found
 
 
 def _numbered(books: Books, number: int) -> Item:
@@ -177,11 +162,7 @@ def _numbered(books: Books, number: int) -> Item:
         one = books.get(Reader, books.subjects.consumer(item.consumer))
         if one is None or item.id > one.items_above:
             return item
-    raise BoundaryNotFoundError(
-        f"nothing in quarantine has the number {number}",
-        remedy="list the quarantine",
-        details={"quarantine_id": number},
-    )
+    raise not_there(number)
 
 
 def next_of(books: Books, one: Reader) -> int | None:

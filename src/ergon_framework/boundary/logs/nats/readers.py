@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from ergon_framework.boundary.logs.cursors import unknown
 from ergon_framework.boundary.logs.nats import pages
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Reader
-from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import ConsumerInfo
 
 _SHARED = {each.name for each in fields(ConsumerInfo)} & {each.name for each in fields(Reader)}
@@ -17,11 +17,7 @@ def reader_named(books: Books, name: str) -> Reader:
     """A consumer that must be there."""
     found = books.get(Reader, books.subjects.consumer(name))
     if found is None or found.is_gone:
-        raise BoundaryNotFoundError(
-            f"there is no consumer {name!r}",
-            remedy="create it first",
-            details={"consumer_name": name},
-        )
+        raise unknown(name)
     return found
 
 

@@ -13,6 +13,7 @@ from ergon_framework.boundary.logs.nats.ground import MANY, Ground
 from ergon_framework.boundary.logs.nats.quarantine import keep_whole
 from ergon_framework.boundary.logs.records import Prepared, prepare
 from ergon_framework.boundary.logs.refusing import conflicting
+from ergon_framework.core.frontier import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,
     Appended,
@@ -128,5 +129,5 @@ def _move(books: Books, peer: str, link: Link) -> None:
     subject = books.subjects.link(peer)
     kept = books.get(Link, subject) or Link(peer)
     moved = replace(link, peer=peer, is_sealed=kept.is_sealed, reason=kept.reason)
-    if kept.leads_to(link) and moved != books.get(Link, subject):
+    if leads_to(kept, link) and moved != books.get(Link, subject):
         books.put(subject, moved)

@@ -73,6 +73,10 @@ class PostgresBooks:
             taking_arrays(cursor)
         return cursor.execute(self._statements[statement], _kept(values), prepare=is_prepared)
 
+    def alter(self, statement: str) -> None:
+        """Execute a statement that changes the tables themselves, and goes by no name."""
+        self._connection.execute(statement.encode(), prepare=False)
+
     def one(self, statement: str, *values: Any) -> Row | None:
         """The first row, if there is one."""
         return self.send(statement, *values).fetchone()

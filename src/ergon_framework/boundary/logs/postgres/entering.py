@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import psycopg
 
 from ergon_framework.boundary.logs.postgres.books import PostgresBooks
-from ergon_framework.boundary.logs.postgres.straight import Value
+from ergon_framework.boundary.logs.postgres.straight import Statement, Values
 from ergon_framework.boundary.logs.records import Prepared
 from ergon_framework.boundary.logs.tables.entering import Entry, Identity, View
 from ergon_framework.boundary.logs.tables.rows import LAST, LogRow, log_or_new
@@ -71,6 +71,20 @@ class PostgresEntry(Entry):
         figures = Bigints(number), Integers(view), Bigints(total), Floats(at)
         return *figures, *map(Bytes, (list(self._fresh), proof, envelope, fact))
 
+    def _changes_of_runs(self) -> list[Statement]:
+        """What has to be written about runs: in most groups nothing."""
+        made: list[Statement] = []
+        if self._ended:
+            last, view, first = zip(*self._ended, strict=True)
+            made.append(("logs.end_runs", (Bigints(last), Integers(view), Bigints(first))))
+        runs = self._runs_to_write()
+        if runs:
+            view, first, last, rank, previous = zip(*runs, strict=True)
+            ends = Bigints([each or 0 for each in last])
+            values = Integers(view), Bigints(first), ends, Bigints(rank), Bigints(previous)
+            made.append(("logs.new_runs", values))
+        return made
+
     def _touched(self) -> list[LogRow]:
         bases = {row[0] & ~LAST for row in self._rows}
         return [log for log in self._memory.logs.values() if log.base in bases]
@@ -110,11 +124,8 @@ class CarefulEntry(PostgresEntry):
         for log in self._touched():
             state = (log.head, log.total, log.chain, log.last_at, log.view)
             books.send("logs.reach", log.id, *state, is_prepared=True)
-        for end in self._ended:
-            books.send("logs.end_run", *end)
-        runs = self._runs_to_write()
-        if runs:
-            books.send("logs.new_runs", *map(list, zip(*runs, strict=True)))
+        for statement, values in self._changes_of_runs():
+            books.send(statement, *values)
         if self._referred:
             names = [*map(list, zip(*sorted(self._referred), strict=True))]
             books.send("objects.refer_all", *names)
@@ -198,23 +209,14 @@ class HopefulEntry(PostgresEntry):
         """Whether old ids have to be looked through."""
         return self._one.first > 1
 
-    def values(self) -> list[Value]:
-        """What the statement that appends is given."""
+    def statements(self) -> list[Statement]:
+        """What appends, and what else belongs to the same transaction."""
         log = self._one
         if not self._rows or log.last_at is None or log.view is None:
             raise TooHopefulError
-        after: list[Value] = [log.id, log.head, log.total, log.chain, log.last_at, log.view]
-        ended = [*zip(*self._ended, strict=True)] or [(), (), ()]
-        runs = [*zip(*self._runs_to_write(), strict=True)] or [(), (), (), (), ()]
-        view, first, last, rank, previous = runs
-        return [
-            *after,
-            *self._before,
-            *self._columns(),
-            *(Bigints(ended[0]), Integers(ended[1]), Bigints(ended[2])),
-            *(Integers(view), Bigints(first), Bigints([each or 0 for each in last])),
-            *(Bigints(rank), Bigints(previous)),
-        ]
+        after: Values = (log.id, log.head, log.total, log.chain, log.last_at, log.view)
+        append: Statement = ("logs.append", (*after, *self._before, *self._columns()))
+        return [append, *self._changes_of_runs()]
 
     def _refused(self, log: LogRow, fact: Prepared, capacity: int | None) -> Outcome | None:
         if super()._refused(log, fact, capacity) is not None:

@@ -55,9 +55,8 @@ class PostgresLogs(TableLogs, PostgresGround):
         self._memory = Memory()
         """Used by whose turn it is to append, and nobody else."""
         self._caution = 0
-        statements = self._wordings.writing
         told = (self._channel, self._database.word)
-        self._straight = Straight(statements["logs.append"], statements["logs.announce"], told)
+        self._straight = Straight(self._wordings.writing, told)
 
     def append_in(
         self,
@@ -171,15 +170,15 @@ class PostgresLogs(TableLogs, PostgresGround):
     def _hope(
         self, connection: Connection, asked: Sequence[Append], wanted: Wanted
     ) -> Poured[list[list[Outcome]]] | None:
-        """Append with one statement, where that is enough."""
+        """Append without a look at what is there, where that is enough."""
         self._caution = max(0, self._caution - 1)
         if self._caution or not HopefulEntry.may(self._memory, wanted):
             return None
         try:
             entry = HopefulEntry(self._clock(), self._memory, asked[0].log)
-            outcomes, values = _appended(entry, asked), entry.values()
+            outcomes, statements = _appended(entry, asked), entry.statements()
             failpoint(BEFORE["append"])
-            self._straight.run(connection, values, is_planned=entry.is_searched)
+            self._straight.run(connection, statements, is_planned=entry.is_searched)
         except HopefulEntry.REFUSALS:
             self._memory.forget()
             self._caution = CAUTION

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ergon_framework.boundary.logs.moving import BARRED
 from ergon_framework.boundary.logs.postgres.books import PostgresBooks
 from ergon_framework.boundary.logs.postgres.entering import CarefulEntry, Memory, Wanted
 from ergon_framework.boundary.logs.postgres.logs import PostgresLogs
@@ -11,6 +12,7 @@ from ergon_framework.boundary.logs.records import new_of, prepare
 from ergon_framework.boundary.logs.tables.moving import TableMoving
 from ergon_framework.boundary.logs.tables.rows import LAST
 from ergon_framework.ports.copies import FactCopy, IdCopy
+from ergon_framework.storage.bars import postgres_bars
 from ergon_framework.storage.postgres.arrays import Bigints, Bytes
 
 
@@ -46,3 +48,13 @@ class PostgresMoving(TableMoving, PostgresLogs):
 
     def _log_was_placed(self, books: PostgresBooks) -> None:
         """The log's own row says so."""
+
+    def bar(self, place: str | None) -> None:
+        """Refuse whatever changes facts and books, or let it in again."""
+        schema = f'"{self.namespace}"'
+
+        def work(books: PostgresBooks) -> None:
+            for statement in postgres_bars(BARRED, place, schema):
+                books.alter(statement)
+
+        self._write(work, "move")

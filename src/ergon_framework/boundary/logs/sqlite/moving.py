@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from ergon_framework.boundary.logs.moving import BARRED
 from ergon_framework.boundary.logs.records import new_of, prepare
 from ergon_framework.boundary.logs.sqlite.entering import SqliteEntry
 from ergon_framework.boundary.logs.sqlite.ground import SqliteBooks
@@ -14,6 +15,7 @@ from ergon_framework.boundary.logs.sqlite.parts import KEY, packed, split, unpac
 from ergon_framework.boundary.logs.tables.moving import TableMoving
 from ergon_framework.boundary.logs.tables.rows import all_logs
 from ergon_framework.ports.copies import FactCopy, IdCopy
+from ergon_framework.storage.bars import sqlite_bars
 
 _SPACE = 1 << 32
 """How many beginnings of four bytes keys have."""
@@ -60,6 +62,16 @@ class SqliteMoving(TableMoving, SqliteLogs):
 
     def _log_was_placed(self, books: SqliteBooks) -> None:
         books.run("logs.was_shortened")
+
+    def bar(self, place: str | None) -> None:
+        """Refuse whatever changes facts and books, or let it in again."""
+        tables = [f"ergon_boundary_{name}" for name in BARRED]
+
+        def work(books: SqliteBooks) -> None:
+            for statement in sqlite_bars(tables, place):
+                books.execute(statement)
+
+        self._write(work, "move")
 
 
 def _follow_all(books: SqliteBooks, ledger: Ledger) -> None:

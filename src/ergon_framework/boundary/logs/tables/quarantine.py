@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
+from ergon_framework.boundary.logs.settling import ACTIONS, may_become
 from ergon_framework.boundary.logs.tables.ground import Books, Ground, Row, note
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
 from ergon_framework.ports.factstore import Quarantined
-
-_ACTIONS = {
-    "quarantined": "put_back",
-    "released": "release",
-    "discarded": "discard",
-    "settled": "settle",
-}
-_FROM = {
-    "quarantined": {"released"},
-    "released": {"quarantined"},
-    "discarded": {"quarantined", "released"},
-    "settled": {"quarantined", "released"},
-}
-"""Which states may become which."""
 
 
 class TableQuarantine(Ground):
@@ -38,11 +25,11 @@ class TableQuarantine(Ground):
             item = _numbered(books, quarantine_id)
             if item.state == state:
                 return item
-            if item.state not in _FROM.get(state, ()):
+            if not may_become(item.state, state):
                 raise _wrong_state(item, state)
             books.run("quarantine.settle", state, item.id)
             text = f"item {item.id}, {item.log} {item.offset} of {item.consumer}"
-            note(books, self._clock(), _ACTIONS[state], f"{text}: {reason}" if reason else text)
+            note(books, self._clock(), ACTIONS[state], f"{text}: {reason}" if reason else text)
             return _numbered(books, item.id)
 
         return self._write(work, "quarantine")

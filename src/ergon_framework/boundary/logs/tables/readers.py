@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ergon_framework.boundary.logs.cursors import unknown
 from ergon_framework.boundary.logs.tables.ground import Books, Row
 from ergon_framework.boundary.logs.tables.rows import LogRow, log_numbered
 from ergon_framework.boundary.logs.tables.runs import next_after
-from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
+from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import ConsumerInfo
 
 
@@ -13,11 +14,7 @@ def reader_named(books: Books, name: str) -> tuple[ConsumerInfo, LogRow]:
     """A consumer that must be there, without its lag, and the log it reads."""
     row = books.one("consumers.consumer", name)
     if row is None:
-        raise BoundaryNotFoundError(
-            f"there is no consumer {name!r}",
-            remedy="create it first",
-            details={"consumer_name": name},
-        )
+        raise unknown(name)
     return reader_of(books, row)
 
 

@@ -13,6 +13,7 @@ from ergon_framework.boundary.logs.tables.entering import Entry
 from ergon_framework.boundary.logs.tables.ground import Books
 from ergon_framework.boundary.logs.tables.links import link_to
 from ergon_framework.boundary.logs.tables.rows import log_or_new
+from ergon_framework.core.frontier import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,
     Appended,
@@ -64,7 +65,7 @@ def take_in(books: Books, entry: Entry, peer: str, arrived: Arrival, now: float)
     for item in arrived.refused:
         quarantine.keep(books, item, consumer=f"pull:{peer}")
     link = arrived.link
-    if link_to(books, peer).leads_to(link):
+    if leads_to(link_to(books, peer), link):
         books.run("store.move", peer, link.epoch, link.offset, link.chain, link.at)
     return outcomes
 

@@ -9,8 +9,9 @@ time, and that each word with the server costs a round trip:
   look shows. Claims of different workers pass by each other (``SKIP LOCKED``).
 * What needs a closer look is left to a second transaction: jobs that have a limit key or an expiry,
   and queues with settings. There, a queue's row is locked while one claims from it, and so is each
-  limit key while jobs of it start, or are woken after one has stopped. Locks are taken in one
-  order: queues by name, then keys.
+  limit key while jobs of it start, or are woken after one has stopped. A worker does not wait for
+  a key that others hold: it passes its jobs over, and asks again soon. Locks that are waited for
+  are taken in one order: queues by name, then keys.
 * All instants come from the server, or from the clock that a test gave.
 
 No decision about a job is made in SQL: moves come from the core, statements check and apply.

@@ -9,7 +9,7 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.options import options_text
+from ergon_framework.jobs.stores.options import is_special, options_text
 from ergon_framework.jobs.stores.own_moves import replaced
 from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.settling import Settling, lock_keys, wake
@@ -28,9 +28,9 @@ def has_keys(jobs: Sequence[NewJob]) -> bool:
 
 def insert(words: Words, jobs: Sequence[NewJob]) -> None:
     """Add them all, whatever their keys; the server refuses all when one is not unique."""
-    is_special = any(map(_is_special, jobs))
-    values = _values(jobs) | _special_values(jobs) if is_special else _values(jobs)
-    words.say(_SQL["insert" if is_special else "insert_plain"], values)
+    is_plain = not any(map(is_special, jobs))
+    values = _values(jobs) if is_plain else _values(jobs) | _special_values(jobs)
+    words.say(_SQL["insert_plain" if is_plain else "insert"], values)
 
 
 def refuse_twins(jobs: Sequence[NewJob]) -> None:
@@ -146,22 +146,6 @@ class Adding:
         ):  # last of all: who waits for this lock holds none that we wait for
             lock_keys(self._words, self._freed)
             wake(self._words, self._freed)
-
-
-def _is_special(job: NewJob) -> bool:
-    """Whether the plain statement cannot say all there is to say."""
-    return (
-        job.limit_key is not None
-        or job.unique_key is not None
-        or job.expires_at is not None
-        or job.correlation_id is not None
-        or job.trace_context is not None
-        or job.timeout is not None
-        or job.max_attempts is not None
-        or job.max_deliveries is not None
-        or job.retry is not None
-        or job.result_ttl is not None
-    )
 
 
 def _values(jobs: Sequence[NewJob]) -> dict[str, Any]:

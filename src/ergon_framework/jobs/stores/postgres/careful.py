@@ -2,20 +2,28 @@
 
 One transaction. The queues' rows are locked first, in the order of their names, then the limit keys
 of what was found; what runs is counted after the lock, so that it counts what others did before.
+
+Nobody waits for a limit key here. One that others hold is passed over: its jobs stay due, so that
+no wake-up can miss them, and the worker asks again soon. No key is passed over for ever: it is held
+only by a transaction that found a job of it, and that one starts the job, or blocks it because the
+limit is reached, or has filled its slots with jobs that come before it; or by one that wakes jobs
+after some have ended. So two workers cannot refuse it to each other in turns: the one that is
+refused is so because the other has it, and whoever gets it moves something on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ergon_framework.core.admission import Admission, Applicant, admit
 from ergon_framework.jobs.stores.gates import NONE, Gate, Settings
 from ergon_framework.jobs.stores.own_moves import Standing, outdated
-from ergon_framework.jobs.stores.postgres.claiming import candidates
+from ergon_framework.jobs.stores.postgres.claiming import Passing, candidates, place
 from ergon_framework.jobs.stores.postgres.lanes import Line, Pick
-from ergon_framework.jobs.stores.postgres.rows import PRIORITY, QUEUE, RUN_AT, Row
-from ergon_framework.jobs.stores.postgres.settling import Settling, lock_keys, wake
+from ergon_framework.jobs.stores.postgres.rows import QUEUE, SEQ, Row
+from ergon_framework.jobs.stores.postgres.settling import Settling, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.ports.jobstore import Ask
@@ -24,17 +32,8 @@ GLANCE = 64
 """How many to look at where some have been refused."""
 
 _SQL = statements("claim.sql")
-_SEQ, _FENCE, _ID, _ATTEMPTS, _DELIVERIES, _CLAIMED_AT = 0, 1, 2, 8, 9, 14
+_FENCE, _ID, _ATTEMPTS, _DELIVERIES, _CLAIMED_AT = 1, 2, 8, 9, 14
 _STATUS, _EXPIRES_AT, _KEY, _KEY_LIMIT = range(17, 21)
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What becomes of candidates; whoever is not mentioned stays where it is."""
-
-    admitted: list[Row] = field(default_factory=list)
-    blocked: list[Row] = field(default_factory=list)
-    outdated: list[Row] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -46,66 +45,44 @@ class Caught:
     taken: Counter[Line] = field(default_factory=Counter)
     spent: set[Line] = field(default_factory=set)  # there is no more to be had for now
     waits: dict[str, float] = field(default_factory=dict)  # when queues have tokens again
+    passed: set[str] = field(default_factory=set)  # limit keys that others hold
     refused: int = 0
     outdated: int = 0
 
 
-def judged(
-    found: Sequence[Sequence[Row]],
-    rooms: Sequence[int],
-    gates: Mapping[str, int],
-    running: Counter[str],
-    now: float,
-) -> Verdict:
-    """Of several lines, each with so much room: who may start, and who before them may not.
-
-    Lines of one queue share what its gate lets through. Whoever comes first by priority and age
-    gets that, and a limit key, in whichever line it stands.
-    """
-    verdict = Verdict()
-    left, open_gates, running = list(rooms), dict(gates), Counter(running)
-    ranked = sorted((place(row), line, row) for line, rows in enumerate(found) for row in rows)
-    for _, line, row in ranked:
-        key, queue, expires_at = row[_KEY], row[QUEUE], row[_EXPIRES_AT]
-        if left[line] == 0 or open_gates[queue] == 0:
-            continue
-        if expires_at is not None and expires_at <= now:
-            verdict.outdated.append(row)
-        elif key is not None and running[key] >= row[_KEY_LIMIT]:
-            verdict.blocked.append(row)
-        else:
-            verdict.admitted.append(row)
-            running[key] += key is not None
-            left[line] -= 1
-            open_gates[queue] -= 1
-    return verdict
-
-
-def claim_carefully(words: Words, ask: Ask, picks: Sequence[Pick], *, is_again: bool) -> Caught:
+def claim_carefully(
+    words: Words, ask: Ask, picks: Sequence[Pick], *, passing: Passing, is_again: bool
+) -> Caught:
     """Take what may be taken, within a transaction that the caller commits.
 
+    ``passing``: what is not looked at again.
     ``is_again``: some were refused already, so that it pays to look at more than are wanted.
     """
     now, stamp, gates = _gates(words, picks)
     rooms = [gates[pick.queue].room(pick.most, now) for pick in picks]
     wanted = [max(room, GLANCE) if room and is_again else room for room in rooms]
-    found = _candidates(words, [replace(p, most=n) for p, n in zip(picks, wanted, strict=True)])
-    verdict = judged(found, rooms, _let_in(picks, gates, now), _running(words, found), now)
-    started = {row[_SEQ] for row in verdict.admitted}
+    looks = [replace(p, most=n) for p, n in zip(picks, wanted, strict=True)]
+    found = _candidates(words, looks, passing)
+    running, held = _running(words, found)
+    let_in = _let_in(picks, gates, now)
+    admission = admit(_applicants(found), rooms, let_in, running, now, unknown=held)
+    rows = {row[SEQ]: row for each in found for row in each}
+    started = set(admission.admitted)
     caught = Caught(
-        jobs=[_claimed(row, now, stamp) for row in verdict.admitted],
-        keyed={row[_SEQ] for row in verdict.admitted if row[_KEY] is not None},
-        refused=len(verdict.blocked) + len(verdict.outdated),
-        outdated=len(verdict.outdated),
+        jobs=[_claimed(rows[seq], now, stamp) for seq in admission.admitted],
+        keyed={seq for seq in admission.admitted if rows[seq][_KEY] is not None},
+        passed={rows[seq][_KEY] for seq in admission.passed_over},
+        refused=len(admission.blocked) + len(admission.outdated),
+        outdated=len(admission.outdated),
     )
-    for pick, rows in zip(picks, found, strict=True):
-        count = sum(row[_SEQ] in started for row in rows)
+    for pick, line in zip(picks, found, strict=True):
+        count = sum(row[SEQ] in started for row in line)
         gates[pick.queue].enter(count, now)
         caught.taken[pick.line] = count
-    for pick, most, rows in zip(picks, wanted, found, strict=True):
-        if len(rows) < most or gates[pick.queue].room(1, now) == 0:
+    for pick, most, line in zip(picks, wanted, found, strict=True):
+        if len(line) < most or gates[pick.queue].room(1, now) == 0:
             caught.spent.add(pick.line)
-    _apply(words, ask, verdict, now, stamp)
+    _apply(words, ask, admission, rows, now, stamp)
     caught.waits = _close(words, gates, now)
     return caught
 
@@ -141,10 +118,10 @@ def _open(settings: Settings) -> Settings:
     return replace(settings, max_active=0) if settings.is_paused else settings
 
 
-def _candidates(words: Words, picks: Sequence[Pick]) -> list[list[Row]]:
+def _candidates(words: Words, picks: Sequence[Pick], passing: Passing) -> list[list[Row]]:
     """For each pick its jobs, in the order in which they go."""
     found: list[list[Row]] = [[] for _ in picks]
-    for number, *row in candidates(words, picks).fetchall():
+    for number, *row in candidates(words, picks, passing).fetchall():
         found[number].append(tuple(row))
     for pick, rows in zip(picks, found, strict=True):
         rows.sort(key=place)
@@ -152,28 +129,46 @@ def _candidates(words: Words, picks: Sequence[Pick]) -> list[list[Row]]:
     return found
 
 
-def _running(words: Words, found: Sequence[Sequence[Row]]) -> Counter[str]:
-    """How many jobs run of each limit key that was found, which nobody changes until this ends."""
+def _running(words: Words, found: Sequence[Sequence[Row]]) -> tuple[Mapping[str, int], set[str]]:
+    """How many jobs run of each limit key that was found, and nobody changes that until this ends;
+    and the keys of which this cannot be said, as others hold them.
+    """
     keys = {row[_KEY] for rows in found for row in rows} - {None}
     if not keys:
-        return Counter()
-    lock_keys(words, keys)
-    return Counter(dict(words.say(_SQL["running_of_keys"], {"keys": texts(keys)}).fetchall()))
+        return {}, set()
+    ours = try_keys(words, keys)
+    counted = words.say(_SQL["running_of_keys"], {"keys": texts(keys)})
+    held = keys - {key for (key,) in ours.fetchall()}
+    return dict(counted.fetchall()), held
 
 
-def _apply(words: Words, ask: Ask, verdict: Verdict, now: float, stamp: int) -> None:
+def _applicants(found: Sequence[Sequence[Row]]) -> Iterator[Applicant]:
+    for line, rows in enumerate(found):
+        for row in rows:
+            limits = row[_EXPIRES_AT], row[_KEY], row[_KEY_LIMIT]
+            yield Applicant(place(row), line, row[QUEUE], *limits)
+
+
+def _apply(
+    words: Words,
+    ask: Ask,
+    admission: Admission,
+    rows: Mapping[int, Row],
+    now: float,
+    stamp: int,
+) -> None:
     """Write it down; who is over passes its turn on."""
-    if verdict.admitted:
-        seqs = numbers([row[_SEQ] for row in verdict.admitted])
+    if admission.admitted:
         values = {"now": now, "stamp": stamp, "lease": ask.lease, "worker": ask.worker}
-        words.say(_SQL["lease"], values | {"seqs": seqs})
-    if verdict.blocked:
-        words.say(_SQL["block"], {"seqs": numbers([row[_SEQ] for row in verdict.blocked])})
-    if verdict.outdated:
-        ends = Settling(words, [outdated(standing(row), now) for row in verdict.outdated])
-        ends.read()
-        if ends.freed:
-            wake(words, ends.freed)
+        words.say(_SQL["lease"], values | {"seqs": numbers(admission.admitted)})
+    if admission.blocked:
+        words.say(_SQL["block"], {"seqs": numbers(admission.blocked)})
+    if admission.outdated:
+        ends = [outdated(standing(rows[seq]), now) for seq in admission.outdated]
+        settling = Settling(words, ends)
+        settling.read()
+        if settling.freed:
+            wake(words, settling.freed)
 
 
 def _close(words: Words, gates: Mapping[str, Gate], now: float) -> dict[str, float]:
@@ -188,15 +183,10 @@ def _close(words: Words, gates: Mapping[str, Gate], now: float) -> dict[str, flo
     return waits
 
 
-def place(row: Row) -> tuple[int, float, int]:
-    """Where a job stands among those of its queue."""
-    return -row[PRIORITY], row[RUN_AT], row[_SEQ]
-
-
 def standing(row: Row) -> Standing:
     """What moving a candidate takes."""
     attempts, deliveries, excused = row[_ATTEMPTS : _ATTEMPTS + 3]
-    return row[_SEQ], row[_ID], row[_STATUS], row[_FENCE], attempts, deliveries, excused
+    return row[SEQ], row[_ID], row[_STATUS], row[_FENCE], attempts, deliveries, excused
 
 
 def _claimed(row: Row, now: float, stamp: int) -> Row:

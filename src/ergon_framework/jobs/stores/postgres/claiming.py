@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ergon_framework.jobs.stores.postgres.lanes import Lane, Line, Pick
-from ergon_framework.jobs.stores.postgres.rows import Answer, Row
+from ergon_framework.jobs.stores.postgres.rows import (
+    EXECUTOR,
+    PRIORITY,
+    QUEUE,
+    RUN_AT,
+    SEQ,
+    Answer,
+    Row,
+)
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.ports.jobstore import Ask
@@ -17,6 +25,16 @@ MOST_LANES = 256
 GLANCE = 64
 """Bounds of one claim: whatever it leaves, the next one finds."""
 
+DEPTH = 1000
+DEEPEST = 1_000_000
+"""How many jobs of a lane one claim looks past, where limit keys are held: few at first, as nobody
+holds one for long; the double each time that one is held still, so that the end is reached."""
+
+Place = tuple[str | None, str | None, int | None, float | None, int | None]
+"""Where a job stood: executor, queue, priority, due time and number."""
+NOWHERE: Place = (None, None, None, None, None)
+
+_LAST = ("last_executor", "last_queue", "last_priority", "last_run_at", "last_seq")
 _SQL = statements("claim.sql")
 
 
@@ -40,9 +58,22 @@ class Quick:
         return [row[1:] for row in rows if row[1] is not None], special
 
 
-def candidates(words: Words, picks: Sequence[Pick]) -> Answer:
-    """The first jobs of each pick, held; the number of the pick stands before each."""
-    return words.say(_SQL["candidates"], _lanes(picks))
+@dataclass(slots=True)
+class Passing:
+    """Limit keys that others held a moment ago, and how far to look for jobs behind theirs."""
+
+    keys: set[str] = field(default_factory=set)
+    depth: int = DEPTH
+
+
+def candidates(words: Words, picks: Sequence[Pick], passing: Passing) -> Answer:
+    """The first jobs of each pick, held, without those that are passed over; the number of the
+    pick stands before each.
+    """
+    if not passing.keys:
+        return words.say(_SQL["candidates"], _lanes(picks))
+    past = {"passed": texts(passing.keys), "depth": passing.depth}
+    return words.say(_SQL["candidates_past"], _lanes(picks) | past)
 
 
 def _lanes(picks: Sequence[Pick]) -> dict[str, Any]:
@@ -53,6 +84,17 @@ def _lanes(picks: Sequence[Pick]) -> dict[str, Any]:
         "most": numbers([pick.most for _, pick, _ in lanes]),
         "numbers": numbers([n for _, _, n in lanes]),
     }
+
+
+def last_of(rows: Iterable[Row]) -> Place:
+    """Where the one of these jobs stood that stood behind the others."""
+    row = max(rows, key=place)
+    return row[EXECUTOR], row[QUEUE], row[PRIORITY], row[RUN_AT], row[SEQ]
+
+
+def place(row: Row) -> tuple[int, float, int]:
+    """Where a job stands among those of its queue."""
+    return -row[PRIORITY], row[RUN_AT], row[SEQ]
 
 
 @dataclass(slots=True)
@@ -68,11 +110,14 @@ class Sight:
 class Look:
     """Looks around at the end of a transaction."""
 
-    def __init__(self, words: Words, ask: Ask, after: Line) -> None:
+    def __init__(self, words: Words, ask: Ask, after: Line, last: Place) -> None:
+        """``after``: where it begins. ``last``: where it is worth a look before anything is walked
+        past; whatever it is, the answer is the same.
+        """
         queues = None if ask.queues is None else texts(ask.queues)
         if queues is None:
             values = {"executor": after[0], "queue": after[1], "most": MOST_LANES}
-            self._lanes = words.say(_SQL["lanes"], values)
+            self._lanes = words.say(_SQL["lanes"], values | dict(zip(_LAST, last, strict=True)))
         else:
             self._lanes = words.say(_SQL["lanes_in"], {"queues": queues})
         self._is_bounded = queues is None

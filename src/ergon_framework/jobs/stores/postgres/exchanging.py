@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.postgres.ground import Ground
+from ergon_framework.jobs.stores.postgres.rows import Answer
 from ergon_framework.jobs.stores.postgres.settling import (
     Settling,
     lock_keys,
     one_by_one,
     shorten,
+    try_keys,
     wake,
     were_applied,
 )
@@ -34,10 +36,17 @@ Unsure = set[tuple[int, int]]
 class Exchange:
     """One call of one worker, or of whoever only settles."""
 
-    def __init__(self, ground: Ground, settlements: Sequence[Settlement], unsure: Unsure) -> None:
+    def __init__(
+        self,
+        ground: Ground,
+        settlements: Sequence[Settlement],
+        unsure: Unsure,
+        memory: Memory,
+    ) -> None:
         self._ground = ground
         self._settlements = settlements
         self._unsure = unsure
+        self._memory = memory
         self._topics = {
             Topic.DONE if each.move.status.is_final else Topic.WORK for each in settlements
         }
@@ -45,17 +54,21 @@ class Exchange:
         self._long: list[tuple[int, str]] = []
         self._is_work = False  # others may go on because of what has stopped
 
-    def run(self, ask: Ask | None, memory: Memory) -> tuple[list[bool], Claimed]:
+    def run(self, ask: Ask | None) -> tuple[list[bool], Claimed]:
         """Settle and claim."""
+        memory = self._memory
         claim = None if ask is None else Claim(self._ground, ask, memory)
+        memory.has_claimed |= claim is not None
         keyed = {each.key for each in self._settlements} & memory.keyed
         memory.keyed -= keyed
         # Who waits for a key that is freed here stands in line when this claim begins.
-        applied = self._settle(None if keyed else claim)
+        applied = self._settle(None if keyed or memory.owed else claim)
         try:
             self._follow(claim)
             if claim is not None:
                 claim.go_on()
+            if memory.owed and (claim is None or not claim.has_slots):
+                self._wake_owed()  # nothing brings this process back to it soon
         except StoreError as error:
             # What is committed has to be told. Whoever asks next hears the error.
             if not applied and (claim is None or claim.is_empty):
@@ -130,22 +143,63 @@ class Exchange:
 
     def _follow(self, claim: Claim | None) -> None:
         """What settlements bring about that needs other locks than theirs."""
+        memory = self._memory
+        if memory.has_claimed:
+            memory.owed += self._freed  # from here on until it is done, whatever happens
+            self._freed = memory.owed
         if self._freed or self._long:
-            self._ground.pipe(lambda words: self._send_followers(words, claim), "exchange")
+            memory.owed = self._ground.pipe(
+                lambda words: self._send_followers(words, claim), "exchange"
+            )
+        if memory.owed and claim is not None:
+            claim.hurry()
+        elif memory.owed:
+            self._is_work = True  # the bell is heard here, too, and brings the next claim
         if self._is_work and Topic.WORK not in self._topics:
             self._ground.ring({Topic.WORK})
 
-    def _send_followers(self, words: Words, claim: Claim | None) -> Callable[[], None]:
+    def _wake_owed(self) -> None:
+        """Wait for the keys, holding nothing that others wait for, and wake who waits for them."""
+        owed = self._memory.owed
+
+        def work(words: Words) -> bool:
+            lock_keys(words, owed)
+            return bool(wake(words, owed).fetchall())
+
+        is_work = self._ground.step(work, "exchange")
+        self._memory.owed = Counter()
+        if is_work:
+            self._ground.ring({Topic.WORK})
+
+    def _send_followers(self, words: Words, claim: Claim | None) -> Callable[[], Counter[str]]:
+        """Answers with the wake-ups that have to be repeated, as others held the keys."""
         shorten(words, self._long)
-        woken = None
+        woken: Answer | None = None
+        missed: Callable[[], Counter[str]] = Counter
         if self._freed:
-            lock_keys(words, self._freed)
+            missed = self._lock_freed(words)
             woken = wake(words, self._freed)
         claimed = None if claim is None else claim.send(words)
 
-        def read() -> None:
+        def read() -> Counter[str]:
             self._is_work |= woken is not None and bool(woken.fetchall())
             if claimed is not None:
                 claimed()
+            return missed()
 
         return read
+
+    def _lock_freed(self, words: Words) -> Callable[[], Counter[str]]:
+        """Answers how to learn of the keys that others hold. A worker comes back to those, and
+        waits for none of them; whoever only settles may never come back.
+        """
+        if not self._memory.has_claimed:
+            lock_keys(words, self._freed)
+            return Counter
+        ours = try_keys(words, self._freed)
+
+        def missed() -> Counter[str]:
+            held = self._freed.keys() - {key for (key,) in ours.fetchall()}
+            return Counter({key: self._freed[key] for key in held})
+
+        return missed

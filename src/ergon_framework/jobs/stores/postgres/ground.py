@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ergon_framework.errors import StoreError, StoreReadOnlyError
+from ergon_framework.jobs.stores.moments import AFTER, BEFORE
 from ergon_framework.jobs.stores.postgres.statements import SQL, statements
 from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
 from ergon_framework.ports.jobstore import Bell, Topic
-from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.postgres.batches import Batch
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.database import PostgresDatabase
@@ -18,12 +19,6 @@ from ergon_framework.storage.postgres.schema import PostgresSchema
 T = TypeVar("T")
 
 SCHEMA = PostgresSchema("jobs", f"{SQL}.schema")
-_CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
-_BEFORE = {call: f"jobs.{call}.before_commit" for call in _CALLS}
-_BEFORE["move"] = "move.jobs.before_commit"
-_AFTER = {call: f"jobs.{call}.after_commit" for call in _CALLS}
-_AFTER["move"] = "move.jobs.after_commit"
-declare(*_BEFORE.values(), *_AFTER.values())
 
 _CHANNELS = {topic: f"ergon_jobs_{topic.value}" for topic in Topic}
 _SQL = statements("jobs.sql")
@@ -88,25 +83,29 @@ class Ground:
         *,
         topics: Iterable[Topic] = (),
         is_synced: bool = True,
+        is_single: bool = False,
     ) -> T:
         """Run one transaction in one batch, and ring.
 
         ``send`` says all there is to say, and answers how to read the answers once it is committed.
+        ``is_single``: it says one statement, which is a transaction by itself.
         """
         self.refuse_to_write()
 
         def whole(connection: Connection) -> T:
             with Batch(connection) as batch:
                 words = self.words(connection, batch)
-                words.say(b"BEGIN")
+                if not is_single:
+                    words.say(b"BEGIN")
                 if not is_synced:
                     words.say(_SQL["synced_later"])
                 read = send(words)
-                failpoint(_BEFORE[call])
-                words.say(b"COMMIT")
+                failpoint(BEFORE[call])
+                if not is_single:
+                    words.say(b"COMMIT")
                 # After it: a transaction that notifies keeps all others that do from committing.
                 _hint(words, topics)
-            failpoint(_AFTER[call])
+            failpoint(AFTER[call])
             return read()
 
         return self._database.run(whole)
@@ -135,8 +134,8 @@ class Ground:
             words = self.words(connection)
             with connection.transaction():
                 result = work(words)
-                failpoint(_BEFORE[call])
-            failpoint(_AFTER[call])
+                failpoint(BEFORE[call])
+            failpoint(AFTER[call])
             _hint(words, topics)
             return result
 

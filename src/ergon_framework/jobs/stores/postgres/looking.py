@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
@@ -17,14 +17,26 @@ Read = Callable[[Callable[[Words], list[Job]]], list[Job]]
 """Runs something on what was committed last."""
 
 PAGE = 200
+FEW = 10_000
+"""As many jobs as are sorted for a page."""
 _END = 2**63 - 1
-_PLACES = {
-    JobStatus.ACTIVE: "in_running",
-    JobStatus.RETRYING: "in_retrying",
-    JobStatus.FAILED: "in_dead",
-    JobStatus.CANCELLED: "in_dead",
+_PLACES: Mapping[JobStatus, tuple[str, ...]] = {
+    JobStatus.PENDING: ("in_due", "in_later", "in_blocked"),
+    JobStatus.ACTIVE: ("in_running",),
+    JobStatus.RETRYING: ("in_retrying",),
+    JobStatus.COMPLETED: ("in_completed",),
+    JobStatus.FAILED: ("in_failed",),
+    JobStatus.CANCELLED: ("in_cancelled",),
 }
-_FEW = ("in_ids", "in_running")
+_PAGES = {
+    "in_all": "newest_first",
+    "in_retrying": "newest_first",
+    "in_failed": "newest_dead_first",
+    "in_cancelled": "newest_dead_first",
+}
+"""Places whose jobs are read from the newest on, and how. Elsewhere all are read, and sorted."""
+_MANY = {"in_due": 2, "in_later": 3, "in_blocked": 4, "in_completed": 0}
+"""Stages of places that may hold almost all jobs, too many to be sorted."""
 _SQL = statements("desk.sql")
 _COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
 
@@ -45,25 +57,50 @@ def search(read: Read, wanted: Search, limit: int | None) -> Iterator[Job]:
 
 def statement_of(wanted: Search) -> bytes:
     """What a search asks the server."""
-    place = _place(wanted)
-    where = _where(wanted, place)
-    if place in _FEW:
-        return b" ".join([_SQL["find_first"], *where, _SQL["then_newest"]])
-    order = "newest_dead_first" if place == "in_dead" else "newest_first"
-    return b" ".join([_SQL["jobs"], *where, _SQL["by_below"], _SQL[order]])
+    places = _places(wanted)
+    many = [_MANY[place] for place in places if place in _MANY]
+    if len(places) == 1 and places[0] in _PAGES:
+        return b" ".join([_SQL["jobs"], *_where(wanted, places[0]), *_page_of(places[0])])
+    if not many:
+        parts = [_part(wanted, place) for place in places]
+        return b" ".join([_SQL["find_first"], b" UNION ALL ".join(parts), _SQL["then_newest"]])
+    # Where there are many of them, a page of them is soon found from the newest job on.
+    parts = [_part(wanted, place, _SQL["by_few"]) for place in places]
+    parts.append(_part(wanted, "in_all", _SQL["by_many"]))
+    few = b" AND ".join([_SQL["few"].replace(b"{stage}", b"%d" % stage) for stage in many])
+    start = [_SQL["look_first"], few, _SQL["then_find"]]
+    return b" ".join([*start, b" UNION ALL ".join(parts), _SQL["then_newest"]])
 
 
 def count(words: Words, wanted: Search) -> int:
     """How many match."""
-    parts = [b"SELECT count(*)", *_where(wanted, _place(wanted)), _SQL["by_below"]]
-    return int(words.say(b" ".join(parts), _values(wanted)).fetchall()[0][0])
+    counts = [
+        b" ".join([b"(SELECT count(*)", *_where(wanted, place), _SQL["by_below"], b")"])
+        for place in _places(wanted)
+    ]
+    statement = b"SELECT " + b" + ".join(counts)
+    return int(words.say(statement, _values(wanted)).fetchall()[0][0])
 
 
-def _place(wanted: Search) -> str:
-    """Where to look, so that few jobs have to be looked at."""
+def _places(wanted: Search) -> list[str]:
+    """Where to look, so that few jobs have to be looked at; no job is in two of these places."""
     if wanted.ids:
-        return "in_ids"
-    return _PLACES.get(wanted.statuses[0], "in_all") if len(wanted.statuses) == 1 else "in_all"
+        return ["in_ids"]
+    statuses = frozenset(wanted.statuses)
+    if not statuses or statuses == frozenset(JobStatus):
+        return ["in_all"]
+    return [place for status in JobStatus if status in statuses for place in _PLACES[status]]
+
+
+def _part(wanted: Search, place: str, *conditions: bytes) -> bytes:
+    """What of one place may be on a page that has jobs of several."""
+    page = _page_of(place) if place in _PAGES else ()
+    where = [*_where(wanted, place), *conditions]
+    return b" ".join([b"(SELECT seq AS place", *where, *page, b")"])
+
+
+def _page_of(place: str) -> tuple[bytes, bytes]:
+    return _SQL["by_below"], _SQL[_PAGES[place]]
 
 
 def _where(wanted: Search, place: str) -> list[bytes]:
@@ -76,12 +113,11 @@ def _where(wanted: Search, place: str) -> list[bytes]:
 
 
 def _values(wanted: Search) -> dict[str, Any]:
-    statuses = [status.value for status in wanted.statuses]
     return {
+        "few": FEW,
         "below": _END if wanted.below is None else wanted.below,
         "ids": texts(wanted.ids),
-        "status": statuses[0] if statuses else None,
-        "statuses": texts(statuses),
+        "statuses": texts([status.value for status in wanted.statuses]),
         "queue": wanted.queue,
         "handler": wanted.handler,
         "before": wanted.before,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ergon_framework.errors import StoreError
-from ergon_framework.jobs.stores.moving import discard_settings, dump_settings, load_settings
+from ergon_framework.jobs.stores.moving import (
+    BARRED,
+    discard_settings,
+    dump_settings,
+    load_settings,
+)
 from ergon_framework.jobs.stores.options import options_text, text_of
 from ergon_framework.jobs.stores.postgres.desk import PostgresDesk
 from ergon_framework.jobs.stores.postgres.rows import jobs_from
@@ -21,6 +26,7 @@ from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.moving import PAGE_BYTES, C
+from ergon_framework.storage.bars import postgres_bars
 
 _SQL = statements("moving.sql")
 _NUMBERS = (
@@ -62,6 +68,19 @@ class PostgresMoving(PostgresDesk):
             self.step(lambda words: words.say(_SQL["remove"], {"ids": texts(ids)}), "move")
         discard_settings(self, copies)
 
+    def buckets(self) -> Mapping[str, float]:
+        """When the bucket of each queue with a rate will be full."""
+        return dict(self.look(lambda words: words.say(_SQL["buckets"]).fetchall()))
+
+    def fill_buckets(self, full_at: Mapping[str, float]) -> None:
+        """Say when buckets will be full."""
+
+        def work(words: Words) -> None:
+            for name, instant in full_at.items():
+                words.say(_SQL["fill_bucket"], {"name": name, "full_at": instant})
+
+        self.step(work, "move")
+
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
         rows = self.look(lambda words: words.say(_SQL["mark"]).fetchall())
@@ -71,6 +90,15 @@ class PostgresMoving(PostgresDesk):
         """Write something down about a move into this store, or forget it."""
         statement = _SQL["unmark" if mark is None else "set_mark"]
         self.step(lambda words: words.say(statement, {"mark": mark}), "move")
+
+    def bar(self, place: str | None) -> None:
+        """Refuse changes of jobs, schedules and queues, or let them in again."""
+
+        def work(words: Words) -> None:
+            for statement in postgres_bars(BARRED, place):
+                words.connection.execute(statement.encode(), prepare=False)
+
+        self.alone(work, "move", topics=())
 
 
 def _page(words: Words, after: int, limit: int) -> list[JobCopy]:

@@ -12,7 +12,7 @@ from ergon_framework.ports.jobstore import Job, Leased
 
 Row = tuple[Any, ...]
 
-EXECUTOR, QUEUE, PRIORITY, RUN_AT = 4, 5, 15, 16
+SEQ, EXECUTOR, QUEUE, PRIORITY, RUN_AT = 0, 4, 5, 15, 16
 """Where a claimed row has what decides whose it is, and its place."""
 
 _AS_THEY_ARE = (

@@ -107,8 +107,17 @@ def lock_keys(words: Words, keys: Iterable[str]) -> None:
     words.say(_SQL["lock_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
 
 
+def try_keys(words: Words, keys: Iterable[str]) -> Answer:
+    """The same without waiting; answers with the keys that nobody else holds."""
+    return words.say(_SQL["try_keys"], {"class": KEY_LOCKS, "keys": texts(keys)})
+
+
 def wake(words: Words, freed: Counter[str]) -> Answer:
-    """Let jobs go that wait for limit keys, which are locked; answers with those that go."""
+    """Let jobs go that wait for limit keys; answers with those that go.
+
+    Whoever has not locked a key may miss a job that begins to wait for it at this moment. To wake
+    too many does no harm: claims judge them again.
+    """
     values = {"keys": texts(freed), "freed": numbers(freed.values())}
     return words.say(_SQL["wake"], values)
 

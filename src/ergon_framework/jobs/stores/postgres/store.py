@@ -115,7 +115,7 @@ class PostgresJobStore(PostgresMoving):
             return lambda: None
 
         try:
-            self.pipe(send, "add", topics={Topic.WORK})
+            self.pipe(send, "add", topics={Topic.WORK}, is_single=True)
         except StoreError as error:
             if not is_conflict(error):
                 raise
@@ -145,7 +145,7 @@ class PostgresJobStore(PostgresMoving):
         """Apply what happened, then claim; in one commit, unless limits have to be looked at."""
         if not settlements and ask is None:
             return [], Claimed([])
-        return Exchange(self, settlements, self._unsure).run(ask, self._memory)
+        return Exchange(self, settlements, self._unsure, self._memory).run(ask)
 
     def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""

@@ -9,7 +9,7 @@ from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER, outdat
 from ergon_framework.jobs.stores.postgres.settling import (
     Settling,
     blocked_keys,
-    lock_keys,
+    try_keys,
     wake,
 )
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
@@ -60,5 +60,5 @@ def wake_blocked(words: Words, freed: Counter[str], after: str, limit: int) -> t
     both |= freed
     if not both:
         return False, last
-    lock_keys(words, both)
+    try_keys(words, both)  # a job that is missed because others hold its key: the next sweep's
     return bool(wake(words, both).fetchall()), last

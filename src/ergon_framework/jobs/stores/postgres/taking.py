@@ -7,8 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ergon_framework.jobs.stores.postgres.careful import claim_carefully, place
-from ergon_framework.jobs.stores.postgres.claiming import Look, Quick, Sight, promote
+from ergon_framework.jobs.stores.postgres.careful import claim_carefully
+from ergon_framework.jobs.stores.postgres.claiming import (
+    DEEPEST,
+    DEPTH,
+    NOWHERE,
+    Look,
+    Passing,
+    Place,
+    Quick,
+    Sight,
+    last_of,
+    place,
+    promote,
+)
 from ergon_framework.jobs.stores.postgres.ground import Ground
 from ergon_framework.jobs.stores.postgres.lanes import Lane, Line, Pick, Share, Turns
 from ergon_framework.jobs.stores.postgres.rows import EXECUTOR, QUEUE, Row, leased
@@ -17,6 +29,8 @@ from ergon_framework.ports.jobstore import Ask, Claimed, Topic
 
 MOST_REFUSED = 1000
 """How many jobs one exchange looks at in vain: whatever it leaves, the next one finds."""
+SOON = 0.05
+"""Seconds until asking again for a limit key that others hold, which takes them a commit."""
 _START: Line = ("", "")
 
 
@@ -29,7 +43,11 @@ class Memory:
     turns: Turns = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
     after: Line = _START  # where the next look begins
+    last: Place = NOWHERE  # of the job that stood behind the others that were claimed last
+    depth: int = DEPTH  # how far to look past jobs of limit keys that others hold
     keyed: set[int] = field(default_factory=set)  # jobs that were claimed with their limit key
+    owed: Counter[str] = field(default_factory=Counter)  # of limit keys, wake-ups to be repeated
+    has_claimed: bool = False
 
 
 class Claim:
@@ -47,6 +65,8 @@ class Claim:
         self._quick = self._begin_cycle(memory.lanes)
         self._rows: list[Row] = []
         self._waits: dict[str, float] = {}  # when queues have tokens again
+        self._passing = Passing(depth=memory.depth)
+        self._is_soon = False
         self._refused = 0
         self._outdated = 0
 
@@ -72,12 +92,12 @@ class Claim:
         return read
 
     def _send_look(self, words: Words) -> Callable[[], None]:
-        look = Look(words, self._ask, self._memory.after)
+        look = Look(words, self._ask, self._memory.after, self._memory.last)
         return lambda: self._see(look)
 
     def _send_quick(self, words: Words, picks: Sequence[Pick]) -> Callable[[], None]:
         quick = Quick(words, self._ask, picks)
-        look = Look(words, self._ask, self._memory.after)
+        look = Look(words, self._ask, self._memory.after, self._memory.last)
 
         def read() -> None:
             self._see(look)
@@ -87,8 +107,10 @@ class Claim:
         return read
 
     def _send_careful(self, words: Words, picks: Sequence[Pick]) -> Callable[[], None]:
-        caught = claim_carefully(words, self._ask, picks, is_again=self._refused > 0)
-        look = Look(words, self._ask, self._memory.after)
+        passing = self._passing
+        is_again = self._refused > 0 or bool(passing.keys)
+        caught = claim_carefully(words, self._ask, picks, passing=passing, is_again=is_again)
+        look = Look(words, self._ask, self._memory.after, self._memory.last)
 
         def read() -> None:
             self._see(look)
@@ -98,6 +120,7 @@ class Claim:
             self._rows += caught.jobs
             self._memory.keyed |= caught.keyed
             self._waits |= caught.waits
+            passing.keys |= caught.passed
             self._refused += caught.refused
             self._outdated += caught.outdated
 
@@ -118,6 +141,8 @@ class Claim:
                 self._careful.append(Pick(pick.line, pick.names, pick.most - count))
             self._share.took(pick.line, count, is_spent=count < pick.most and not is_special)
         self._rows += rows
+        if rows:
+            self._memory.last = last_of(rows)
 
     # ---- one transaction after the other --------------------------------------------------------
 
@@ -125,7 +150,7 @@ class Claim:
         """Claim until the slots are full, or nothing is left that may be claimed."""
         if not self._is_begun:
             self._pipe(self.send)
-        while self._refused < MOST_REFUSED:
+        while self._refused + len(self._passing.keys) < MOST_REFUSED:
             careful, self._careful = self._careful, []
             if careful:
                 before = self._outdated
@@ -161,6 +186,15 @@ class Claim:
         self._pipe(self._send_look)
         return True
 
+    @property
+    def has_slots(self) -> bool:
+        """Whether the worker will ask again when there is something to be had."""
+        return self._share.has_slots
+
+    def hurry(self) -> None:
+        """Let the worker ask again soon: something is to be done that cannot be done yet."""
+        self._is_soon = True
+
     # ---- what came of it ------------------------------------------------------------------------
 
     def result(self) -> Claimed:
@@ -170,6 +204,8 @@ class Claim:
             order.setdefault(row[QUEUE], len(order))
         self._rows.sort(key=lambda row: (order[row[QUEUE]], *place(row)))
         is_more = self._ask.asks_more and self._is_left()
+        is_held = bool(self._passing.keys)
+        self._memory.depth = min(2 * self._passing.depth, DEEPEST) if is_held else DEPTH
         jobs = [leased(row) for row in self._rows]
         return Claimed(jobs, self._next_at(), is_more, self._outdated)
 
@@ -179,6 +215,9 @@ class Claim:
         found = [until for queue, until in self._waits.items() if queue in due]
         if self._sight.next_at is not None:
             found.append(self._sight.next_at)
+        if self._passing.keys or self._is_soon:
+            times = min(self._passing.depth / DEPTH, 10.0)  # what costs more is done less often
+            found.append(self._ground.now() + SOON * times)
         if self._refused >= MOST_REFUSED:
             found.append(self._ground.now())  # there may be more: ask again at once
         return min(found, default=None)

@@ -29,10 +29,10 @@ from ergon_framework.ports.jobstore import (
 AT_ONCE = 500
 """Jobs that one script purges or sweeps: nobody else is served while it runs."""
 
-_PURGE = script("rows", "moves", "removing", "purge")
-_SWEEP = script("rows", "moves", "removing", "sweep")
+_PURGE = script("bar", "rows", "moves", "removing", "purge")
+_SWEEP = script("bar", "rows", "moves", "removing", "sweep")
 _QUEUES = script("rows", "moves", "queues")
-_SWAP = script("rows", "swap")
+_SWAP = script("bar", "rows", "swap")
 _TELL = script("rows", "tell")
 _AT = Struct(">d")
 
@@ -64,7 +64,7 @@ class RedisDesk(Moves):
     def count(self, search_: Search) -> int:
         """How many match."""
         counts = self._link.call("HGETALL", self._key("counts"))
-        found = count_in(_pairs(counts), search_)
+        found = count_in(pairs(counts), search_)
         return sum(1 for _ in self.search(search_)) if found is None else found
 
     def _running(self) -> list[bytes]:
@@ -107,11 +107,11 @@ class RedisDesk(Moves):
         """Every queue that has jobs or settings, by name."""
         counted, kept, times = self._run(_QUEUES)
         counts: dict[str, dict[str, int]] = {}
-        for name, number in _pairs(counted):
+        for name, number in pairs(counted):
             status, _, queue = name.partition(":")
             counts.setdefault(queue, {})[rows.STATUSES[int(status)].value] = int(number)
-        settings = {name: _read_settings(blob) for name, blob in _pairs(kept)}
-        oldest = {name: float(instant) for name, instant in _pairs(times)}
+        settings = {name: read_settings(blob) for name, blob in pairs(kept)}
+        oldest = {name: float(instant) for name, instant in pairs(times)}
         return [
             queue_of(name, settings.get(name, NONE), counts.get(name), oldest.get(name))
             for name in sorted({*counts, *settings})
@@ -121,9 +121,9 @@ class RedisDesk(Moves):
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; the answer has no counts."""
         for _ in range(MOST_TURNS):
             blob = self._link.call("HGET", self._key("queues"), name)
-            before = NONE if blob is None else _read_settings(blob)
+            before = NONE if blob is None else read_settings(blob)
             after = before.changed(changes, self.now())
-            if self._swap("queue", name, blob, None if after.is_plain else _settings_blob(after)):
+            if self._swap("queue", name, blob, None if after.is_plain else settings_blob(after)):
                 return queue_of(name, after)
         raise self._too_busy()
 
@@ -138,14 +138,14 @@ class RedisDesk(Moves):
 
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
-        found = sorted(_pairs(self._link.call("HGETALL", self._key("workers"))))
+        found = sorted(pairs(self._link.call("HGETALL", self._key("workers"))))
         return self._reader.workers(_worker_row(*each) for each in found)
 
     # ---- schedules ------------------------------------------------------------------------------
 
     def schedules(self) -> list[Schedule]:
         """All, by name."""
-        found = sorted(_pairs(self._link.call("HGETALL", self._key("schedules"))))
+        found = sorted(pairs(self._link.call("HGETALL", self._key("schedules"))))
         return self._reader.schedules(_schedule_row(*each) for each in found)
 
     def put_schedule(self, schedule: Schedule) -> None:
@@ -200,7 +200,8 @@ class RedisDesk(Moves):
         )
 
 
-def _pairs(words: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
+def pairs(words: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Names and values, which the server gives one after the other."""
     for name, value in zip(words[::2], words[1::2], strict=True):
         yield name.decode(), value
 
@@ -226,12 +227,13 @@ def _schedule_blob(schedule: Schedule) -> bytes:
     return rows.encode(msgspec.structs.astuple(schedule))
 
 
-def _read_settings(blob: bytes) -> Settings:
+def read_settings(blob: bytes) -> Settings:
+    """The settings of a queue, as they are kept."""
     is_paused, max_active, rate, burst, full_at = _settings(blob)
     return Settings(is_paused, max_active or None, rate or None, burst, full_at)
 
 
-def _settings_blob(settings: Settings) -> bytes:
+def settings_blob(settings: Settings) -> bytes:
     """As the scripts want them: false for what is not there."""
     return rows.encode(
         (

@@ -8,10 +8,11 @@ from typing import Any
 
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import StoreReadOnlyError, StoreSchemaError
+from ergon_framework.jobs.stores.moments import AFTER, BEFORE
 from ergon_framework.jobs.stores.redis.names import KEYS
 from ergon_framework.jobs.stores.redis.rows import encode
 from ergon_framework.ports.jobstore import Bell, Topic
-from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.redis.address import address_of
 from ergon_framework.storage.redis.bells import Belfry
 from ergon_framework.storage.redis.durability import persistence_of, refuse_unsafe
@@ -23,13 +24,6 @@ VERSION = 1
 """Of what the keys hold. A later version that this one cannot read has a higher number."""
 
 _SCHEMA = "schema"
-
-_CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
-_BEFORE = {call: f"jobs.{call}.before_commit" for call in _CALLS}
-_BEFORE["move"] = "move.jobs.before_commit"
-_AFTER = {call: f"jobs.{call}.after_commit" for call in _CALLS}
-_AFTER["move"] = "move.jobs.after_commit"
-declare(*_BEFORE.values(), *_AFTER.values())
 
 
 class Ground:
@@ -132,9 +126,9 @@ class Ground:
     ) -> Any:
         """Run a script that changes something; failpoints stand around it."""
         self._refuse_to_write()
-        failpoint(_BEFORE[call])
+        failpoint(BEFORE[call])
         answer = self._run(what, *args, blobs=blobs, is_repeatable=is_repeatable)
-        failpoint(_AFTER[call])
+        failpoint(AFTER[call])
         return answer
 
     def _run(

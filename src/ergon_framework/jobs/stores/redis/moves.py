@@ -15,9 +15,9 @@ from ergon_framework.jobs.stores.redis.names import script
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
 from ergon_framework.ports.jobstore import Added, Job, NewJob, Settlement
 
-EXCHANGE = script("rows", "moves", "gates", "claim", "exchange")
-_PLAIN = script("plain")
-_ADD = script("rows", "moves", "add")
+EXCHANGE = script("bar", "rows", "moves", "gates", "claim", "exchange")
+_PLAIN = script("bar", "plain")
+_ADD = script("bar", "rows", "moves", "add")
 _LOOK = script("rows", "moves", "look")
 MOST_TURNS = 100
 """How often a job is sent again with the move of one that it replaces."""

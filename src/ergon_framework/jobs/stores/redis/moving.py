@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.moving import discard_settings, dump_settings, load_settings
 from ergon_framework.jobs.stores.redis import rows
-from ergon_framework.jobs.stores.redis.desk import RedisDesk
+from ergon_framework.jobs.stores.redis.desk import (
+    RedisDesk,
+    pairs,
+    read_settings,
+    settings_blob,
+)
 from ergon_framework.jobs.stores.redis.names import script
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.moving import PAGE_BYTES, C
@@ -50,6 +56,20 @@ class RedisMoving(RedisDesk):
             self._write(_DISCARD, "move", ids)
         discard_settings(self, copies)
 
+    def buckets(self) -> Mapping[str, float]:
+        """When the bucket of each queue with a rate will be full."""
+        found = self._link.call("HGETALL", self._key("queues"))
+        settings = {name: read_settings(blob) for name, blob in pairs(found)}
+        return {name: each.full_at for name, each in settings.items() if each.rate is not None}
+
+    def fill_buckets(self, full_at: Mapping[str, float]) -> None:
+        """Say when buckets will be full."""
+        for name, instant in full_at.items():
+            blob = self._link.call("HGET", self._key("queues"), name)
+            if blob is not None:
+                filled = replace(read_settings(blob), full_at=instant)
+                self._swap("queue", name, blob, settings_blob(filled))
+
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
         found: bytes | None = self._link.call("GET", self._key(_MARK))
@@ -62,3 +82,11 @@ class RedisMoving(RedisDesk):
             self._link.call("DEL", self._key(_MARK))
         else:
             self._link.call("SET", self._key(_MARK), mark)
+
+    def bar(self, place: str | None) -> None:
+        """Refuse changes of jobs, schedules and queues, or let them in again."""
+        self._refuse_to_write()
+        if place is None:
+            self._link.call("DEL", self._key("bar"))
+        else:
+            self._link.call("SET", self._key("bar"), place)

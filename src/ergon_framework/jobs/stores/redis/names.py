@@ -27,6 +27,7 @@ KEYS = {
     "SCHEDULES": "schedules",  # a hash
     "LAST_SEQ": "seq",
     "LAST_FENCE": "fence",
+    "BAR": "bar",  # where everything went; not there while the store may be worked with
 }
 """All keys of a store but two; those that end with a colon are the beginnings of several."""
 

@@ -29,7 +29,7 @@ AT_ONCE = 500
 BYTES_AT_ONCE = 8 << 20
 """Settlements or renewals of one script, and bytes of results: nobody else is served meanwhile."""
 
-_RENEW = script("rows", "moves", "renew")
+_RENEW = script("bar", "rows", "moves", "renew")
 _answers = msgspec.msgpack.Decoder(list[bool]).decode
 
 

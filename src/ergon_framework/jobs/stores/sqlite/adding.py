@@ -11,12 +11,13 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError
-from ergon_framework.jobs.stores.options import options_text
+from ergon_framework.jobs.stores.options import is_special, options_text
 from ergon_framework.jobs.stores.own_moves import DUE, LATER, Standing
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
 from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Added, NewJob, OnDuplicate
+from ergon_framework.storage.faults import is_barred
 from ergon_framework.storage.statements import load
 
 LARGE = 2048
@@ -73,11 +74,13 @@ def _holder(moves: Moves, key: str) -> Standing | None:
 def _insert(moves: Moves, job: NewJob) -> None:
     row = _row(job, moves.now)
     try:
-        if _is_special(job):
+        if is_special(job):
             moves.cursor.execute(_FULL, row + _rest(job))
         else:
             moves.cursor.execute(_PLAIN, row)
-    except sqlite3.IntegrityError:
+    except sqlite3.IntegrityError as error:
+        if is_barred(error):
+            raise
         raise id_taken(job) from None
     if row[-1] is None:
         values = (moves.cursor.lastrowid, job.args, job.kwargs)
@@ -88,34 +91,20 @@ def _insert_many(moves: Moves, jobs: Sequence[NewJob]) -> None:
     """Insert jobs without large arguments."""
     now, connection = moves.now, moves.cursor.connection
     statement, rows = _PLAIN, [_row(job, now) for job in jobs]
-    if any(map(_is_special, jobs)):
+    if any(map(is_special, jobs)):
         statement, rows = _FULL, [row + _rest(job) for row, job in zip(rows, jobs, strict=True)]
     before = connection.total_changes
     try:
         moves.cursor.executemany(statement, rows)
-    except sqlite3.IntegrityError:
+    except sqlite3.IntegrityError as error:
+        if is_barred(error):
+            raise
         # Those before it are there, until the caller rolls back.
         raise id_taken(jobs[connection.total_changes - before]) from None
 
 
 def _is_large(job: NewJob) -> bool:
     return len(job.args) + len(job.kwargs) > LARGE
-
-
-def _is_special(job: NewJob) -> bool:
-    """Whether the plain statement cannot say all there is to say."""
-    return (
-        job.limit_key is not None
-        or job.unique_key is not None
-        or job.expires_at is not None
-        or job.correlation_id is not None
-        or job.trace_context is not None
-        or job.timeout is not None
-        or job.max_attempts is not None
-        or job.max_deliveries is not None
-        or job.retry is not None
-        or job.result_ttl is not None
-    )
 
 
 def _row(job: NewJob, now: float) -> tuple[Any, ...]:

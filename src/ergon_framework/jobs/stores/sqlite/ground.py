@@ -9,11 +9,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
+from ergon_framework.jobs.stores.moments import AFTER, BEFORE
 from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Bell, Topic
 from ergon_framework.storage.bells import Belfry
-from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.schema import Schema
 from ergon_framework.storage.writer import Database
 
@@ -22,12 +23,6 @@ T = TypeVar("T")
 _WORK, _DONE = Topic.WORK.value, Topic.DONE.value  # plain strings have a hash of their own
 
 SCHEMA = Schema("jobs", f"{SQL}.schema")
-_CALLS = ("add", "exchange", "renew", "fire", "sweep", "desk")
-_BEFORE = {call: f"jobs.{call}.before_commit" for call in _CALLS}
-_BEFORE["move"] = "move.jobs.before_commit"
-_AFTER = {call: f"jobs.{call}.after_commit" for call in _CALLS}
-_AFTER["move"] = "move.jobs.after_commit"
-declare(*_BEFORE.values(), *_AFTER.values())
 
 
 # A cursor is closed where it was used. One that another thread drops later, with a result or with
@@ -91,11 +86,11 @@ class Ground:
             with closing(connection.cursor()) as cursor:
                 moves = Moves(cursor, self._clock())
                 result = work(moves)
-            failpoint(_BEFORE[call])
+            failpoint(BEFORE[call])
             return result, moves.is_work, moves.is_done
 
         result, is_work_too, is_done = self._database.write(whole, is_synced=is_synced)
-        failpoint(_AFTER[call])
+        failpoint(AFTER[call])
         if is_work or is_work_too:
             self._belfry.ring(_WORK)
         if is_done:

@@ -20,6 +20,7 @@ from ergon_framework.jobs.stores.own_moves import (
 )
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Settlement
+from ergon_framework.storage.faults import is_barred
 from ergon_framework.storage.statements import load
 
 _SQL = load(SQL, "moves.sql")
@@ -132,7 +133,9 @@ class Moves:
                     *_witness(settlement, move, now),
                 ),
             )
-        except sqlite3.IntegrityError:
+        except sqlite3.IntegrityError as error:
+            if is_barred(error):
+                raise
             return False  # it had ended, and another job holds its unique key now
         if self.cursor.rowcount != 1:
             return False

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError
-from ergon_framework.jobs.stores.moving import discard_settings, dump_settings, load_settings
+from ergon_framework.jobs.stores.moving import (
+    BARRED,
+    discard_settings,
+    dump_settings,
+    load_settings,
+)
 from ergon_framework.jobs.stores.options import NO_OPTIONS, Options, text_of
 from ergon_framework.jobs.stores.own_moves import DUE, ENDED, LATER, RUNNING
 from ergon_framework.jobs.stores.sqlite.adding import LARGE
@@ -18,6 +23,7 @@ from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.moving import PAGE_BYTES, C
+from ergon_framework.storage.bars import sqlite_bars
 from ergon_framework.storage.statements import load
 
 _SQL = load(SQL, "moving.sql")
@@ -47,6 +53,15 @@ class SqliteMoving(SqliteDesk):
             self._write(lambda moves: moves.cursor.executemany(_SQL["remove"], ids), "move")
         discard_settings(self, copies)
 
+    def buckets(self) -> Mapping[str, float]:
+        """When the bucket of each queue with a rate will be full."""
+        return dict(self._read(lambda cursor: cursor.execute(_SQL["buckets"]).fetchall()))
+
+    def fill_buckets(self, full_at: Mapping[str, float]) -> None:
+        """Say when buckets will be full."""
+        rows = [(instant, name) for name, instant in full_at.items()]
+        self._write(lambda moves: moves.cursor.executemany(_SQL["fill_bucket"], rows), "move")
+
     def mark(self) -> bytes | None:
         """What was written down about a move into this store."""
         row = self._read(lambda cursor: cursor.execute(_SQL["mark"]).fetchone())
@@ -60,6 +75,15 @@ class SqliteMoving(SqliteDesk):
                 moves.cursor.execute(_SQL["unmark"])
             else:
                 moves.cursor.execute(_SQL["set_mark"], (mark,))
+
+        self._write(work, "move")
+
+    def bar(self, place: str | None) -> None:
+        """Refuse changes of jobs, schedules and queues, or let them in again."""
+
+        def work(moves: Moves) -> None:
+            for statement in sqlite_bars(BARRED, place):
+                moves.cursor.execute(statement)
 
         self._write(work, "move")
 

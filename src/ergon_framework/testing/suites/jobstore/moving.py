@@ -205,6 +205,27 @@ def loaded_jobs_are_as_old_as_they_were(s: Subject) -> None:
 
 
 @check(NEEDS)
+def tokens_that_were_taken_stay_taken(s: Subject) -> None:
+    """A queue that has used up its rate has used it up in the new store, and gets the next token
+    when it would have got it in the old one.
+    """
+    with closing(MemoryJobStore(s.clock)) as other:
+        old = Subject(other, s.clock, None, s.patience)
+        other.set_queue("default", rate=0.1, burst=2)
+        old.put(*"abcd")
+        same(old.ids(9), ["a", "b"], "claimed with all tokens")
+        s.clock.forward(4.0)
+        _copy(other, _archive(s))
+        _compare(_archive(s), other)
+    same(s.ids(9), [], "claimed without a token")
+    s.clock.forward(6.5)
+    same(s.ids(9), ["c"], "claimed with the next token")
+    with closing(MemoryJobStore(s.clock)) as other:
+        _copy(_archive(s), other)
+        same(Subject(other, s.clock, None, s.patience).ids(9), [], "claimed after a move back")
+
+
+@check(NEEDS)
 def settings_can_be_taken_away(s: Subject) -> None:
     """Settings of queues and schedules that are gone on the other side can go here."""
     store = _archive(s)

@@ -37,17 +37,6 @@ WITH taken AS (
         $10::bigint[], $11::integer[], $12::bigint[], $13::float8[],
         $14::bytea[], $15::bytea[], $16::bytea[], $17::bytea[]
     ) AS fact
-), ended AS (
-    UPDATE {zone}.runs AS run SET last = over.last
-    FROM taken CROSS JOIN unnest($18::bigint[], $19::integer[], $20::bigint[]) AS over
-        (last, view, first)
-    WHERE run.view = over.view AND run.first = over.first
-), begun AS (
-    INSERT INTO {zone}.runs (view, first, last, rank, previous)
-    SELECT run.view, run.first, nullif(run.last, 0), run.rank, run.previous
-    FROM taken CROSS JOIN unnest(
-        $21::integer[], $22::bigint[], $23::bigint[], $24::bigint[], $25::bigint[]
-    ) AS run (view, first, last, rank, previous)
 )
 SELECT 1 / count(*) FROM taken;
 
@@ -107,12 +96,19 @@ ORDER BY first LIMIT 1;
 -- new_run: facts to another zone began and ended before what is kept
 INSERT INTO {zone}.runs (view, first, last, rank, previous) VALUES ($1, $2, $3, $4, $5);
 
--- new_runs: facts to other zones begin
+-- new_runs: facts to other zones begin; a run that has not ended has a last of 0
 INSERT INTO {zone}.runs (view, first, last, rank, previous)
-SELECT * FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[]);
+SELECT run.view, run.first, nullif(run.last, 0), run.rank, run.previous
+FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
+    AS run (view, first, last, rank, previous);
 
 -- end_run: facts to another zone have begun
 UPDATE {zone}.runs SET last = $1 WHERE view = $2 AND first = $3;
+
+-- end_runs: facts to other zones have begun
+UPDATE {zone}.runs AS run SET last = over.last
+FROM unnest($1::bigint[], $2::integer[], $3::bigint[]) AS over (last, view, first)
+WHERE run.view = over.view AND run.first = over.first;
 
 -- drop_runs: runs that lie below what is kept; the newest of each view stays
 DELETE FROM {zone}.runs AS run

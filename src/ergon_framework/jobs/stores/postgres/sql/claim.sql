@@ -69,6 +69,28 @@ CROSS JOIN LATERAL (
     ORDER BY priority DESC, run_at, seq LIMIT l.most FOR NO KEY UPDATE SKIP LOCKED
 ) AS c;
 
+-- candidates_past: the same without jobs of some limit keys, among so many in front of each lane;
+-- those that others hold count, but do not come
+SELECT l.number, c.* FROM unnest(
+    %(executors)s::text[], %(queues)s::text[], %(most)s::int[], %(numbers)s::int[]
+) AS l (executor, queue, most, number)
+CROSS JOIN LATERAL (
+    SELECT
+        j.seq, fence, id, handler, executor, queue, args, kwargs, attempts, deliveries, excused,
+        is_solo, created_at, options, claimed_at, priority, run_at, status, expires_at, limit_key,
+        key_limit
+    FROM (
+        SELECT seq FROM (
+            SELECT seq, limit_key FROM ergon_jobs
+            WHERE stage = 2 AND executor = l.executor AND queue = l.queue
+            ORDER BY priority DESC, run_at, seq LIMIT %(depth)s
+        ) AS d
+        WHERE limit_key IS NULL OR limit_key <> ALL(%(passed)s::text[]) LIMIT l.most
+    ) AS f JOIN ergon_jobs AS j ON j.seq = f.seq
+    WHERE j.stage = 2
+    FOR NO KEY UPDATE OF j SKIP LOCKED
+) AS c;
+
 -- running_of_keys: how many jobs of limit keys run
 SELECT k.key, (
     SELECT count(*) FROM ergon_jobs
@@ -86,23 +108,46 @@ WHERE seq = ANY(%(seqs)s::bigint[]);
 -- block: wait for the limit key
 UPDATE ergon_jobs SET stage = 4 WHERE seq = ANY(%(seqs)s::bigint[]);
 
--- lanes: where due jobs stand, after a place, and what their queues allow
+-- lanes: where due jobs stand, after a place, and what their queues allow. What was claimed stays in
+-- the index until the next vacuum, in front of what waits. In the lane that was claimed from last,
+-- it is not walked past if there is a job behind the last one that was taken.
 WITH RECURSIVE lanes (executor, queue, n) AS (
-    (
-        SELECT executor, queue, 1 FROM ergon_jobs
-        WHERE stage = 2 AND (executor, queue) > (%(executor)s::text, %(queue)s::text)
-        ORDER BY executor, queue LIMIT 1
-    )
+    SELECT %(executor)s::text COLLATE "C", %(queue)s::text COLLATE "C", 0
     UNION ALL
     SELECT n.executor, n.queue, l.n + 1 FROM lanes AS l CROSS JOIN LATERAL (
-        SELECT executor, queue FROM ergon_jobs
-        WHERE stage = 2 AND (executor, queue) > (l.executor, l.queue)
-        ORDER BY executor, queue LIMIT 1
+        (
+            SELECT executor, queue FROM ergon_jobs
+            WHERE stage = 2 AND (executor, queue) > (l.executor, l.queue)
+                AND (executor, queue) < (%(last_executor)s::text, %(last_queue)s::text)
+            ORDER BY executor, queue LIMIT 1
+        )
+        UNION ALL
+        (
+            SELECT executor, queue FROM ergon_jobs
+            WHERE stage = 2 AND executor = %(last_executor)s::text AND queue = %(last_queue)s::text
+                AND priority = %(last_priority)s::int
+                AND (run_at, seq) > (%(last_run_at)s::float8, %(last_seq)s::bigint)
+                AND (%(last_executor)s::text, %(last_queue)s::text) > (l.executor, l.queue)
+                AND NOT EXISTS (
+                    SELECT 1 FROM ergon_jobs AS b
+                    WHERE b.stage = 2 AND (b.executor, b.queue) > (l.executor, l.queue)
+                        AND (b.executor, b.queue) < (%(last_executor)s::text, %(last_queue)s::text)
+                )
+            ORDER BY run_at, seq LIMIT 1
+        )
+        UNION ALL
+        (
+            SELECT executor, queue FROM ergon_jobs
+            WHERE stage = 2 AND (executor, queue) > (l.executor, l.queue)
+            ORDER BY executor, queue LIMIT 1
+        )
+        LIMIT 1
     ) AS n
     WHERE l.n < %(most)s
 )
 SELECT l.executor, l.queue, q.is_paused, q.name IS NOT NULL
-FROM lanes AS l LEFT JOIN ergon_queues AS q ON q.name = l.queue;
+FROM lanes AS l LEFT JOIN ergon_queues AS q ON q.name = l.queue
+WHERE l.n > 0;
 
 -- lanes_in: the same, of some queues
 WITH RECURSIVE executors (name) AS (

@@ -9,12 +9,28 @@ FROM ergon_jobs WHERE true
 -- in_ids: look at some jobs
 FROM ergon_jobs WHERE id = ANY(%(ids)s::text[])
 
+-- in_due: look at those that could be claimed, and have not failed before
+FROM ergon_jobs WHERE stage = 2 AND status = 'pending'
+
+-- in_later: the same for those that wait for their time
+FROM ergon_jobs WHERE stage = 3 AND status = 'pending'
+
+-- in_blocked: the same for those that wait for their limit key
+FROM ergon_jobs WHERE stage = 4 AND status = 'pending'
+
+-- in_completed: look at those that have ended well
+FROM ergon_jobs WHERE stage = 0 AND status = 'completed'
+
 -- in_running: look at those that run
 FROM ergon_jobs WHERE stage = 1
 
--- in_dead: look at those that have ended, but not well, as their index has them
+-- in_failed: look at dead letters, as their index has them
 FROM ergon_jobs WHERE stage = 0 AND status <> 'completed'
-    AND (status, seq) < (%(status)s, %(below)s) AND status >= %(status)s
+    AND (status, seq) < ('failed', %(below)s) AND status >= 'failed'
+
+-- in_cancelled: the same for those that were cancelled
+FROM ergon_jobs WHERE stage = 0 AND status <> 'completed'
+    AND (status, seq) < ('cancelled', %(below)s) AND status >= 'cancelled'
 
 -- in_retrying: look at those that failed and are tried again
 FROM ergon_jobs WHERE stage > 1 AND status = 'retrying'
@@ -34,6 +50,12 @@ AND handler = %(handler)s
 -- by_before: not moved for so long
 AND changed_at < %(before)s
 
+-- by_few: only where all of them can be sorted, …
+AND (SELECT is_so FROM few)
+
+-- by_many: … or only where they cannot
+AND NOT (SELECT is_so FROM few)
+
 -- by_code: one code of the last failure; the server reads no JSON with a NUL in any of its texts
 AND replace(last_error, '\u0000', '\ufffd')::json ->> 'code' = %(code)s
 
@@ -43,8 +65,17 @@ ORDER BY seq DESC LIMIT %(limit)s
 -- newest_dead_first: the same in an order that only their own index has
 ORDER BY status DESC, seq DESC LIMIT %(limit)s
 
+-- look_first: before anything is searched, whether these places hold few jobs
+WITH few (is_so) AS MATERIALIZED (SELECT
+
+-- few: a place holds few
+(SELECT count(*) FROM (SELECT FROM ergon_jobs WHERE stage = {stage} LIMIT %(few)s + 1) AS s) <= %(few)s
+
+-- then_find: the same as the next, after that
+), found AS MATERIALIZED (
+
 -- find_first: few are found before they are put in order, so that no index of all is tempting
-WITH found AS MATERIALIZED (SELECT seq AS place
+WITH found AS MATERIALIZED (
 
 -- then_newest: one page of what was found
 )

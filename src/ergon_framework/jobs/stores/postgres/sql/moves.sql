@@ -79,12 +79,17 @@ CROSS JOIN LATERAL (
         AND position(chr(10) || s.entry || chr(10) IN chr(10) || j.history || chr(10)) > 0
 ) AS j;
 
--- lock_keys: whoever starts or stops a job of these limit keys waits here for the others; the
--- order is the same for all
+-- lock_keys: whoever wakes jobs of these limit keys, and will not come back to it, waits here for
+-- the others; the order is the same for all
 SELECT pg_advisory_xact_lock(%(class)s::int, number) FROM (
     SELECT DISTINCT hashtext(key) AS number
     FROM unnest(%(keys)s::text[]) AS k (key) ORDER BY number
 ) AS k;
+
+-- try_keys: those of these limit keys that nobody else holds; they are held until this transaction
+-- ends
+SELECT key FROM unnest(%(keys)s::text[]) AS k (key)
+WHERE pg_try_advisory_xact_lock(%(class)s::int, hashtext(key));
 
 -- wake: of each lane the first jobs that a limit key lets go
 WITH RECURSIVE keys (key, freed, running) AS MATERIALIZED (

@@ -49,6 +49,12 @@ FROM unnest(
 )
 ORDER BY n.place;
 
+-- buckets: when those of queues with a rate will be full
+SELECT name, full_at FROM ergon_queues WHERE rate IS NOT NULL;
+
+-- fill_bucket: when one will be full
+UPDATE ergon_queues SET full_at = %(full_at)s WHERE name = %(name)s AND rate IS NOT NULL;
+
 -- mark: what was written down about a move into this store
 SELECT mark FROM ergon_job_moves;
 

@@ -1,0 +1,224 @@
+"""Which stores a move opens, on both sides, and what refuses it before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ergon_framework.app.moving.objects import Bytes
+from ergon_framework.app.moving.parts import Part
+from ergon_framework.app.moving.places import Place
+from ergon_framework.app.moving.quiet import refuse_readers, refuse_workers
+from ergon_framework.app.tables import tables_in
+from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.opening import (
+    clock_of,
+    is_folder,
+    open_fact_store,
+    open_object_store,
+)
+from ergon_framework.errors import ConfigurationError, StoreSchemaError
+from ergon_framework.jobs.requests import Store
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy
+from ergon_framework.ports.factstore import FactStore
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.moving import Archive
+
+if TYPE_CHECKING:
+    from ergon_framework.app.moving.providers import ProviderArchive
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be moved, and how."""
+
+    source: Place
+    target: Place
+    zone: str | None = None
+    objects: tuple[str, str] | None = None
+    is_forced: bool = False
+    is_trial: bool = False
+    shuts: bool = False
+    """Whether the source is shut when everything was copied."""
+
+    @property
+    def is_zone(self) -> bool:
+        """Whether facts are meant, and not jobs."""
+        if self.zone is not None or self.source.is_folder or self.target.is_folder:
+            return True
+        if self.source.file is None:
+            return self.source.url.startswith(("nats", "tls"))
+        return self.source.parts() == {"boundary"}
+
+    @property
+    def only_looks(self) -> bool:
+        """Whether the source is opened for reading only.
+
+        Otherwise a file is brought up to date first, and one out of a backup gets its new epoch.
+        """
+        if self.is_trial:
+            return True
+        return not self.shuts and (self.source.file is None or self.is_forced)
+
+
+def sources(asked: Asked, stack: ExitStack) -> dict[str, Archive]:
+    """What can be shut at a place, opened for writing, by the names of parts."""
+    if asked.is_zone:
+        store = open_fact_store(asked.source.url, zone=_zone_of(asked))
+        return {"facts": cast("Archive", stack.enter_context(closing(store)))}
+    found: dict[str, Archive] = {}
+    calls = _calls_of(asked.source)
+    if calls is not None:
+        found["provider calls"] = calls
+    if _has_jobs(asked.source):
+        jobs = open_store(asked.source.url, half_moved=True)
+        found["jobs"] = cast("Archive", stack.enter_context(closing(jobs)))
+    return found
+
+
+# ---- jobs and provider calls --------------------------------------------------------------------
+
+
+def _has_jobs(place: Place) -> bool:
+    """Whether a database has tables of jobs; Redis has nothing else."""
+    if not place.is_database:
+        return True
+    tables = tables_in(place.url, has_jobs=True, is_offline=True)
+    return any(each.part == "jobs" and each.current() is not None for each in tables)
+
+
+def job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
+    """The jobs, if there are any."""
+    if not _has_jobs(asked.source):
+        return
+    source = open_store(asked.source.url, read_only=asked.only_looks, half_moved=True)
+    stack.enter_context(closing(source))
+    if not asked.is_forced:
+        refuse_workers(source, source.now(), asked.source.name)
+    target = _target(asked, _open_target, MemoryJobStore)
+    stack.enter_context(closing(target))
+    refuse_workers(target, target.now(), asked.target.name)
+    yield Part(
+        "jobs",
+        cast("Archive", source),
+        cast("Archive", target),
+        JOB_KINDS,
+        f"jobs of {asked.source.name}",
+        asked.target.name,
+        {"jobs": source.count(Search())},
+        lambda: [(queue.name, queue.counts) for queue in source.queues()],
+    )
+
+
+def _open_target(url: str, *, read_only: bool = False) -> Store:
+    return open_store(url, read_only=read_only, half_moved=True)
+
+
+def _calls_of(place: Place) -> ProviderArchive | None:
+    """The tables of provider calls, if there are any."""
+    if not place.is_database:
+        return None
+    from ergon_framework.app.moving.providers import ProviderArchive
+    from ergon_framework.providers.migrations.database import database_of
+
+    found = ProviderArchive(database_of(place.url))
+    return found if found.is_there() else None
+
+
+def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
+    """The tables of provider calls, if there are any, and somewhere to put them."""
+    source = _calls_of(asked.source)
+    if source is None:
+        return
+    if not asked.target.is_database:
+        notes.append(
+            "provider calls and their dead letters stay: only SQLite and PostgreSQL keep them"
+        )
+        return
+    from ergon_framework.app.moving.providers import KINDS, ProviderArchive
+    from ergon_framework.providers.migrations.database import database_of
+
+    target = ProviderArchive(database_of(asked.target.url))
+    name = f"provider calls of {asked.source.name}"
+    yield Part("provider calls", source, target, KINDS, name, asked.target.name)
+
+
+# ---- a zone -------------------------------------------------------------------------------------
+
+
+def _zone_of(asked: Asked) -> str:
+    zone = asked.zone or asked.source.zone()
+    if zone is None:
+        raise ConfigurationError(
+            f"nothing says which zone of {asked.source.name} is meant", remedy="give --zone NAME"
+        )
+    return zone
+
+
+def zone_part(asked: Asked, stack: ExitStack) -> Part:
+    """The facts of a zone; folders are locked on both sides."""
+    zone = _zone_of(asked)
+    if asked.source.file is not None and not asked.is_forced:
+        stack.enter_context(closing(DataFolder.lock(asked.source.file.parent)))
+    if asked.target.file is not None and not asked.is_trial:
+        stack.enter_context(closing(DataFolder.lock(asked.target.file.parent)))
+    source = open_fact_store(asked.source.url, zone=zone, read_only=asked.only_looks)
+    stack.enter_context(closing(source))
+    if asked.source.file is None and not asked.is_forced:
+        refuse_readers(source, clock_of(source), asked.source.name)
+
+    def opened(url: str, **how: Any) -> Any:
+        return open_fact_store(url, zone=zone, **how)
+
+    target = _target(asked, opened, lambda: MemoryFactStore(zone))
+    stack.enter_context(closing(target))
+    info = source.info()
+    return Part(
+        "facts",
+        cast("Archive", source),
+        cast("Archive", target),
+        FACT_KINDS,
+        f"facts of {info.zone}, epoch {info.epoch}",
+        asked.target.name,
+        {"facts": sum(log.head - log.first + 1 for log in source.logs())},
+        lambda: _heads(source),
+    )
+
+
+def _heads(store: FactStore) -> list[tuple[str, int, int]]:
+    """Where the logs of a zone end: a producer that only appends is noticed nowhere else."""
+    return [(log.name, log.first, log.head) for log in store.logs()]
+
+
+def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
+    """Where objects come from and go to; None when they are to stay."""
+    places = asked.objects or (asked.source.objects, asked.target.objects)
+    if places[0] is None or places[1] is None:
+        return None
+    source = stack.enter_context(closing(open_object_store(places[0])))
+    is_missing = is_folder(places[1]) and not Path(places[1]).is_dir()
+    place = "memory://" if asked.is_trial and is_missing else places[1]
+    [zone] = [copy.info.zone for copy in part.source.dump(ZoneCopy, None, 1)]
+    target = open_object_store(place, zone=zone, read_only=asked.is_trial)
+    stack.enter_context(closing(target))
+    return Bytes(part.source, source, target)
+
+
+def _target(asked: Asked, opens: Callable[..., S], empty: Callable[[], Any]) -> S:
+    """The store to be written; for a trial one that is there is only looked at, or none is."""
+    if not asked.is_trial:
+        return opens(asked.target.url)
+    if asked.target.file is not None and not asked.target.file.is_file():
+        return cast("S", empty())
+    try:
+        return opens(asked.target.url, read_only=True)
+    except StoreSchemaError:
+        return cast("S", empty())

@@ -1,0 +1,267 @@
+"""Shutting the store that was moved, for those who have it open and those who come later."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.app.moving.moving import Asked, Outcome, reopen, run
+from ergon_framework.app.moving.parts import Tell, Told
+from ergon_framework.app.moving.places import Place
+from ergon_framework.boundary.logs.nats import ground
+from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.cli import invoke
+from ergon_framework.errors import ConfigurationError, StoreError, StoreReadOnlyError
+from ergon_framework.jobs.requests import Store
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.ports.factstore import OUTBOUND, FactStore
+from ergon_framework.ports.jobstore import Ask
+from ergon_framework.storage.failpoints import failpoint
+from ergon_framework.testing.suites.factstore.subject import new as new_fact
+from ergon_framework.testing.suites.jobstore.subject import new as new_job
+from tests.app.moving.stock import (
+    ZONE,
+    copied,
+    fact_sums,
+    job_sums,
+    moved,
+    with_facts,
+    with_jobs,
+)
+
+pytestmark = pytest.mark.req("SCALE:move")
+
+SERVERS = pytest.mark.slow
+
+
+@pytest.fixture(
+    params=[
+        "file",
+        pytest.param("postgres_url", marks=SERVERS),
+        pytest.param("redis_url", marks=SERVERS),
+    ]
+)
+def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where jobs are."""
+    file = f"sqlite:///{tmp_path}/old.db"
+    url = file if request.param == "file" else request.getfixturevalue(request.param)
+    return with_jobs(url, lambda s: s.put(*"abc"))
+
+
+@pytest.fixture(
+    params=[
+        "file",
+        pytest.param("postgres_url", marks=SERVERS),
+        pytest.param("nats_url", marks=SERVERS),
+    ]
+)
+def facts(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a zone's facts are."""
+    (tmp_path / "old").mkdir()
+    file = f"sqlite:///{tmp_path}/old/facts.db"
+    url = file if request.param == "file" else request.getfixturevalue(request.param)
+    return with_facts(url, lambda s: s.put(*"abc"))
+
+
+def add(store: Store, name: str) -> None:
+    """What a producer does."""
+    store.add([new_job(name)])
+
+
+def claim(store: Store) -> list[str]:
+    """What a worker does."""
+    ask = Ask(worker="w", slots={"python": 5}, lease=30.0, default="python")
+    return [job.id for job in store.exchange([], ask)[1].jobs]
+
+
+def append(store: FactStore, name: str) -> None:
+    """What a producer of facts does."""
+    store.append(OUTBOUND, [new_fact(name)])
+
+
+def test_forgotten_workers_and_producers_are_refused(jobs: str, tmp_path: Path) -> None:
+    """Those that have the store open, and those that open it; all hear where the jobs are."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    with closing(open_store(jobs)) as forgotten:
+        moved(jobs, target, shuts=True)
+        for act in (lambda: add(forgotten, "d"), lambda: claim(forgotten)):
+            with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db"):
+                act()
+        with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db"):
+            forgotten.add([new_job("e", unique_key="u"), new_job("f")])
+        with pytest.raises(StoreReadOnlyError, match="moved to"):
+            forgotten.set_queue("default", is_paused=True)
+    with pytest.raises(StoreReadOnlyError, match=r"was moved to .*new\.db"):
+        open_store(jobs)
+    open_store(jobs, read_only=True).close()
+    with closing(open_store(target)) as store:
+        assert claim(store) == ["a", "b", "c"]
+
+
+def test_a_shut_store_can_be_moved_again_and_opened_again(jobs: str, tmp_path: Path) -> None:
+    """It can be read as before; and there is a way back, from the place that it was moved to."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    moved(jobs, target, shuts=True)
+    for shuts in (False, True):
+        assert copied(moved(jobs, target, shuts=shuts)) == {}
+    with pytest.raises(StoreReadOnlyError):
+        open_store(jobs)
+    other = f"sqlite:///{tmp_path}/other.db"
+    with pytest.raises(StoreError, match=r"was moved to .*new\.db, not to .*other\.db"):
+        reopen(Asked(Place(jobs), Place(other)))
+    with pytest.raises(StoreError, match=r"was moved to .*new\.db, not to .*other\.db"):
+        moved(jobs, other, shuts=True)
+    assert reopen(Asked(Place(jobs), Place(target))) == ["jobs"]
+    assert reopen(Asked(Place(jobs), Place(target))) == []
+    with closing(open_store(jobs)) as store:
+        add(store, "d")
+    assert copied(moved(jobs, target)) == {"jobs": 1}
+    assert job_sums(target) == job_sums(jobs)
+
+
+def test_forgotten_producers_of_facts_are_refused(facts: str, tmp_path: Path) -> None:
+    """Also those that append straight to the store, and consumers that would be given facts."""
+    (tmp_path / "new").mkdir()
+    target = f"sqlite:///{tmp_path}/new/facts.db"
+    with closing(open_fact_store(facts, zone=ZONE)) as forgotten:
+        forgotten.create_consumer("c", OUTBOUND)
+        append(forgotten, "d")
+        moved(facts, target, zone=ZONE, shuts=True, is_forced=True)
+        with pytest.raises(StoreReadOnlyError, match=r"was moved to .*facts\.db"):
+            append(forgotten, "e")
+        with pytest.raises(StoreReadOnlyError, match=r"was moved to .*facts\.db"):
+            forgotten.serve("c", 10, 1000, holder="h", lease=30.0)
+        assert len(forgotten.page(OUTBOUND, 0, 10, 1 << 20).facts) == 4
+    assert copied(moved(facts, target, zone=ZONE)) == {}
+    assert fact_sums(target) == fact_sums(facts)
+    assert reopen(Asked(Place(facts), Place(target), ZONE)) == ["facts"]
+    with closing(open_fact_store(facts, zone=ZONE)) as store:
+        append(store, "e")
+    assert copied(moved(facts, target, zone=ZONE))["facts"] == 1
+
+
+def test_a_node_does_not_start_on_a_zone_that_was_moved(tmp_path: Path) -> None:
+    """The folder says where its facts went."""
+    (tmp_path / "old").mkdir()
+    with_facts(f"sqlite:///{tmp_path}/old/facts.db", lambda s: s.put("a"))
+    moved(tmp_path / "old", tmp_path / "new", shuts=True)
+    with pytest.raises(StoreError, match=r"was moved to .*new/facts\.db"):
+        Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "old")))
+    Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "new"))).close()
+
+
+def test_without_a_word_the_store_stays_open(jobs: str, tmp_path: Path) -> None:
+    """A move copies; what was added since is brought by the next one."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    moved(jobs, target)
+    with closing(open_store(jobs)) as store:
+        add(store, "d")
+    assert copied(moved(jobs, target)) == {"jobs": 1}
+
+
+def test_a_move_that_fails_leaves_the_store_open(jobs: str, tmp_path: Path) -> None:
+    """Somebody has to be able to work; one that was shut before stays shut."""
+    target = f"sqlite:///{tmp_path}/new.db"
+
+    def spoil(told: Told) -> None:
+        if told.what == "verifying jobs":
+            raise StoreError("the disk is gone")
+
+    with pytest.raises(StoreError, match="the disk is gone"):
+        watched_run(jobs, target, spoil)
+    with closing(open_store(jobs)) as store:
+        add(store, "d")
+    moved(jobs, target, shuts=True)
+    with pytest.raises(StoreError, match="the disk is gone"):
+        watched_run(jobs, target, spoil)
+    with pytest.raises(StoreReadOnlyError):
+        open_store(jobs)
+
+
+def watched_run(source: str, target: str, tell: Tell) -> None:
+    """Move and shut, watched."""
+    run(Asked(Place(source), Place(target), shuts=True), tell)
+
+
+@SERVERS
+def test_no_password_is_told(tmp_path: Path, postgres_url: str) -> None:
+    """Whoever is refused hears where the jobs are, and nothing secret."""
+    source = with_jobs(f"sqlite:///{tmp_path}/old.db", lambda s: s.put("a"))
+    secret = postgres_url + ("&" if "?" in postgres_url else "?") + "password=hunter2"
+    moved(source, secret, shuts=True)
+    with pytest.raises(StoreReadOnlyError) as caught:
+        open_store(source)
+    assert "hunter2" not in str(caught.value.to_dict())
+    assert caught.value.details["moved_to"] == Place(secret).name
+
+
+def test_the_command_shuts_and_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It recommends to shut, says when that was done, and how to undo it."""
+    source = with_jobs(f"sqlite:///{tmp_path}/old.db", lambda s: s.put("a"))
+    places = [source, f"sqlite:///{tmp_path}/new.db"]
+    assert invoke(["move", *places]) == 0
+    assert "old.db is still open" in capsys.readouterr().err
+    assert invoke(["move", *places, "--shut"]) == 0
+    assert "old.db is shut: whoever works with it is told to use" in capsys.readouterr().err
+    assert invoke(["move", *places]) == 0
+    assert "old.db is shut" in capsys.readouterr().err
+    assert invoke(["enqueue", "greet", "--store", source]) != 0
+    assert "--reopen" in capsys.readouterr().err
+    assert invoke(["move", *places, "--reopen", "--shut"]) == 2
+    assert invoke(["move", *places, "--reopen"]) == 0
+    assert "old.db can be used again: jobs" in capsys.readouterr().out
+    assert invoke(["enqueue", "greet", "--store", source]) == 0
+
+
+def test_a_copy_that_is_moved_on_remembers_both(tmp_path: Path) -> None:
+    """A store may be a copy of one and be moved to another; nothing is moved back into it."""
+    first, second, third = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two", "three"))
+    with_jobs(first, lambda s: s.put("a"))
+    moved(first, second, shuts=True)
+    moved(second, third, shuts=True)
+    with pytest.raises(StoreReadOnlyError, match=r"two\.db held was moved to .*three\.db"):
+        moved(first, second)
+    reopen(Asked(Place(second), Place(third)))
+    assert copied(moved(first, second)) == {}
+    with pytest.raises(ConfigurationError, match="into itself"):
+        moved(first, first, shuts=True)
+
+
+@pytest.mark.slow
+def test_a_confirmation_on_its_way_is_not_taken_by_a_store_that_was_shut(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was decided before the move and is written after it: nobody would find it in the copy."""
+    with_facts(nats_url, lambda s: s.put(*"abc"))
+    target = f"sqlite:///{tmp_path}/new/facts.db"
+    (tmp_path / "new").mkdir()
+    outcomes: list[Outcome] = []
+
+    def shut_first(name: str) -> None:
+        if name == "boundary.confirm.before" and not outcomes:
+            outcomes.append(moved(nats_url, target, zone=ZONE, shuts=True))
+        failpoint(name)
+
+    with closing(open_fact_store(nats_url, zone=ZONE)) as store:
+        store.create_consumer("c", OUTBOUND)
+        store.serve("c", 10, 1 << 20)
+        monkeypatch.setattr(ground, "failpoint", shut_first)
+        with pytest.raises(StoreReadOnlyError):
+            store.confirm("c", 3)
+        assert outcomes[0].is_shut
+    with closing(open_fact_store(target, zone=ZONE)) as copy:
+        assert [fact.offset for fact in copy.serve("c", 10, 1 << 20).page.facts] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("password", ["hunt?er=2", "hunt#er2"])
+def test_a_password_that_ends_a_url_is_not_taken_for_the_rest_of_it(password: str) -> None:
+    """Two stores would have one name, and the name would show a part of the password."""
+    for scheme in ("postgresql", "redis", "nats"):
+        with pytest.raises(ConfigurationError, match="%23") as caught:
+            Place(f"{scheme}://ergon:{password}@127.0.0.1/work")
+        assert password not in str(caught.value)
+    assert Place("postgresql://ergon:a%23b@127.0.0.1/work").name == "postgresql://127.0.0.1/work"

@@ -1,0 +1,98 @@
+"""Looking around after a claim: the same lanes wherever it begins, and no walk past the dead."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.jobs.stores.postgres.claiming import NOWHERE, Look, Place
+from ergon_framework.jobs.stores.postgres.lanes import Lane
+from ergon_framework.jobs.stores.postgres.statements import statements
+from ergon_framework.jobs.stores.postgres.words import Words
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.testing.suites.hand_clock import START, HandClock
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, new
+
+pytestmark = pytest.mark.req("SCALE:jobs-postgres")
+PATIENCE = 30.0
+NAMES = ("", "a", "b", "c")
+
+jobs = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES[1:]), st.integers(-1, 1)), max_size=10
+)
+places = st.tuples(
+    st.sampled_from(NAMES),
+    st.sampled_from(NAMES),
+    st.integers(-1, 1),
+    st.sampled_from([START - 1.0, START, START + 1.0]),
+    st.integers(-1, 12),
+)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    wanted=jobs,
+    lasts=st.lists(places, min_size=1, max_size=6),
+    after=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)),
+)
+def test_a_look_sees_the_same_wherever_it_looks_first(
+    jobs_url: str, wanted: list[Any], lasts: list[Any], after: tuple[str, str]
+) -> None:
+    """Every lane after a place, in order, once; whatever was claimed last."""
+    with psycopg.connect(jobs_url, autocommit=True) as connection:
+        connection.execute("TRUNCATE ergon_jobs")
+    with closing(PostgresJobStore(jobs_url, clock=HandClock())) as store:
+        store.add(
+            [
+                new(f"j{n}", executor=executor, queue=queue, priority=priority)
+                for n, (executor, queue, priority) in enumerate(wanted)
+            ]
+        )
+        first = min((job.key for job in store.search(Search())), default=0)
+        there = sorted({(executor, queue) for executor, queue, _ in wanted})
+        expected = [Lane(*each) for each in there if each > after]
+        for *rest, number in (NOWHERE, *((*rest, first + n) for *rest, n in lasts)):
+
+            def look(words: Words, last: Any = (*rest, number)) -> list[Lane]:
+                return Look(words, ask(), after, last).read().lanes
+
+            assert store.look(look) == expected
+
+
+def pages_read(connection: Connection, last: Place) -> int:
+    """How many pages the look for lanes touches."""
+    names = ("last_executor", "last_queue", "last_priority", "last_run_at", "last_seq")
+    values = {"executor": "", "queue": "", "most": 256} | dict(zip(names, last, strict=True))
+    explain = b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statements("claim.sql")["lanes"]
+    [[[found]]] = Words(connection, None).say(explain, values).fetchall()
+    return int(found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"])
+
+
+def test_a_look_does_not_walk_past_what_was_claimed(jobs_url: str) -> None:
+    """However many jobs have left a lane since the last vacuum, a look costs the same."""
+    with psycopg.connect(jobs_url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE ergon_jobs SET (autovacuum_enabled = false)")
+    try:
+        with closing(PostgresJobStore(jobs_url)) as store:
+            s = Subject(store, HandClock(), None, PATIENCE)
+            s.put(*(f"j{n}" for n in range(20_000)))
+            told: list[Any] = []
+            for _ in range(30):
+                claimed = store.exchange(told, ask(600))[1]
+                told = [s.told(job, SUCCEEDED, keep=60.0) for job in claimed.jobs]
+            with store._database._connections.borrow() as line:
+                walked = pages_read(line, NOWHERE)
+                assert pages_read(line, store._memory.last) < walked / 3
+    finally:
+        with psycopg.connect(jobs_url, autocommit=True) as connection:
+            connection.execute("ALTER TABLE ergon_jobs RESET (autovacuum_enabled)")

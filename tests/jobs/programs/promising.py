@@ -1,0 +1,78 @@
+"""A process that does everything with a store, and says what it was promised. It dies on the way.
+
+Each line on standard output is written with one call, before or after a promise of the store.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.ports.copies import JobCopy
+from ergon_framework.ports.jobstore import Hold, NewJob, WorkerRecord
+from ergon_framework.ports.moving import Archive
+from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Store, Subject, ask
+
+ROUNDS = 6
+
+
+def main(url: str, *keys: str) -> None:
+    """Go through a few rounds with jobs that have such keys."""
+    store = open_store(url)
+    store.tell(WorkerRecord(id="w", host="h", pid=1, version="1", started_at=0.0))
+    [at] = [each.next_at for each in store.schedules()]
+    assert at is not None
+    for n in range(ROUNDS):
+        add(store, n, keys)
+        fire(store, at + n)
+        work(store)
+        store.sweep(10)
+        store.set_queue("q", max_active=n + 1)
+        assert isinstance(store, Archive)
+        store.load(store.dump(JobCopy, None, 100))
+    say("end")
+
+
+def add(store: Store, n: int, keys: tuple[str, ...]) -> None:
+    """Add the batch of a round."""
+    ids = [f"{n}-{m}" for m in range(3)]
+    say("adding", *ids)
+    limits = dict(zip(ids, "012", strict=True)) if "limit" in keys else {}
+    unique = {each: f"u{each}" for each in ids} if "unique" in keys else {}
+    store.add(
+        [
+            NewJob(id=i, handler="work", limit_key=limits.get(i), unique_key=unique.get(i))
+            for i in ids
+        ]
+    )
+    say("added", *ids)
+
+
+def fire(store: Store, at: float) -> None:
+    """Add what a schedule says."""
+    if store.fire("cron", at, at + 1, [NewJob(id=f"cron-{at}", handler="work")]):
+        say("fired", f"cron-{at}")
+
+
+def work(store: Store) -> None:
+    """Claim two jobs and settle them."""
+    subject = Subject(store, HandClock(), None, 15.0)
+    jobs = store.exchange([], ask(2))[1].jobs
+    say("claimed", *(job.id for job in jobs))
+    store.renew([Hold(job.key, job.id, job.fence, True) for job in jobs], 30.0)
+    told = [subject.told(job, SUCCEEDED, keep=600.0, result=b"1") for job in jobs]
+    say("settling", *(job.id for job in jobs))
+    applied, _ = store.exchange(told, None)
+    assert all(applied)
+    say("settled", *(job.id for job in jobs))
+
+
+def say(*words: str) -> None:
+    """Write a line."""
+    os.write(1, (" ".join(words) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

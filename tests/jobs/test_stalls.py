@@ -1,0 +1,289 @@
+"""A store that hangs and then answers: the renewals of others hung as well, and come first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ergon_framework.connector.jobs import holding as holding_module
+from ergon_framework.connector.jobs.holding import Holding
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import (
+    StoreBrokenError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
+from ergon_framework.jobs import chores as chores_module
+from ergon_framework.jobs import keeper as keeper_module
+from ergon_framework.jobs.chores import WorkerChores
+from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.keeper import Keeper
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.jobstore import Ask, Hold, WorkerRecord
+from tests.jobs.workplace import get, job
+
+pytestmark = pytest.mark.req("X13", "SCALE:fleet-outage")
+
+LEASE = 15.0
+HANGS = 60.0
+
+
+class Clock:
+    """The time, for the store and for those who ask it."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000_000.0
+
+    def now(self) -> float:
+        """What it says."""
+        return self.seconds
+
+
+class Hanging(MemoryJobStore):
+    """Takes a minute for one call, when told to."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock=clock.now)
+        self.time = clock
+        self.hangs_in = ""
+        self.refused: tuple[str, ...] = ()
+
+    def _hang(self, call: str) -> None:
+        if call == self.hangs_in:
+            self.hangs_in = ""
+            self.time.seconds += HANGS
+
+    def exchange(self, settlements: Any, ask: Any) -> Any:
+        self._hang("exchange")
+        return super().exchange(settlements, ask)
+
+    def renew(self, holds: Any, lease: float) -> Any:
+        self._hang("renew")
+        return super().renew(holds, lease)
+
+    def tell(self, record: Any) -> None:
+        self._hang("tell")
+        self._refuse("tell")
+        super().tell(record)
+
+    def sweep(self, limit: int) -> Any:
+        self._refuse("sweep")
+        return super().sweep(limit)
+
+    def _refuse(self, call: str) -> None:
+        if call in self.refused:
+            raise StoreUnavailableError(f"{call} takes too long")
+
+    def overdue(self, limit: int) -> Any:
+        self._hang("overdue")
+        return super().overdue(limit)
+
+
+class Bench:
+    """A job that another worker holds, and a worker that may rescue it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.store = Hanging(clock)
+        self.settings = JobsSettings(lease=LEASE)
+        self.store.add([job("echo")])
+        ask = Ask(worker="other", lease=LEASE, slots={"python": 1}, default="python")
+        _, claimed = self.store.exchange([], ask)
+        held = claimed.jobs[0]
+        self.hold = Hold(held.key, held.id, held.fence, is_charged=False)
+        self.chores = WorkerChores(
+            self.store,
+            self.settings,
+            Judgement(self.settings, "me"),
+            self._record,
+            lambda _id, _fence: False,
+            lambda _name, _fields: None,
+        )
+        self.chores.run(clock.now())
+
+    def _record(self) -> WorkerRecord:
+        now = self.clock.now()
+        return WorkerRecord(id="me", host="here", pid=1, version="1", started_at=now, seen_at=now)
+
+    def keeper(self) -> Keeper:
+        """The thread's work of the worker that may rescue it, with room for one job."""
+        ask = Ask(worker="me", lease=LEASE, slots={"python": 1}, default="python")
+        keeper = Keeper(
+            self.store,
+            self.settings,
+            lambda _slots, *, is_thorough: ask,
+            lambda _claims: None,
+            lambda _settlements: None,
+            lambda _name, _fields: None,
+        )
+        keeper.chores = self.chores
+        return keeper
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the worker do its chores after a while."""
+        self.clock.seconds += seconds
+        self.chores.run(self.clock.now())
+
+    def renew(self) -> list[bool]:
+        """The other worker is heard."""
+        return list(self.store.renew([self.hold], LEASE))
+
+    def is_rescued(self) -> bool:
+        """Whether the job was taken from the other worker."""
+        return get(self.store, "echo").status is not JobStatus.ACTIVE
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """With a clock that only the test moves."""
+    clock = Clock()
+    for module in (chores_module, keeper_module):
+        monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
+    return Bench(clock)
+
+
+@pytest.mark.parametrize("call", ["overdue", "tell"])
+def test_who_hung_with_the_others_takes_nothing_from_them(bench: Bench, call: str) -> None:
+    """The lease ended while the store hung; its holder, who lives, is heard first."""
+    bench.store.hangs_in = call
+    bench.pass_time(LEASE / 3 + 0.1)
+    assert not bench.store.hangs_in
+    bench.pass_time(LEASE / 5)
+    assert not bench.is_rescued()
+    assert bench.renew() == [True]
+    bench.pass_time(LEASE / 2)
+    assert not bench.is_rescued()
+
+
+def test_who_died_meanwhile_is_made_up_for(bench: Bench) -> None:
+    """Half a lease later, when everybody who lives has renewed."""
+    bench.store.hangs_in = "overdue"
+    bench.pass_time(LEASE / 3 + 0.1)
+    bench.pass_time(LEASE / 2 + 0.1)
+    assert bench.is_rescued()
+
+
+@pytest.mark.parametrize("call", ["exchange", "renew"])
+def test_a_hang_in_another_call_counts_as_well(bench: Bench, call: str) -> None:
+    """Whatever the keeper asked when the store hung, what comes next is no rescue."""
+    store, clock = bench.store, bench.clock
+    keeper = bench.keeper()
+    keeper.offer("python", 1)
+    store.add([job("echo", id="mine")])
+    if call == "renew":
+        keeper._once()  # claims it
+        keeper._once()
+    clock.seconds += LEASE / 3 + 0.1
+    store.hangs_in = call
+    keeper._once()
+    assert not store.hangs_in
+    keeper._once()
+    assert not bench.is_rescued()
+    assert bench.renew() == [True]
+
+
+def test_a_connector_rescues_nothing_right_after_an_outage(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others could not renew either while the store was away."""
+    monkeypatch.setattr(holding_module, "SYSTEM_CLOCK", bench.clock)
+    serves = ("default", "python")
+    judgement = Judgement(bench.settings, "me")
+    holding = Holding(bench.store, bench.settings, judgement, "me", serves, lambda *_: None)
+    bench.clock.seconds += HANGS
+    holding._outage(StoreUnavailableError("away"))
+    holding._chores.run(bench.clock.now())
+    assert not bench.is_rescued()
+    bench.clock.seconds += LEASE + 0.1
+    holding._outage(StoreError("it may not remove anything"))  # a store that answers is not away
+    holding._chores.run(bench.clock.now())
+    assert bench.is_rescued()
+
+
+@pytest.mark.parametrize(("refused", "rescues"), [(("sweep",), True), (("sweep", "tell"), False)])
+def test_one_chore_that_always_fails_is_no_outage(
+    bench: Bench, refused: tuple[str, ...], rescues: bool
+) -> None:
+    """Others are rescued while it is in trouble; when the store takes nothing, they are not."""
+    keeper = bench.keeper()
+    bench.store.refused = refused
+    bench.chores.bounce()
+    for _ in range(20):
+        bench.clock.seconds += LEASE / 10
+        try:
+            keeper._once()
+        except StoreError as error:
+            keeper._outage(error)
+    assert bench.is_rescued() is rescues
+
+
+def test_a_chore_that_fails_slowly_leaves_time_for_a_rescue(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its failures looks like a hang, after which nothing is rescued for a while."""
+
+    def sweep(_limit: int) -> Any:
+        bench.clock.seconds += LEASE * 2 / 3
+        raise StoreUnavailableError("canceled: it waited for a lock")
+
+    monkeypatch.setattr(bench.store, "sweep", sweep)
+    bench.chores.bounce()
+    keeper = bench.keeper()
+    until = bench.clock.seconds + 10 * LEASE
+    while not bench.is_rescued() and bench.clock.seconds < until:
+        bench.clock.seconds += 0.5
+        keeper._once()
+    assert bench.is_rescued()
+
+
+def test_a_rescue_that_failed_waits_for_those_who_live(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs cannot be written, though other things can: their holders could not renew either."""
+
+    def exchange(_settlements: Any, _ask: Any) -> Any:
+        raise StoreUnavailableError("no room")
+
+    keeper = bench.keeper()
+    bench.clock.seconds += 2 * LEASE
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, "exchange", exchange)
+        with pytest.raises(StoreUnavailableError, match="no room") as failure:
+            bench.chores.run(bench.clock.now())
+        keeper._outage(failure.value)
+    bench.clock.seconds += LEASE / 2
+    keeper._once()
+    assert not bench.is_rescued()
+    assert bench.renew() == [True]
+
+
+@pytest.mark.parametrize("kind", [StoreBrokenError, StoreReadOnlyError])
+def test_what_concerns_everybody_is_told_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: type[StoreError]
+) -> None:
+    """Whatever chore finds out that the disk failed, or that all was moved to another store."""
+
+    def sweep(_limit: int) -> Any:
+        raise kind("nobody writes here any more")
+
+    monkeypatch.setattr(bench.store, "sweep", sweep)
+    bench.clock.seconds += chores_module.SWEEP_EVERY + 1.0
+    with pytest.raises(kind):
+        bench.keeper()._once()
+
+
+def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(bench: Bench) -> None:
+    """However busy it is, what it holds for long must not look lost."""
+    store, clock = bench.store, bench.clock
+    keeper = bench.keeper()
+    for n in range(60):
+        store.add([job("echo", id=f"mine-{n}")])
+        keeper.offer("python", 1)
+        clock.seconds += LEASE / 20
+        keeper._once()
+        assert get(store, f"mine-{n}").status is JobStatus.ACTIVE
+        bench.renew()
+        assert not store.overdue(1)

@@ -1,0 +1,103 @@
+"""A pooler before the server: in session mode it will do, in transaction mode it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from ergon_framework.app.checking.engines import examine_engines
+from ergon_framework.app.checking.findings import Status
+from ergon_framework.app.settings import load_settings
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.ports.jobstore import Topic
+from ergon_framework.storage.patience import Patience
+from ergon_framework.storage.postgres.pooling import Line, Pooling, pooling_of
+from tests.servers.pooler import Pooler
+from tests.servers.postgres import PostgresServer, name_of
+
+pytestmark = pytest.mark.req("SCALE:url-errors", "SCALE:jobs-postgres", "SCALE:doctor")
+PATIENCE = 30.0
+
+Pooled = Callable[..., str]
+
+
+@pytest.fixture
+def pooled(postgres_server: PostgresServer, postgres_url: str) -> Iterator[Pooled]:
+    """The URL of an empty database behind a pooler."""
+    with ExitStack() as stack:
+
+        def opened(**how: Any) -> str:
+            pooler = stack.enter_context(closing(Pooler(postgres_server.folder, **how)))
+            return f"postgresql://ergon@127.0.0.1:{pooler.port}/{name_of(postgres_url)}"
+
+        yield opened
+
+
+def looked_at(url: str) -> Pooling:
+    """What stands there."""
+
+    def connect() -> Line:
+        return psycopg.connect(url, autocommit=True)
+
+    with closing(connect()) as line:
+        return pooling_of(line, connect, Patience())
+
+
+def test_the_server_itself(postgres_url: str) -> None:
+    """No second connection is needed to know it."""
+    with closing(psycopg.connect(postgres_url, autocommit=True)) as line:
+        assert pooling_of(line, _nobody, Patience()) is Pooling.NONE
+
+
+def _nobody() -> Line:
+    raise AssertionError
+
+
+def test_a_pooler_is_told_apart_by_what_it_does(pooled: Pooled) -> None:
+    """In whichever order it lends its connections."""
+    assert looked_at(pooled(is_session=True)) is Pooling.SESSION
+    for is_fair in (False, True):
+        assert looked_at(pooled(is_session=False, is_fair=is_fair)) is Pooling.TRANSACTION
+
+
+def test_a_pooler_with_one_connection(pooled: Pooled) -> None:
+    """Where no second one is to be had, the first one is ours."""
+
+    def refuse() -> Line:
+        raise psycopg.OperationalError("no more connections allowed")
+
+    with closing(psycopg.connect(pooled(is_session=True), autocommit=True)) as line:
+        assert pooling_of(line, refuse, Patience()) is Pooling.SESSION
+
+
+def test_a_store_behind_session_mode_works(pooled: Pooled) -> None:
+    """As if there were no pooler, bells included."""
+    url = pooled(is_session=True)
+    with closing(PostgresJobStore(url)) as one, closing(PostgresJobStore(url)) as two:
+        bell = two.listen(Topic.WORK)
+        one.announce()
+        assert bell.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_a_store_behind_transaction_mode_is_refused(
+    pooled: Pooled, tmp_path: Path, is_fair: bool
+) -> None:
+    """When it is opened, and by the doctor, before anything was changed there."""
+    url = pooled(is_session=False, is_fair=is_fair)
+    with pytest.raises(ConfigurationError, match="pooler in transaction mode") as caught:
+        open_store(url)
+    assert "pool_mode = session" in (caught.value.remedy or "")
+    settings = tmp_path / "ergon.toml"
+    settings.write_text(f'[store]\nurl = "{url}"\n[executors.python]\ncommand = ["true"]\n')
+    [finding] = examine_engines(load_settings(settings, {}))
+    assert finding.status is Status.BAD
+    assert "pooler in transaction mode" in finding.found
+    assert "pool_mode = session" in finding.remedy

@@ -1,0 +1,85 @@
+"""A server that does not let us in any more: who was in waits until it does again."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.storage.postgres import connections
+from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.database import PostgresDatabase
+from tests.servers.postgres import PostgresServer, name_of
+from tests.servers.tls import Door, Papers
+from tests.storage.postgres.test_database import ONE
+
+pytestmark = pytest.mark.req("SCALE:jobs-postgres", "SCALE:fleet-outage")
+_END = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was away is asked again at once."""
+    monkeypatch.setattr(connections, "REST", 0.0)
+
+
+def hang_up(url: str) -> None:
+    """End all connections to a database."""
+    with psycopg.connect(url) as connection:
+        connection.execute(_END)
+
+
+def asked(database: PostgresDatabase) -> object:
+    """An answer of the server; a connection that was lost is replaced."""
+
+    def ask(connection: Connection) -> object:
+        return connection.execute("SELECT 1").fetchone()
+
+    return database.read(ask)
+
+
+def refusal(database: PostgresDatabase, words: str) -> StoreUnavailableError:
+    """What is said to who was connected before."""
+    with pytest.raises(StoreUnavailableError, match=words) as caught:
+        asked(database)
+    assert caught.value.details["is_lost"] is False
+    return caught.value
+
+
+def test_a_certificate_that_is_wrong_for_a_while(
+    postgres_server: PostgresServer, postgres_url: str, signed: Papers
+) -> None:
+    """It says what is wrong, and the same object is good again when that was mended."""
+    behind = str(postgres_server.folder / ".s.PGSQL.5432")
+    with closing(Door(behind, signed, asks_first=True)) as door:
+        place = f"postgresql://ergon@127.0.0.1:{door.port}/{name_of(postgres_url)}"
+        url = f"{place}?sslmode=verify-full&sslrootcert={signed.ca}"
+        with closing(PostgresDatabase(url, schema=ONE)) as database:
+            assert asked(database) == (1,)
+            door.show("elsewhere")
+            hang_up(postgres_url)
+            assert "as the certificate has it" in refusal(database, "another name").remedy
+            door.show("server")
+            assert asked(database) == (1,)
+
+
+def test_a_password_that_was_changed(own_postgres: PostgresServer) -> None:
+    """It may be changed back, or stand in a file that is read for each connection."""
+    url = own_postgres.new_database()
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("CREATE ROLE guest SUPERUSER LOGIN PASSWORD 'right'")
+        rules = own_postgres.folder / "data" / "pg_hba.conf"
+        rules.write_text("local all guest scram-sha-256\nlocal all all trust\n")
+        admin.execute("SELECT pg_reload_conf()")
+        guest = url.replace("ergon@", "guest:right@")
+        with closing(PostgresDatabase(guest, schema=ONE)) as database:
+            admin.execute("ALTER ROLE guest PASSWORD 'other'")
+            admin.execute(_END)
+            assert "password" in refusal(database, "does not let this user in").remedy
+            admin.execute("ALTER ROLE guest PASSWORD 'right'")
+            assert asked(database) == (1,)

@@ -1,0 +1,177 @@
+"""Redis behind TLS, by the URL alone.
+
+The server that the tests compile has no TLS: a door that has it stands before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.cli import invoke
+from ergon_framework.errors import ConfigurationError, StoreUnavailableError
+from ergon_framework.jobs.stores.redis import RedisJobStore
+from ergon_framework.ports.jobstore import Topic
+from ergon_framework.storage.redis import link as links
+from ergon_framework.storage.redis import tls as encrypting
+from ergon_framework.storage.redis.address import address_of
+from ergon_framework.storage.redis.link import RedisLink
+from tests.servers.redis import RedisServer
+from tests.servers.server import free_port
+from tests.servers.tls import Door, Papers, locked
+
+pytestmark = pytest.mark.req("SCALE:url-errors", "SCALE:jobs-redis")
+PATIENCE = 30.0
+
+Opened = Callable[..., Door]
+
+
+@pytest.fixture
+def door(durable_redis: RedisServer, signed: Papers) -> Iterator[Opened]:
+    """Opens doors to the server; nothing is left there afterwards."""
+    with ExitStack() as stack:
+
+        def opened(**how: Any) -> Door:
+            return stack.enter_context(
+                closing(Door(("127.0.0.1", durable_redis.port), signed, **how))
+            )
+
+        yield opened
+        with durable_redis.connect() as client:
+            client.flushdb()
+
+
+def url(port: int, **options: object) -> str:
+    """Of a store there."""
+    given = "&".join(f"{name}={value}" for name, value in options.items())
+    return f"rediss://127.0.0.1:{port}/0?{given}"
+
+
+def ping(place: str) -> object:
+    """The answer of the server at a URL."""
+    with closing(RedisLink(address_of(place))) as link:
+        return link.call("PING")
+
+
+def own(papers: Papers) -> dict[str, Any]:
+    """The options that name a client's certificate."""
+    return {"ssl_certfile": papers.certificate("client"), "ssl_keyfile": papers.key("client")}
+
+
+def test_jobs_over_tls(
+    door: Opened, signed: Papers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Commands take the URL as it is: jobs are enqueued and listed, the doctor looks at it."""
+    place = url(door().port, ssl_ca_certs=signed.ca)
+    assert invoke(["enqueue", "mail", "--store", place]) == 0
+    capsys.readouterr()
+    assert invoke(["jobs", "list", "--store", place, "--json"]) == 0
+    assert "mail" in capsys.readouterr().out
+    settings = tmp_path / "ergon.toml"
+    settings.write_text(f'[store]\nurl = "{place}"\n[executors.python]\ncommand = ["true"]\n')
+    invoke(["doctor", "--config", str(settings), "--json"])
+    checks = {each["check"]: each for each in json.loads(capsys.readouterr().out)}
+    assert checks["redis (jobs) version"]["status"] == "ok"
+
+
+def test_bells_ring_over_tls(door: Opened, signed: Papers) -> None:
+    """What one process announces, another hears."""
+    place = url(door().port, ssl_ca_certs=signed.ca)
+    with closing(RedisJobStore(place)) as one, closing(RedisJobStore(place)) as two:
+        bell = two.listen(Topic.WORK)
+        one.announce()
+        assert bell.wait(PATIENCE)
+
+
+def test_a_certificate_of_ours(door: Opened, signed: Papers, strange: Papers) -> None:
+    """A server that wants one gets the one of the URL; without, or with another, it says so."""
+    port = door(wants_client=True).port
+    assert ping(url(port, ssl_ca_certs=signed.ca, **own(signed))) == b"PONG"
+    for wrong in ({}, own(strange)):
+        with pytest.raises(ConfigurationError, match="wants a certificate of ours") as caught:
+            ping(url(port, ssl_ca_certs=signed.ca, **wrong))
+        assert "ssl_certfile" in (caught.value.remedy or "")
+
+
+def test_an_authority_that_nobody_knows(door: Opened, strange: Papers) -> None:
+    """Whom this machine does not trust is not talked to; who wants to can say so."""
+    port = door().port
+    for options in ({}, {"ssl_ca_certs": strange.ca}):
+        with pytest.raises(ConfigurationError, match="nobody who is trusted") as caught:
+            ping(url(port, **options))
+        assert "ssl_ca_certs" in (caught.value.remedy or "")
+    assert ping(url(port, ssl_cert_reqs="none")) == b"PONG"
+
+
+def test_a_certificate_of_another_host(door: Opened, signed: Papers) -> None:
+    """The name is checked, unless the URL says that it need not be."""
+    port = door(name="elsewhere").port
+    with pytest.raises(ConfigurationError, match="another name"):
+        ping(url(port, ssl_ca_certs=signed.ca))
+    assert ping(url(port, ssl_ca_certs=signed.ca, ssl_check_hostname="false")) == b"PONG"
+
+
+def test_a_server_without_tls(
+    durable_redis: RedisServer, signed: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told apart from one that is away, and it need not say anything to the handshake."""
+    monkeypatch.setattr(links, "ANSWERED", 10_000.0)
+    monkeypatch.setattr(encrypting, "SHAKEN", 0.5)
+    with pytest.raises(ConfigurationError, match="does not speak it there") as caught:
+        ping(url(durable_redis.port, ssl_ca_certs=signed.ca))
+    assert "redis://" in (caught.value.remedy or "")
+    with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+        ping(url(free_port(), ssl_ca_certs=signed.ca))
+
+
+def test_tls_where_the_url_has_none(door: Opened) -> None:
+    """The other way round it is told, too."""
+    with pytest.raises(ConfigurationError, match="speaks TLS there") as caught:
+        ping(url(door().port).replace("rediss", "redis").rstrip("?"))
+    assert "rediss://" in (caught.value.remedy or "")
+
+
+def test_a_file_that_is_not_there(door: Opened, tmp_path: Path) -> None:
+    """The option that names it is told."""
+    with pytest.raises(ConfigurationError, match="ssl_ca_certs"):
+        ping(url(door().port, ssl_ca_certs=tmp_path / "missing"))
+
+
+def test_a_key_with_a_passphrase(door: Opened, signed: Papers, tmp_path: Path) -> None:
+    """The driver reads the key by itself; nobody is asked on the terminal then, either."""
+    files = {"ssl_certfile": signed.certificate("client"), "ssl_keyfile": locked(signed, tmp_path)}
+    with pytest.raises(ConfigurationError, match=r"ssl_keyfile.*has a passphrase") as caught:
+        ping(url(door(wants_client=True).port, ssl_ca_certs=signed.ca, **files))
+    assert "passphrase" in str(caught.value.__cause__)  # which is what the driver said
+    assert "openssl pkey" in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    "options", ["ssl_certfile=a", "ssl_keyfile=a", "ssl_cert_reqs=maybe", "ssl_check_hostname=2"]
+)
+def test_options_that_make_no_sense(options: str) -> None:
+    """They are refused before anything is opened."""
+    with pytest.raises(ConfigurationError) as caught:
+        address_of(f"rediss://host?{options}")
+    assert caught.value.remedy
+
+
+def test_everything_is_checked_unless_the_url_says_otherwise() -> None:
+    """Older drivers would not look at the name."""
+    assert address_of("rediss://host").options["ssl_check_hostname"] is True
+    assert address_of("rediss://host").options["ssl_cert_reqs"] == "required"
+    assert address_of("rediss://host?ssl_cert_reqs=none").options["ssl_check_hostname"] is False
+    assert "ssl_check_hostname" not in address_of("redis://host").options
+
+
+def test_an_answer_is_waited_for_as_without_tls(door: Opened, signed: Papers) -> None:
+    """A handshake has less time than an answer; a line that came about has the usual."""
+    with closing(RedisLink(address_of(url(door().port, ssl_ca_certs=signed.ca)))) as link:
+        line = link.connect()
+        assert line._sock.gettimeout() == links.ANSWERED
+        line.disconnect()
