@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -151,21 +151,17 @@ def requeue(
     Calls are sent by the workers of their tasks, or by ergon dlq relay. Exit code 1 when none
     matched, or none could be sent back.
     """
-    named = (*(ids or ()), *(more_ids or ()))
-    of_jobs, of_calls = (queue, handler, code), (provider, reason)
-    _check_use("requeue", everything, (*of_jobs, *of_calls, older_than, named))
-    asked = _asked(kind, of_jobs, of_calls)
-    calls = Wanted(named, provider, reason, older_than)
-    tally = Tally()
-    where, kinds = _where(config, url, asked)
-    if Kind.PROVIDER in kinds:
-        with told(config):
-            tally = letters.deal(where, letters.redrive, calls, limit, is_dry=dry_run)
-    if Kind.JOB in kinds:
-        with opened(config, url) as client:
-            search = _search(client, *of_jobs, older_than, named)
-            _deal(client, search, limit, client.requeue_many, "requeued", tally, is_dry=dry_run)
-    return _tell("requeued", tally, named, kinds, is_dry=dry_run, as_json=as_json)
+    chosen = _Chosen(
+        (*(ids or ()), *(more_ids or ())),
+        kind,
+        (queue, handler, code),
+        (provider, reason),
+        older_than,
+        everything,
+        limit,
+        dry_run,
+    )
+    return _carried_out(_REQUEUE, chosen, config, url, as_json=as_json)
 
 
 @app.command()
@@ -187,21 +183,17 @@ def purge(
     as_json: JsonFlag = False,
 ) -> int:
     """Delete dead-lettered jobs and provider calls for good. Exit code 1 when none matched."""
-    named = (*(ids or ()), *(more_ids or ()))
-    of_jobs, of_calls = (queue, handler, code), (provider, reason)
-    _check_use("purge", everything, (*of_jobs, *of_calls, older_than, named))
-    asked = _asked(kind, of_jobs, of_calls)
-    calls = Wanted(named, provider, reason, older_than)
-    tally = Tally()
-    where, kinds = _where(config, url, asked)
-    if Kind.PROVIDER in kinds:
-        with told(config):
-            tally = letters.deal(where, letters.delete, calls, limit, is_dry=dry_run)
-    if Kind.JOB in kinds:
-        with opened(config, url) as client:
-            search = _search(client, *of_jobs, older_than, named)
-            _deal(client, search, limit, client.purge_many, "purged", tally, is_dry=dry_run)
-    return _tell("purged", tally, named, kinds, is_dry=dry_run, as_json=as_json)
+    chosen = _Chosen(
+        (*(ids or ()), *(more_ids or ())),
+        kind,
+        (queue, handler, code),
+        (provider, reason),
+        older_than,
+        everything,
+        limit,
+        dry_run,
+    )
+    return _carried_out(_PURGE, chosen, config, url, as_json=as_json)
 
 
 @app.command()
@@ -220,6 +212,53 @@ def relay(
 
     done = relay_app(load(application))
     show_one({"published": done.published, "redriven": done.redriven}, as_json=as_json)
+
+
+class _Deed(NamedTuple):
+    """Something that is done with dead letters: to calls, and to jobs."""
+
+    name: str
+    done: str
+    to_call: letters.Deal
+    to_jobs: Callable[[JobClient], Callable[..., int]]
+
+
+_REQUEUE = _Deed("requeue", "requeued", letters.redrive, lambda client: client.requeue_many)
+_PURGE = _Deed("purge", "purged", letters.delete, lambda client: client.purge_many)
+
+
+class _Chosen(NamedTuple):
+    """To which letters it is done, as the command line says it."""
+
+    ids: tuple[str, ...]
+    kind: Kind | None
+    of_jobs: tuple[str | None, str | None, str | None]
+    of_calls: tuple[str | None, str | None]
+    older_than: float | None
+    everything: bool
+    limit: int | None
+    is_dry: bool
+
+
+def _carried_out(
+    deed: _Deed, chosen: _Chosen, config: Path | None, url: str | None, *, as_json: bool
+) -> int:
+    """Calls first, then jobs, as far as the limit goes; the exit code."""
+    ids, older_than, is_dry = chosen.ids, chosen.older_than, chosen.is_dry
+    filters = (*chosen.of_jobs, *chosen.of_calls, older_than, ids)
+    _check_use(deed.name, chosen.everything, filters)
+    tally = Tally()
+    where, kinds = _where(config, url, _asked(chosen.kind, chosen.of_jobs, chosen.of_calls))
+    if Kind.PROVIDER in kinds:
+        calls = Wanted(ids, *chosen.of_calls, older_than)
+        with told(config):
+            tally = letters.deal(where, deed.to_call, calls, chosen.limit, is_dry=is_dry)
+    if Kind.JOB in kinds:
+        with opened(config, url) as client:
+            search = _search(client, *chosen.of_jobs, older_than, ids)
+            deal = deed.to_jobs(client)
+            _deal(client, search, chosen.limit, deal, deed.done, tally, is_dry=is_dry)
+    return _tell(deed.done, tally, ids, kinds, is_dry=is_dry, as_json=as_json)
 
 
 def _asked(kind: Kind | None, of_jobs: tuple[Any, ...], of_calls: tuple[Any, ...]) -> Kind | None:

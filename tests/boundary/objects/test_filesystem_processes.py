@@ -3,64 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
-from ergon_framework.storage.failpoints import NAMES, VARIABLE
+from ergon_framework.storage.failpoints import NAMES
+from tests.boundary.objects.processes import WAIT, flaws, raced, run, started
 from tests.boundary.objects.programs import objects
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:objects")]
 
-WAIT = 50.0
 POINTS = sorted(name for name in NAMES if name.startswith("boundary.object."))
 KILLS = [
     f"{point}=kill@{nth}" for point in POINTS for nth in ((1,) if "delete" in point else (1, 3))
 ]
-
-
-@contextmanager
-def started(action: str, folder: Path, points: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A process that does something with the folder."""
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter
-        [sys.executable, objects.__file__, action, str(folder)],
-        env={**os.environ, VARIABLE: points},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def run(action: str, folder: Path, points: str = "") -> tuple[int, list[str]]:
-    """Let such a process come to its end; its exit code and what it said."""
-    with started(action, folder, points) as process:
-        output, errors = process.communicate(timeout=WAIT)
-        if not points:
-            assert process.returncode == 0, errors
-        return process.returncode, output.splitlines()
-
-
-def flaws(store: FilesystemObjectStore) -> list[str]:
-    """What is wrong with anything that is visible."""
-    found = []
-    for digest in store.digests():
-        blob = store.stat(digest)
-        assert blob is not None
-        found.append(store.verify(digest, blob.size))
-    return [each for each in found if each]
 
 
 def test_every_step_has_a_failpoint() -> None:
@@ -110,16 +69,7 @@ def test_a_cut_transfer_goes_on_in_another_process(tmp_path: Path, kill: str) ->
 def test_processes_put_the_same_bytes_at_once(tmp_path: Path) -> None:
     """All are answered the same, and every blob is whole."""
     folder = tmp_path / "objects"
-    with started("race", folder) as one, started("race", folder) as two:
-        for each in (one, two):
-            assert each.stdout is not None
-            assert each.stdout.readline() == "ready\n"
-        assert one.stdin is not None
-        assert two.stdin is not None
-        for stdin in (one.stdin, two.stdin):
-            stdin.write("go\n")
-            stdin.flush()
-        said = [each.communicate(timeout=WAIT)[0].split() for each in (one, two)]
+    said = raced(folder)
     assert said[0] == said[1]
     assert len(said[0]) == 10
     with closing(FilesystemObjectStore(folder)) as store:

@@ -3,66 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
 
 from ergon_framework.boundary.objects.s3 import S3ObjectStore
-from ergon_framework.storage.failpoints import NAMES, VARIABLE
+from ergon_framework.storage.failpoints import NAMES
+from tests.boundary.objects.processes import flaws, raced, run
 from tests.boundary.objects.programs import objects
 from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:objects-s3")]
 
-WAIT = 50.0
 POINTS = sorted(name for name in NAMES if name.startswith("boundary.bucket_"))
 KILLS = [
     *(f"{point}=kill@{nth}" for point in POINTS for nth in ((1,) if "delete" in point else (1, 3))),
     "boundary.object.write.after=kill@3",
     "boundary.object.sync.after=kill@2",
 ]
-
-
-@contextmanager
-def started(action: str, url: str, points: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A process that does something with the bucket."""
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter
-        [sys.executable, objects.__file__, action, url],
-        env={**os.environ, VARIABLE: points},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def run(action: str, url: str, points: str = "") -> tuple[int, list[str]]:
-    """Let such a process come to its end; its exit code and what it said."""
-    with started(action, url, points) as process:
-        output, errors = process.communicate(timeout=WAIT)
-        if not points:
-            assert process.returncode == 0, errors
-        return process.returncode, output.splitlines()
-
-
-def flaws(store: S3ObjectStore) -> list[str]:
-    """What is wrong with anything that is visible."""
-    found = []
-    for digest in store.digests():
-        blob = store.stat(digest)
-        assert blob is not None
-        found.append(store.verify(digest, blob.size))
-    return [each for each in found if each]
 
 
 def test_every_step_has_a_failpoint() -> None:
@@ -114,15 +73,7 @@ def test_a_cut_transfer_goes_on_in_another_process(s3_url: str, kill: str) -> No
 
 def test_processes_put_the_same_bytes_at_once(s3_url: str) -> None:
     """All are answered the same, and every blob is there once and whole."""
-    with started("race", s3_url) as one, started("race", s3_url) as two:
-        for each in (one, two):
-            assert each.stdout is not None
-            assert each.stdout.readline() == "ready\n"
-        for each in (one, two):
-            assert each.stdin is not None
-            each.stdin.write("go\n")
-            each.stdin.flush()
-        answers = [each.communicate(timeout=WAIT)[0].splitlines() for each in (one, two)]
+    answers = raced(s3_url)
     assert len(answers[0]) == 10
     assert answers[0] == answers[1]
     with closing(S3ObjectStore(s3_url)) as store:
