@@ -19,17 +19,27 @@ class Pooler:
     """For a session each, or for a transaction each.
 
     ``is_fair``: whoever comes gets the connection that has been idle longest, not the latest one.
+    ``is_away``: nobody answers at its port until :meth:`open`.
     """
 
-    def __init__(self, folder: Path, *, is_session: bool, is_fair: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, is_session: bool, is_fair: bool = False, is_away: bool = False
+    ) -> None:
         self._behind = str(folder / ".s.PGSQL.5432")
         self._is_session = is_session
         self._is_fair = is_fair
         self._idle: deque[socket.socket] = deque()
         self._greeting = b""
         self._lock = threading.Lock()
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening = socket.socket()
+        self._listening.bind(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
+        if not is_away:
+            self.open()
+
+    def open(self) -> None:
+        """Let clients in."""
+        self._listening.listen()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:

@@ -13,10 +13,11 @@ import pytest
 from ergon_framework.app.checking.engines import examine_engines
 from ergon_framework.app.checking.findings import Status
 from ergon_framework.app.settings import load_settings
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import Topic
+from ergon_framework.providers.stores.opening import open_store as open_provider_store
 from ergon_framework.storage.patience import Patience
 from ergon_framework.storage.postgres.pooling import Line, Pooling, pooling_of
 from tests.servers.pooler import Pooler
@@ -35,9 +36,14 @@ def pooled(postgres_server: PostgresServer, postgres_url: str) -> Iterator[Poole
 
         def opened(**how: Any) -> str:
             pooler = stack.enter_context(closing(Pooler(postgres_server.folder, **how)))
-            return f"postgresql://ergon@127.0.0.1:{pooler.port}/{name_of(postgres_url)}"
+            return address(pooler, postgres_url)
 
         yield opened
+
+
+def address(pooler: Pooler, url: str) -> str:
+    """The URL of the same database behind a pooler."""
+    return f"postgresql://ergon@127.0.0.1:{pooler.port}/{name_of(url)}"
 
 
 def looked_at(url: str) -> Pooling:
@@ -101,3 +107,41 @@ def test_a_store_behind_transaction_mode_is_refused(
     assert finding.status is Status.BAD
     assert "pooler in transaction mode" in finding.found
     assert "pool_mode = session" in finding.remedy
+
+
+@pytest.mark.req("PROVIDERS:storage")
+def test_provider_calls_are_kept_behind_session_mode(pooled: Pooled) -> None:
+    """Tables and all."""
+    with closing(open_provider_store(pooled(is_session=True))) as store:
+        assert store.now() > 0
+        assert store.health("default") == []
+
+
+@pytest.mark.req("PROVIDERS:storage")
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_provider_calls_behind_transaction_mode_are_refused(
+    pooled: Pooled, postgres_url: str, is_fair: bool
+) -> None:
+    """When the store is opened, and before the tables are made."""
+    with pytest.raises(ConfigurationError, match="pooler in transaction mode") as caught:
+        open_provider_store(pooled(is_session=False, is_fair=is_fair))
+    assert "pool_mode = session" in (caught.value.remedy or "")
+    with closing(psycopg.connect(postgres_url)) as line:
+        assert line.execute(
+            "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+        ).fetchone() == (0,)
+
+
+@pytest.mark.req("PROVIDERS:storage")
+def test_a_pooler_that_comes_late_is_a_store_that_refuses(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """Calls that were made without a store go on without one, and are told why."""
+    with (
+        closing(Pooler(postgres_server.folder, is_session=False, is_away=True)) as pooler,
+        closing(open_provider_store(address(pooler, postgres_url))) as store,
+    ):
+        pooler.open()
+        with pytest.raises(StoreError, match="pooler in transaction mode") as caught:
+            store.health("default")
+        assert "pool_mode = session" in (caught.value.remedy or "")

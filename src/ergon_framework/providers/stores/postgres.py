@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -14,7 +15,12 @@ import psycopg
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine, event, exc
 
 from ergon_framework.engine.forking import renew_after_fork
-from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
+from ergon_framework.errors import (
+    ConfigurationError,
+    StoreError,
+    StoreSchemaError,
+    StoreUnavailableError,
+)
 from ergon_framework.providers.migrations import HEAD
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.migrations.running import current, upgrade
@@ -32,6 +38,7 @@ from ergon_framework.providers.stores.moves import FIND_MARK, MARKS, refuse_unse
 from ergon_framework.providers.stores.postgres_faults import translate, turns_for
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.patience import Line, Patience
+from ergon_framework.storage.postgres.pooling import pooling_of, refuse_shared
 from ergon_framework.storage.server_clock import ServerClock
 
 T = TypeVar("T")
@@ -148,6 +155,8 @@ class PostgresGround:
         self._doubted_at = float("-inf")
         self._silent_until = float("-inf")
         self._patience = Patience()
+        self._is_own = False
+        """Whether nobody else is given our connections in between."""
         self._engine = self._connected(database)
         self._inherited: list[Any] = []
         self._given_clock = clock
@@ -172,7 +181,7 @@ class PostgresGround:
             failpoint(BEFORE[call])
             return result
 
-        self._late.get()
+        self._ready()
         try:
             result = self._transact(whole, _LONG if call in _LASTING else _SHORT)
             failpoint(AFTER[call])
@@ -186,7 +195,7 @@ class PostgresGround:
 
     def read(self, work: Callable[[Hand], T]) -> T:
         """Run ``work``, which changes nothing."""
-        self._late.get()
+        self._ready()
         try:
             return self._transact(work)
         except StoreUnavailableError as error:
@@ -291,14 +300,27 @@ class PostgresGround:
             hide_parameters=True,
             connect_args={k: v for k, v in _NETWORK.items() if k not in database.url.query},
         )
+        event.listen(engine, "do_connect", self._connect)
         event.listen(engine, "connect", self._greet)
         event.listen(engine, "checkout", self._check)
         event.listen(engine, "checkin", self._note)
         return engine
 
+    def _connect(self, dialect: Any, _: Any, where: Any, how: dict[str, Any]) -> Any:
+        """A connection that is ours alone; who stands before the server is looked at once."""
+        connect = partial(dialect.connect, *where, **how, autocommit=True)
+        connection = connect()
+        if not self._is_own:
+            try:
+                refuse_shared(pooling_of(connection, connect, self._patience), self.name)
+            except BaseException:
+                connection.close()
+                raise
+            self._is_own = True
+        return connection
+
     def _greet(self, connection: Any, record: Any) -> None:
         with self._patience.at_most(_GREETED, connection):
-            connection.autocommit = True
             connection.execute(_GREETING)
             connection.autocommit = False
         record.info["at"] = self._ticks()
@@ -328,6 +350,13 @@ class PostgresGround:
             clock.renew()
 
     # -- opening ---------------------------------------------------------------------------------
+
+    def _ready(self) -> None:
+        """Open it, where the server was away so far."""
+        try:
+            self._late.get()
+        except ConfigurationError as error:  # calls go on as they do without a store
+            raise StoreError(error.message, remedy=error.remedy) from error
 
     def _opened(self) -> Callable[[], float]:
         """Look at the tables, or make them; the clock from then on."""
