@@ -1,4 +1,6 @@
-"""Hearing what scripts announce: one connection that listens, and one thread.
+"""Hearing what scripts announce: one connection that listens, and one thread, which alone uses it.
+
+Over TLS a connection may not be written by one thread while another one reads from it.
 
 A bell is a hint and not a message. While the server is away nothing is heard: whoever waits for a
 bell also looks for itself now and then. After every new connection all bells ring, for nobody knows
@@ -8,8 +10,11 @@ what was missed.
 from __future__ import annotations
 
 import logging
+import selectors
+import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis import exceptions
@@ -44,7 +49,8 @@ class Belfry:
         self._channels: dict[str, threading.Event] = {}  # and whether each is heard
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
-        self._line: Any = None
+        self._asked: set[str] = set()  # channels of which the server was told
+        self._doorbell: socket.socket | None = None  # wakes the thread while it listens
         self._was_heard = False
         self._is_left = False
 
@@ -59,8 +65,7 @@ class Belfry:
             is_heard = self._channels.get(channel)
             if is_heard is None:
                 is_heard = self._channels[channel] = threading.Event()
-                if self._line is not None:
-                    self._say(self._line, "SUBSCRIBE", channel)
+                self._wake()
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(
                     target=self._serve, name="ergon-listen", daemon=True
@@ -76,8 +81,7 @@ class Belfry:
         with self._lock:
             self._closing.set()
             thread, self._thread = self._thread, None
-            if self._line is not None:
-                self._say(self._line, "PING")  # its answer wakes the thread
+            self._wake()
         if thread is not None and thread is not threading.current_thread():
             thread.join(READY)
         self._bells.close()
@@ -85,14 +89,14 @@ class Belfry:
     def _hang_up(self) -> None:
         """Hear another server from now on: the one that the name in the URL leads to."""
         with self._lock:
-            if self._line is not None:
-                self._is_left = True
-                self._say(self._line, "PING")  # its answer wakes the thread
+            self._is_left = True
+            self._wake()
 
-    @staticmethod
-    def _say(line: Any, *words: str) -> None:
-        with suppress(exceptions.RedisError, OSError):  # the thread sees it, too
-            line.send_command(*words)
+    def _wake(self) -> None:
+        """Let the thread look what has changed; the lock is held."""
+        if self._doorbell is not None:
+            with suppress(BlockingIOError):  # it has been rung often enough
+                self._doorbell.send(b".")
 
     # ---- the thread -----------------------------------------------------------------------------
 
@@ -103,10 +107,9 @@ class Belfry:
             try:
                 line = self._link.connect()
                 try:
-                    self._hear(line)
+                    with self._listening(line) as waiting:
+                        self._hear(line, waiting)
                 finally:
-                    with self._lock:
-                        self._line = None
                     line.disconnect()
             except (exceptions.RedisError, ErgonError, OSError) as error:
                 if failures == 0 and not self._closing.is_set():
@@ -114,21 +117,49 @@ class Belfry:
                 failures = 0 if self._was_heard else failures + 1
             self._closing.wait(AGAIN.delay(failures, 0.5))
 
-    def _hear(self, line: Any) -> None:
-        with self._lock:
-            self._line, self._is_left = line, False
-            for channel in self._channels:
-                line.send_command("SUBSCRIBE", channel)
+    @contextmanager
+    def _listening(self, line: Any) -> Iterator[selectors.BaseSelector]:
+        """Waits for the server and for whoever rings at the door."""
+        inside, outside = socket.socketpair()
+        with inside, outside, selectors.DefaultSelector() as waiting:
+            inside.setblocking(False)
+            outside.setblocking(False)
+            waiting.register(line._sock, selectors.EVENT_READ)  # noqa: SLF001 - it has no other name
+            waiting.register(inside, selectors.EVENT_READ, inside)
+            with self._lock:
+                self._asked.clear()
+                self._doorbell, self._is_left = outside, False
+            try:
+                yield waiting
+            finally:
+                with self._lock:
+                    self._doorbell = None
+
+    def _hear(self, line: Any, waiting: selectors.BaseSelector) -> None:
         is_asked = False
         while not (self._closing.is_set() or self._is_left):
-            if line.can_read(timeout=_ALIVE):
+            self._ask_for_channels(line)
+            if line.can_read(timeout=0):
                 self._take(line.read_response())
                 is_asked = False
-            elif is_asked:
+                continue
+            ready = waiting.select(_ALIVE)
+            for key, _ in ready:
+                if key.data is not None:
+                    key.data.recv(4096)
+            if ready:
+                continue
+            if is_asked:
                 raise exceptions.TimeoutError("no answer")
-            else:
-                is_asked = True
-                line.send_command("PING")
+            is_asked = True
+            line.send_command("PING")
+
+    def _ask_for_channels(self, line: Any) -> None:
+        with self._lock:
+            new = [channel for channel in self._channels if channel not in self._asked]
+            self._asked.update(new)
+        for channel in new:
+            line.send_command("SUBSCRIBE", channel)
 
     def _take(self, message: Any) -> None:
         kind, channel = message[0], message[1].decode()
