@@ -35,7 +35,11 @@ def move(
         bool, typer.Option("--dry-run", help="Tell what would be copied; write nothing.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Read FROM although somebody still works with it.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Read FROM although somebody works with it; reopen it although TO was used.",
+        ),
     ] = False,
     shut: Annotated[
         bool, typer.Option("--shut", help="Refuse FROM to everybody when it was copied.")
@@ -83,7 +87,8 @@ def move(
 def _reopen(asked: Asked, *, as_json: bool) -> None:
     from ergon_framework.app.moving.moving import reopen
 
-    opened = reopen(asked)
+    with _progress(as_json=as_json) as tell:
+        opened = reopen(asked, tell)
     if as_json:
         show_one({"store": asked.source.name, "reopened": opened}, as_json=True)
         return

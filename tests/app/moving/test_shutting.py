@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from ergon_framework.app.moving.moving import Asked, Outcome, reopen, run
 from ergon_framework.app.moving.parts import Tell, Told
 from ergon_framework.app.moving.places import Place
+from ergon_framework.app.moving.shutting import shut
 from ergon_framework.boundary.logs.nats import ground
 from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings
@@ -20,12 +23,14 @@ from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.ports.jobstore import Ask
+from ergon_framework.ports.moving import Archive
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 from tests.app.moving.stock import (
     ZONE,
     copied,
+    ergon,
     fact_sums,
     job_sums,
     moved,
@@ -121,6 +126,52 @@ def test_a_shut_store_can_be_moved_again_and_opened_again(jobs: str, tmp_path: P
         add(store, "d")
     assert copied(moved(jobs, target)) == {"jobs": 1}
     assert job_sums(target) == job_sums(jobs)
+
+
+def test_what_was_done_since_is_not_left_behind_by_mistake(jobs: str, tmp_path: Path) -> None:
+    """The way back is shut when TO was worked with, or is gone, unless somebody insists."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    back = Asked(Place(jobs), Place(target))
+    moved(jobs, target, shuts=True)
+    with closing(open_store(target)) as store:
+        assert claim(store) == ["a", "b", "c"]
+        add(store, "d")
+    with pytest.raises(StoreError, match=r"new\.db does not hold .* others are 4 jobs") as caught:
+        reopen(back)
+    assert "--force" in (caught.value.remedy or "")
+    with pytest.raises(StoreReadOnlyError):
+        open_store(jobs)
+    (tmp_path / "new.db").rename(tmp_path / "gone.db")
+    with pytest.raises(StoreError, match=r"does not hold .* others are 3 jobs"):
+        reopen(back)
+    assert not (tmp_path / "new.db").exists()
+    assert reopen(replace(back, is_forced=True)) == ["jobs"]
+    with closing(open_store(jobs)) as store:
+        assert claim(store) == ["a", "b", "c"]
+
+
+def test_what_happened_to_facts_since_is_not_left_behind_by_mistake(
+    facts: str, tmp_path: Path
+) -> None:
+    """A fact that only TO has would be missing for ever, and its offset be given to another."""
+    (tmp_path / "new").mkdir()
+    target = f"sqlite:///{tmp_path}/new/facts.db"
+    back = Asked(Place(facts), Place(target), ZONE)
+    moved(facts, target, zone=ZONE, shuts=True)
+    with closing(open_fact_store(target, zone=ZONE)) as store:
+        append(store, "e")
+    with pytest.raises(StoreError, match=r"does not hold .*\b1 facts"):
+        reopen(back)
+    assert reopen(replace(back, is_forced=True)) == ["facts"]
+
+
+def test_a_move_that_was_cut_off_can_be_taken_back(jobs: str, tmp_path: Path) -> None:
+    """Nobody can have worked with a store that is not whole yet, so nothing is left behind."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    ergon("move", jobs, target, failpoints="move.part.begun=kill")
+    with closing(open_store(jobs, half_moved=True)) as store:
+        shut(cast("Archive", store), Place(target).name)
+    assert reopen(Asked(Place(jobs), Place(target))) == ["jobs"]
 
 
 def test_forgotten_producers_of_facts_are_refused(facts: str, tmp_path: Path) -> None:
