@@ -29,12 +29,14 @@ class EncryptedConnection(redis.SSLConnection):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, ssl_password=tls.no_passphrase)
 
-    def _wrap_socket_with_ssl(self, sock: socket.socket) -> Any:
-        patience = sock.gettimeout()
-        sock.settimeout(SHAKEN)
-        wrapped = super()._wrap_socket_with_ssl(sock)  # type: ignore[no-untyped-call]
-        wrapped.settimeout(patience)
-        return wrapped
+    def _connect(self) -> Any:
+        patience, self.socket_timeout = self.socket_timeout, SHAKEN
+        try:
+            connected = super()._connect()  # type: ignore[no-untyped-call]
+        finally:
+            self.socket_timeout = patience
+        connected.settimeout(patience)
+        return connected
 
 
 def fault_of(address: Address, error: BaseException) -> ConfigurationError | None:
