@@ -27,8 +27,8 @@ object_bytes = 200000
 connections = 20
 header_bytes = 4096
 idle_seconds = 60
-body_seconds = 0.3
-request_seconds = 0.3
+body_seconds = 3
+request_seconds = 3
 page_items = 5
 page_bytes = 3000
 wait_seconds = 0.2
@@ -39,6 +39,7 @@ batch_items = 10
 wait = 0.2
 timeout = 0.5
 """
+"""Seconds for a request: more than this process may stand still between a head and its body."""
 
 
 @pytest.fixture
