@@ -130,10 +130,10 @@ def test_stale_connection_with_a_request_in_it(colour: Colour) -> None:
 @BOTH
 def test_nobody_there(colour: Colour) -> None:
     """A port that nobody listens on is a failed connect, which may be tried again."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(NodeUnavailableError) as caught:
-        reach(colour, f"http://127.0.0.1:{port}", call())
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and kept, or another process might listen there
+        with pytest.raises(NodeUnavailableError) as caught:
+            reach(colour, f"http://127.0.0.1:{silent.getsockname()[1]}", call())
     assert (caught.value.code, caught.value.reason) == ("unavailable", "connect_failed")
     assert caught.value.is_retryable
 
@@ -149,12 +149,9 @@ def test_slow_answer(colour: Colour) -> None:
         peer.sock.recv(1)  # until the client gives up
         gone.set()
 
-    def act(transport: Any) -> Any:
-        return transport.call(METHOD, b"", timeout=0.05)
-
     with serving(slow, echo) as server:
         with pytest.raises(NodeUnavailableError) as caught:
-            reach(colour, server, act)
+            reach(colour, server, call(b"", timeout=2.0))  # time enough for the request to go out
         assert gone.wait(10)
     assert (caught.value.code, caught.value.reason) == ("deadline_exceeded", "timeout")
     assert caught.value.is_retryable
