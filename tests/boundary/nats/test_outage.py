@@ -140,9 +140,9 @@ def test_a_server_that_hangs(
     server: NatsServer, store: NatsFactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer within the patience is an error that says the outcome is unknown; then it is."""
+    store.append(OUTBOUND, [new("a")])  # with all the patience there is: a disk may be slow
     monkeypatch.setattr(line, "PATIENCE", 0.5)
     monkeypatch.setattr(connecting, "CONNECTING", 0.5)
-    store.append(OUTBOUND, [new("a")])
     server.freeze()
     with pytest.raises(StoreUnavailableError, match="is not known") as caught:
         store.append(OUTBOUND, [new("b")])
