@@ -389,7 +389,8 @@ def test_a_worker_that_is_wrong_about_the_time_changes_nothing(
         two.serve("c", 9, PLENTY, holder="two")
     two.append(OUTBOUND, [new("b")])
     first, second = two.page(OUTBOUND, 0, 9, PLENTY).facts
-    assert first.recorded_at <= second.recorded_at < 5_000_000_000.0
+    # Not in order: each store's idea of the server's time is off by half of what asking took.
+    assert abs(second.recorded_at - first.recorded_at) < 60.0
 
 
 def test_many_released_facts_are_confirmed_at_once(open_store: Open) -> None:
