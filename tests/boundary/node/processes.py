@@ -7,9 +7,11 @@ import json
 import os
 import select
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +37,7 @@ class NodeProcess:
         self.zone = zone
         self.folder = folder
         self.options = options
-        self.port = port
+        self.port = port or self._reserved()
         self.tls: ssl.SSLContext | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.start(failpoints)
@@ -135,6 +137,19 @@ class NodeProcess:
         if self._process.poll() is None:
             self._process.send_signal(number)
         return self.wait()
+
+    def _reserved(self) -> int:
+        """A port that is given to nobody else, also while this node is down.
+
+        Linux lets the node listen there all the same; elsewhere it finds a port by itself.
+        """
+        if not sys.platform.startswith("linux"):
+            return 0
+        place = socket.socket()
+        weakref.finalize(self, place.close)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        return int(place.getsockname()[1])
 
     def _close(self) -> None:
         if self._process is not None and self._process.stdout is not None:
