@@ -73,7 +73,7 @@ class FactTwins(Twins):
         self.both(lambda store: store.object_totals())
         self.both(lambda store: store.links())
         self.both(lambda store: store.gaps())
-        self.both(lambda store: [action for _, action, _ in store.journal()])
+        self.both(lambda store: [said for _, *said in store.journal()])
         self.both(lambda store: store.aged(OUTBOUND, self.clock() - 10.0))
         for log in (OUTBOUND, INBOX):
             flaws = [each for each in self.stores[1].verify(log) if isinstance(each, Flaw)]
@@ -303,7 +303,7 @@ def _answer(call: Callable[[FactStore], Any], store: FactStore) -> Any:
     try:
         return _seen(call(store))
     except BoundaryError as error:
-        return type(error), error.code, error.reason
+        return type(error), error.code, error.reason, error.message, error.details
 
 
 def _seen(answer: Any) -> Any:

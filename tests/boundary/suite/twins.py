@@ -250,7 +250,7 @@ class Twins(RuleBasedStateMachine):
         self.both(lambda store: (store.objects(), store.orphans(self.clock())))
         self.both(lambda store: store.links())
         self.both(lambda store: store.gaps())
-        self.both(lambda store: [action for _, action, _ in store.journal()])
+        self.both(lambda store: [said for _, *said in store.journal()])
         self.both(lambda store: store.aged(OUTBOUND, self.clock() - 10.0))
         if not self.damaged:
             found = [each for store in self.stores for each in store.verify(INBOX)]
@@ -270,7 +270,7 @@ def _answer(call: Callable[[FactStore], Any], store: FactStore) -> Any:
     try:
         return _seen(call(store), store)
     except BoundaryError as error:
-        return type(error), error.code, error.reason
+        return type(error), error.code, error.reason, error.message, error.details
 
 
 def _seen(answer: Any, store: FactStore) -> Any:

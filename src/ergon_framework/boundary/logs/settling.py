@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
 
 OPEN = ("quarantined", "released")
@@ -21,19 +23,40 @@ _FROM = {
 }
 
 
-def may_become(state: str, wanted: str) -> bool:
-    """Whether one state may follow another."""
-    return state in _FROM.get(wanted, ())
+class Aside(Protocol):
+    """What of an item is told."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+
+    @property
+    def consumer(self) -> str:
+        """For whom it was set aside."""
+
+    @property
+    def log(self) -> str:
+        """Where its fact lies, …"""
+
+    @property
+    def offset(self) -> int:
+        """… and at which place."""
+
+
+def said_of(item: Aside, reason: str) -> str:
+    """What is written down when an operator deals with it."""
+    text = f"item {item.id}, {item.log} {item.offset} of {item.consumer}"
+    return f"{text}: {reason}" if reason else text
 
 
 def refuse_wrong_state(number: int, state: str, wanted: str) -> None:
     """What was dealt with stays so."""
-    if not may_become(state, wanted):
+    if state not in _FROM.get(wanted, ()):
         raise BoundaryError(
             f"item {number} is {state} and cannot become {wanted}",
             code="failed_precondition",
             reason="wrong_state",
-            remedy="list the quarantine to see how things stand",
+            remedy="look at the item again: somebody has dealt with it",
             details={"quarantine_id": number, "state": state},
         )
 
@@ -41,7 +64,7 @@ def refuse_wrong_state(number: int, state: str, wanted: str) -> None:
 def not_there(number: int) -> BoundaryNotFoundError:
     """Nothing has that number."""
     return BoundaryNotFoundError(
-        f"nothing in quarantine has the number {number}",
-        remedy="list the quarantine",
+        f"there is no quarantined item {number}",
+        remedy="list the quarantine to see the numbers",
         details={"quarantine_id": number},
     )

@@ -7,7 +7,13 @@ from dataclasses import replace
 from ergon_framework.boundary.logs import cursors
 from ergon_framework.boundary.logs.memory.shelf import Shelf, fitting
 from ergon_framework.boundary.logs.memory.state import State, Steps
-from ergon_framework.boundary.logs.refusing import refuse_held, refuse_late
+from ergon_framework.boundary.logs.refusing import (
+    refuse_held,
+    refuse_late,
+    refuse_other,
+    refuse_truncated,
+    refuse_unserved,
+)
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
 
 
@@ -32,7 +38,7 @@ class MemoryDesk(Steps):
                 one = ConsumerInfo(name, log, cursor, to_zone, is_required)
                 one.created_at = self._clock()
                 state.consumers[name] = one
-            cursors.refuse_other(one, log, to_zone)
+            refuse_other(one, log, to_zone)
             return _given(state, one)
 
     def consumers(self) -> list[ConsumerInfo]:
@@ -49,8 +55,7 @@ class MemoryDesk(Steps):
         """Forget it and its quarantine; retention no longer waits for it."""
         with self._step() as state:
             one = state.consumer(name)
-            text = f"{name} of {one.log} at {one.cursor}"
-            state.journal.append((self._clock(), "delete_consumer", text))
+            state.journal.append((self._clock(), "delete_consumer", cursors.deleted(one)))
             del state.consumers[name]
             state.items = {
                 number: item for number, item in state.items.items() if item.consumer != name
@@ -87,7 +92,7 @@ class MemoryDesk(Steps):
         with self._step() as state:
             one = state.consumer(name)
             refuse_late(one, holder, self._clock())
-            cursors.refuse_unserved(one, offset)
+            refuse_unserved(one, offset)
             for item in state.released_to(name):
                 if item.offset <= offset and item.id in state.served:
                     state.items[item.id] = replace(item, state="settled")
@@ -108,7 +113,7 @@ class MemoryDesk(Steps):
         with self._step() as state:
             one = state.consumer(name)
             shelf = state.shelf(one.log)
-            text = f"{name} from {one.cursor} to {offset}: {reason}"
+            text = cursors.sought(one, offset, reason)
             cursors.seek(one, offset, shelf.first, shelf.head)
             state.journal.append((self._clock(), "seek", text))
             return _given(state, one)
@@ -143,7 +148,7 @@ def _released(state: State, one: ConsumerInfo, limit: int, max_bytes: int) -> Pa
 def _next(state: State, one: ConsumerInfo, limit: int, max_bytes: int, now: float) -> Page:
     """The page after the cursor, which passes corrupted rows on its way."""
     shelf = state.shelf(one.log)
-    cursors.refuse_dropped(one, shelf.unexplained(one.cursor), shelf.first)
+    refuse_truncated(one, shelf.unexplained(one.cursor))
     passed: list[Gap] = []
     for row in shelf.after(one.cursor, one.to_zone):
         at = row.fact.offset

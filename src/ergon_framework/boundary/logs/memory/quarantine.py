@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ergon_framework.boundary.logs import cursors
 from ergon_framework.boundary.logs.memory.state import Steps
-from ergon_framework.boundary.logs.refusing import refuse_late
-from ergon_framework.boundary.logs.settling import ACTIONS, not_there, refuse_wrong_state
+from ergon_framework.boundary.logs.refusing import not_next, refuse_late
+from ergon_framework.boundary.logs.settling import ACTIONS, not_there, refuse_wrong_state, said_of
 from ergon_framework.ports.factstore import Quarantined
 
 
@@ -30,10 +30,11 @@ class MemoryQuarantine(Steps):
             one = state.consumer(name)
             refuse_late(one, holder, now)
             is_released = any(item.offset == offset for item in state.released_to(name))
-            following = next(state.shelf(one.log).after(one.cursor, one.to_zone), None)
-            is_next = following is not None and following.fact.offset == offset
+            ahead = next(state.shelf(one.log).after(one.cursor, one.to_zone), None)
+            following = None if ahead is None else ahead.fact.offset
+            is_next = offset == following
             if not is_released and not is_next:
-                raise cursors.not_next(one, offset)
+                raise not_next(one, offset, following)
             if is_next:
                 cursors.pass_by(one, offset)
             item = Quarantined(0, name, one.log, offset, reason, message, attempts, now)
@@ -60,8 +61,7 @@ class MemoryQuarantine(Steps):
             if item.state == state:
                 return item
             refuse_wrong_state(quarantine_id, item.state, state)
-            text = f"{quarantine_id} of {item.consumer} at {item.offset}: {reason}"
-            books.journal.append((self._clock(), ACTIONS[state], text))
+            books.journal.append((self._clock(), ACTIONS[state], said_of(item, reason)))
             books.items[quarantine_id] = replace(item, state=state)
             books.served.discard(quarantine_id)
             return books.items[quarantine_id]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from ergon_framework.boundary.logs.cursors import unknown
 from ergon_framework.boundary.logs.memory.shelf import Shelf
+from ergon_framework.boundary.logs.refusing import unknown
 from ergon_framework.boundary.logs.settling import OPEN
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import (

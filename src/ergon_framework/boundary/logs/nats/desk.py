@@ -10,7 +10,7 @@ from ergon_framework.boundary.logs.nats.coding import Item, Reader
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.boundary.logs.nats.quarantine import put, released_to
 from ergon_framework.boundary.logs.nats.readers import given, info_of, reader_named
-from ergon_framework.boundary.logs.refusing import refuse_late
+from ergon_framework.boundary.logs.refusing import refuse_late, refuse_other, refuse_unserved
 from ergon_framework.ports.factstore import ConsumerInfo
 
 MOST_SETTLED = 300
@@ -41,7 +41,7 @@ class NatsDesk(Ground):
                 one = Reader(name, log, cursor, to_zone, is_required)
                 one.created_at, one.items_above = self._clock(), above
                 books.put(subject, one)
-            cursors.refuse_other(one, log, to_zone)
+            refuse_other(one, log, to_zone)
             return given(books, one)
 
         return self._step(work, "desk")
@@ -65,8 +65,7 @@ class NatsDesk(Ground):
 
         def work(books: Books) -> None:
             one = reader_named(books, name)
-            text = f"{name} of {one.log} at {one.cursor}"
-            books.note(self._clock(), "delete_consumer", text)
+            books.note(self._clock(), "delete_consumer", cursors.deleted(one))
             one.is_gone, one.items_above = True, books.tally.items
             one.holder = None
             books.put(books.subjects.consumer(name), one)
@@ -83,7 +82,7 @@ class NatsDesk(Ground):
             now, one = self._clock(), reader_named(books, name)
             before = copy(one)
             refuse_late(info_of(one), holder, now)
-            cursors.refuse_unserved(one, offset)
+            refuse_unserved(one, offset)
             settled = _delivered(books, one, offset)
             for item in settled[:MOST_SETTLED]:
                 item.state = "settled"
@@ -119,7 +118,7 @@ class NatsDesk(Ground):
         def work(books: Books) -> ConsumerInfo:
             one = reader_named(books, name)
             shelf = books.shelf_or_new(one.log)
-            text = f"{name} from {one.cursor} to {offset}: {reason}"
+            text = cursors.sought(one, offset, reason)
             cursors.seek(one, offset, shelf.first, shelf.head)
             books.note(self._clock(), "seek", text)
             books.put(books.subjects.consumer(name), one)

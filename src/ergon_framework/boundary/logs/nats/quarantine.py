@@ -10,8 +10,14 @@ from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Item, Reader
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.boundary.logs.nats.readers import info_of, reader_named
-from ergon_framework.boundary.logs.refusing import refuse_late
-from ergon_framework.boundary.logs.settling import ACTIONS, OPEN, not_there, refuse_wrong_state
+from ergon_framework.boundary.logs.refusing import not_next, refuse_late
+from ergon_framework.boundary.logs.settling import (
+    ACTIONS,
+    OPEN,
+    not_there,
+    refuse_wrong_state,
+    said_of,
+)
 from ergon_framework.ports.factstore import Quarantined
 
 
@@ -34,9 +40,10 @@ class NatsQuarantine(Ground):
             now, one = self._clock(), reader_named(books, name)
             refuse_late(info_of(one), holder, now)
             is_released = any(item.offset == offset for item in released_to(books, one))
-            is_next = offset == next_of(books, one)
+            following = next_of(books, one)
+            is_next = offset == following
             if not is_released and not is_next:
-                raise cursors.not_next(one, offset)
+                raise not_next(one, offset, following)
             item = Item(0, name, one.log, offset, reason, message, attempts, now)
             kept = keep(books, one, item)
             if is_next:
@@ -66,8 +73,7 @@ class NatsQuarantine(Ground):
             if item.state == state:
                 return given(item)
             refuse_wrong_state(quarantine_id, item.state, state)
-            text = f"{quarantine_id} of {item.consumer} at {item.offset}: {reason}"
-            books.note(self._clock(), ACTIONS[state], text)
+            books.note(self._clock(), ACTIONS[state], said_of(item, reason))
             item.state, item.is_served = state, False
             put(books, item)
             return given(item)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from ergon_framework.boundary.logs.cursors import unknown
 from ergon_framework.boundary.logs.nats import pages
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Reader
+from ergon_framework.boundary.logs.refusing import unknown
 from ergon_framework.ports.factstore import ConsumerInfo
 
 _SHARED = {each.name for each in fields(ConsumerInfo)} & {each.name for each in fields(Reader)}

@@ -11,7 +11,7 @@ from ergon_framework.boundary.logs.nats.coding import Item, Reader
 from ergon_framework.boundary.logs.nats.desk import MOST_SETTLED, NatsDesk
 from ergon_framework.boundary.logs.nats.quarantine import keep, put, released_to
 from ergon_framework.boundary.logs.nats.readers import given, info_of, reader_named
-from ergon_framework.boundary.logs.refusing import refuse_held
+from ergon_framework.boundary.logs.refusing import refuse_held, refuse_truncated
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.ports.factstore import Gap, Page, Serving
 
@@ -124,7 +124,7 @@ def _next(books: Books, one: Reader, limit: int, max_bytes: int, now: float) -> 
     passed: list[Gap] = []
     for _ in range(ROUNDS):
         lost = pages.unexplained(books, shelf, one.cursor)
-        cursors.refuse_dropped(one, lost, shelf.first)
+        refuse_truncated(one, lost)
         stretch = pages.read(books, shelf, one.cursor, limit, max_bytes, one.to_zone)
         page, at = stretch.page, stretch.corrupted
         if at is None or page.facts or page.gaps:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from ergon_framework.boundary.logs.refusing import refuse_late
+from ergon_framework.boundary.logs.cursors import deleted, sought
+from ergon_framework.boundary.logs.refusing import (
+    not_next,
+    refuse_late,
+    refuse_other,
+    refuse_outside,
+    refuse_unserved,
+)
 from ergon_framework.boundary.logs.tables import quarantine
 from ergon_framework.boundary.logs.tables.ground import Books, note
 from ergon_framework.boundary.logs.tables.quarantine import TableQuarantine
 from ergon_framework.boundary.logs.tables.readers import (
     reader_named,
     reader_of,
-    refuse_truncated,
     with_lag,
 )
-from ergon_framework.boundary.logs.tables.rows import LogRow, log_or_new
+from ergon_framework.boundary.logs.tables.rows import log_or_new
 from ergon_framework.boundary.logs.tables.runs import next_after
-from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import ConsumerInfo, Quarantined
 
 
@@ -41,8 +46,7 @@ class TableDesk(TableQuarantine):
                 books.run("consumers.create", *values)
                 row = books.only("consumers.consumer", name)
             info = with_lag(books, *reader_of(books, row))
-            if (info.log, info.to_zone) != (log, to_zone):
-                raise _exists(info)
+            refuse_other(info, log, to_zone)
             return info
 
         return self._write(work, "desk")
@@ -67,8 +71,7 @@ class TableDesk(TableQuarantine):
             info, _ = reader_named(books, name)
             books.run("consumers.delete", name)
             books.run("quarantine.forget", name)
-            text = f"{name}, which had confirmed {info.log} up to {info.cursor}"
-            note(books, self._clock(), "delete_consumer", text)
+            note(books, self._clock(), "delete_consumer", deleted(info))
 
         self._write(work, "desk")
 
@@ -79,8 +82,7 @@ class TableDesk(TableQuarantine):
             info, _ = reader_named(books, name)
             now = self._clock()
             refuse_late(info, holder, now)
-            if offset > max(info.served, info.cursor):
-                raise _not_served(info, offset)
+            refuse_unserved(info, offset)
             books.run("quarantine.delivered", name, offset)
             if offset > info.cursor:
                 books.run("consumers.move", name, offset)
@@ -103,10 +105,9 @@ class TableDesk(TableQuarantine):
 
         def work(books: Books) -> ConsumerInfo:
             info, log = reader_named(books, name)
-            target = _target(info, log, offset)
-            books.run("consumers.seek", target, name)
-            text = f"{name} from {info.cursor} to {target} of {info.log}: {reason}"
-            note(books, self._clock(), "seek", text)
+            refuse_outside(info, offset, log.first, log.head)
+            books.run("consumers.seek", offset, name)
+            note(books, self._clock(), "seek", sought(info, offset, reason))
             return with_lag(books, *reader_named(books, name))
 
         return self._write(work, "desk")
@@ -131,54 +132,8 @@ class TableDesk(TableQuarantine):
             if ahead is not None and ahead.offset == offset:
                 books.run("consumers.move", name, offset)
             elif quarantine.state_at(books, name, offset) != "released":
-                raise _not_next(info, offset, None if ahead is None else ahead.offset)
+                raise not_next(info, offset, None if ahead is None else ahead.offset)
             item = Quarantined(0, name, log.name, offset, reason, message, attempts, now)
             return quarantine.set_aside(books, item)
 
         return self._write(work, "quarantine")
-
-
-def _target(info: ConsumerInfo, log: LogRow, offset: int) -> int:
-    """Where a seek leads."""
-    if offset > log.head:
-        raise BoundaryError(
-            f"{info.log} ends at {log.head}, and {offset} lies beyond",
-            code="out_of_range",
-            reason="beyond_head",
-            remedy=f"seek to {log.head} to read only what comes from now on",
-            details={"consumer_name": info.name, "head_offset": log.head},
-        )
-    refuse_truncated(info, (offset + 1, log.first - 1) if offset + 1 < log.first else None)
-    return offset
-
-
-def _exists(info: ConsumerInfo) -> BoundaryError:
-    view = "" if info.to_zone is None else f" to the zone {info.to_zone!r}"
-    return BoundaryError(
-        f"there is a consumer {info.name!r} already, which reads {info.log}{view}",
-        code="already_exists",
-        reason="consumer_exists",
-        remedy="take another name, or delete that one first",
-        details={"consumer_name": info.name, "log": info.log, "to_zone": info.to_zone},
-    )
-
-
-def _not_served(info: ConsumerInfo, offset: int) -> BoundaryError:
-    return BoundaryError(
-        f"{offset} was never given to the consumer {info.name!r}, which has seen up to"
-        f" {info.served}",
-        code="failed_precondition",
-        reason="not_served",
-        remedy="fetch first, and confirm what was fetched",
-        details={"consumer_name": info.name, "served": info.served, "cursor": info.cursor},
-    )
-
-
-def _not_next(info: ConsumerInfo, offset: int, ahead: int | None) -> BoundaryError:
-    return BoundaryError(
-        f"{offset} is not the next fact of the consumer {info.name!r}, nor a released one",
-        code="failed_precondition",
-        reason="not_next",
-        remedy="fetch again, and set aside the first fact of the page",
-        details={"consumer_name": info.name, "cursor": info.cursor, "next_offset": ahead},
-    )

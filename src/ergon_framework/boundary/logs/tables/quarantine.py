@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from ergon_framework.boundary.logs.settling import ACTIONS, may_become
+from ergon_framework.boundary.logs.settling import (
+    ACTIONS,
+    not_there,
+    refuse_wrong_state,
+    said_of,
+)
 from ergon_framework.boundary.logs.tables.ground import Books, Ground, Row, note
-from ergon_framework.errors import BoundaryError, BoundaryNotFoundError
 from ergon_framework.ports.factstore import Quarantined
 
 
@@ -25,11 +29,9 @@ class TableQuarantine(Ground):
             item = _numbered(books, quarantine_id)
             if item.state == state:
                 return item
-            if not may_become(item.state, state):
-                raise _wrong_state(item, state)
+            refuse_wrong_state(item.id, item.state, state)
             books.run("quarantine.settle", state, item.id)
-            text = f"item {item.id}, {item.log} {item.offset} of {item.consumer}"
-            note(books, self._clock(), ACTIONS[state], f"{text}: {reason}" if reason else text)
+            note(books, self._clock(), ACTIONS[state], said_of(item, reason))
             return _numbered(books, item.id)
 
         return self._write(work, "quarantine")
@@ -63,23 +65,9 @@ def state_at(books: Books, consumer: str, offset: int) -> str | None:
 def _numbered(books: Books, number: int) -> Quarantined:
     row = books.one("quarantine.item", number)
     if row is None:
-        raise BoundaryNotFoundError(
-            f"there is no quarantined item {number}",
-            remedy="list the quarantine to see the numbers",
-            details={"id": number},
-        )
+        raise not_there(number)
     return _item(row)
 
 
 def _item(row: Row) -> Quarantined:
     return Quarantined(*row)
-
-
-def _wrong_state(item: Quarantined, state: str) -> BoundaryError:
-    return BoundaryError(
-        f"item {item.id} is {item.state} and cannot become {state}",
-        code="failed_precondition",
-        reason="wrong_state",
-        remedy="look at the item again: somebody has dealt with it",
-        details={"id": item.id, "state": item.state},
-    )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ergon_framework.boundary.logs.cursors import unknown
+from ergon_framework.boundary.logs.refusing import unknown
 from ergon_framework.boundary.logs.tables.ground import Books, Row
 from ergon_framework.boundary.logs.tables.rows import LogRow, log_numbered
 from ergon_framework.boundary.logs.tables.runs import next_after
-from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import ConsumerInfo
 
 
@@ -45,21 +44,3 @@ def with_lag(books: Books, info: ConsumerInfo, log: LogRow) -> ConsumerInfo:
     if ahead is not None:
         info.lag, info.waiting_since = ahead.lag, ahead.recorded_at
     return info
-
-
-def refuse_truncated(info: ConsumerInfo, lost: tuple[int, int] | None) -> None:
-    """Nothing is left out in silence."""
-    if lost is None:
-        return
-    raise BoundaryError(
-        f"facts {lost[0]} to {lost[1]} of {info.log} are no longer kept",
-        code="out_of_range",
-        reason="truncated",
-        remedy="seek behind them when they can be done without",
-        details={
-            "consumer_name": info.name,
-            "log": info.log,
-            "first_lost": lost[0],
-            "last_lost": lost[1],
-        },
-    )

@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ergon_framework.boundary.logs.refusing import refuse_held
+from ergon_framework.boundary.logs.refusing import refuse_held, refuse_truncated
 from ergon_framework.boundary.logs.tables import pages, quarantine
 from ergon_framework.boundary.logs.tables.desk import TableDesk
 from ergon_framework.boundary.logs.tables.ground import Books
-from ergon_framework.boundary.logs.tables.readers import (
-    reader_named,
-    refuse_truncated,
-    with_lag,
-)
+from ergon_framework.boundary.logs.tables.readers import reader_named, with_lag
 from ergon_framework.boundary.logs.tables.rows import LogRow, Zones, fact_of
 from ergon_framework.boundary.logs.tables.runs import run_at
 from ergon_framework.ports.factstore import ConsumerInfo, Gap, Page, Quarantined, Serving
