@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.reading.references import load
 from ergon_framework.app.running.shutdown import Shutdown
 from ergon_framework.app.running.single import (
     NotFoundError,
@@ -17,6 +18,10 @@ from ergon_framework.errors import ConfigurationError, EnvelopeError, WiringErro
 from tests.app.workplace import Workplace
 
 MODULE = """
+from threading import Event
+
+GATE = Event()
+
 def source():
     return {"source": MemoryConnector([Transaction("known", {"n": 7})])}
 
@@ -45,8 +50,7 @@ class Slow(ConsumerTask):
     build_connectors = staticmethod(source)
 
     def process_transaction(self, transaction):
-        import threading
-        threading.Event().wait(0.2)
+        GATE.wait(60)
 
 class Simple:
     def fetch_transactions(self, batch_size, **extra):
@@ -81,15 +85,17 @@ class Plain(BaseTask):
     def execute(self):
         return None
 
-policy = {"steps": {"process": {"retry": {"timeout": 0.01}}}}
+policy = POLICY
 consumer_policy = policy
 producer_policy = {}
 """
+POLICIES = {"Slow": '{"steps": {"process": {"retry": {"timeout": 0.01}}}}'}
+"""No other task has a bound: the machine may be busy for longer than that."""
 
 
 def process(workplace: Workplace, task: str, payload: str = '{"n": 5}') -> SingleOutcome:
     """The outcome of one transaction."""
-    workplace.module(MODULE)
+    workplace.module(MODULE.replace("POLICY", POLICIES.get(task, "{}")))
     wiring = workplace.wire(f"shop:{task}")
     with Shutdown() as shutdown:
         return process_one(wiring, transaction_from(payload, "t1", None), shutdown)
@@ -97,7 +103,7 @@ def process(workplace: Workplace, task: str, payload: str = '{"n": 5}') -> Singl
 
 def look_up(workplace: Workplace, task: str, transaction_id: str = "known") -> SingleOutcome:
     """The outcome of a transaction found by its id."""
-    workplace.module(MODULE)
+    workplace.module(MODULE.replace("POLICY", "{}"))
     wiring = workplace.wire(f"shop:{task}")
     with Shutdown() as shutdown:
         return process_by_id(wiring, transaction_id, shutdown)
@@ -172,6 +178,7 @@ def test_a_transaction_fails(workplace: Workplace) -> None:
 def test_a_transaction_runs_out_of_time(workplace: Workplace) -> None:
     """The task's policy applies, as it does in a run."""
     assert process(workplace, "Slow").outcome == "timed_out"
+    load("shop:GATE").set()
 
 
 @pytest.mark.parametrize("task", ["Orders", "AsyncOrders"])
