@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
+from collections.abc import Callable
 
 import pytest
 
 from ergon_framework.app.observation import finish_telemetry, set_up_logging
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.testing.clock import VirtualClock
 
 
 def private_logger() -> logging.Logger:
@@ -54,16 +55,13 @@ def test_unknown_words(level: str, format: str) -> None:
 class Provider:
     """Takes note of what is done to it, and may hang or break."""
 
-    def __init__(self, flush: object = None) -> None:
+    def __init__(self, flush: Callable[[], object] = lambda: None) -> None:
         self.flush = flush
         self.done: list[str] = []
 
     def force_flush(self) -> None:
         self.done.append("flush")
-        if isinstance(self.flush, threading.Event):
-            self.flush.wait()
-        elif isinstance(self.flush, Exception):
-            raise self.flush
+        self.flush()
 
     def shutdown(self) -> None:
         self.done.append("shutdown")
@@ -72,10 +70,14 @@ class Provider:
 @pytest.mark.req("R0-R")
 def test_providers_are_flushed_and_shut_down(caplog: pytest.LogCaptureFixture) -> None:
     """One that breaks or hangs is told and left; the others get their turn."""
-    hang = threading.Event()
-    fine, broken, hanging = Provider(), Provider(OSError("down")), Provider(hang)
-    finish_telemetry([object(), broken, hanging, fine], timeout=0.05)
-    hang.set()
+
+    def break_down() -> None:
+        raise OSError("down")
+
+    with VirtualClock() as clock:  # of real time, a busy machine may need any amount
+        hanging = Provider(lambda: clock.sleep(60))
+        fine, broken = Provider(), Provider(break_down)
+        finish_telemetry([object(), broken, hanging, fine], timeout=0.05)
     assert fine.done == ["flush", "shutdown"]
     assert broken.done == hanging.done == ["flush"]
     assert "force_flush of Provider failed: OSError: down" in caplog.text
