@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import sqlite3
 import threading
@@ -34,6 +35,7 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Bell, Search, Settlement, Topic
 from tests.jobs.client_hand import BROKEN, SETTINGS, Clock, Hand
+from tests.storage.conftest import until
 
 pytestmark = pytest.mark.req("JOBS:client")
 
@@ -322,6 +324,8 @@ def test_any_number_of_threads_share_one_bell(clock: Clock) -> None:
         claimed = hand.claim()
         with ThreadPoolExecutor(30) as threads:
             results = [threads.submit(client.result, job, poll=3600.0) for _ in range(29)]
+            # Who comes and goes before them would take the bell along.
+            until(lambda: client._ears and client._ears[os.getpid()]._users == 29)
             with pytest.raises(ResultTimeoutError):
                 client.result(job, timeout=0.01)
             hand.settle(claimed, Succeeded(), n)
