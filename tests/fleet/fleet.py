@@ -20,6 +20,8 @@ from tests.jobs import workplace
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parent.parent.parent
 LEASE = 3.0
+POOL = 2
+"""Jobs that one worker runs at once."""
 LEAVING = 60.0
 PATIENCE = 90.0
 """Seconds for what many processes bring about together, on a machine that is busy."""
@@ -30,7 +32,7 @@ url = {url}
 
 [executors.hands]
 command = {command}
-pool_size = 2
+pool_size = {pool}
 
 [jobs]
 default_executor = "hands"
@@ -120,7 +122,7 @@ class Fleet:
         self.store = open_jobs(place)
         self.members: list[Member] = []
         command = [sys.executable, "-S", "-E", str(PROGRAMS / "hands.py"), str(self.book.path)]
-        words = {"url": json.dumps(place.url), "command": json.dumps(command)}
+        words = {"url": json.dumps(place.url), "command": json.dumps(command), "pool": POOL}
         manner = "" if lease is None else HURRIED.format(lease=lease)
         text = SETTINGS.format(**words, manner=manner, more=more)
         (folder / "ergon.toml").write_text(text, encoding="utf-8")

@@ -18,6 +18,7 @@ from tests.differential.engines import ServerEngine
 from tests.fleet.conftest import MakeFleet
 from tests.fleet.fleet import (
     LEASE,
+    POOL,
     PROGRAMS,
     ROOT,
     Fleet,
@@ -59,19 +60,26 @@ def test_cron_fires_once_without_a_leader(make_fleet: MakeFleet) -> None:
 
 
 @pytest.mark.req("SCALE:fleet-limits")
-def test_limits_hold_across_workers(make_fleet: MakeFleet) -> None:
+def test_limits_hold_across_workers(make_fleet: MakeFleet, tmp_path: Path) -> None:
     """Of each key two at once, of a limited queue one at once, whoever runs them."""
     fleet = make_fleet(more="[jobs.queues.narrow]\nmax_active = 1")
     fleet.start("w1", "w2", "w3")
+    gate = tmp_path / "gate"
+    first = [hold(f"{key}-hold-{n}", gate, limit_key=key, limit=2) for key in "ab" for n in (0, 1)]
+    first.append(hold("narrow-hold", gate, queue="narrow"))
+    fleet.add(*first)
+    for job in first:  # more than two workers have room for: none does everything before the others
+        fleet.holder(job.id)
     keys = [note(f"{key}-{n}", 0.02, limit_key=key, limit=2) for key in "ab" for n in range(30)]
     narrow = [note(f"narrow-{n}", 0.02, queue="narrow") for n in range(20)]
     fleet.add(*keys, *narrow)
+    gate.touch()
     fleet.finish()
     most, workers = _most_at_once(fleet)
     assert most["a"] <= 2
     assert most["b"] <= 2
     assert most["narrow"] == 1
-    assert len(workers) > 1
+    assert workers == {"w1", "w2", "w3"}
     fleet.leave()
 
 
@@ -188,6 +196,15 @@ def test_clocks_that_differ_change_nothing(make_fleet: MakeFleet, tmp_path: Path
     assert {words[1] for words in fleet.told("begin")} == {"fast", "slow", "right"}
 
 
+def _fill(fleet: Fleet, *names: str) -> None:
+    """Give these workers as much as they can hold at once, so that each of them has something."""
+    gate = fleet.folder / "filled"
+    jobs = [hold(f"hold-{n}", gate) for n in range(POOL * len(names))]
+    fleet.add(*jobs)
+    assert {fleet.holder(job.id) for job in jobs} == {*names}
+    gate.touch()
+
+
 @pytest.mark.req("SCALE:fleet-versions", "SCALE:upgrade")
 def test_workers_of_two_versions_side_by_side(make_fleet: MakeFleet) -> None:
     """A later version comes with tables of its own; those who are there work on, and newcomers."""
@@ -204,10 +221,11 @@ def test_workers_of_two_versions_side_by_side(make_fleet: MakeFleet) -> None:
     assert versions["newer"] == VERSION != versions["before"] == versions["after"]
     for n in range(100):
         fleet.add(note(f"late-{n}", 0.02))
+    _fill(fleet, "before", "newer", "after")
     fleet.finish()
     assert {words[1] for words in fleet.told("end")} == {"before", "newer", "after"}
     runs = Counter(words[0] for words in fleet.told("begin"))
-    assert len(runs) == 120
+    assert len(runs) == 126
     assert set(runs.values()) == {1}
     assert {completions(job) for job in fleet.jobs()} == {1}
     fleet.leave()
