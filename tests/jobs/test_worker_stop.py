@@ -35,7 +35,7 @@ def test_a_stop_lets_what_runs_finish(tmp_path: Path) -> None:
     store.add([job("crash_once", str(gate), id="first"), job("hang", timeout=0.8, id="slow")])
     subject = worker(store, settings=quick(max_attempts=1))
     with at_work(subject):
-        wait_until(lambda: get(store, "slow").status is JobStatus.ACTIVE)
+        wait_until(lambda: get(store, "slow").attempts)  # claimed alone is not begun
         subject.stop()
     assert get(store, "slow").last_error is not None
     assert get(store, "slow").status is JobStatus.FAILED  # by its own timeout, not by the stop
@@ -65,7 +65,7 @@ def test_a_second_stop_ends_everything_at_once(tmp_path: Path) -> None:
     store.add([job("stubborn", str(trace))])
     subject = worker(store, settings=quick(grace=3600), executor=unruly(kill_grace=3600))
     with at_work(subject):
-        wait_until(trace.exists)
+        wait_until(lambda: trace.exists() and trace.read_text(encoding="utf-8"))
         subject.stop()
         subject.stop()
     assert get(store, "stubborn").status is JobStatus.PENDING
@@ -146,9 +146,10 @@ def test_a_late_result_is_ignored_and_counted() -> None:
 
 
 class Moody(MemoryJobStore):
-    """A store that is away while ``is_away`` is set."""
+    """A store that is away while ``is_away`` is set, for the first time after its first claim."""
 
     is_away = False
+    has_been_away = False
     refusals = 0
 
     def _look(self) -> None:
@@ -158,7 +159,10 @@ class Moody(MemoryJobStore):
 
     def exchange(self, *args: Any, **kwargs: Any) -> Any:
         self._look()
-        return super().exchange(*args, **kwargs)
+        answer = super().exchange(*args, **kwargs)
+        if answer[1].jobs and not self.has_been_away:
+            self.is_away = self.has_been_away = True
+        return answer
 
     def renew(self, *args: Any, **kwargs: Any) -> Any:
         self._look()
@@ -179,8 +183,7 @@ def test_a_store_that_goes_away_loses_nothing() -> None:
     store = Moody()
     store.add([job("hang", timeout=0.5, max_attempts=1), job("echo", id="later", delay=0.1)])
     with at_work(worker(store, settings=quick(lease=10.0))) as subject:
-        wait_until(lambda: get(store, "hang").status is JobStatus.ACTIVE)
-        store.is_away = True
+        wait_until(lambda: store.is_away)
         wait_until(lambda: store.refusals >= 4)
         assert get(store, "hang").status is JobStatus.ACTIVE
         store.is_away = False
