@@ -21,6 +21,8 @@ class DeafLine:
         self.folder = Path(tempfile.mkdtemp(prefix="ergon-line-"))
         self.is_deaf = False
         """Whether answers are swallowed; what is said goes through."""
+        self.swallowed = 0
+        """Bytes of answers that nobody heard."""
         self._ends: list[socket.socket] = []
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(str(self.folder / SOCKET))
@@ -75,7 +77,9 @@ class DeafLine:
     def _answer(self, far: socket.socket, near: socket.socket) -> None:
         with suppress(OSError):
             while data := far.recv(1 << 16):
-                if not self.is_deaf:
+                if self.is_deaf:
+                    self.swallowed += len(data)
+                else:
                     near.sendall(data)
         with suppress(OSError):
             near.shutdown(socket.SHUT_RDWR)
