@@ -46,9 +46,9 @@ class Run(Ergon):
                 os.kill(pid, signal.SIGKILL)
         super().__exit__(*exc)
 
-    def ready(self, *names: str, ended: str = "") -> None:
-        """Wait until each of these has said that it is ready, and one, in any order, has ended."""
-        missing = {*names, *([ended] if ended else [])}
+    def ready(self, *names: str, told: str = "") -> None:
+        """Wait until each of these is said to be ready, and a line was told, in any order."""
+        missing = {*names, *([told] if told else [])}
         while missing:
             line = self.out.line()
             assert line, f"{missing} did not happen"
@@ -73,7 +73,7 @@ def test_all_parts_start_and_stop_in_order(tmp_path: Path) -> None:
     """Tasks go first and the server last; the exit code is that of the signal."""
     with Run(tmp_path, STREAM + BATCH + ZONE + WORKER + SERVER, "--all") as run:
         done = "ended tasks.batch with code 0"
-        run.ready("server", "zones.plant", "worker", "tasks.stream", "tasks.batch", ended=done)
+        run.ready("server", "zones.plant", "worker", "tasks.stream", "tasks.batch", told=done)
         run.signal(signal.SIGTERM)
         assert run.out.rest() == [
             "ended tasks.stream with code 143",
@@ -125,7 +125,7 @@ def test_the_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
     os.mkfifo(gate)
     text = '[tasks.gated]\ntask = "stream:Gated"\n' + ZONE
     with Run(tmp_path, text, "--all", GATE=str(gate)) as run:
-        run.out.until("began")
+        run.ready("zones.plant", "tasks.gated", told="began t0")
         run.signal(signal.SIGTERM)
         run.out.until("stop asked")
         run.signal(signal.SIGTERM)
