@@ -23,6 +23,7 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.cli import invoke
 from tests.cli.boundary_desk import message
 from tests.jobs.workplace import wait_until
+from tests.servers.server import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:operator", "BOUNDARY:node")]
 
@@ -270,13 +271,6 @@ def test_a_backup_that_is_killed(tmp_path: Path, failpoint: str, is_made: bool) 
         with looked_into(tmp_path / copy) as zone:
             assert not [told for told in verified(zone) if isinstance(told, Finding)]
             assert zone.found("batch-files", "k").size == 5
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 def answers(address: str) -> bool:
