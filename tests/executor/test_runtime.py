@@ -55,12 +55,13 @@ def test_one_at_a_time_is_answered_in_order(colour: str) -> None:
 def test_never_more_in_flight_than_asked_for(limit: int, is_async: bool) -> None:
     """Strictly one unless the operator says otherwise; and as many as he says."""
     registry, running, gate = Registry(), threading.Semaphore(0), threading.Event()
-    now, most = 0, 0
+    now, most, lock = 0, 0, threading.Lock()
 
     def enter(change: int) -> None:
         nonlocal now, most
-        now += change
-        most = max(most, now)
+        with lock:
+            now += change
+            most = max(most, now)
 
     def work() -> None:
         enter(1)
