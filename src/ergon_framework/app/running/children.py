@@ -33,8 +33,8 @@ logger = logging.getLogger("ergon.supervisor")
 
 LONGEST_MESSAGE = 1024 * 1024
 MOST_IDS = 1000
-READ_ON = 1.0
-"""Seconds to go on reading what a worker that is gone has said."""
+READ_ON = 5.0
+"""Seconds to go on reading what a worker that is gone has said, on a machine that is busy."""
 
 
 class ProcessChild:
