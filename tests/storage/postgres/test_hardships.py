@@ -16,6 +16,7 @@ from ergon_framework.storage.postgres import bells
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from tests.servers.postgres import PostgresServer, name_of
+from tests.storage.conftest import until
 from tests.storage.postgres.test_database import ONE, PATIENCE, names, nothing, put
 
 
@@ -130,9 +131,9 @@ def test_closing_does_not_wait_for_a_frozen_server(
     database.listen("frozen")
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         asked = "SELECT pid FROM pg_stat_activity WHERE query IN ('LISTEN \"frozen\"', 'SELECT 1')"
-        rows = connection.execute(asked).fetchall()
-        assert rows
-        frozen = [pid for (pid,) in rows]
+        frozen: list[int] = []
+        # Where the server was slow to answer, who listens is just coming again.
+        until(lambda: frozen.extend(pid for (pid,) in connection.execute(asked)) or frozen)
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
         try:
