@@ -138,8 +138,9 @@ def test_whoever_waited_in_vain_does_not_try_again() -> None:
     waiting = threading.Semaphore(0)
 
     def ticks() -> float:
+        now = time.monotonic()  # first: who is counted as waiting has asked before the next failure
         waiting.release()
-        return time.monotonic()
+        return now
 
     late = Late(door, ticks)
     late.begin()

@@ -314,7 +314,9 @@ def test_a_refusal_that_needs_no_row_is_counted_before_one_is_built(
     store: ScriptedStore,
 ) -> None:
     """Asking counts only when the answer is that no row is needed; ``add`` counts otherwise."""
-    recorder = Recorder(store.as_store, spill=None, is_threaded=False, refusal_rate=2)
+    recorder = Recorder(
+        store.as_store, spill=None, is_threaded=False, refusal_rate=2, clock=FakeClock()
+    )
     key = LaneKey("t1", "rank", "snapshot")
     refused = row(number=0, outcome="failed", reason="rate_limited")
     for _ in range(2):
@@ -419,8 +421,8 @@ def test_memory_stays_bounded_when_nobody_reads(store: ScriptedStore) -> None:
 
 def test_the_limit_of_the_spill_is_counted(store: ScriptedStore, tmp_path: Path) -> None:
     """Rows that do not fit are lost, and the statistics say why."""
-    recorder = Recorder(store.as_store, spill=tmp_path, max_spill_bytes=700)
-    store.fault = away
+    recorder = Recorder(store.as_store, spill=tmp_path, max_spill_bytes=700, is_threaded=False)
+    store.fault = away  # a thread that asks again would have the last error
     recorder.write_now(Batch(rows(1)))
     assert not recorder.write_now(Batch(rows(1)))
     assert recorder.stats().spill_full == 1

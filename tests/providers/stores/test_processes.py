@@ -35,8 +35,11 @@ TAKER = """
 import sys, threading
 from ergon_framework.core.quota import Window
 from ergon_framework.ports.providerstore import LaneKey
-from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.stores import open_store, postgres
 
+# On a busy machine whoever has the row may be held up: nobody gives up because of that.
+postgres._GREETING = "SET lock_timeout = '40s'"
+postgres._SHORT = postgres._FREE = 45.0
 store = open_store(sys.argv[1])
 window = Window(1_800_000_000.0, 1_800_003_600.0)
 key = LaneKey("tenant", "rank", "snapshot")
