@@ -81,26 +81,27 @@ def test_calls_succeed_retry_and_are_replayed(worker: Stage) -> None:
 
 
 @pytest.mark.req("PEF:T-7", "PEF:D-1", "PEF:D-2", "PEF:A-1", "PEF:A-19")
-def test_exhaustion_is_buried_and_the_open_circuit_defers(worker: Stage) -> None:
+def test_exhaustion_is_buried_and_the_open_circuit_defers(stage: Stage) -> None:
     """The letter is on the Redis list; the next call waits for the circuit, and then succeeds."""
-    dead = worker.send("dead", "timeout", tenant="t", idempotency_key="k", correlation_id="c-1")
+    stage.start(PUPPET_COOLDOWN="8")  # it is to be open still when the next call comes
+    dead = stage.send("dead", "timeout", tenant="t", idempotency_key="k", correlation_id="c-1")
     with pytest.raises(ProviderTimeoutError, match="the puppet was told timeout"):
         dead.get(timeout=PATIENCE)
-    next_one = worker.send("next", tenant="t", correlation_id="c-2")
-    found = worker.redis.blpop(["queue.deadletter"], timeout=PATIENCE)
+    next_one = stage.send("next", tenant="t", correlation_id="c-2")
+    found = stage.redis.blpop(["queue.deadletter"], timeout=PATIENCE)
     letter = json.loads(base64.b64decode(json.loads(found[1])["body"]))
     assert letter.keys() >= THIRTEEN
     assert (letter["attempts"], letter["reason_code"], letter["tenant_id"]) == (3, "timeout", "t")
     assert (letter["idempotency_key"], letter["task_name"]) == ("k", "puppet.act")
     assert next_one.get(timeout=PATIENCE)["call"] == 1
-    worker.stop()
-    assert stored(worker, letter["dead_letter_id"]).status is LetterStatus.PUBLISHED
-    store = open_store(worker.store)
+    stage.stop()
+    assert stored(stage, letter["dead_letter_id"]).status is LetterStatus.PUBLISHED
+    store = open_store(stage.store)
     assert [row.outcome for row in store.attempts_of("c-1")] == ["retry", "retry", "dead_letter"]
     rows = store.attempts_of("c-2")
     assert [row.attempt_number for row in rows if row.attempt_number] == [1]
     assert {row.reason_code for row in rows if not row.attempt_number} == {"circuit_open"}
-    assert '"outcome":"deferred"' in worker.log()
+    assert '"outcome":"deferred"' in stage.log()
 
 
 @pytest.mark.req("PEF:A-16")

@@ -1,7 +1,8 @@
 """A Celery worker whose provider does what the payload of each call says.
 
 ``worker.py BROKER STORE`` with the words of ``celery worker`` after them. What the provider does
-is told on the Redis list ``events``; what it waits for comes on lists of Redis as well.
+is told on the Redis list ``events``; what it waits for comes on lists of Redis as well. A circuit
+stays open for ``PUPPET_COOLDOWN`` seconds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
 
 PATIENCE = 60
+COOLDOWN = float(os.environ.get("PUPPET_COOLDOWN", "2"))
 
 
 class Puppet(ProviderBase):
@@ -78,7 +80,7 @@ def make_app(broker: str, store: str) -> Celery:
             broker,
             store=store,
             retry_policy=RetryPolicy(base_delay_seconds=0.01, max_delay_seconds=0.02),
-            circuit_breaker=CircuitBreaker(failure_threshold=3, open_cooldown_seconds=2),
+            circuit_breaker=CircuitBreaker(failure_threshold=3, open_cooldown_seconds=COOLDOWN),
             quota=QuotaPolicy(limit=1_000_000, window_seconds=3600),
         )
 
@@ -93,8 +95,8 @@ def make_app(broker: str, store: str) -> Celery:
 
         name = "puppet.hurry"
         max_redeliveries = 1
-        timeout_budget_seconds = 1.0
-        time_limit = 4.0
+        timeout_budget_seconds = 3.0  # a busy machine has to come to the call within it
+        time_limit = 6.0
 
     app.register_task(PuppetTask())
     app.register_task(HurriedTask())
