@@ -107,7 +107,7 @@ class AsyncPacker(AsyncConsumerMixin, BaseAsyncTask):
 
 # 2. Policies hold the operation: how many at once, how often again, how long at most.
 
-PATIENCE = RetryPolicy(max_attempts=ATTEMPTS, timeout=0.6, backoff=0.1)
+PATIENCE = RetryPolicy(max_attempts=ATTEMPTS, timeout=1.5, backoff=0.1)
 FOUR_AT_ONCE = ConcurrencyPolicy(value=4)
 PRODUCING = ProducerPolicy(
     loop=ProducerLoopPolicy(batch=BatchPolicy(size=15), concurrency=FOUR_AT_ONCE, stop_grace=3.0),
