@@ -304,7 +304,9 @@ def die(connector: JobsConnector, clock: Clock) -> None:
     """Nobody renews its leases any more, and they end."""
     holding = connector._desk._holding
     assert holding is not None
+    assert holding._thread is not None
     holding._ending.set()
+    holding._thread.join()  # it may be in the middle of renewing them
     clock.at += 5000
 
 
