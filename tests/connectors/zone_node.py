@@ -21,6 +21,7 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.connector.boundary import BoundaryConnector
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.testing.clock import VirtualClock
+from tests.servers.server import free_port
 
 T = TypeVar("T")
 PATIENCE = 30.0
@@ -127,7 +128,9 @@ class HttpNode:
     def __init__(self, zone: Zone, loop: Loop) -> None:
         self.zone = zone
         self._loop = loop
-        self._settings = zone.settings
+        # No port that a connection is given by chance while the node is away.
+        listen = f"127.0.0.1:{free_port()}"
+        self._settings = zone.settings.model_copy(update={"listen": listen})
         self._node: Node | None = None
         self.start()
 
@@ -145,7 +148,6 @@ class HttpNode:
             return node
 
         self._node = self._loop.run(begin())
-        self._settings = self._settings.model_copy(update={"listen": self._node.address})
 
     def stop(self) -> None:
         """Go away; the zone stays as it is."""

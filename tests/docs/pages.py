@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import random
 import re
 import shlex
 import shutil
@@ -147,12 +148,22 @@ def _run_blocks(page: list[Block], name: str, stack: contextlib.ExitStack) -> in
 def _with_free_ports(source: str) -> str:
     """The page with ports that nobody uses in place of those it is written with."""
     found = _PORTS.search(source)
+    if found is None:
+        return source
     with contextlib.ExitStack() as stack:
-        for written in found["ports"].split() if found else ():
-            free = stack.enter_context(contextlib.closing(socket.socket()))
-            free.bind(("127.0.0.1", 0))
-            source = source.replace(written, str(free.getsockname()[1]))
-    return source
+        doors = {each: stack.enter_context(socket.socket()) for each in found["ports"].split()}
+        ports = {written: str(_bound(door)) for written, door in doors.items()}
+    # All at once: a port may have the digits of another one in it.
+    return re.sub("|".join(ports), lambda match: ports[match[0]], source)
+
+
+def _bound(door: socket.socket) -> int:
+    """Take a port that no connection is given by chance until a program of the page takes it."""
+    while True:
+        port = random.randrange(20_000, 32_000)  # noqa: S311 - no secret
+        with contextlib.suppress(OSError):
+            door.bind(("127.0.0.1", port))
+            return port
 
 
 def _lines(block: Block) -> list[str]:
