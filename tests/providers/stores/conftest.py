@@ -65,12 +65,20 @@ def store(
     opened.close()
 
 
+def patient(patch: pytest.MonkeyPatch) -> None:
+    """Let a server wait for rows: whoever has one may be held up for a second by a busy machine."""
+    from ergon_framework.providers.stores import postgres
+
+    patch.setattr(postgres, "_GREETING", postgres._GREETING.replace("'1s'", "'40s'"))
+
+
 def _url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     if kind == "memory":
         return "memory://"
     if kind == "sqlite":
         shutil.copy(request.getfixturevalue("sqlite_template"), folder / "work.db")
         return f"sqlite:///{folder}/work.db"
+    patient(request.getfixturevalue("monkeypatch"))
     server: PostgresServer = request.getfixturevalue("postgres_server")
     found = server.new_database(request.getfixturevalue("postgres_template"))
     request.addfinalizer(lambda: server.drop_database(found))

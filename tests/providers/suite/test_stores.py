@@ -26,6 +26,7 @@ from ergon_framework.testing import (
     exercise_provider_store,
 )
 from ergon_framework.testing.suites.providerstore.subject import BESIDE, CLOCK, Clock
+from tests.providers.stores.conftest import patient
 from tests.servers.postgres import PostgresServer
 
 NAMES = [check.name for check in PROVIDER_STORE_CHECKS]
@@ -74,7 +75,8 @@ def postgres(postgres_server: PostgresServer) -> Iterator[Shelf]:
     url = postgres_server.new_database()
     open_store(url).close()
     tables = ", ".join(table.name for table in metadata.sorted_tables)
-    with psycopg.connect(url, autocommit=True) as connection:
+    with psycopg.connect(url, autocommit=True) as connection, pytest.MonkeyPatch.context() as patch:
+        patient(patch)
 
         def empty() -> str:
             connection.execute(f"TRUNCATE {tables}".encode())
