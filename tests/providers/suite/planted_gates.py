@@ -30,7 +30,7 @@ class Honest(MemoryProviderStore):
     def meet(self) -> None:
         """Let another thread come as far as this one, if there is another."""
         try:
-            self.meeting.wait(0.5)
+            self.meeting.wait(2)
         except threading.BrokenBarrierError:
             self.meeting = threading.Barrier(2)
 
