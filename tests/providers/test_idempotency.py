@@ -47,6 +47,12 @@ JSON = st.recursive(
 
 
 @pytest.fixture(autouse=True)
+def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are held where no other process of this machine holds calls of these names."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("held")))
+
+
+@pytest.fixture(autouse=True)
 def clock() -> Iterator[VirtualClock]:
     """Waits cost no time."""
     with VirtualClock() as clock:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,12 @@ from ergon_framework.testing import VirtualClock
 from tests.providers.task_hands import FlakyStore, call, provider, runner
 
 pytestmark = pytest.mark.req("PROVIDERS:celery")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are held where no other process of this machine holds calls of these names."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("held")))
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,8 @@ def deliver(folder: Path, *words: str, failpoints: str = "") -> subprocess.Compl
     store, calls = f"sqlite:///{folder / 'work.db'}", folder / "calls"
     return subprocess.run(  # noqa: S603 - our own program
         [sys.executable, str(PROGRAM), store, str(calls), *words],
-        env={**os.environ, "ERGON_FAILPOINTS": failpoints},
+        # Its hold on the call is in the folder as well: other processes have calls of that name.
+        env={**os.environ, "ERGON_FAILPOINTS": failpoints, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=50,
