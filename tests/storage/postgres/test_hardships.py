@@ -132,8 +132,12 @@ def test_closing_does_not_wait_for_a_frozen_server(
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         asked = "SELECT pid FROM pg_stat_activity WHERE query IN ('LISTEN \"frozen\"', 'SELECT 1')"
         frozen: list[int] = []
-        # Where the server was slow to answer, who listens is just coming again.
-        until(lambda: frozen.extend(pid for (pid,) in connection.execute(asked)) or frozen)
+
+        def is_there() -> bool:
+            frozen[:] = [pid for (pid,) in connection.execute(asked)]
+            return bool(frozen)
+
+        until(is_there)  # where the server was slow to answer, who listens is just coming again
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
         try:
