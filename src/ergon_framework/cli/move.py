@@ -85,7 +85,7 @@ def move(
 
 
 def _reopen(asked: Asked, *, as_json: bool) -> None:
-    from ergon_framework.app.moving.moving import reopen
+    from ergon_framework.app.moving.reopening import reopen
 
     with _progress(as_json=as_json) as tell:
         opened = reopen(asked, tell)

@@ -14,15 +14,20 @@ from ergon_framework.app.moving.comparing import summed
 from ergon_framework.app.moving.moving import Asked, Outcome, run
 from ergon_framework.app.moving.places import Place
 from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
+from ergon_framework.ports.factstore import OUTBOUND, FactStore
+from ergon_framework.ports.jobstore import Ask
 from ergon_framework.ports.moving import Archive
 from ergon_framework.testing.suites.factstore import moving as fact_checks
 from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import Ways
+from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.jobstore import moving as job_checks
 from ergon_framework.testing.suites.jobstore.subject import Subject as JobSubject
+from ergon_framework.testing.suites.jobstore.subject import new as new_job
 
 ZONE = "plant-a"
 WAIT = 60
@@ -42,6 +47,22 @@ def with_facts(url: str, work: Callable[[FactSubject], Any] = fact_checks.fill) 
     with closing(open_fact_store(url, zone=ZONE, clock=clock)) as store:
         work(FactSubject(store, clock, Ways(), WAIT))
     return url
+
+
+def add(store: Store, name: str) -> None:
+    """What a producer does."""
+    store.add([new_job(name)])
+
+
+def claim(store: Store) -> list[str]:
+    """What a worker does."""
+    ask = Ask(worker="w", slots={"python": 5}, lease=30.0, default="python")
+    return [job.id for job in store.exchange([], ask)[1].jobs]
+
+
+def append(store: FactStore, name: str) -> None:
+    """What a producer of facts does."""
+    store.append(OUTBOUND, [new_fact(name)])
 
 
 def moved(source: str | Path, target: str | Path, **how: Any) -> Outcome:

@@ -12,9 +12,10 @@ import pytest
 from sqlalchemy import String, Table, update
 
 from ergon_framework.app.moving.comparing import summed
-from ergon_framework.app.moving.moving import Asked, reopen
+from ergon_framework.app.moving.moving import Asked
 from ergon_framework.app.moving.places import Place
 from ergon_framework.app.moving.providers import ProviderArchive, RowCopy
+from ergon_framework.app.moving.reopening import reopen
 from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreSchemaError
 from ergon_framework.providers.migrations import running
 from ergon_framework.providers.migrations.database import database_of

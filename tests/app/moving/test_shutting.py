@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from ergon_framework.app.moving.moving import Asked, Outcome, reopen, run
+from ergon_framework.app.moving.moving import Asked, Outcome, run
 from ergon_framework.app.moving.parts import Tell, Told
 from ergon_framework.app.moving.places import Place
-from ergon_framework.app.moving.shutting import shut
+from ergon_framework.app.moving.reopening import reopen
 from ergon_framework.boundary.logs.nats import ground
 from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.cli import invoke
 from ergon_framework.errors import ConfigurationError, StoreError, StoreReadOnlyError
-from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.opening import open_store
-from ergon_framework.ports.factstore import OUTBOUND, FactStore
-from ergon_framework.ports.jobstore import Ask
-from ergon_framework.ports.moving import Archive
+from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.testing.suites.factstore.subject import new as new_fact
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 from tests.app.moving.stock import (
     ZONE,
+    add,
+    append,
+    claim,
     copied,
-    ergon,
     fact_sums,
     job_sums,
     moved,
@@ -41,51 +37,6 @@ from tests.app.moving.stock import (
 pytestmark = pytest.mark.req("SCALE:move")
 
 SERVERS = pytest.mark.slow
-
-
-@pytest.fixture(
-    params=[
-        "file",
-        pytest.param("postgres_url", marks=SERVERS),
-        pytest.param("redis_url", marks=SERVERS),
-    ]
-)
-def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where jobs are."""
-    file = f"sqlite:///{tmp_path}/old.db"
-    url = file if request.param == "file" else request.getfixturevalue(request.param)
-    return with_jobs(url, lambda s: s.put(*"abc"))
-
-
-@pytest.fixture(
-    params=[
-        "file",
-        pytest.param("postgres_url", marks=SERVERS),
-        pytest.param("nats_url", marks=SERVERS),
-    ]
-)
-def facts(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a zone's facts are."""
-    (tmp_path / "old").mkdir()
-    file = f"sqlite:///{tmp_path}/old/facts.db"
-    url = file if request.param == "file" else request.getfixturevalue(request.param)
-    return with_facts(url, lambda s: s.put(*"abc"))
-
-
-def add(store: Store, name: str) -> None:
-    """What a producer does."""
-    store.add([new_job(name)])
-
-
-def claim(store: Store) -> list[str]:
-    """What a worker does."""
-    ask = Ask(worker="w", slots={"python": 5}, lease=30.0, default="python")
-    return [job.id for job in store.exchange([], ask)[1].jobs]
-
-
-def append(store: FactStore, name: str) -> None:
-    """What a producer of facts does."""
-    store.append(OUTBOUND, [new_fact(name)])
 
 
 def test_forgotten_workers_and_producers_are_refused(jobs: str, tmp_path: Path) -> None:
@@ -126,52 +77,6 @@ def test_a_shut_store_can_be_moved_again_and_opened_again(jobs: str, tmp_path: P
         add(store, "d")
     assert copied(moved(jobs, target)) == {"jobs": 1}
     assert job_sums(target) == job_sums(jobs)
-
-
-def test_what_was_done_since_is_not_left_behind_by_mistake(jobs: str, tmp_path: Path) -> None:
-    """The way back is shut when TO was worked with, or is gone, unless somebody insists."""
-    target = f"sqlite:///{tmp_path}/new.db"
-    back = Asked(Place(jobs), Place(target))
-    moved(jobs, target, shuts=True)
-    with closing(open_store(target)) as store:
-        assert claim(store) == ["a", "b", "c"]
-        add(store, "d")
-    with pytest.raises(StoreError, match=r"new\.db does not hold .* others are 4 jobs") as caught:
-        reopen(back)
-    assert "--force" in (caught.value.remedy or "")
-    with pytest.raises(StoreReadOnlyError):
-        open_store(jobs)
-    (tmp_path / "new.db").rename(tmp_path / "gone.db")
-    with pytest.raises(StoreError, match=r"does not hold .* others are 3 jobs"):
-        reopen(back)
-    assert not (tmp_path / "new.db").exists()
-    assert reopen(replace(back, is_forced=True)) == ["jobs"]
-    with closing(open_store(jobs)) as store:
-        assert claim(store) == ["a", "b", "c"]
-
-
-def test_what_happened_to_facts_since_is_not_left_behind_by_mistake(
-    facts: str, tmp_path: Path
-) -> None:
-    """A fact that only TO has would be missing for ever, and its offset be given to another."""
-    (tmp_path / "new").mkdir()
-    target = f"sqlite:///{tmp_path}/new/facts.db"
-    back = Asked(Place(facts), Place(target), ZONE)
-    moved(facts, target, zone=ZONE, shuts=True)
-    with closing(open_fact_store(target, zone=ZONE)) as store:
-        append(store, "e")
-    with pytest.raises(StoreError, match=r"does not hold .*\b1 facts"):
-        reopen(back)
-    assert reopen(replace(back, is_forced=True)) == ["facts"]
-
-
-def test_a_move_that_was_cut_off_can_be_taken_back(jobs: str, tmp_path: Path) -> None:
-    """Nobody can have worked with a store that is not whole yet, so nothing is left behind."""
-    target = f"sqlite:///{tmp_path}/new.db"
-    ergon("move", jobs, target, failpoints="move.part.begun=kill")
-    with closing(open_store(jobs, half_moved=True)) as store:
-        shut(cast("Archive", store), Place(target).name)
-    assert reopen(Asked(Place(jobs), Place(target))) == ["jobs"]
 
 
 def test_forgotten_producers_of_facts_are_refused(facts: str, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import Topic
+from ergon_framework.providers.migrations.database import database_of
+from ergon_framework.providers.stores import postgres as provider_tables
 from ergon_framework.providers.stores.opening import open_store as open_provider_store
 from ergon_framework.storage.patience import Patience
 from ergon_framework.storage.postgres.pooling import Line, Pooling, pooling_of
@@ -145,3 +150,45 @@ def test_a_pooler_that_comes_late_is_a_store_that_refuses(
         with pytest.raises(StoreError, match="pooler in transaction mode") as caught:
             store.health("default")
         assert "pool_mode = session" in (caught.value.remedy or "")
+
+
+@pytest.mark.req("PROVIDERS:storage")
+def test_callers_who_wait_look_at_a_pooler_once(
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look takes two connections; what one caller found out, those who waited are told."""
+    looks, waiting, looking = [], threading.Semaphore(0), threading.Event()
+
+    def looked(*asked: Any) -> Pooling:
+        looks.append(looking.wait(PATIENCE))
+        return pooling_of(*asked)
+
+    def ticks() -> float:
+        now = time.monotonic()
+        waiting.release()
+        return now
+
+    monkeypatch.setattr(provider_tables, "pooling_of", looked)
+    with closing(Pooler(postgres_server.folder, is_session=False, is_away=True)) as pooler:
+        database = database_of(address(pooler, postgres_url))
+        ground = provider_tables.PostgresGround(database, None, ticks)
+        pooler.open()
+        with closing(ground), ThreadPoolExecutor() as threads:
+            while waiting.acquire(blocking=False):
+                pass
+            asked = [threads.submit(ground.read, lambda hand: None) for _ in range(4)]
+            for _ in asked:
+                assert waiting.acquire(timeout=PATIENCE)
+            looking.set()
+            for each in asked:
+                with pytest.raises(StoreError, match="pooler in transaction mode"):
+                    each.result(PATIENCE)
+    assert len(looks) == 1
+
+
+@pytest.mark.req("PROVIDERS:storage")
+def test_a_url_that_speaks_of_autocommit(postgres_url: str) -> None:
+    """Transactions are ours, whatever it says."""
+    mark = "&" if "?" in postgres_url else "?"
+    with closing(open_provider_store(f"{postgres_url}{mark}autocommit=true")) as store:
+        assert store.health("default") == []

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import count
+from time import monotonic
 from typing import Any
 
 import pytest
 
+from ergon_framework.storage.redis import bells
 from ergon_framework.storage.redis.address import address_of
 from ergon_framework.storage.redis.bells import Belfry
 from ergon_framework.storage.redis.link import RedisLink
@@ -38,12 +42,68 @@ def test_one_thread_alone_uses_the_connection(
     monkeypatch.setattr(link, "connect", lambda: Overheard(connect(), users))
     with closing(link):
         belfry = Belfry(link)
-        bells = {name: belfry.listen(name) for name in ("one", "two")}
-        for name, bell in bells.items():
+        heard = {name: belfry.listen(name) for name in ("one", "two")}
+        for name, bell in heard.items():
             link.call("PUBLISH", name, "")
             assert bell.wait(WAIT)
         link._when_left()
-        for bell in bells.values():
+        for bell in heard.values():
             assert bell.wait(WAIT)  # as after every new connection
         belfry.close()
     assert [each.name for each in users] == ["ergon-listen"]
+
+
+def test_who_leaves_while_the_thread_connects(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been the old server still: the thread connects once more."""
+    link = RedisLink(address_of(redis_url))
+    connect, begun, left, again = link.connect, *(threading.Event() for _ in range(3))
+
+    def slowly() -> Any:
+        line = connect()
+        if begun.is_set():
+            again.set()
+        begun.set()
+        assert left.wait(WAIT)
+        return line
+
+    monkeypatch.setattr(link, "connect", slowly)
+    with closing(link), ThreadPoolExecutor() as threads:
+        belfry = Belfry(link)
+        listening = threads.submit(belfry.listen, "one")
+        assert begun.wait(WAIT)
+        link._when_left()
+        left.set()
+        assert again.wait(WAIT)
+        listening.result(WAIT)
+        belfry.close()
+
+
+def test_a_server_that_is_frozen_is_noticed_whoever_rings(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever begins to listen meanwhile does not put that off."""
+    link = RedisLink(address_of(redis_url))
+    monkeypatch.setattr(bells, "READY", 0.0)
+    monkeypatch.setattr(bells, "_ALIVE", 0.2)
+    connect, again = link.connect, threading.Event()
+    lines: list[Any] = []
+
+    def counted() -> Any:
+        lines.append(connect())
+        if len(lines) > 1:
+            again.set()
+        else:  # what it is asked from now on, nobody hears
+            monkeypatch.setattr(lines[0], "send_command", lambda *_: None)
+        return lines[-1]
+
+    monkeypatch.setattr(link, "connect", counted)
+    with closing(link):
+        belfry = Belfry(link)
+        numbers = count()
+        until = monotonic() + WAIT
+        while not again.wait(0.05) and monotonic() < until:
+            belfry.listen(f"channel {next(numbers)}")
+        assert again.is_set()
+        belfry.close()

@@ -14,7 +14,7 @@ from ergon_framework.app.tables import zones_there
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.moving import mark_of
 
-__all__ = ["Asked", "Outcome", "reopen", "run"]
+__all__ = ["Asked", "Outcome", "run"]
 
 
 @dataclass
@@ -35,42 +35,6 @@ def run(asked: Asked, tell: Tell) -> Outcome:
             f"{asked.target.name} cannot be moved into itself", remedy="name another store as TO"
         )
     return (_move_zone if asked.is_zone else _move_work)(asked, tell)
-
-
-def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
-    """Let a source be worked with again that was shut; which of its parts were.
-
-    Unless it is forced, the target must hold the same: what was done there would be left behind,
-    and what was begun there would be done twice.
-    """
-    asked.source.refuse_missing()
-    with ExitStack() as stack:
-        sources = opening.sources(asked, stack)
-        for source in sources.values():
-            shutting.refuse_elsewhere(source, asked.source.name, asked.target.name)
-        if not asked.is_forced and any(mark_of(each).moved_to for each in sources.values()):
-            _refuse_worked_with(asked, tell)
-        return [name for name, source in sources.items() if shutting.reopen(source)]
-
-
-def _refuse_worked_with(asked: Asked, tell: Tell) -> None:
-    trial = replace(asked, is_trial=True)
-    with ExitStack() as stack:
-        parts = (
-            [opening.zone_part(trial, stack)]
-            if asked.is_zone
-            else [*opening.call_part(trial, []), *opening.job_part(trial, stack)]
-        )
-        whole = [part for part in parts if not mark_of(part.target).is_half]  # or nobody got in
-        found = [each for part in whole for each in copying.look(part, tell)]
-    changed = [f"{n} {each.kind}" for each in found if (n := each.copied + each.discarded)]
-    if changed:
-        raise StoreError(
-            f"{asked.target.name} does not hold what {asked.source.name} holds; others are"
-            f" {', '.join(changed)}",
-            remedy="go on working with TO; if what was done there may be lost, add --force",
-            details={"differing": changed},
-        )
 
 
 def _move_work(asked: Asked, tell: Tell) -> Outcome:

@@ -235,10 +235,10 @@ class Drain:
         refused = [(item, said) for item, said in errors if _is_refusal(said)]
         put_off = [said for _, said in errors if not _is_refusal(said)]
         if sent or refused:
-            self._witness.answered()  # first: whoever finds the spool empty sees no outage any more
             yield Do(lambda: self._spool.settle([item for item, _ in sent], refused))
             self._singly = max(0, self._singly - 1)
             self._call = self._new_call()
+            self._witness.answered()
         self.report.sent += len(sent)
         self.report.duplicates += sum(said.duplicate for _, said in sent)
         self.report.refused += len(refused)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ergon_framework.engine.forking import renew_after_fork
-from ergon_framework.errors import StoreError, StoreSchemaError
+from ergon_framework.errors import ConfigurationError, StoreError, StoreSchemaError
 from ergon_framework.providers.mapping.text import message_of
 from ergon_framework.providers.telling import tell
 
@@ -28,7 +28,7 @@ class Late(Generic[T]):
         """What was opened, if it was."""
         self._opening = opening
         self._ticks = ticks
-        self._failure: StoreError | None = None
+        self._failure: ConfigurationError | StoreError | None = None
         self._failed_at = float("-inf")
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -69,7 +69,7 @@ class Late(Generic[T]):
                 raise type(known)(known.message, remedy=known.remedy, details=known.details)
             try:
                 self.found = self._opening()
-            except StoreError as error:
+            except (ConfigurationError, StoreError) as error:
                 self._failure, self._failed_at = error, self._ticks()
                 raise
             self._failure = None

@@ -234,7 +234,7 @@ class PostgresGround:
 
     def _connect(self, dialect: Any, _: Any, where: Any, how: dict[str, Any]) -> Any:
         """A connection that is ours alone; who stands before the server is looked at once."""
-        connect = partial(dialect.connect, *where, **how, autocommit=True)
+        connect = partial(dialect.connect, *where, **{**how, "autocommit": True})
         connection = connect()
         if not self._is_own:
             try:

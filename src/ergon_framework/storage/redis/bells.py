@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import Any
 
 from redis import exceptions
@@ -103,7 +104,7 @@ class Belfry:
     def _serve(self) -> None:
         failures = 0
         while not self._closing.is_set():
-            self._was_heard = False
+            self._was_heard = self._is_left = False  # whoever leaves from now on means this line
             try:
                 line = self._link.connect()
                 try:
@@ -128,7 +129,7 @@ class Belfry:
             waiting.register(inside, selectors.EVENT_READ, inside)
             with self._lock:
                 self._asked.clear()
-                self._doorbell, self._is_left = outside, False
+                self._doorbell = outside
             try:
                 yield waiting
             finally:
@@ -136,23 +137,21 @@ class Belfry:
                     self._doorbell = None
 
     def _hear(self, line: Any, waiting: selectors.BaseSelector) -> None:
-        is_asked = False
+        is_asked, until = False, monotonic() + _ALIVE
         while not (self._closing.is_set() or self._is_left):
             self._ask_for_channels(line)
             if line.can_read(timeout=0):
                 self._take(line.read_response())
-                is_asked = False
-                continue
-            ready = waiting.select(_ALIVE)
-            for key, _ in ready:
-                if key.data is not None:
-                    key.data.recv(4096)
-            if ready:
-                continue
-            if is_asked:
+                is_asked, until = False, monotonic() + _ALIVE
+            elif monotonic() < until:
+                for key, _ in waiting.select(until - monotonic()):
+                    if key.data is not None:
+                        key.data.recv(4096)
+            elif is_asked:
                 raise exceptions.TimeoutError("no answer")
-            is_asked = True
-            line.send_command("PING")
+            else:
+                is_asked, until = True, monotonic() + _ALIVE
+                line.send_command("PING")
 
     def _ask_for_channels(self, line: Any) -> None:
         with self._lock:

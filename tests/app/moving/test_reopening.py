@@ -1,0 +1,176 @@
+"""The way back from a move, and what stands in it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from ergon_framework.app.moving.moving import Asked
+from ergon_framework.app.moving.places import Place
+from ergon_framework.app.moving.reopening import reopen
+from ergon_framework.app.moving.shutting import shut
+from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError, StoreUnavailableError
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.ports.moving import Archive
+from tests.app.moving.stock import ZONE, add, append, claim, ergon, moved, with_facts, with_jobs
+from tests.app.moving.test_providers import with_calls
+from tests.servers.server import free_port
+
+pytestmark = pytest.mark.req("SCALE:move")
+
+
+def files(folder: Path, *names: str) -> list[str]:
+    """Places for stores."""
+    return [f"sqlite:///{folder}/{name}.db" for name in names]
+
+
+def back(source: str | Path, target: str | Path, zone: str | None = None) -> list[str]:
+    """What is opened again."""
+    return reopen(Asked(Place(str(source)), Place(str(target)), zone))
+
+
+def test_what_was_done_since_is_not_left_behind_by_mistake(jobs: str, tmp_path: Path) -> None:
+    """The way back is shut when TO was worked with, or is gone, unless somebody insists."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    back = Asked(Place(jobs), Place(target))
+    moved(jobs, target, shuts=True)
+    with closing(open_store(target)) as store:
+        assert claim(store) == ["a", "b", "c"]
+        add(store, "d")
+    with pytest.raises(StoreError, match=r"new\.db does not hold .* others are 4 jobs") as caught:
+        reopen(back)
+    assert "--force" in (caught.value.remedy or "")
+    with pytest.raises(StoreReadOnlyError):
+        open_store(jobs)
+    (tmp_path / "new.db").rename(tmp_path / "gone.db")
+    with pytest.raises(StoreError, match=r"does not hold .* others are 3 jobs"):
+        reopen(back)
+    assert not (tmp_path / "new.db").exists()
+    assert reopen(replace(back, is_forced=True)) == ["jobs"]
+    with closing(open_store(jobs)) as store:
+        assert claim(store) == ["a", "b", "c"]
+
+
+def test_what_happened_to_facts_since_is_not_left_behind_by_mistake(
+    facts: str, tmp_path: Path
+) -> None:
+    """A fact that only TO has would be missing for ever, and its offset be given to another."""
+    (tmp_path / "new").mkdir()
+    target = f"sqlite:///{tmp_path}/new/facts.db"
+    back = Asked(Place(facts), Place(target), ZONE)
+    moved(facts, target, zone=ZONE, shuts=True)
+    with closing(open_fact_store(target, zone=ZONE)) as store:
+        append(store, "e")
+    with pytest.raises(StoreError, match=r"does not hold .*\b1 facts"):
+        reopen(back)
+    assert reopen(replace(back, is_forced=True)) == ["facts"]
+
+
+def test_a_move_that_was_cut_off_can_be_taken_back(jobs: str, tmp_path: Path) -> None:
+    """Nobody can have worked with a store that is not whole yet, so nothing is left behind."""
+    target = f"sqlite:///{tmp_path}/new.db"
+    ergon("move", jobs, target, failpoints="move.part.begun=kill")
+    with closing(open_store(jobs, half_moved=True)) as store:
+        shut(cast("Archive", store), Place(target).name)
+    assert reopen(Asked(Place(jobs), Place(target))) == ["jobs"]
+
+
+def test_a_move_of_another_store_that_was_cut_off(tmp_path: Path) -> None:
+    """That TO is not whole says nothing about us when it is to be a copy of another."""
+    source, other, target = files(tmp_path, "old", "other", "new")
+    for url in (source, other):
+        with_jobs(url, lambda s: s.put("a"))
+    moved(source, target, shuts=True)
+    for file in tmp_path.glob("new.db*"):
+        file.unlink()
+    ergon("move", other, target, failpoints="move.part.begun=kill")
+    with pytest.raises(StoreError, match="does not hold"):
+        back(source, target)
+
+
+def test_what_was_moved_on_goes_on_in_a_third_place(tmp_path: Path) -> None:
+    """The two stores before it hold the same for ever, and that means nothing."""
+    first, second, third = files(tmp_path, "one", "two", "three")
+    with_jobs(first, lambda s: s.put("a"))
+    moved(first, second, shuts=True)
+    moved(second, third, shuts=True)
+    with closing(open_store(third)) as store:
+        assert claim(store) == ["a"]
+    with pytest.raises(StoreReadOnlyError, match=r"two\.db held was moved to .*three\.db"):
+        back(first, second)
+
+
+def test_facts_that_were_moved_on(tmp_path: Path) -> None:
+    """The same, for a zone."""
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+    first, second, third = (
+        f"sqlite:///{tmp_path}/{name}/facts.db" for name in ("one", "two", "three")
+    )
+    with_facts(first, lambda s: s.put(*"ab"))
+    moved(first, second, zone=ZONE, shuts=True)
+    moved(second, third, zone=ZONE, shuts=True)
+    with pytest.raises(StoreReadOnlyError, match="was moved to"):
+        back(first, second, ZONE)
+
+
+def test_a_node_that_runs_on_the_copy(tmp_path: Path) -> None:
+    """It may not have been asked for anything yet; the zone would be in two places."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    with_facts(f"sqlite:///{tmp_path}/old/facts.db", lambda s: s.put(*"ab"))
+    moved(tmp_path / "old", tmp_path / "new", shuts=True)
+    with closing(DataFolder.lock(tmp_path / "new")), pytest.raises(ErgonError, match="in use"):
+        back(tmp_path / "old", tmp_path / "new")
+    with closing(DataFolder.lock(tmp_path / "old")):  # a node that found out that it is shut
+        assert back(tmp_path / "old", tmp_path / "new") == ["facts"]
+
+
+def test_only_what_was_shut_is_compared(tmp_path: Path) -> None:
+    """Jobs that came into the same file later were never moved, and may be worked on."""
+    source, target = files(tmp_path, "old", "new")
+    with_calls(source)
+    moved(source, target, shuts=True)
+    with closing(open_store(source)) as store:
+        add(store, "a")
+        assert claim(store) == ["a"]
+        assert back(source, target) == ["provider calls"]
+
+
+def test_a_worker_that_has_the_old_store_open(tmp_path: Path) -> None:
+    """It can do nothing there, so nobody waits for it; one that works with TO is waited for."""
+    source, target = files(tmp_path, "old", "new")
+    with_jobs(source, lambda s: s.put("a"))
+    for url in (source, target):
+        moved(source, target, shuts=True, is_forced=True)
+        with closing(open_store(url, half_moved=True)) as store:
+            now = store.now()
+            store.tell(
+                WorkerRecord(id="w", host="h", pid=1, version="1", started_at=now, seen_at=now)
+            )
+        if url == source:
+            assert back(source, target) == ["jobs"]
+        else:
+            with pytest.raises(StoreError, match="workers use"):
+                back(source, target)
+
+
+@pytest.mark.slow
+def test_a_place_that_cannot_be_reached(redis_url: str, tmp_path: Path) -> None:
+    """What was done there cannot be known, and the error says how to go back all the same."""
+    [source] = files(tmp_path, "old")
+    with_jobs(source, lambda s: s.put("a"))
+    moved(source, redis_url, shuts=True)
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    with closing(open_store(source, half_moved=True)) as store:
+        shut(cast("Archive", store), Place(away).name)
+    with pytest.raises(StoreUnavailableError) as caught:
+        back(source, away)
+    assert "--force" in (caught.value.remedy or "")
