@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -166,4 +168,19 @@ def test_start_order_is_first_in_first_out(colour: Colour) -> None:
     outcome = consume(
         colour, Supply(given), rules(size=3, concurrency=1, mode="continuous"), process=Takes(1.0)
     )
+    assert outcome.calls("process") == [each.transaction_id for each in given]
+
+
+@pytest.mark.req("T3.31", "T3.8")
+@pytest.mark.parametrize("mode", ["batch", "continuous"])
+@pytest.mark.parametrize("concurrency", [2, 3, 8])
+def test_several_workers_start_in_the_order_of_delivery(
+    colour: Colour, mode: str, concurrency: int, request: pytest.FixtureRequest
+) -> None:
+    """Who is about to begin one gets the next worker going first, and is not overtaken by it."""
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(60.0)  # only where it waits may a thread be overtaken
+    given = transactions(20)
+    policy = rules(size=20, concurrency=concurrency, mode=mode)
+    outcome = consume(colour, Supply(given), policy, process=Takes(1.0))
     assert outcome.calls("process") == [each.transaction_id for each in given]

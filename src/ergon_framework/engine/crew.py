@@ -91,11 +91,15 @@ class Crew(Intake):
             self.work.notify()
 
     def _rouse(self) -> None:
-        """Get one more worker going. It will rouse the next: no herd is woken for a short batch."""
+        """Get one more worker going. It will rouse the next: no herd is woken for a short batch.
+
+        Whoever calls it is about to begin one of those that are ready.
+        """
         if not self.idle and len(self.workers) >= self.plan.loop.concurrency:
             return
         with self.lock:
-            if self.is_rousing or self.is_finished or not (self.ready or self._needs_planner()):
+            is_needed = len(self.ready) > 1 or self._needs_planner()
+            if self.is_rousing or self.is_finished or not is_needed:
                 return
             if self.idle:
                 self.is_rousing = True

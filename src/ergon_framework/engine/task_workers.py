@@ -96,12 +96,12 @@ class TaskWorkers(TaskSource):
                 continue
             if (self.is_gated or not ready) and not await self._idle(worker):
                 return
+            if (self.is_continuous or len(ready) > 1) and not self.is_rousing:
+                self._rouse()
             try:
                 transaction = ready.popleft()
             except IndexError:  # another worker was faster
                 continue
-            if (ready or self.is_continuous) and not self.is_rousing:
-                self._rouse()
             if not await self._live(worker, transaction):
                 return
             turns -= 1

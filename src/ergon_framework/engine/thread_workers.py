@@ -67,12 +67,13 @@ class ThreadWorkers(ThreadSource):
         while True:
             if (self.is_gated or not ready) and not self._idle(worker):
                 return
+            # First, for what is taken has to begin at once: nobody may overtake it.
+            if (self.is_continuous or len(ready) > 1) and not self.is_rousing:
+                self._rouse()
             try:
                 transaction = ready.popleft()
             except IndexError:  # another worker was faster
                 continue
-            if (ready or self.is_continuous) and not self.is_rousing:
-                self._rouse()
             if not self._live(worker, transaction):
                 return
 
