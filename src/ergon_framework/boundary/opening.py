@@ -192,14 +192,14 @@ def open_stores(
     owner = None if read_only else zone
     objects = open_object_store(object_place(settings), clock=clock or time.time, zone=owner)
     try:
-        return _open_facts(zone, settings, clock, read_only), objects
+        return open_facts(zone, settings, clock=clock, read_only=read_only), objects
     except BaseException:
         objects.close()
         raise
 
 
-def _open_facts(
-    zone: str, settings: ZoneSettings, clock: Clock | None, read_only: bool
+def open_facts(
+    zone: str, settings: ZoneSettings, *, clock: Clock | None = None, read_only: bool = False
 ) -> FactStore:
     """Open a zone's facts, unless a move of them has not ended, or they went elsewhere."""
     if settings.store is not None:

@@ -192,6 +192,12 @@ REFUSALS: list[tuple[str, str, Any, tuple[int, str, str | None]]] = [
         {"from_zone": "plant-a", "message_id": "never:1:told"},
         (404, "not_found", "fact_not_found"),
     ),
+    (
+        "an id in no log",
+        f"{ADMIN}LookupFact",
+        {"from_zone": "plant-a", "message_id": "never:1:told", "log": "sideways"},
+        (400, "invalid_argument", "unknown_log"),
+    ),
     ("empty batch", f"{ADMIN}AppendFacts", {}, (400, "invalid_argument", "missing")),
     (
         "batch too long",

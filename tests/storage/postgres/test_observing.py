@@ -31,6 +31,15 @@ def test_a_real_server_is_looked_at(postgres_url: str) -> None:
     assert "ms" in seen["latency"].found
 
 
+def test_a_database_that_may_only_be_read_is_unfit(postgres_url: str) -> None:
+    """Whoever set it so: nothing could be kept there."""
+    mark = "&" if "?" in postgres_url else "?"
+    url = f"{postgres_url}{mark}options=-cdefault_transaction_read_only%3Don"
+    [role] = [each for each in observing.observe(url) if each.what == "role"]
+    assert role.is_grave
+    assert "default_transaction_read_only" in role.remedy
+
+
 def test_a_server_that_is_not_there_says_so() -> None:
     """The error is the one of connecting."""
     with pytest.raises(StoreUnavailableError):

@@ -20,6 +20,7 @@ from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.job_findings import examine_jobs
 from ergon_framework.app.checking.provider_findings import examine_providers
 from ergon_framework.app.checking.reachability import TIMEOUT, examine_endpoint, examine_parts
+from ergon_framework.app.checking.zone_findings import examine_zones
 from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import SettingsError, describe
 
@@ -170,6 +171,7 @@ def _settings(config: Path | None, timeout: float | None) -> Iterator[Finding]:
     yield Finding("settings", Status.OK, found)
     yield from examine_jobs(settings, connects=timeout is not None)
     yield from examine_providers(settings, connects=timeout is not None)
+    yield from examine_zones(settings, connects=timeout is not None)
     if timeout is not None:
         yield from examine_engines(settings)
         yield from examine_parts(settings, timeout)

@@ -119,6 +119,8 @@ def lookup_fact(zone: Zone, permit: Permit, asked: requests.LookupFact) -> dict[
         f"ask about facts of zone {asked.from_zone!r}",
         from_zone=asked.from_zone,
     )
+    if asked.log is not None:
+        check_log(asked.log, (info.name for info in zone.store.logs()))
     return zone.lookup(asked.from_zone, asked.message_id, asked.log)
 
 

@@ -58,10 +58,14 @@ def version(settings: Mapping[str, str]) -> Observation:
 
 def standby(connection: Connection) -> Observation:
     """Whether it may be written to."""
-    if _one(connection, "SELECT pg_is_in_recovery()") == "False":
-        return Observation("role", "takes writes")
-    remedy = "connect to the primary: add target_session_attrs=read-write to the URL"
-    return Observation("role", "a standby, which takes no writes", remedy, is_grave=True)
+    if _one(connection, "SELECT pg_is_in_recovery()") == "True":
+        remedy = "connect to the primary: add target_session_attrs=read-write to the URL"
+        return Observation("role", "a standby, which takes no writes", remedy, is_grave=True)
+    if _one(connection, "SHOW transaction_read_only") == "on":
+        found = "transactions may only read, unless they ask for more"
+        remedy = "set default_transaction_read_only = off for the server, the database and the user"
+        return Observation("role", found, remedy, is_grave=True)
+    return Observation("role", "takes writes")
 
 
 def durability(settings: Mapping[str, str], commit: str | None) -> Iterator[Observation]:
@@ -79,8 +83,9 @@ def durability(settings: Mapping[str, str], commit: str | None) -> Iterator[Obse
     if commit not in {"on", "remote_apply"}:
         yield Observation(
             "synchronous_commit",
-            f"{commit} by default; Ergon's own connections turn it on, your transactions do not",
-            "set synchronous_commit = on where you enqueue or append in transactions of your own",
+            f"{commit} by default; Ergon's connections turn it on, and so does a fact that is"
+            " appended in a transaction of yours; a job that is enqueued there does not",
+            "set synchronous_commit = on where you enqueue in transactions of your own",
         )
 
 

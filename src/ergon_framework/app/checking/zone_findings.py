@@ -1,0 +1,72 @@
+"""Looking at what the settings say about zones: can their facts and objects be kept there?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from ergon_framework.app.boundary import ZoneSetup, zones_of
+from ergon_framework.app.boundary_stores import unsaid
+from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.reading.sections import Settings
+from ergon_framework.app.running.ensemble import lives_here
+from ergon_framework.boundary.opening import check_stores, fact_file, folders_of, open_facts
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.ports.moving import mark_of, refuse_unsettled
+
+
+def examine_zones(settings: Settings, *, connects: bool) -> Iterator[Finding]:
+    """One finding for each zone whose node is kept here."""
+    for zone in zones_of(settings).values():
+        if lives_here(settings, zone.name):
+            check = f"zone {zone.name}"
+            try:
+                found = _found(zone, connects)
+            except ErgonError as error:
+                yield Finding(check, Status.BAD, error.message, error.remedy)
+            else:
+                yield Finding(check, Status.OK, found)
+
+
+def _found(zone: ZoneSetup, connects: bool) -> str:
+    settings = zone.settings
+    if not zone.is_store_said:
+        settings = unsaid(zone.name, settings, has_folder=False)
+    check_stores(settings)
+    for folder in folders_of(settings):
+        _refuse_unusable(folder)
+    file = fact_file(settings)
+    if file is not None and not file.exists():
+        return "will be made when its node first starts"
+    return _opened(zone.name, settings, file) if connects else "has its stores named"
+
+
+def _opened(name: str, settings: ZoneSettings, file: Path | None) -> str:
+    """What an acknowledgement means there.
+
+    A file is only looked at: its node may have it, and whoever asks may be another user.
+    """
+    with closing(open_facts(name, settings, read_only=file is not None)) as store:
+        refuse_unsettled(mark_of(store))
+        acknowledgement: str = store.acknowledgement
+    if file is not None and not os.access(file, os.W_OK):
+        raise _unusable(file, "this user may not write it")
+    return acknowledgement
+
+
+def _refuse_unusable(folder: Path) -> None:
+    """A folder in which nothing can be kept, or that cannot be made; it is not made here."""
+    here = next(each for each in (folder, *folder.parents) if each.exists())
+    if not here.is_dir():
+        raise _unusable(folder, f"{here} is no folder")
+    if not os.access(here, os.W_OK | os.X_OK):
+        raise _unusable(folder, f"this user may not write to {here}")
+
+
+def _unusable(path: Path, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} cannot be used: {why}", remedy="name a place that this user may write to"
+    )

@@ -1,0 +1,116 @@
+"""``ergon doctor`` on the zones of the settings."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.checking.zone_findings import examine_zones
+from ergon_framework.app.settings import load_settings
+from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import Zone
+from tests.servers.postgres import PostgresServer
+
+pytestmark = pytest.mark.req("SCALE:doctor")
+
+NO_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+
+
+def found(tmp_path: Path, text: str, *, connects: bool = True) -> Finding:
+    """What the doctor finds about the one zone of such settings."""
+    file = tmp_path / "ergon.toml"
+    file.write_text(f"[zones.plant]\n{text}\n")
+    [finding] = examine_zones(load_settings(file, {}), connects=connects)
+    assert finding.check == "zone plant"
+    assert (finding.status is Status.BAD) == bool(finding.remedy)
+    return finding
+
+
+def test_a_zone_that_is_not_there_yet(tmp_path: Path) -> None:
+    """Its folder is not made by looking."""
+    seen = found(tmp_path, 'data = "new/data"')
+    assert (seen.status, "when its node first starts" in seen.found) == (Status.OK, True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_zone_in_a_file_says_what_it_acknowledges(tmp_path: Path) -> None:
+    """Also while its node runs; nothing is locked and nothing is written."""
+    with Zone.open("plant", ZoneSettings(data=str(tmp_path / "data"))):
+        seen = found(tmp_path, 'data = "data"')
+    assert (seen.status, "disk" in seen.found) == (Status.OK, True)
+    assert found(tmp_path, 'data = "data"', connects=False).status is Status.OK
+
+
+def test_a_file_that_holds_no_facts(tmp_path: Path) -> None:
+    """Its node would not start."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/facts.db").write_bytes(b"garbage" * 1000)
+    seen = found(tmp_path, 'data = "data"')
+    assert (seen.status, "not an SQLite database" in seen.found) == (Status.BAD, True)
+
+
+@pytest.mark.parametrize("connects", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    ['data = "taken"', 'data = "taken/data"', 'data = "fine"\nobjects = "taken"'],
+    ids=["folder", "above", "objects"],
+)
+def test_a_file_in_the_place_of_a_folder(tmp_path: Path, text: str, connects: bool) -> None:
+    """For facts and for objects."""
+    (tmp_path / "taken").write_text("a file")
+    seen = found(tmp_path, text, connects=connects)
+    assert (seen.status, "taken is no folder" in seen.found) == (Status.BAD, True)
+
+
+@NO_ROOT
+def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    """Nor what is in it."""
+    (tmp_path / "locked").mkdir(mode=0o500)
+    seen = found(tmp_path, 'data = "locked/data"')
+    assert (seen.status, "may not write to" in seen.found) == (Status.BAD, True)
+
+
+def test_a_store_that_keeps_no_facts(tmp_path: Path) -> None:
+    """However well its server is set up; nobody has to be asked."""
+    seen = found(tmp_path, 'store = "redis://127.0.0.1:1"', connects=False)
+    assert (seen.status, "Redis does not keep facts" in seen.found) == (Status.BAD, True)
+
+
+def test_a_zone_on_a_server(tmp_path: Path, postgres_url: str) -> None:
+    """It is opened as its node would open it."""
+    seen = found(tmp_path, f'data = "data"\nstore = "{postgres_url}"')
+    assert (seen.status, "PostgreSQL" in seen.found) == (Status.OK, True)
+    with closing(open_fact_store(postgres_url, zone="plant", read_only=True)) as store:
+        assert store.logs()
+
+
+def test_a_user_who_may_make_no_tables(tmp_path: Path, postgres_server: PostgresServer) -> None:
+    """The server takes writes, but not of this user."""
+    url = postgres_server.new_database()
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            name = sql.Identifier(connection.info.dbname)
+            connection.execute("CREATE ROLE weak LOGIN")
+            connection.execute(sql.SQL("REVOKE CREATE ON DATABASE {} FROM PUBLIC").format(name))
+            user = connection.info.user
+        weak = url.replace(f"//{user}@", "//weak@")
+        seen = found(tmp_path, f'data = "data"\nstore = "{weak}"')
+        assert (seen.status, "permission denied" in seen.found) == (Status.BAD, True)
+    finally:
+        postgres_server.drop_database(url)
+        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+            connection.execute("DROP ROLE IF EXISTS weak")
+
+
+def test_a_zone_that_lives_elsewhere_is_an_address(tmp_path: Path) -> None:
+    """There is nothing here to look at."""
+    file = tmp_path / "ergon.toml"
+    file.write_text('[zones.far]\nlisten = "127.0.0.1:9443"\n')
+    assert list(examine_zones(load_settings(file, {}), connects=True)) == []
