@@ -87,6 +87,8 @@ def endless() -> dict[str, Any]:
         ("payload", {"a": Unserialisable()}),
         ("payload", {"a": [1, {"b": {Unserialisable()}}]}),
         ("payload", endless()),
+        ("payload", {"a": float("nan")}),
+        ("payload", {"a": [None, {"b": (1.0, float("-inf"))}]}),
         ("context", None),
         ("context", {"correlation_id": "c"}),
     ],

@@ -140,6 +140,27 @@ def test_an_open_circuit_defers_and_spends_no_attempt(clock: VirtualClock) -> No
     assert (done.end, done.result.attempts) == (TaskEnd.DONE, 1)
 
 
+@pytest.mark.req("PEF:M-2", "PEF:A-21")
+@pytest.mark.parametrize("way", ["deferred", "requeued"])
+def test_a_call_that_goes_on_later_has_not_failed(clock: VirtualClock, way: str) -> None:
+    """Its rows are those of one execution, and only the last one says how that ended."""
+    breaker = CircuitBreaker(failure_threshold=2, open_cooldown_seconds=5)
+    run = (
+        runner("timeout timeout ok", provider_options={"circuit_breaker": breaker})
+        if way == "deferred"
+        else runner("crash ok", requeue_on={"internal_error"}, max_requeues=1)
+    )
+    first = call(correlation_id="c")
+    ending = run.run(first)
+    assert ending.end is (TaskEnd.DEFER if way == "deferred" else TaskEnd.REQUEUE)
+    clock.advance(ending.seconds)
+    assert run.run(again(first, ending)).end is TaskEnd.DONE
+    run.provider.flush()
+    outcomes = [row.outcome for row in run.provider.store.attempts_of("c")]
+    assert outcomes == ["retry"] * (len(outcomes) - 1) + ["success"]
+    assert len(outcomes) > 1
+
+
 @pytest.mark.req("PEF:A-1")
 def test_deferrals_have_a_cap_and_then_there_is_a_letter(clock: VirtualClock) -> None:
     """A circuit that opens again and again ends in a dead letter with its own reason."""

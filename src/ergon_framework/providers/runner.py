@@ -17,7 +17,14 @@ import msgspec
 
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.providerstore import Batch, Claim, ClaimState, DeadLetter, LaneKey
+from ergon_framework.ports.providerstore import (
+    Batch,
+    Claim,
+    ClaimState,
+    DeadLetter,
+    LaneKey,
+    Outcome,
+)
 from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.decisions import decisions
 from ergon_framework.providers.errors import (
@@ -30,6 +37,7 @@ from ergon_framework.providers.execution import ProviderExecutionContext, Provid
 from ergon_framework.providers.pipeline import tracing
 from ergon_framework.providers.pipeline.edge import check_call
 from ergon_framework.providers.pipeline.fingerprints import fingerprint
+from ergon_framework.providers.pipeline.fitting import Ending
 from ergon_framework.providers.pipeline.redaction import message_of, plain_json, squeezed_names
 from ergon_framework.providers.pipeline.stepping import step
 from ergon_framework.providers.tasking.holding import dead_owner, take
@@ -267,8 +275,8 @@ class ProviderTaskRunner:
 
     # -- after the call ------------------------------------------------------------------------
 
-    def _ending_of(self, run: TaskRun) -> Callable[[ProviderExecutionResult], DeadLetter | None]:
-        def ending(result: ProviderExecutionResult) -> DeadLetter | None:
+    def _ending_of(self, run: TaskRun) -> Ending:
+        def ending(result: ProviderExecutionResult) -> DeadLetter | Outcome | None:
             run.verdict = verdict = verdict_on(
                 result,
                 self._table[result.reason_code or ""],
@@ -279,7 +287,7 @@ class ProviderTaskRunner:
             )
             if verdict.end is TaskEnd.DEAD:
                 return self._letter(run, self._given_up(run, result))
-            return None
+            return Outcome.RETRY if verdict.end in {TaskEnd.DEFER, TaskEnd.REQUEUE} else None
 
         return ending
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -40,11 +42,25 @@ def check_call(
     if type(payload) is not dict and not isinstance(payload, dict):
         raise _refused("payload", f"must be a dict, not {type(payload).__name__}")
     try:
-        msgspec.json.encode(payload)
+        # The encoder writes null for a number that JSON has no word for.
+        is_fine = msgspec.json.encode(payload).find(b"null") < 0 or _is_sayable(payload)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise _refused("payload", f"cannot be written as JSON: {error}") from error
+    if not is_fine:
+        raise _refused("payload", "cannot be written as JSON: it holds NaN or an infinity")
     if type(context) is not ProviderExecutionContext or not _is_plain(context):
         _check_context(context)
+
+
+def _is_sayable(value: Any) -> bool:
+    """Whether every number in it is one."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(map(_is_sayable, value.values())) and all(map(_is_sayable, value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_sayable, value))
+    return True
 
 
 def check_units(units: int, limit: int) -> None:

@@ -47,8 +47,8 @@ from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.telling import tell
 
-Ending = Callable[[ProviderExecutionResult], DeadLetter | None]
-"""Says whether a call that failed becomes a dead letter."""
+Ending = Callable[[ProviderExecutionResult], DeadLetter | Outcome | None]
+"""What a call that failed comes to: a dead letter, ``RETRY`` if it goes on later, or neither."""
 
 NEVER = 2**31
 """Failures in a row that open no circuit."""
@@ -183,15 +183,19 @@ class Fitted:
     ) -> None:
         """Hand the rows on, and the dead letter if ``ending`` has one.
 
+        A call that ``ending`` lets go on later has not failed: its last attempt is retried.
+
         A letter is on disk together with the last row before this returns, or the result says that
         there is none. With ``durable`` that holds for every call.
         """
-        letter = None if ending is None or result.success else ending(result)
-        if letter is not None:
+        end = None if ending is None or result.success else ending(result)
+        if isinstance(end, DeadLetter):
             last = rows[-1]._replace(outcome=Outcome.DEAD_LETTER.value)
-            if self.recorder.write_now(Batch([*rows[:-1], last], [letter])):
-                result.dead_letter = letter
+            if self.recorder.write_now(Batch([*rows[:-1], last], [end])):
+                result.dead_letter = end
                 return
+        elif end is Outcome.RETRY:
+            rows = _going_on(rows)
         if not self.options.durable or not self.recorder.write_now(Batch(rows)):
             self.recorder.add(rows)
 
@@ -259,6 +263,16 @@ def fit(
             remedy="leave it out: an async call is cancelled when its time is over",
         )
     return Fitted(name, capability, options, rules, is_async=is_async)
+
+
+def _going_on(rows: list[AttemptRow]) -> list[AttemptRow]:
+    """The rows of a call that is put off: its last attempt was not the last one."""
+    return [
+        row._replace(outcome=Outcome.RETRY.value)
+        if row.attempt_number > 0 and row.outcome == Outcome.FAILED
+        else row
+        for row in rows
+    ]
 
 
 def _store_of(options: Options) -> ProviderStore:
