@@ -57,6 +57,17 @@ def test_the_settings_name_the_parts(desk: Desk, workplace: Workplace, postgres_
     assert set(rows(desk)) == {"providers", "jobs", "zone plant"}
 
 
+@pytest.mark.parametrize("place", ["[zones.plant]", "[boundary]"])
+def test_a_zone_may_be_all_that_has_a_store(desk: Desk, postgres_url: str, place: str) -> None:
+    """Nothing else is made in its database."""
+    desk.settings(f'{place}\nstore = "{postgres_url}"\n[zones.plant.limits]\n')
+    for command in ("upgrade", "current"):
+        assert desk(command, "--json") == 0
+        assert set(rows(desk)) == {"zone plant"}
+    assert desk("upgrade", "--sql") == 0
+    assert "CREATE TABLE facts" in desk.out
+
+
 def test_the_printed_sql_makes_the_same_tables(desk: Desk, postgres_url: str) -> None:
     """Whoever may not run the command runs the statements."""
     assert desk("upgrade", "--store", postgres_url, "--jobs", "--sql") == 0

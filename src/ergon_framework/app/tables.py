@@ -182,6 +182,14 @@ def tables_of(settings: Settings) -> Iterator[Tables]:
             yield from _zone_tables(url, [name])
 
 
+def has_own_stores(settings: Settings) -> bool:
+    """Whether a provider or a zone says itself where its store is."""
+    from ergon_framework.app.boundary import zones_of
+
+    zones = (zone.settings.store for zone in zones_of(settings).values())
+    return any(call_stores(settings).values()) or any(each is not None for each in zones)
+
+
 def _is_server(url: str) -> bool:
     return url.lower().startswith("postgres")
 

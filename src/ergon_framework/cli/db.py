@@ -110,12 +110,14 @@ def _tables(
     config: Path | None, store: str | None, *, has_jobs: bool = False, is_offline: bool = False
 ) -> Iterator[Tables]:
     from ergon_framework.app.settings import load_settings
-    from ergon_framework.app.tables import tables_in, tables_of
+    from ergon_framework.app.tables import has_own_stores, tables_in, tables_of
 
     if store:
         return tables_in(store, has_jobs=has_jobs, is_offline=is_offline)
-    store_in_settings(config)  # says so when there is none
-    return tables_of(load_settings(config))
+    settings = load_settings(config)
+    if not has_own_stores(settings):
+        store_in_settings(config)  # says so when there is none
+    return tables_of(settings)
 
 
 def _row(part: str, now: str | None, latest: str, before: str | None) -> dict[str, Any]:
