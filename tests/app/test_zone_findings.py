@@ -13,6 +13,7 @@ from psycopg import sql
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.zone_findings import examine_zones
 from ergon_framework.app.settings import load_settings
+from ergon_framework.boundary.logs.nats import NatsFactStore
 from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
@@ -89,6 +90,19 @@ def test_a_zone_on_a_server(tmp_path: Path, postgres_url: str) -> None:
     assert (seen.status, "PostgreSQL" in seen.found) == (Status.OK, True)
     with closing(open_fact_store(postgres_url, zone="plant", read_only=True)) as store:
         assert store.logs()
+
+
+def test_a_server_that_takes_less_than_the_settings_allow(
+    tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those facts would be refused."""
+    monkeypatch.setattr(NatsFactStore, "largest", property(lambda _: 1000))
+    file = tmp_path / "ergon.toml"
+    file.write_text(f'[zones.plant]\ndata = "data"\nstore = "{nats_url}"\n')
+    [seen] = examine_zones(load_settings(file, {}), connects=True)
+    assert seen.status is Status.NOTE
+    assert "1,000 bytes" in seen.found
+    assert "max_payload" in seen.remedy
 
 
 def test_a_user_who_may_make_no_tables(tmp_path: Path, postgres_server: PostgresServer) -> None:

@@ -75,6 +75,8 @@ def test_append_other_content_under_a_used_id(desk: Desk) -> None:
     [
         (["--subject", "batch:7"], 1, "envelope.message_id is missing"),
         ([*FACT, "--object", "{"], 2, "--object is not JSON"),
+        ([*FACT, "--object", '{"step": 4, "step": 5}'], 1, "object_json.step is given twice"),
+        ([*FACT, "--object", "[1, NaN]"], 1, "object_json"),
         (["--object", "1"], 1, "envelope.message_id is missing"),
         ([*FACT, "--label", "x"], 2, "--label 'x' is not NAME=VALUE"),
         ([*FACT, "--subject", "nothing"], 1, "fact.subject"),

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias
 
 from ergon_framework.boundary import tracing
 from ergon_framework.boundary.facts.answers import answer, differs, store_trouble
-from ergon_framework.boundary.facts.edge import Admission, admitted
+from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larger
 from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.grouping import Grouping
@@ -106,9 +106,12 @@ class Zone:
     def admit(self, envelope: EnvelopeLike, fact: FactLike) -> Admission:
         """Check one fact; ``FactInvalidError`` names every field that is wrong."""
         settings = self.settings
-        return admitted(
+        found = admitted(
             envelope, fact, settings.limits, strict_ids=settings.strict_ids, clock=self.clock
         )
+        if (largest := self.store.largest) is not None:
+            refuse_larger(found.new_fact, largest)
+        return found
 
     def append(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; the answer means that it is on disk."""

@@ -164,8 +164,9 @@ def lookup(
 def _composed(
     envelope: dict[str, Any], subject: str | None, predicate: str | None, text: str | None
 ) -> bytes:
+    said = "null" if text is None else text
     try:
-        value = json.loads("null" if text is None else text)
+        json.loads(said)
     except ValueError as error:
         raise ConfigurationError(
             f"--object is not JSON: {error}", remedy="""write for example --object '{"step": 4}'"""
@@ -173,7 +174,9 @@ def _composed(
     fact = {"subject": subject, "predicate": predicate}
     stated = {name: word for name, word in fact.items() if word is not None}
     whole = {"produced_at_unix_ms": round(time.time() * 1000), **envelope}
-    return json.dumps({"envelope": whole, "fact": {**stated, "object_json": value}}).encode()
+    body = json.dumps({"envelope": whole, "fact": {**stated, "object_json": None}})
+    # As it was written: what it says twice, or a reader would bend, is the node's to refuse.
+    return f"{body.removesuffix('null}}')}{said}}}}}".encode("utf-8", "surrogatepass")
 
 
 def _labels(texts: list[str] | None) -> dict[str, str] | None:

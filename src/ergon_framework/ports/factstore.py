@@ -304,8 +304,13 @@ class LinkBook(Protocol):
 class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
     """All of it, in one place, so that one commit can span it."""
 
-    acknowledgement: str
-    """One sentence: what an acknowledged append survives."""
+    @property
+    def acknowledgement(self) -> str:
+        """One sentence: what an acknowledged append survives."""
+
+    @property
+    def largest(self) -> int | None:
+        """Bytes that envelope and fact may take together; None where no server says so."""
 
     def subscribe(self, wake: Callable[[], None]) -> None:
         """Call ``wake()``, from any thread, after each commit of this object that added facts.

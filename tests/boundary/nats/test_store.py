@@ -6,16 +6,28 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
+from typing import cast
 
 import pytest
+from pydantic import SecretStr
 
 from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.logs.nats import NatsFactStore
 from ergon_framework.boundary.logs.nats.books import MOST_YOUNG, Books
 from ergon_framework.boundary.logs.nats.coding import Note
 from ergon_framework.boundary.logs.nats.desk import MOST_SETTLED
 from ergon_framework.boundary.logs.nats.entering import Entering
 from ergon_framework.boundary.logs.records import prepare
-from ergon_framework.errors import ConsumerHeldError, StoreBrokenError, StoreError
+from ergon_framework.boundary.model import Envelope, Fact
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import (
+    ConsumerHeldError,
+    FactInvalidError,
+    StoreBrokenError,
+    StoreError,
+)
 from ergon_framework.ports.copies import AwaitedCopy, FactCopy, ItemCopy
 from ergon_framework.ports.factstore import (
     OUTBOUND,
@@ -351,6 +363,26 @@ def test_a_fact_that_is_too_large_for_the_server(open_store: Open) -> None:
             store.append(OUTBOUND, facts)
         assert "max_payload" in (caught.value.remedy or "")
     assert store.append(OUTBOUND, [new("b")]) == [Appended(1)]
+
+
+def test_a_zone_refuses_what_its_server_would_not_take(nats_url: str, tmp_path: Path) -> None:
+    """For good, and by itself: whoever sends it again would wait for ever, and all behind it."""
+    settings = ZoneSettings(data=str(tmp_path), store=SecretStr(nats_url))
+    with Zone.open("plant", settings) as zone:
+        cast(NatsFactStore, zone.store)._line.max_payload = 50_000
+        facts = {"a": 1, "large": "x" * 60_000, "b": 2}
+        for message_id, value in facts.items():
+            envelope = Envelope(
+                message_id=message_id, from_zone="plant", to_zone="hq", produced_at_unix_ms=1
+            )
+            fact = Fact(subject="batch:1", predicate="done", object_json=value)
+            if message_id != "large":
+                assert zone.append(envelope, fact).offset in {1, 2}
+                continue
+            with pytest.raises(FactInvalidError, match="and the server of the store") as caught:
+                zone.append(envelope, fact)
+            assert caught.value.reason == "too_large"
+            assert not caught.value.is_retryable
 
 
 def test_closing_lets_go_of_who_waits(open_store: Open) -> None:

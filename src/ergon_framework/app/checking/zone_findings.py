@@ -24,14 +24,12 @@ def examine_zones(settings: Settings, *, connects: bool) -> Iterator[Finding]:
         if lives_here(settings, zone.name):
             check = f"zone {zone.name}"
             try:
-                found = _found(zone, connects)
+                yield _found(check, zone, connects)
             except ErgonError as error:
                 yield Finding(check, Status.BAD, error.message, error.remedy)
-            else:
-                yield Finding(check, Status.OK, found)
 
 
-def _found(zone: ZoneSetup, connects: bool) -> str:
+def _found(check: str, zone: ZoneSetup, connects: bool) -> Finding:
     settings = zone.settings
     if not zone.is_store_said:
         settings = unsaid(zone.name, settings, has_folder=False)
@@ -40,21 +38,28 @@ def _found(zone: ZoneSetup, connects: bool) -> str:
         _refuse_unusable(folder)
     file = fact_file(settings)
     if file is not None and not file.exists():
-        return "will be made when its node first starts"
-    return _opened(zone.name, settings, file) if connects else "has its stores named"
+        return Finding(check, Status.OK, "will be made when its node first starts")
+    if not connects:
+        return Finding(check, Status.OK, "has its stores named")
+    return _opened(check, zone.name, settings, file)
 
 
-def _opened(name: str, settings: ZoneSettings, file: Path | None) -> str:
-    """What an acknowledgement means there.
+def _opened(check: str, name: str, settings: ZoneSettings, file: Path | None) -> Finding:
+    """What an acknowledgement means there, and whether all fits that the settings allow.
 
     A file is only looked at: its node may have it, and whoever asks may be another user.
     """
     with closing(open_facts(name, settings, read_only=file is not None)) as store:
         refuse_unsettled(mark_of(store))
-        acknowledgement: str = store.acknowledgement
+        acknowledgement, largest = store.acknowledgement, store.largest
     if file is not None and not os.access(file, os.W_OK):
         raise _unusable(file, "this user may not write it")
-    return acknowledgement
+    allowed = settings.limits.fact_bytes
+    if largest is not None and largest < allowed:
+        found = f"its server takes facts of {largest:,} bytes, and limits.fact_bytes is {allowed:,}"
+        remedy = "raise max_payload of the server, or lower fact_bytes"
+        return Finding(check, Status.NOTE, found, remedy)
+    return Finding(check, Status.OK, acknowledgement)
 
 
 def _refuse_unusable(folder: Path) -> None:

@@ -156,6 +156,15 @@ def admitted(
     return Admission(new_fact, _warnings(envelope, spellings, strict_ids, clock))
 
 
+def refuse_larger(fact: NewFact, largest: int) -> None:
+    """Refuse a fact that the server of a store would not take, however often it is sent."""
+    size = len(fact.envelope) + len(fact.fact)
+    if size > largest:
+        text = f"takes {size:,} bytes with its envelope, and the server of the store {largest:,}"
+        remedy = "put the data as an artifact and refer to it, or raise max_payload of the server"
+        raise refusal(Problem(OBJECT, "too_large", text, remedy))
+
+
 def _parsed(decode: Callable[[bytes], T], body: bytes) -> T | None:
     """What the bytes say, if they say it plainly.
 

@@ -26,6 +26,10 @@ T = TypeVar("T")
 PATIENCE = 30.0
 """Seconds for a transaction; then the connection is shut, whatever the server is doing."""
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"
+_UNSAFE = (
+    "SELECT string_agg(name, ' and ') FROM pg_settings"
+    " WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'"
+)
 
 
 class PostgresDatabase:
@@ -61,6 +65,7 @@ class PostgresDatabase:
                     schema.check(connection, self.name, namespace)
                 else:
                     schema.settle(connection, self.name, namespace)
+                [[self._unsafe]] = connection.execute(_UNSAFE).fetchall()
             self._clock = clock or self._server_clock()
         except psycopg.Error as error:
             self.close()
@@ -73,6 +78,15 @@ class PostgresDatabase:
     def name(self) -> str:
         """What to call it in front of people."""
         return self._address.name
+
+    def acknowledged(self, what: str, sentence: str) -> str:
+        """``sentence``, which is what an acknowledgement means, or the truth where it is not so."""
+        if self._unsafe is None:
+            return sentence
+        return (
+            f"An acknowledged {what} is with the PostgreSQL server, where {self._unsafe} is off:"
+            " after a power cut the whole database may be lost."
+        )
 
     def now(self) -> float:
         """The server's clock, or the one that was given."""

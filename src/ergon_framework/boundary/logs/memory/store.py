@@ -17,6 +17,9 @@ class MemoryFactStore(MemoryMoving):
         "the process ends."
     )
 
+    largest: int | None = None
+    """Nobody but the settings limits a fact."""
+
     def __init__(self, zone: str, *, clock: Callable[[], float] = time.time) -> None:
         super().__init__(zone, clock)
 

@@ -59,6 +59,11 @@ class NatsLogs(Ground):
         )
         super().__init__(url, zone=zone, clock=clock, read_only=read_only)
 
+    @property
+    def largest(self) -> int | None:
+        """Bytes that envelope and fact may take together, as the server says."""
+        return self._line.max_payload - OVERHEAD
+
     def append(
         self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
     ) -> list[Outcome]:
@@ -87,7 +92,7 @@ class NatsLogs(Ground):
     def _prepared(self, log: str, facts: Sequence[NewFact], capacity: int | None) -> Append:
         """Work out what can be, and refuse what would make all fail that share its commit."""
         prepared = [prepare(log, each) for each in facts]
-        if any(each.size > self._line.max_payload - OVERHEAD for each in prepared):
+        if any(each.size > (self.largest or 0) for each in prepared):
             raise too_large(self.url)
         return Append(log, prepared, capacity)
 

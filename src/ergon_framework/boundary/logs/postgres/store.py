@@ -8,15 +8,23 @@ from ergon_framework.boundary.logs.tables.objects import TableObjects
 from ergon_framework.boundary.logs.tables.serving import TableServing
 from ergon_framework.errors import StoreError
 
+_ACKNOWLEDGED = (
+    "An acknowledged fact is synced to the disk of the PostgreSQL server (synchronous_commit is"
+    " on): it survives the end of every process and power cuts, and the loss of that disk only"
+    " where the server waits for a standby."
+)
+
 
 class PostgresFactStore(PostgresMoving, TableServing, TableObjects, TableLinks):
     """A zone's facts in a PostgreSQL database. Any thread and any process may call any method."""
 
-    acknowledgement = (
-        "An acknowledged fact is synced to the disk of the PostgreSQL server (synchronous_commit is"
-        " on): it survives the end of every process and power cuts, and the loss of that disk only"
-        " where the server waits for a standby."
-    )
+    @property
+    def acknowledgement(self) -> str:
+        """What an acknowledged append survives."""
+        return self._database.acknowledged("fact", _ACKNOWLEDGED)
+
+    largest: int | None = None
+    """Nobody but the settings limits a fact."""
 
     def backup(self, folder: str) -> None:
         """Refuse: the server's own programs copy a database, and do it well."""

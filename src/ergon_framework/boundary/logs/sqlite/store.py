@@ -30,6 +30,9 @@ class SqliteFactStore(SqliteMoving, TableServing, TableObjects, TableLinks):
         " end of the process and power cuts, not the loss of that disk."
     )
 
+    largest: int | None = None
+    """Nobody but the settings limits a fact."""
+
     def backup(self, folder: str) -> None:
         """Write a consistent copy that, when opened, begins a new epoch."""
         target = Path(folder).absolute() / FILE

@@ -36,17 +36,20 @@ from ergon_framework.ports.jobstore import (
 from ergon_framework.storage.postgres.joining import Joinable
 
 _SQL = statements("jobs.sql")
+_ACKNOWLEDGED = "An acknowledged job is committed and synced to disk by the PostgreSQL server."
 
 
 class PostgresJobStore(PostgresMoving):
     """Jobs in one PostgreSQL database, which any number of hosts may share."""
 
-    durability = "An acknowledged job is committed and synced to disk by the PostgreSQL server."
+    durability: str
+    """What an acknowledgement means."""
 
     def __init__(
         self, url: str, *, clock: Callable[[], float] | None = None, read_only: bool = False
     ) -> None:
         super().__init__(url, clock=clock, read_only=read_only)
+        self.durability = self._database.acknowledged("job", _ACKNOWLEDGED)
         self._memory = Memory()
         self._unsure: Unsure = set()
         self._joining = Joining(self)
