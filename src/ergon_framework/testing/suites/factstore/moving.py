@@ -165,6 +165,19 @@ def what_came_later_is_added(s: Subject) -> None:
 
 
 @check(NEEDS)
+def ids_may_come_before_their_facts(s: Subject) -> None:
+    """A store that grows while it is moved gives ids out whose facts come in the next turn."""
+    with _filled(s) as old:
+        source, target = _archive(old), _archive(s)
+        target.load(list(_all(source, LogCopy, 100)))
+        target.load(list(_all(source, IdCopy, 1000)))
+        _copy(source, target)
+        keys = [copy.key for copy in _all(target, IdCopy, 100)]
+        same(keys, [copy.key for copy in _all(source, IdCopy, 100)], "keys")
+        _compare(target, source)
+
+
+@check(NEEDS)
 def a_log_that_was_cut_beyond_is_begun_anew(s: Subject) -> None:
     """When all that a first move brought is gone, the log goes on where the other one does."""
     with _memory(s) as old:

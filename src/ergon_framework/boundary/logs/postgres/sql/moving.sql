@@ -23,6 +23,10 @@ FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) AS each (key, digest, id)
 WHERE NOT EXISTS (SELECT FROM {zone}.facts AS fact WHERE fact.key = each.key)
 ON CONFLICT (key) DO NOTHING;
 
+-- drop_ids: of facts that are kept from now on, and know their ids themselves
+DELETE FROM {zone}.ledger AS known WHERE key = ANY($1::bytea[])
+AND EXISTS (SELECT FROM {zone}.facts AS fact WHERE fact.key = known.key);
+
 -- items: whatever was set aside, after one of them
 SELECT id, consumer, log, position, reason, message, attempts, at, state, envelope, fact, is_served
 FROM {zone}.quarantine WHERE id > $1 ORDER BY id LIMIT $2;
