@@ -167,6 +167,20 @@ def test_who_comes_second_waits_or_is_told(tmp_path: Path, outbox: Outbox, node:
         node.wait_for(lambda: node.log == ["e:1", "e:2"])
 
 
+def test_who_waits_until_it_is_empty_need_not_empty_it(
+    tmp_path: Path, outbox: Outbox, node: Node
+) -> None:
+    """Another one drains for ever, and has sent everything: then there is nothing to wait for."""
+    outbox.start()
+    outbox.add(envelope("e:1"), fact(1))
+    node.wait_for(lambda: node.log == ["e:1"])
+    with Outbox(tmp_path / "outbox.db", node, poll=0.01) as second:
+        nothing = DrainReport(ended=Ended.EMPTY)
+        assert second.drain(until_empty=True) == nothing
+        assert asyncio.run(second.drain_async(AsyncNode(node), until_empty=True)) == nothing
+    assert node.log == ["e:1"]
+
+
 def test_who_waits_for_the_lock_can_be_stopped(tmp_path: Path, outbox: Outbox, node: Node) -> None:
     """It has done nothing."""
     outbox.start()

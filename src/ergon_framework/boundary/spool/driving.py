@@ -12,12 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
-from ergon_framework.boundary.spool.draining import Ask, Do, DrainReport, Effect, Rest, Script
+from ergon_framework.boundary.spool.draining import (
+    Ask,
+    Do,
+    DrainReport,
+    Effect,
+    Ended,
+    Rest,
+    Script,
+)
 from ergon_framework.boundary.spool.store import Spool
 from ergon_framework.storage.bells import Bell
 
 MakeScript: TypeAlias = Callable[[Callable[[], bool]], Script[DrainReport]]
 """Makes the script, given how to ask whether it is to stop."""
+IsOver: TypeAlias = Callable[[], bool]
+"""Whether whoever drains just now has left nothing to do for those who wait."""
 
 
 class Stop(Protocol):
@@ -35,8 +45,9 @@ def drain(
     stop: threading.Event,
     poll: float,
     waits: bool,
+    is_over: IsOver,
 ) -> DrainReport:
-    """Run a drain in this thread, once nobody else does."""
+    """Run a drain in this thread, once nobody else does, unless it is over by then."""
     with _listening(spool) as bell:
         lock = spool.lock()
         while not lock.try_gain():
@@ -44,6 +55,8 @@ def drain(
                 raise lock.refusal()
             if stop.is_set():
                 return DrainReport()
+            if is_over():
+                return DrainReport(ended=Ended.EMPTY)
             bell.wait(poll)
 
         def perform(effect: Effect) -> Any:
@@ -91,6 +104,7 @@ async def drain_async(
     stop: asyncio.Event,
     poll: float,
     waits: bool,
+    is_over: IsOver,
 ) -> DrainReport:
     """Run a drain in this task; work on the spool is done in threads."""
     with _listening(spool) as bell, _hearing(bell) as rung:
@@ -100,6 +114,8 @@ async def drain_async(
                 raise lock.refusal()
             if stop.is_set():
                 return DrainReport()
+            if await asyncio.to_thread(is_over):
+                return DrainReport(ended=Ended.EMPTY)
             await _first_of(rung, stop, poll)
             rung.clear()
 

@@ -174,6 +174,7 @@ class Outbox:
             stop=stop or threading.Event(),
             poll=self.rule.poll,
             waits=when_held == "wait",
+            is_over=lambda: until_empty and not self.pending(),
         )
 
     async def drain_async(
@@ -192,6 +193,7 @@ class Outbox:
             stop=stop or asyncio.Event(),
             poll=self.rule.poll,
             waits=when_held == "wait",
+            is_over=lambda: until_empty and not self.pending(),
         )
 
     def start(self) -> None:
