@@ -161,6 +161,15 @@ def test_a_call_that_goes_on_later_has_not_failed(clock: VirtualClock, way: str)
     assert len(outcomes) > 1
 
 
+@pytest.mark.req("PEF:A-9")
+def test_nobody_is_told_to_wait_for_years() -> None:
+    """Whoever reads the result or catches the error may wait as long as that."""
+    ending = runner("rate_limited:999999999", max_deferrals=0).run(call())
+    assert ending.result.retry_after_seconds == pytest.approx(3600.0)
+    assert ending.result.error is not None
+    assert ending.result.error.retry_after_seconds == 3600.0
+
+
 @pytest.mark.req("PEF:A-1")
 def test_deferrals_have_a_cap_and_then_there_is_a_letter(clock: VirtualClock) -> None:
     """A circuit that opens again and again ends in a dead letter with its own reason."""

@@ -232,6 +232,9 @@ class Calling:
         """The provider raised."""
         ended_at = self.clock.now()
         error = self._manner.canonical(raw)
+        if error.retry_after_seconds is not None:  # nobody who reads it shall wait for years
+            longest = self._manner.longest_cooldown
+            error.retry_after_seconds = min(error.retry_after_seconds, longest)
         decision = self._manner.table[error.reason_code]
         self._error = error
         self._never_sent = self._never_sent and error.never_sent
