@@ -142,6 +142,34 @@ def test_connections_that_do_not_serve(
     assert ids(store) == ["a"]
 
 
+def test_what_the_caller_can_do_is_said(
+    store: PostgresFactStore, url: str, postgres_server: PostgresServer
+) -> None:
+    """The connection is the caller's: how the server of the store is does not help."""
+    store.append(OUTBOUND, [new("a")])
+    with psycopg.connect(url) as gone:
+        gone.close()
+        with pytest.raises(StoreError, match="the connection is closed") as caught:
+            store.append_in(gone, OUTBOUND, [new("b")])
+        assert "connect again" in (caught.value.remedy or "")
+    elsewhere = postgres_server.new_database()
+    try:
+        with psycopg.connect(elsewhere) as other_one:
+            with pytest.raises(StoreError, match="database of the connection lacks") as caught:
+                store.append_in(other_one, OUTBOUND, [new("b")])
+            assert "connect to the database of the store" in (caught.value.remedy or "")
+    finally:
+        postgres_server.drop_database(elsewhere)
+    with psycopg.connect(url) as late:
+        late.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        late.execute("SELECT 1")
+        store.append(OUTBOUND, [new("c")])
+        with pytest.raises(StoreError, match="could not serialize") as caught:
+            store.append_in(late, OUTBOUND, [new("b")])
+        assert "begin the transaction again" in (caught.value.remedy or "")
+    assert ids(store) == ["a", "c"]
+
+
 def test_others_wait_for_the_commit(open_store: Open, connection: Any, url: str) -> None:
     """Who appends meanwhile gets the offset behind it."""
     store = open_store()

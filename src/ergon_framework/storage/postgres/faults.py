@@ -23,10 +23,18 @@ deadlock passes at once, a lock that was waited for in vain hardly ever. The las
 prepared on the connection is gone, or does not fit the tables any more."""
 _FULL = "53100"
 _FORBIDDEN = frozenset({"25006", "42501"})
-_MISSING = frozenset({"42P01", "42703", "3F000"})  # a table, a column, a schema
+MISSING = frozenset({"42P01", "42703", "3F000"})
+"""A table, a column, a schema."""
 _DAMAGED = frozenset({"58030", "XX001", "XX002"})
 _AWAY = ("08", "53", "55", "57", "40", "28", "3D", "58")
 """Classes of trouble that somebody can end without changing the program or its data."""
+_LOOK = "see that the server runs, can be reached and lets this user in"
+_BEGIN_AGAIN = "nothing of it was done: begin the transaction again"
+_REMEDIES = {
+    "40001": _BEGIN_AGAIN,
+    "40P01": _BEGIN_AGAIN,
+    "55P03": "somebody holds what is wanted: see who keeps a transaction open, then try again",
+}
 _REFUSED = ("22", "23", "54")
 """Classes of values that are taken for impossible, however often they are sent."""
 _STRANGER = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
@@ -79,7 +87,7 @@ def translate(error: BaseException, name: str) -> StoreError:
             f"{name} may not be written: {text}",
             remedy="connect to a server that is no standby, as a user who may write these tables",
         )
-    if state in _MISSING:
+    if state in MISSING:
         return StoreSchemaError(f"{name} lacks a table: {text}", remedy="run `ergon db upgrade`")
     if state in _DAMAGED:
         return StoreBrokenError(
@@ -89,7 +97,7 @@ def translate(error: BaseException, name: str) -> StoreError:
     if state.startswith(_AWAY) or (not state and not isinstance(error, psycopg.DataError)):
         return StoreUnavailableError(
             f"{name} cannot be used for now: {text}",
-            remedy="see that the server runs, can be reached and lets this user in",
+            remedy=_REMEDIES.get(state, _LOOK),
             details={"is_lost": not state or state.startswith(("08", "57P"))},
         )
     is_refused = state.startswith(_REFUSED) or (not state and isinstance(error, psycopg.DataError))

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import psycopg
 
-from ergon_framework.errors import StoreError
+from ergon_framework.errors import StoreError, StoreSchemaError
 from ergon_framework.storage.postgres.connections import Connection
-from ergon_framework.storage.postgres.faults import translate
+from ergon_framework.storage.postgres.faults import MISSING, first_line, translate
 
 Joinable: TypeAlias = Any
 """A connection of psycopg, or of SQLAlchemy with psycopg under it."""
@@ -20,6 +20,8 @@ Joinable: TypeAlias = Any
 def joined(connection: Joinable, name: str) -> Iterator[Connection]:
     """The driver's connection; an error undoes what was done on it here, and only that."""
     driver = driver_of(connection)
+    if driver.closed:
+        raise StoreError("the connection is closed", remedy="connect again, and begin anew")
     if driver.info.encoding != "utf-8":
         raise StoreError(
             f"the connection speaks {driver.info.encoding}, in which not every text can be sent",
@@ -44,6 +46,12 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
             if not driver.closed:
                 _bare(driver, b"RELEASE SAVEPOINT ergon_joined")
     except psycopg.Error as error:
+        if error.sqlstate in MISSING:
+            raise StoreSchemaError(
+                f"the database of the connection lacks a table of {name}: {first_line(error)}",
+                remedy="connect to the database of the store; if it is that one, run"
+                " `ergon db upgrade`",
+            ) from error
         raise translate(error, name) from error
 
 
