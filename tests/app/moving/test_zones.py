@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.app.tables import zones_there
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.opening import open_fact_store, open_object_store
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
-from ergon_framework.errors import ConfigurationError, DataLossError, StoreError
+from ergon_framework.errors import ConfigurationError, DataLossError, ErgonError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.testing.suites.factstore.moving import fill
 from ergon_framework.testing.suites.factstore.subject import Subject, new
@@ -198,6 +199,31 @@ def test_which_zone_must_be_known(tmp_path: Path) -> None:
     """A server does not say it by itself, and a zone has the same name on both sides."""
     with pytest.raises(ConfigurationError, match="which zone"):
         moved("nats://127.0.0.1:1", tmp_path / "new")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shuts", [False, True])
+@pytest.mark.parametrize("url", ["postgres_url", "nats_url"])
+def test_a_zone_that_a_server_does_not_have(
+    url: str, tmp_path: Path, request: pytest.FixtureRequest, shuts: bool
+) -> None:
+    """It is not made by looking for it, nor is anything on the other side."""
+    place = with_facts(request.getfixturevalue(url), lambda s: s.put("a"))
+    with pytest.raises(ErgonError) as caught:
+        moved(place, tmp_path / "new", zone="plant-z", shuts=shuts)
+    if url == "postgres_url":
+        assert "has no zone 'plant-z'; did you mean 'plant-a'?" in str(caught.value)
+        assert zones_there(place) == [ZONE]
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ErgonError):
+        open_fact_store(place, zone="plant-z", read_only=True)
+
+
+def test_objects_come_from_a_folder_that_is_there(zone: Path, tmp_path: Path) -> None:
+    """It is not made by looking for it."""
+    with pytest.raises(ConfigurationError, match=r"no folder .*none to copy objects from"):
+        moved(zone, tmp_path / "new", objects=(str(tmp_path / "none"), str(tmp_path / "to")))
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_trial_writes_nothing(zone: Path, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from ergon_framework.app.moving.objects import Bytes
 from ergon_framework.app.moving.parts import Part
 from ergon_framework.app.moving.places import Place
 from ergon_framework.app.moving.quiet import refuse_readers, refuse_workers
-from ergon_framework.app.tables import tables_in
+from ergon_framework.app.reading.source import did_you_mean
+from ergon_framework.app.tables import tables_in, zones_there
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.opening import (
@@ -160,7 +161,23 @@ def _zone_of(asked: Asked) -> str:
         raise ConfigurationError(
             f"nothing says which zone of {asked.source.name} is meant", remedy="give --zone NAME"
         )
+    _refuse_unknown(zone, asked.source)
     return zone
+
+
+def _refuse_unknown(zone: str, place: Place) -> None:
+    """A zone that a server does not have: to open it for writing would make it."""
+    if place.file is not None:
+        return
+    if not place.is_database:
+        open_fact_store(place.url, zone=zone, read_only=True).close()
+        return
+    there = zones_there(place.url)
+    if zone not in there:
+        raise ConfigurationError(
+            f"{place.name} has no zone {zone!r}; {did_you_mean(zone, there)}",
+            remedy="correct --zone",
+        )
 
 
 def zone_part(asked: Asked, stack: ExitStack) -> Part:
@@ -203,6 +220,11 @@ def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
     places = asked.objects or (asked.source.objects, asked.target.objects)
     if places[0] is None or places[1] is None:
         return None
+    if asked.objects and is_folder(places[0]) and not Path(places[0]).is_dir():
+        raise ConfigurationError(
+            f"there is no folder {places[0]} to copy objects from",
+            remedy="--objects FROM TO: FROM is where the objects are",
+        )
     source = stack.enter_context(closing(open_object_store(places[0])))
     is_missing = is_folder(places[1]) and not Path(places[1]).is_dir()
     place = "memory://" if asked.is_trial and is_missing else places[1]
