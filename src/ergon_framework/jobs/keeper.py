@@ -301,10 +301,11 @@ class Keeper:
         with self._lock:
             is_filled = self._slots.take(ask.slots, _by_executor(ask, claimed.jobs))
             self._news = self._news or is_filled
-        self.is_left = claimed.more
-        if self._is_probing:
-            self._is_probing = False
-            self.probes += 1
+        if ask.asks_more:  # no other claim has looked
+            self.is_left = claimed.more
+            if self._is_probing:
+                self._is_probing = False
+                self.probes += 1
         claims = [Claim(job) for job in claimed.jobs]
         if claims:
             self.leases.add(claims, now)

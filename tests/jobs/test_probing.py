@@ -1,0 +1,82 @@
+"""Whether anything due is left: only a claim that looked can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.jobs.keeper import Keeper
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.sqlite.store import SqliteJobStore
+from ergon_framework.ports.jobstore import Ask
+from tests.jobs.workplace import job
+
+pytestmark = pytest.mark.req("X13")
+
+
+def _heard(*_: Any) -> None:
+    """Nobody listens."""
+
+
+class Desk:
+    """A keeper with a job that is due, whose executor has no room, and another that has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = SqliteJobStore(folder / "work.db")
+        self.store.add([job("busy#echo")])
+        self.keeper = Keeper(
+            self.store,
+            JobsSettings(),
+            lambda _slots, *, is_thorough: self.ask(is_thorough),
+            _heard,
+            _heard,
+            _heard,
+        )
+
+    @staticmethod
+    def ask(is_thorough: bool) -> Ask:
+        """Room for the jobs of one executor."""
+        own = frozenset({"free", "busy"})
+        return Ask(
+            worker="me",
+            lease=15.0,
+            slots={"free": 1},
+            default="free",
+            known=own,
+            own=own,
+            asks_more=is_thorough,
+        )
+
+    def claim(self, *, is_thorough: bool) -> None:
+        """One exchange."""
+        self.keeper._exchange([], self.ask(is_thorough))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """A desk with a store that only looks when it is asked to."""
+    found = Desk(tmp_path)
+    with closing(found.store):
+        yield found
+
+
+def test_a_claim_that_did_not_look_hides_nothing(desk: Desk) -> None:
+    """Between the look and the decision another executor gets room, and is claimed for."""
+    desk.keeper.probe()
+    desk.claim(is_thorough=True)
+    assert (desk.keeper.probes, desk.keeper.is_left) == (1, True)
+    desk.claim(is_thorough=False)
+    assert desk.keeper.is_left
+
+
+def test_a_claim_under_way_is_no_answer(desk: Desk) -> None:
+    """Who asks while a claim is under way that does not look waits for the next one."""
+    desk.keeper.probe()
+    desk.claim(is_thorough=False)
+    assert desk.keeper.probes == 0
+    desk.claim(is_thorough=True)
+    assert (desk.keeper.probes, desk.keeper.is_left) == (1, True)
