@@ -103,6 +103,20 @@ def test_a_burst_gives_up_on_an_executor_that_never_starts() -> None:
 
 
 @pytest.mark.req("X7")
+def test_an_executor_that_says_it_cannot_serve_is_given_nothing() -> None:
+    """It is ended and counts as one that does not start; its job is as it was."""
+    store = MemoryJobStore()
+    store.add([job("echo")])
+    says = "import os, sys; os.write(int(os.environ['ERGON_READY_FD']), b'{\"ready\": false}\\n')"
+    command = (sys.executable, "-c", f"{says}; sys.stdin.read()")
+    executor = ExecutorSettings(command=command, pool_size=1, kill_grace=0.5)
+    with pytest.raises(ErgonError, match="'python' does not start"):
+        worker(store, executor=executor, burst=True).run()
+    waiting = get(store, "echo")
+    assert (waiting.status, waiting.attempts) == (JobStatus.PENDING, 0)
+
+
+@pytest.mark.req("X7")
 def test_a_burst_gives_up_on_one_broken_executor_among_others() -> None:
     """What the others can run is run first."""
     store = MemoryJobStore()

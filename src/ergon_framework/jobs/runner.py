@@ -359,9 +359,13 @@ class Runner:
             return
         self._forget(self.child.ready)
         self.child.close_ready()
-        if _says_ready(bytes(self._ready_text)):
+        is_ready = _says_ready(bytes(self._ready_text))
+        if is_ready:
             self.came_up(self._selecting.now())
             self._audience.became_ready(self)
+        elif is_ready is not None:
+            self.end(Fate.NOT_UP, self._selecting.now())
+            self._audience.exited(self)
 
     def _write_more(self, _events: int) -> None:
         if self.child.flush():
@@ -374,11 +378,11 @@ class Runner:
             self._selecting.forget(descriptor)
 
 
-def _says_ready(text: bytes) -> bool:
-    """Any line counts, unless it is JSON that says otherwise."""
+def _says_ready(text: bytes) -> bool | None:
+    """Any line counts, unless it is JSON that says otherwise; None without a word."""
     line = text.strip()
     try:
         said = json.loads(line)
     except ValueError:
-        return bool(line)
+        return bool(line) or None
     return not (isinstance(said, dict) and said.get("ready") is False)
