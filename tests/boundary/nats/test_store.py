@@ -18,6 +18,7 @@ from ergon_framework.boundary.logs.nats.books import MOST_YOUNG, Books
 from ergon_framework.boundary.logs.nats.coding import Note
 from ergon_framework.boundary.logs.nats.desk import MOST_SETTLED
 from ergon_framework.boundary.logs.nats.entering import Entering
+from ergon_framework.boundary.logs.nats.moving import _ids as ids_in
 from ergon_framework.boundary.logs.records import prepare
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import ZoneSettings
@@ -363,6 +364,21 @@ def test_a_fact_that_is_too_large_for_the_server(open_store: Open) -> None:
             store.append(OUTBOUND, facts)
         assert "max_payload" in (caught.value.remedy or "")
     assert store.append(OUTBOUND, [new("b")]) == [Appended(1)]
+
+
+def test_an_id_comes_once_though_it_is_sealed_meanwhile(open_store: Open) -> None:
+    """Who reads ids has seen it among the young ones, and meets it in the ledger again."""
+    one, two = open_store(), open_store()
+    one.append(OUTBOUND, [new("a")])
+
+    def read(books: Books) -> list[bytes]:
+        assert [len(shelf.young) for shelf in books.shelves()] == [1]
+        two.append(OUTBOUND, [new("b"), new("c")])
+        return [copy.key for copy in ids_in(books, b"")]
+
+    keys = one._look(read)
+    assert keys == sorted(set(keys))
+    assert len(keys) == 3
 
 
 def test_a_zone_refuses_what_its_server_would_not_take(nats_url: str, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ class Books:
         self.stream = stream
         self.subjects = subjects
         self.is_sure = is_sure
+        self.is_moving = False
+        """Facts of another store are put here, whose ids may be there already."""
         """Whether the stream was seen to end where the memory says."""
         self.is_longer = 0
         """How many entries this step adds."""
@@ -219,18 +221,23 @@ class Books:
             if self._is_plain():
                 continue
             # Somebody who died between two batches may have left ids of entries that are there.
-            there = self._sealed(list(shelf.young)) if self.is_sure else {}
+            is_sure = self.is_sure or self.is_moving
+            there = self._sealed(list(shelf.young)) if is_sure else {}
             for key, known in shelf.young.items():
                 if key not in there:
                     self.add_id(key, known)
+                elif not there[key].seq:  # it came here before its fact
+                    self._others.append(Message(self.subjects.id(key), entries.id_record(known)))
             shelf.young.clear()
             self._puts[self.subjects.shelf(shelf.name)] = encode(shelf)
         return bool(self._entries or self._others or self._puts)
 
     def _is_plain(self) -> bool:
         """Whether this step adds one entry and need not change anything else."""
+        if self.is_moving or self._puts or self._others:
+            return False
         is_young = all(len(shelf.young) <= MOST_YOUNG for shelf in self._shelves.values())
-        return is_young and len(self._entries) == 1 and not self._puts and not self._others
+        return is_young and len(self._entries) == 1
 
     def messages(self) -> list[Message]:
         """All that is to be written: what others depend on comes last."""

@@ -93,12 +93,17 @@ def _up_to(last: int, _: Books) -> int:
 
 
 def _ids(books: Books, after: bytes) -> Iterator[IdCopy]:
-    """Ids in the order of their keys."""
+    """Ids in the order of their keys.
+
+    The ledger is read as it is now: what was young when the books were opened may be there, too.
+    """
     young = [
         _id_copy(key, known) for shelf in books.shelves() for key, known in shelf.young.items()
     ]
-    merged = heapq.merge(_sealed(books, after), sorted(young, key=_key), key=_key)
-    return (copy for copy in merged if copy.key > after)
+    for copy in heapq.merge(_sealed(books, after), sorted(young, key=_key), key=_key):
+        if copy.key > after:
+            after = copy.key
+            yield copy
 
 
 def _key(copy: IdCopy) -> bytes:

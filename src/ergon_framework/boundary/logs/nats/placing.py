@@ -41,6 +41,7 @@ def put(copies: Sequence[Copy], books: Books) -> None:
     if isinstance(copies[0], IdCopy):
         _put_ids(books, cast("Sequence[IdCopy]", copies))
         return
+    books.is_moving = isinstance(copies[0], FactCopy)
     for copy in copies:
         _LOADS[type(copy)](books, copy)
 

@@ -171,10 +171,15 @@ def ids_may_come_before_their_facts(s: Subject) -> None:
         source, target = _archive(old), _archive(s)
         target.load(list(_all(source, LogCopy, 100)))
         target.load(list(_all(source, IdCopy, 1000)))
-        _copy(source, target)
+        for limit in (1, 4):
+            _copy(source, target, limit)
         keys = [copy.key for copy in _all(target, IdCopy, 100)]
         same(keys, [copy.key for copy in _all(source, IdCopy, 100)], "keys")
         _compare(target, source)
+        for name in ("z1", "z2"):
+            kept = old.put(name)
+            same(s.put(name), kept, "outcome of a new fact")
+            same(s.again(name), old.again(name), "outcome of the same again")
 
 
 @check(NEEDS)
