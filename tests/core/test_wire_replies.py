@@ -145,9 +145,9 @@ def test_blank_lines_crlf_and_a_missing_last_newline_are_tolerated() -> None:
         (b'{"job_id":"j1","status":"retry","retry_after_seconds":"3"}', "retry_after", "j1"),
         (b'{"job_id":"j1","status":"retry","retry_after_seconds":true}', "retry_after", "j1"),
         (b'{"job_id":"j1","status":"retry","retry_after_seconds":1e999}', "retry_after", "j1"),
-        (b'{"job_id":"j1","status":"retry","retry_after_seconds":NaN}', "malformed", None),
-        (b'{"job_id":"j1","status":"retry","retry_after_seconds":Infinity}', "malformed", None),
-        (b'{"job_id":"j1","status":"success","result":NaN}', "malformed", None),
+        (b'{"job_id":"j1","status":"retry","retry_after_seconds":NaN}', "malformed", "j1"),
+        (b'{"job_id":"j1","status":"retry","retry_after_seconds":Infinity}', "malformed", "j1"),
+        (b'{"job_id":"j1","status":"success","result":NaN}', "malformed", "j1"),
         (b'{"job_id":"j1","status":"success","result":}', "malformed", None),
         (b'{"job_id":"j1","status":"success","result":"\xff"}', "UTF-8", "j1"),
         (b'{"job_id":"j1","status":"success","more":"\xed\xa0\x80"}', "UTF-8", "j1"),
@@ -255,3 +255,12 @@ def test_an_instant_that_cannot_be_written_is_refused(field: str) -> None:
     """Better no request than one that no executor can read."""
     with pytest.raises(ValueError, match="between the years"):
         encode_request(**{**FIELDS, field: float("inf")})
+
+
+@pytest.mark.req("X6")
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b'{"a": [Infinity]}'])
+def test_a_number_that_is_none_ends_the_right_attempt(number: bytes) -> None:
+    """Some encoders write it: the job that is meant need not wait for its deadline."""
+    [told] = read(b'{"job_id": "j1", "status": "success", "result": %b}\n' % number)
+    assert isinstance(told, Stray)
+    assert told.job_id == "j1"

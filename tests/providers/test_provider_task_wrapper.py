@@ -542,6 +542,11 @@ def test_mistakes_are_told_when_the_task_is_made(app: Celery) -> None:
         NoFactory()
     with pytest.raises(ConfigurationError, match="max_deferrals"):
         task_of(app, max_deferrals=-1)
+    for option in ("secret_names", "volatile_names"):
+        with pytest.raises(ConfigurationError, match=f"{option} must be a set of names"):
+            task_of(app, **{option: "password"})
+    with pytest.raises(WiringError, match="would take the place of the provider call"):
+        app.task(base=CeleryProviderTask, name="decorated", lazy=False, shared=False)(task_of)
 
     class Wrong(CeleryProviderTask):
         name = "wrong"

@@ -223,7 +223,7 @@ def _reply(line: bytes) -> Reply | Stray:
         if not line.isascii():
             line.decode()  # msgspec looks neither into raw values nor into fields that it skips
     except _UNREADABLE as error:
-        return Stray(_why(error), len(line), _shown(line).job_id)
+        return Stray(_why(error), len(line), _answered(line))
     status = _STATUSES.get(answer.status)
     if status is None:
         return Stray(_BAD_STATUS, len(line), answer.job_id)
@@ -235,6 +235,14 @@ def _reply(line: bytes) -> Reply | Stray:
         answer.error_type,
         answer.retry_after_seconds,
     )
+
+
+def _answered(line: bytes) -> str | None:
+    """The job that a line means which is no outcome; NaN is no JSON, but some encoders write it."""
+    shown = _shown(line).job_id
+    if shown is None and _NO_NUMBER.search(line):
+        return _job_id_at_start(line[:HEAD])
+    return shown if isinstance(shown, str) else None
 
 
 def _stray_long(line: TooLong) -> Stray:
@@ -276,6 +284,7 @@ class _Shown(msgspec.Struct):
 _SHOWN = msgspec.json.Decoder(_Shown)
 _TEXT = msgspec.json.Decoder(str)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_NO_NUMBER = re.compile(rb"NaN|Infinity")
 _JOB_ID_AT_START = re.compile(
     rb"\s*+\{(?:\s*+STRING\s*+:\s*+(?:STRING|[-+.\w]++)\s*+,)*"
     rb'\s*+"job_id"\s*+:\s*+(STRING)\s*+[,}]'.replace(b"STRING", rb'"(?:[^"\\]|\\.)*+"')

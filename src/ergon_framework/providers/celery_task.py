@@ -117,6 +117,12 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
 
     def __init__(self) -> None:
         super().__init__()
+        if getattr(self, "_decorated", False):  # Celery puts a function in the place of run()
+            raise WiringError(
+                f"{self.name} is a function, and would take the place of the provider call",
+                remedy="write a class below CeleryProviderTask with a provider_factory, and"
+                " app.register_task(…) it; code of your own belongs into the provider",
+            )
         self._lock = threading.Lock()
         self._runner: ProviderTaskRunner | None = None
         self._pid = 0

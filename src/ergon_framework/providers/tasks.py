@@ -177,6 +177,8 @@ class TaskOptions:
         _check_words("defer_on", self.defer_on, Gate)
         _check_words("requeue_on", self.requeue_on, Reason)
         _check_words("bury_on", self.bury_on, Reason)
+        for name in ("secret_names", "volatile_names"):
+            _check_names(name, getattr(self, name))
 
 
 def _check_number(name: str, value: Any, above: float | None = None) -> None:
@@ -190,6 +192,18 @@ def _check_number(name: str, value: Any, above: float | None = None) -> None:
 def _check_count(name: str, value: Any) -> None:
     if type(value) is not int or value < 0:
         raise ConfigurationError(f"{name} must be an integer of 0 or more, not {value!r}")
+
+
+def _check_names(name: str, value: Any) -> None:
+    """A text is a collection of texts, too: its letters."""
+    if (
+        isinstance(value, str)
+        or not isinstance(value, Collection)
+        or not all(isinstance(each, str) for each in value)
+    ):
+        raise ConfigurationError(
+            f"{name} must be a set of names, not {value!r}", remedy='write for example {"password"}'
+        )
 
 
 def _check_words(name: str, value: Any, words: type[StrEnum]) -> None:

@@ -21,7 +21,7 @@ from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.ports.moving import is_half_moved
 from ergon_framework.testing.suites.jobstore.moving import fill
 from ergon_framework.testing.suites.jobstore.subject import Subject, new
-from tests.app.moving.stock import copied, discarded, ergon, job_sums, moved, with_jobs
+from tests.app.moving.stock import claim, copied, discarded, ergon, job_sums, moved, with_jobs
 
 pytestmark = pytest.mark.req("SCALE:move")
 
@@ -251,3 +251,18 @@ def test_a_move_that_is_killed_goes_on(point: str, nth: int, tmp_path: Path) -> 
     moved(source, target)
     assert job_sums(target) == job_sums(source)
     open_store(target).close()
+
+
+@pytest.mark.parametrize(
+    "way", [("sqlite:///{}/old.db", "memory://"), ("memory://", "sqlite:///{}/old.db")]
+)
+def test_memory_is_no_place_to_move_to_or_from(way: tuple[str, str], tmp_path: Path) -> None:
+    """What was moved there would be gone with the command, and the source be shut."""
+    source, target = (each.format(tmp_path) for each in way)
+    if source != "memory://":
+        with_jobs(source, lambda s: s.put("a"))
+    with pytest.raises(ConfigurationError, match="a store in memory ends with the command"):
+        moved(source, target, shuts=True)
+    if source != "memory://":
+        with closing(open_store(source)) as store:
+            assert claim(store) == ["a"]

@@ -30,6 +30,8 @@ class Outcome:
 def run(asked: Asked, tell: Tell) -> Outcome:
     """Move jobs and provider calls, or a zone, or only find out what that would be."""
     asked.source.refuse_missing()
+    for place in (asked.source, asked.target):
+        place.refuse_memory()
     if asked.source.name == asked.target.name:
         raise ConfigurationError(
             f"{asked.target.name} cannot be moved into itself", remedy="name another store as TO"

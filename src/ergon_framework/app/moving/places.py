@@ -75,6 +75,14 @@ class Place:
                 remedy="FROM is the store that is there, and TO the new one",
             )
 
+    def refuse_memory(self) -> None:
+        """What is in the memory of a process is gone with it."""
+        if self.given.lower().startswith("memory:"):
+            raise ConfigurationError(
+                "a store in memory ends with the command, and whatever was moved there",
+                remedy="name a store that stays: a file or a server",
+            )
+
     def parts(self) -> frozenset[str]:
         """What a file says that it keeps; anything, for a server."""
         if self.file is None:
