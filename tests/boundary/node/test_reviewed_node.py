@@ -201,6 +201,21 @@ def test_an_operation_is_called_with_post(node: NodeProcess, path: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.req("BOUNDARY:http", "BOUNDARY:objects")
+@pytest.mark.parametrize(
+    ("name", "value"), [("Content-Range", "bytes 0-2/10"), ("Content-Encoding", "gzip")]
+)
+def test_an_object_is_put_whole_and_as_it_is(node: NodeProcess, name: str, value: str) -> None:
+    """What is put once stands for the object for ever."""
+    path = f"/v1/objects/files/{name.lower()}"
+    status, _, body = node.request("PUT", path, b"abc", {name: value})
+    shape = json.loads(body)
+    assert (status, shape["code"]) == (400, "invalid_argument")
+    assert shape["details"]["reason"] == name.lower().replace("-", "_")
+    assert node.request("PUT", path, b"abcdefghij", {"Content-Encoding": "identity"})[0] == 200
+
+
+@pytest.mark.slow
+@pytest.mark.req("BOUNDARY:http", "BOUNDARY:objects")
 def test_a_put_tells_its_length(node: NodeProcess) -> None:
     """Without a length nobody could tell a whole object from one that was cut off."""
     connection = http.client.HTTPConnection("127.0.0.1", node.port, timeout=PATIENCE)

@@ -66,6 +66,7 @@ class ObjectRoutes:
 
     async def _put(self, exchange: Exchange) -> None:
         bucket, key = self._named(exchange, "PutObject")
+        _refuse_other_bytes(exchange)
         expected = _digest(exchange.header("digest-sha256"))
         announced = self._length(
             exchange.header("content-length"), exchange.header("transfer-encoding")
@@ -181,6 +182,19 @@ class ObjectRoutes:
         bucket, key = self._named(exchange, "DeleteObject")
         await self._in_thread(lambda: self._zone.delete(bucket, key))
         exchange.reply(200, b"{}")
+
+
+def _refuse_other_bytes(exchange: Exchange) -> None:
+    """An object never changes: a part of it, or bytes in a code, would stand for it for ever."""
+    said = {name: exchange.header(name) for name in ("content-range", "content-encoding")}
+    for name, value in said.items():
+        if value is not None and value.strip().lower() != "identity":
+            raise FactInvalidError(
+                f"{name} is given, and an object is put whole and as it is",
+                reason=name.replace("-", "_"),
+                remedy="send all of its bytes, without that header",
+                details={"field": name},
+            )
 
 
 def _digest(text: str | None) -> bytes | None:
