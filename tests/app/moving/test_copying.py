@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.moving import copying
-from ergon_framework.app.moving.comparing import summed
-from ergon_framework.app.moving.parts import Part
+from ergon_framework.app.moving.comparing import PAGE, summed
+from ergon_framework.app.moving.parts import Part, Told, tell_now_and_then
 from ergon_framework.app.moving.quiet import refuse_readers
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
@@ -142,6 +142,17 @@ def test_facts_are_followed(seed: int, fact_target: Archive) -> None:
             for number in range(chance.randrange(20)):
                 happen(s, chance, turn * 100 + number)
             brought(part)
+
+
+def test_progress_does_not_run_past_its_end() -> None:
+    """A store that grows while it is moved has more than were counted at first."""
+    heard: list[Told] = []
+    with closing(MemoryJobStore()) as source, closing(MemoryJobStore()) as target:
+        totals = {"jobs": PAGE}
+        part = Part("jobs", source, target, JOB_KINDS, "one", "another", totals)
+        for count in (1, PAGE + 1):
+            tell_now_and_then(heard.append, part, "copying", "jobs", count)
+    assert [(told.done, told.total) for told in heard] == [(1, PAGE), (PAGE + 1, None)]
 
 
 def test_a_zone_that_is_read_is_refused() -> None:

@@ -84,4 +84,6 @@ _TITLES = {
 def tell_now_and_then(tell: Tell, part: Part, doing: str, kind: str, count: int) -> None:
     """Say how far it is, once a page."""
     if count % PAGE == 1:
-        tell(Told(part.name, f"{doing} {kind}", count, part.totals.get(kind)))
+        total = part.totals.get(kind)
+        is_beyond = total is not None and count > total  # it grew meanwhile
+        tell(Told(part.name, f"{doing} {kind}", count, None if is_beyond else total))
