@@ -8,7 +8,13 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ergon_framework.boundary.logs.grouping import Grouping
-from ergon_framework.errors import StoreBrokenError, StoreError, StoreUnavailableError
+from ergon_framework.errors import (
+    ErgonError,
+    NodeUnavailableError,
+    StoreBrokenError,
+    StoreError,
+    StoreUnavailableError,
+)
 
 WAIT = 20.0
 pytestmark = pytest.mark.req("BOUNDARY:store")
@@ -107,17 +113,24 @@ def test_those_who_come_meanwhile_are_one_group(
     assert sorted(kitchen.groups[1]) == list(range(1, 9))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreBrokenError("no more", remedy="check the disk"),
+        NodeUnavailableError("away", reason="read_only", details={"a": 1}, retry_after=2.0),
+    ],
+    ids=["store", "zone"],
+)
 def test_everybody_of_a_group_is_told_its_error(
-    kitchen: Kitchen, grouping: Grouping[int, int]
+    kitchen: Kitchen, grouping: Grouping[int, int], error: ErgonError
 ) -> None:
-    """Each has an instance of its own to raise."""
-    kitchen.error = StoreBrokenError("no more", remedy="check the disk")
-    callers = crowd(kitchen, grouping, 4)
-    errors = [each.error for each in callers]
-    assert all(isinstance(error, StoreBrokenError) for error in errors)
-    assert len({id(error) for error in errors[1:]}) == 3
-    assert isinstance(errors[1], StoreBrokenError)
-    assert (errors[1].message, errors[1].remedy) == ("no more", "check the disk")
+    """Each has an instance of its own to raise, which says all that the first one says."""
+    kitchen.error = error
+    errors = [each.error for each in crowd(kitchen, grouping, 4)]
+    assert len({id(each) for each in errors[1:]}) == 3
+    for each in errors:
+        assert type(each) is type(error)
+        assert each.to_dict() == error.to_dict()
 
 
 def test_an_interrupted_leader_leaves_the_others_in_doubt(

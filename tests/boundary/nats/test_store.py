@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 from pydantic import SecretStr
 
+from ergon_framework.app.moving.shutting import reopen, shut
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.nats import NatsFactStore
 from ergon_framework.boundary.logs.nats.books import MOST_YOUNG, Books
@@ -28,6 +29,7 @@ from ergon_framework.errors import (
     FactInvalidError,
     StoreBrokenError,
     StoreError,
+    StoreReadOnlyError,
 )
 from ergon_framework.ports.copies import AwaitedCopy, FactCopy, ItemCopy
 from ergon_framework.ports.factstore import (
@@ -364,6 +366,18 @@ def test_a_fact_that_is_too_large_for_the_server(open_store: Open) -> None:
             store.append(OUTBOUND, facts)
         assert "max_payload" in (caught.value.remedy or "")
     assert store.append(OUTBOUND, [new("b")]) == [Appended(1)]
+
+
+def test_a_zone_that_went_elsewhere_refuses_again_and_again(open_store: Open) -> None:
+    """Who was refused once knows how the stream stands, and is told all the same."""
+    one, two = open_store(), open_store()
+    one.append(OUTBOUND, [new("a")])
+    shut(two, "elsewhere")
+    for turn in range(3):
+        with pytest.raises(StoreReadOnlyError, match="was moved to elsewhere"):
+            one.append(OUTBOUND, [new(f"b{turn}")])
+    assert reopen(two)
+    assert one.append(OUTBOUND, [new("c")]) == [Appended(2)]
 
 
 def test_an_id_comes_once_though_it_is_sealed_meanwhile(open_store: Open) -> None:

@@ -11,10 +11,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from threading import get_ident
 from typing import Generic, TypeVar, cast
 
-from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.errors import BoundaryError, StoreError, StoreUnavailableError
 from ergon_framework.storage.turns import Caller, Turns, nested
 
 logger = logging.getLogger("ergon_framework.boundary")
@@ -179,8 +180,8 @@ def _tell(tell: Callable[..., None], *answer: object) -> None:
 
 def _retold(error: BaseException) -> BaseException:
     """The error for one of several callers: each gets an instance of its own to raise."""
-    if isinstance(error, StoreError):
-        told: Exception = type(error)(error.message, remedy=error.remedy, details=error.details)
+    if isinstance(error, StoreError | BoundaryError):
+        told: Exception = copy(error)  # with its code, its reason and what else it says
         told.__cause__ = error.__cause__
         return told
     told = StoreUnavailableError(

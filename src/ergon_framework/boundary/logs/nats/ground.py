@@ -123,7 +123,8 @@ class Ground(Bells):
         return result, last
 
     def _try(self, work: Callable[[Books], T], call: str) -> tuple[Books, T]:
-        is_sure = not self._is_current()
+        # Whether a zone that went elsewhere is here again, only the stream can tell.
+        is_sure = not self._is_current() or bool(self._opening.moved_to)
         for _ in range(ROUNDS):
             if is_sure:
                 self._refresh()
