@@ -137,6 +137,17 @@ def test_tables_of_jobs_are_brought_up_to_date_too(desk: Desk) -> None:
         assert client.find(job).id == job
 
 
+def test_tables_of_jobs_are_made_in_a_file_on_request(desk: Desk) -> None:
+    """As on a server; without the word whoever opens the file first makes them."""
+    assert desk("upgrade", "--store", URL) == 0
+    assert "ergon_jobs" not in desk.tables()
+    assert desk("upgrade", "--store", URL, "--jobs", "--json") == 0
+    latest = str(SCHEMA.version)
+    made = {"part": "jobs", "before": None, "now": latest, "latest": latest}
+    assert made in json.loads(desk.out)
+    assert "ergon_jobs" in desk.tables()
+
+
 def test_tables_of_jobs_that_are_too_new(desk: Desk) -> None:
     """They are refused by the part they belong to."""
     with closing(JobClient(URL)) as client:

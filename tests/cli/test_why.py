@@ -115,6 +115,13 @@ def test_nothing_is_found_and_nothing_is_made(why: Why) -> None:
     assert sorted(Path().iterdir()) == before
 
 
+@pytest.mark.parametrize("unit", ["", "  "])
+def test_an_empty_id_is_refused(why: Why, unit: str) -> None:
+    """It would match what has no id at all."""
+    answer = why(unit)
+    assert (answer.code, "an id is empty" in answer.err) == (2, True)
+
+
 def test_without_settings(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
     """It says that there was nowhere to look."""
     assert invoke(["why", "nobody"]) == 1

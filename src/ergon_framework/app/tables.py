@@ -96,10 +96,16 @@ class FileJobTables:
 
         return str(SCHEMA.version)
 
+    def is_there(self) -> bool:
+        """Whether the file has tables of jobs."""
+        return self.file.exists() and file_has_table(self.file, "ergon_jobs")
+
     def current(self) -> str | None:
-        """The version they have."""
+        """The version they have; None when there are none."""
         import sqlite3
 
+        if not self.is_there():
+            return None
         with closing(sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=ro", uri=True)) as file:
             found = file.execute("SELECT version FROM ergon_schema WHERE part = 'jobs'").fetchone()
         return None if found is None else str(found[0])
@@ -162,7 +168,11 @@ def tables_in(url: str, *, has_jobs: bool = False, is_offline: bool = False) -> 
             remedy="whoever opens it sees to it; name a store on SQLite or PostgreSQL",
         )
     yield CallTables(url)
-    yield from _job_tables(url, is_wanted=has_jobs, is_offline=is_offline)
+    file = file_of(url)
+    if has_jobs and file is not None:
+        yield FileJobTables(file)
+    else:
+        yield from _job_tables(url, is_wanted=has_jobs, is_offline=is_offline)
     if _is_server(url) and not is_offline:
         yield from _zone_tables(url, zones_there(url))
 
@@ -197,8 +207,9 @@ def _is_server(url: str) -> bool:
 def _job_tables(url: str, *, is_wanted: bool, is_offline: bool = False) -> Iterator[Tables]:
     file = file_of(url)
     if file is not None:
-        if file.exists() and file_has_table(file, "ergon_jobs"):
-            yield FileJobTables(file)
+        found_there = FileJobTables(file)
+        if found_there.is_there():
+            yield found_there
     elif _is_server(url):
         from ergon_framework.jobs.stores.postgres.ground import SCHEMA
 

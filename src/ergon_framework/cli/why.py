@@ -11,7 +11,7 @@ import typer
 from ergon_framework.cli.desk import StoreUrl
 from ergon_framework.cli.output import printable, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.errors import JobNotFoundError
+from ergon_framework.errors import ConfigurationError, JobNotFoundError
 
 UnitId = Annotated[
     str,
@@ -51,6 +51,8 @@ def why(
     from ergon_framework.app.explaining import Asked, explain
     from ergon_framework.app.settings import load_settings
 
+    if not unit.strip():
+        raise ConfigurationError("an id is empty", remedy="name what is to be explained")
     asked = Asked(unit, load_settings(config), url, node, config)
     found = explain(asked, None if kind is None else kind.value)
     for trouble in dict.fromkeys(asked.troubles):
