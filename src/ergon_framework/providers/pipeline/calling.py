@@ -232,15 +232,15 @@ class Calling:
         """The provider raised."""
         ended_at = self.clock.now()
         error = self._manner.canonical(raw)
-        if error.retry_after_seconds is not None:  # nobody who reads it shall wait for years
-            longest = self._manner.longest_cooldown
-            error.retry_after_seconds = min(error.retry_after_seconds, longest)
+        asked = error.retry_after_seconds
+        if asked is not None:  # whoever reads it shall not wait for years; the policy has its own
+            error.retry_after_seconds = min(asked, self._manner.longest_cooldown)
         decision = self._manner.table[error.reason_code]
         self._error = error
         self._never_sent = self._never_sent and error.never_sent
         if error.reason_code == Reason.RATE_LIMITED:
             self._cool(error)
-        failure = Failure(decision.kind, error.reason_code, "", error.retry_after_seconds)
+        failure = Failure(decision.kind, error.reason_code, "", asked)
         may_retry = not is_time_up(raw) and self._manner.retries.may_begin(self)
         do = self._guard.failed(failure, ended_at, random.random(), may_retry=may_retry)  # noqa: S311 - jitter
         is_last = do is Do.END
