@@ -170,6 +170,18 @@ def test_nobody_is_told_to_wait_for_years() -> None:
     assert ending.result.error.retry_after_seconds == 3600.0
 
 
+@pytest.mark.req("PEF:A-9")
+def test_a_policy_without_a_bound_waits_as_long_as_it_was_asked_to(clock: VirtualClock) -> None:
+    """The bound on what is told is none on when the provider is called again."""
+    policy = RetryPolicy(max_attempts=2, max_retry_after_seconds=None)
+    options = {"retry_policy": policy, "max_cooldown_seconds": 10.0, "timeout_seconds": 900.0}
+    script = "dependency_unavailable:500 ok"
+    run = runner(script, provider_options=options, timeout_budget_seconds=None)
+    began = clock.now()
+    assert run.run(call()).end is TaskEnd.DONE
+    assert clock.now() - began >= 500.0
+
+
 @pytest.mark.req("PEF:A-1")
 def test_deferrals_have_a_cap_and_then_there_is_a_letter(clock: VirtualClock) -> None:
     """A circuit that opens again and again ends in a dead letter with its own reason."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
+from ergon_framework.boundary.logs.postgres import PostgresFactStore
 from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.storage.observing import Observation, skew
 from ergon_framework.storage.postgres import observing
 
@@ -89,3 +93,16 @@ def test_a_clock_that_differs_is_told() -> None:
     assert "+300.0 s" in seen.found
     assert not seen.is_grave
     assert "nothing breaks" in seen.remedy
+
+
+def test_stores_say_what_an_acknowledgement_is_worth(postgres_url: str) -> None:
+    """The server of the tests does not sync; of one that does, they say the other thing."""
+    with (
+        closing(PostgresJobStore(postgres_url)) as jobs,
+        closing(PostgresFactStore(postgres_url, zone="plant")) as facts,
+    ):
+        for sentence in (jobs.durability, facts.acknowledgement):
+            assert "where fsync is off: after a power cut" in sentence
+        facts._database._unsafe = None
+        assert "survives the end of every process and power cuts" in facts.acknowledgement
+        assert facts._database.acknowledged("job", "It is synced.") == "It is synced."

@@ -64,7 +64,10 @@ def _opened(check: str, name: str, settings: ZoneSettings, file: Path | None) ->
 
 def _refuse_unusable(folder: Path) -> None:
     """A folder in which nothing can be kept, or that cannot be made; it is not made here."""
-    here = next(each for each in (folder, *folder.parents) if each.exists())
+    try:
+        here = next(each for each in (folder, *folder.parents) if each.exists())
+    except OSError as error:  # a folder above that may not be searched
+        raise _unusable(folder, error.strerror or str(error)) from error
     if not here.is_dir():
         raise _unusable(folder, f"{here} is no folder")
     if not os.access(here, os.W_OK | os.X_OK):
