@@ -16,7 +16,8 @@ from pathlib import Path
 from frame import asking, machine, place, show, told
 from jobs_parts.races import Ground
 from races import Record
-from scale_parts.appending import BARE, appending
+from scale_parts.appending import ENGINES as LOGS
+from scale_parts.appending import appending
 from scale_parts.draining import crowding, draining, lengthening
 from scale_parts.effort import Effort
 from scale_parts.lineup import ENGINES, KEYS
@@ -51,7 +52,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = asking(__doc__, CASES)
-    engines = list(dict.fromkeys([*(engine.key for engine in ENGINES), *BARE]))
+    engines = list(dict.fromkeys([*(engine.key for engine in ENGINES), *LOGS]))
     parser.add_argument("--engine", action="append", choices=engines, help="this one; repeatable")
     parser.add_argument("--peers", type=_words, help=f"some of {','.join(KEYS)}; all if not given")
     parser.add_argument("--lengths", type=_numbers, help="of queues, such as 1000,1000000")
@@ -83,7 +84,7 @@ def _effort(options: argparse.Namespace, folder: Path) -> Effort:
         window=1.0 if quick else 5.0,
         workers=options.workers or (WORKERS[:2] if quick else WORKERS),
         engines=tuple(each for each in ENGINES if each.key in (options.engine or [each.key])),
-        logs=tuple(each for each in BARE if each in (options.engine or [each])),
+        logs=tuple(each for each in LOGS if each in (options.engine or [each])),
         peers=options.peers,
     )
 

@@ -16,6 +16,9 @@ SIZE = 500
 FROM, TO = "plant-a", "plant-b"
 PRODUCED_AT = 1_750_000_000_000
 
+_BEFORE_ID = b'{"envelope":{"message_id":"'
+_ID_LENGTH = 64
+
 _turns = count()
 _encode = msgspec.json.Encoder().encode
 
@@ -43,6 +46,12 @@ def shares(number: int, parts: int, size: int = SIZE) -> list[list[Message]]:
 def identifiers(prefix: str, first: int, last: int) -> Iterator[str]:
     """Ids alone."""
     return (_id(f"{prefix}/{each}") for each in range(first, last))
+
+
+def message_id_in(body: bytes) -> str:
+    """The id in what travels, found without reading all of it."""
+    first = len(_BEFORE_ID)
+    return body[first : first + _ID_LENGTH].decode()
 
 
 def _id(text: str) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
+from boundary_parts.group_commit import SqliteGroupCommit
 from boundary_parts.messages import messages, shares
 from boundary_parts.servers import NatsServer, Servers
 from jobs_parts.contestants import FailedError
 from jobs_parts.races import Ground
 from races import Entry, Goal, Record, Turn, records
 
+from scale_parts.bare_inserts import ArrayInsert, KeyedInsert, ManyInsert
 from scale_parts.effort import Effort
-from scale_parts.logs import Log, NatsLog, ZoneLog, bare_postgres, bare_sqlite, new_database
+from scale_parts.logs import GroupLog, Log, NatsLog, ZoneLog, new_database
 
 PRODUCERS = 64
 BATCH = 500
@@ -23,11 +24,7 @@ PACE = 4_000
 PATIENCE = 300.0
 """Seconds in which a log must have come to its length."""
 GOALS = {"postgres-append": Goal(ratio=0.6)}
-BARE = {
-    "sqlite": "bare SQLite group commit",
-    "postgres": "bare PostgreSQL grouped insert",
-    "nats": "bare JetStream publish",
-}
+ENGINES = ("sqlite", "postgres", "nats")
 
 
 def appending(ground: Ground, effort: Effort) -> Iterator[Record]:
@@ -36,12 +33,12 @@ def appending(ground: Ground, effort: Effort) -> Iterator[Record]:
         for length in effort.lengths:
             servers = Servers()  # of NATS; what a long log takes shall be free again
             openers = _openers(engine, length, ground, servers)
-            ours, bare = (Side(*each, length) for each in openers)
+            sides = [Side(*each, length) for each in openers]
             try:
-                yield from _at(ground, effort, engine, ours, bare)
+                yield from _at(ground, effort, engine, sides)
             finally:
-                ours.close()
-                bare.close()
+                for side in sides:
+                    side.close()
                 servers.stop()
 
 
@@ -96,37 +93,46 @@ class Side:
         return turn
 
 
-def _at(ground: Ground, effort: Effort, engine: str, ours: Side, bare: Side) -> Iterator[Record]:
+def _at(ground: Ground, effort: Effort, engine: str, sides: Sequence[Side]) -> Iterator[Record]:
     count = max(PRODUCERS * 10, int(PACE * effort.seconds) // PRODUCERS * PRODUCERS)
     for name, way in {"append": Side.each, "append-batch": Side.many}.items():
-        entries = [Entry(side.who, partial(way, side, count)) for side in (ours, bare)]
+        entries = [Entry(side.who, partial(way, side, count)) for side in sides]
         ground.race(entries)
         goal = GOALS.get(f"{engine}-{name}")
-        yield from records(f"{engine}-{name}-{ours.length}", entries[0], [(entries[1], goal)])
+        ours, *bare = entries
+        case = f"{engine}-{name}-{sides[0].length}"
+        yield from records(case, ours, [(each, goal) for each in bare])
 
 
 def _openers(
     engine: str, length: int, ground: Ground, servers: Servers
 ) -> list[tuple[str, Callable[[], Log]]]:
-    """Ours and the bare one on an engine."""
+    """Ours, and each bare one on an engine."""
     folder = ground.folder / f"{engine}-{length}"
     folder.mkdir()
 
-    def database() -> str:
-        return new_database(ground.servers.url("postgres"), f"{engine}_{length}")
+    def postgres() -> str:
+        return ground.servers.url("postgres")
 
     def nats() -> NatsServer:
         server: NatsServer = servers.get("NATS", partial(NatsServer, folder / "nats"))
         return server
 
-    ways: dict[str, tuple[Callable[[], str | None], Callable[[], Log]]] = {
-        "sqlite": (lambda: None, partial(bare_sqlite, folder)),
-        "postgres": (database, lambda: bare_postgres(ground.servers.url("postgres"))),
-        "nats": (lambda: f"nats://127.0.0.1:{nats().port}", lambda: NatsLog(nats())),
+    stores: dict[str, Callable[[], str | None]] = {
+        "sqlite": lambda: None,
+        "postgres": lambda: new_database(postgres(), f"{engine}_{length}"),
+        "nats": lambda: f"nats://127.0.0.1:{nats().port}",
     }
-    store, bare = ways[engine]
-    return [("Ergon", lambda: _zone(folder, store())), (BARE[engine], bare)]
-
-
-def _zone(folder: Path, store: str | None) -> Log:
-    return ZoneLog(folder / "zone", store)
+    bare: dict[str, dict[str, Callable[[], Log]]] = {
+        "sqlite": {
+            "bare SQLite group commit": lambda: GroupLog(SqliteGroupCommit(folder / "bare.db"))
+        },
+        "postgres": {
+            "bare insert of an array": lambda: GroupLog(ArrayInsert(postgres())),
+            "bare executemany": lambda: GroupLog(ManyInsert(postgres())),
+            "bare insert with unique ids": lambda: GroupLog(KeyedInsert(postgres())),
+        },
+        "nats": {"bare JetStream publish": lambda: NatsLog(nats())},
+    }
+    ours = ("Ergon", lambda: ZoneLog(folder / "zone", stores[engine]()))
+    return [ours, *bare[engine].items()]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from boundary_parts import clients
-from boundary_parts.group_commit import GroupCommit, SqliteGroupCommit
+from boundary_parts.group_commit import GroupCommit
 from boundary_parts.messages import FROM, Message
 from boundary_parts.producers import into, threaded
 from boundary_parts.servers import NatsServer
@@ -92,33 +92,6 @@ class GroupLog:
         self._log.close()
 
 
-class PostgresGroupCommit(GroupCommit):
-    """One insert of many rows, and a commit that waits for the disk."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        super().__init__()
-
-    def open(self) -> None:
-        """A table of its own."""
-        import psycopg
-
-        self._link = psycopg.connect(self._url, autocommit=True)
-        self._link.execute("DROP TABLE IF EXISTS bare")
-        self._link.execute(
-            "CREATE TABLE bare (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
-            " body bytea NOT NULL)"
-        )
-
-    def commit(self, bodies: list[bytes]) -> None:
-        """One statement is one transaction."""
-        self._link.execute("INSERT INTO bare (body) SELECT unnest(%b::bytea[])", (bodies,))
-
-    def end(self) -> None:
-        """Let go of the connection."""
-        self._link.close()
-
-
 class NatsLog:
     """Messages published to one subject, each acknowledged."""
 
@@ -150,16 +123,6 @@ class NatsLog:
 
     def close(self) -> None:
         """The server goes with the run."""
-
-
-def bare_sqlite(folder: Path) -> Log:
-    """A file of its own."""
-    return GroupLog(SqliteGroupCommit(folder / "bare.db"))
-
-
-def bare_postgres(url: str) -> Log:
-    """A table of its own."""
-    return GroupLog(PostgresGroupCommit(url))
 
 
 def new_database(url: str, name: str) -> str:
