@@ -191,7 +191,7 @@ def test_what_is_no_connection_of_sqlite_is_refused(tmp_path: Path) -> None:
     """One to another kind of database, say."""
     store = SqliteJobStore(tmp_path / "work.db")
     with pytest.raises(StoreError, match="object is no connection of sqlite3"):
-        store.add_in(object(), [new("a")])  # type: ignore[arg-type]
+        store.add_in(object(), [new("a")])
     store.close()
 
 

@@ -125,8 +125,8 @@ class Zone:
     def append_in(self, connection: Any, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact in the caller's own transaction; it is there when the caller commits.
 
-        The store must be on PostgreSQL, and ``connection`` one of psycopg or SQLAlchemy to the same
-        database. Until the transaction ends nobody else can append to the zone: commit soon.
+        The store must be on PostgreSQL, and ``connection`` one of psycopg or SQLAlchemy, or a
+        session, to the same database. While it is open nobody else can append here: commit soon.
         """
         return joining.append_in(self, connection, envelope, fact)
 

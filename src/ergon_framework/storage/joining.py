@@ -6,28 +6,26 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.storage.connections import same_file
 from ergon_framework.storage.faults import translate
+from ergon_framework.storage.lending import Lent, lent
+
+Joinable: TypeAlias = Any
+"""A connection of sqlite3, or a connection or session of SQLAlchemy with sqlite3 under it."""
 
 
 @contextmanager
-def joined(connection: sqlite3.Connection, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
+def joined(given: Joinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
     """A cursor in the caller's transaction; an error undoes what was done with it, and only that.
 
     ``lock`` is a statement that changes nothing and takes the write lock.
     """
-    if not isinstance(connection, sqlite3.Connection):
-        raise StoreError(
-            f"{type(connection).__qualname__} is no connection of sqlite3",
-            remedy=f"connect to {path} with sqlite3.connect, or leave the connection out",
-        )
-    if not same_file(connection, path):
-        raise StoreError(
-            f"the connection does not have {path} as its main database",
-            remedy="connect to that very file, or leave the connection out",
-        )
+    loan = lent(given)
+    connection = _of_sqlite(loan, path)
+    loan.begin()
     # A cursor of ours and plain text: what the caller makes of rows and of text is not asked.
     text, connection.text_factory = connection.text_factory, str
     try:
@@ -43,6 +41,30 @@ def joined(connection: sqlite3.Connection, path: Path, lock: str) -> Iterator[sq
                 cursor.execute("RELEASE ergon_joined")
     finally:
         connection.text_factory = text
+
+
+def _of_sqlite(loan: Lent, path: Path) -> sqlite3.Connection:
+    connection = loan.driver
+    if not isinstance(connection, sqlite3.Connection):
+        raise StoreError(
+            f"{type(connection).__qualname__} is no connection of sqlite3, nor a connection or"
+            " session of SQLAlchemy with sqlite3 under it",
+            remedy=f"connect to {path} with sqlite3.connect(…), or with create_engine('sqlite:///…')"
+            " and engine.begin(); or leave the connection out",
+        )
+    try:
+        is_ours = same_file(connection, path)
+    except sqlite3.ProgrammingError as error:  # it is closed, or belongs to another thread
+        raise StoreError(
+            f"the connection cannot be used here: {error}",
+            remedy="give one that is open, and that this thread may use",
+        ) from error
+    if not is_ours:
+        raise StoreError(
+            f"the connection does not have {path} as its main database",
+            remedy="connect to that very file, or leave the connection out",
+        )
+    return connection
 
 
 def _begin(connection: sqlite3.Connection, cursor: sqlite3.Cursor, path: Path, lock: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,7 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreReadOnlyError
@@ -184,9 +185,46 @@ def test_sqlalchemy_connections_and_sessions(store: PostgresJobStore, jobs_url: 
             session.rollback()
             store.add_in(session.connection(), [new("c")])
             session.commit()
+            store.add_in(session, [new("d")])
+            session.rollback()
+            store.add_in(session, [new("e")])
+            session.commit()
+        sessions = scoped_session(sessionmaker(engine))
+        store.add_in(sessions, [new("f")])
+        sessions.commit()
+        sessions.remove()
     finally:
         engine.dispose()
-    assert ids(store) == ["c", "a"]
+    assert ids(store) == ["f", "e", "c", "a"]
+
+
+def test_what_sqlalchemy_cannot_lend_says_why(store: PostgresJobStore, jobs_url: str) -> None:
+    """Each in words of ours, with what to do."""
+    engine = sqlalchemy.create_engine(jobs_url.replace("postgresql:", "postgresql+psycopg:"))
+    closed = engine.connect()
+    closed.close()
+    for given, why, remedy in (
+        (engine, "Engine is no connection", "engine.begin()"),
+        (closed, "This Connection is closed", "one that is open"),
+        (Session(), "not bound to a single Engine", "session.connection(…)"),
+    ):
+        with pytest.raises(StoreError, match=why) as caught:
+            store.add_in(given, [new("a")])
+        assert remedy in caught.value.remedy
+    engine.dispose()
+    assert ids(store) == []
+
+
+def test_an_asynchronous_connection_is_refused(store: PostgresJobStore, jobs_url: str) -> None:
+    """It would have to be awaited."""
+
+    async def lend() -> None:
+        async with await psycopg.AsyncConnection.connect(jobs_url) as connection:
+            store.add_in(connection, [new("a")])
+
+    with pytest.raises(StoreError, match="AsyncConnection is no connection") as caught:
+        asyncio.run(lend())
+    assert "not asynchronous" in caught.value.remedy
 
 
 def test_the_first_thing_on_a_connection_of_sqlalchemy(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,6 +45,7 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import BoundaryError, ErgonError, WiringError, describe
 from ergon_framework.ports.factstore import NewFact
+from ergon_framework.storage.joining import Joinable
 
 __all__ = ["DrainReport", "Ended", "Figures", "Outbox", "Refused"]
 
@@ -141,11 +141,13 @@ class Outbox:
 
     def add_in(
         self,
-        connection: sqlite3.Connection,
+        connection: Joinable,
         envelope: Envelope | Mapping[str, Any],
         fact: Fact | Mapping[str, Any],
     ) -> int:
         """Spool a fact in the caller's own transaction on the same file, which the caller commits.
+
+        ``connection`` is one of sqlite3, or a connection or session of SQLAlchemy with sqlite3.
 
         It is there when that is committed, and never when it is rolled back. :meth:`wake`, called
         after the commit, sends it at once; otherwise it is found at the next look.

@@ -22,7 +22,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.storage.bells import Belfry, Bell
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.storage.joining import joined
+from ergon_framework.storage.joining import Joinable, joined
 from ergon_framework.storage.schema import Schema
 from ergon_framework.storage.statements import load
 from ergon_framework.storage.writer import Database
@@ -73,7 +73,7 @@ class Spool:
         self.ring()
         return added
 
-    def add_in(self, connection: sqlite3.Connection, entry: Entry) -> int:
+    def add_in(self, connection: Joinable, entry: Entry) -> int:
         """The same in the caller's own transaction on the same file, which the caller commits."""
         with joined(connection, self.path, _SQL["lock"]) as cursor:
             return self._insert(cursor, entry)[0]

@@ -9,17 +9,19 @@ from typing import Any, TypeAlias
 import psycopg
 
 from ergon_framework.errors import StoreError, StoreSchemaError
+from ergon_framework.storage.lending import Lent, lent
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.faults import MISSING, first_line, translate
 
 Joinable: TypeAlias = Any
-"""A connection of psycopg, or of SQLAlchemy with psycopg under it."""
+"""A connection of psycopg, or a connection or session of SQLAlchemy with psycopg under it."""
 
 
 @contextmanager
 def joined(connection: Joinable, name: str) -> Iterator[Connection]:
     """The driver's connection; an error undoes what was done on it here, and only that."""
-    driver = driver_of(connection)
+    given = lent(connection)
+    driver = _of_psycopg(given)
     if driver.closed:
         raise StoreError("the connection is closed", remedy="connect again, and begin anew")
     if driver.info.encoding != "utf-8":
@@ -33,7 +35,7 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
             "the connection has no transaction open, and begins none by itself",
             remedy="begin one first, say with connection.transaction()",
         )
-    _begin(connection)
+    given.begin()
     try:
         _bare(driver, b"SAVEPOINT ergon_joined")
         try:
@@ -55,24 +57,20 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
         raise translate(error, name) from error
 
 
-def _begin(connection: Joinable) -> None:
-    """Let SQLAlchemy know of the transaction: it commits only what it has begun itself."""
-    is_begun = getattr(connection, "in_transaction", None)
-    if is_begun is not None and not is_begun():
-        connection.begin()
-
-
-def driver_of(connection: Joinable) -> Connection:
-    """What psycopg has under a connection of SQLAlchemy, or what was given."""
-    if isinstance(connection, psycopg.Connection):
-        return connection
-    found = getattr(getattr(connection, "connection", None), "driver_connection", None)
-    if isinstance(found, psycopg.Connection):
-        return found
+def _of_psycopg(given: Lent) -> Connection:
+    driver = given.driver
+    if isinstance(driver, psycopg.Connection):
+        return driver
+    remedy = (
+        "connect with psycopg.connect(…), or with create_engine('postgresql+psycopg://…') and"
+        " engine.begin()"
+    )
+    if type(driver).__name__.startswith("Async"):
+        remedy = "give a connection or session that is not asynchronous"
     raise StoreError(
-        f"{type(connection).__qualname__} is no connection of psycopg, nor of SQLAlchemy with"
-        " psycopg under it",
-        remedy="connect with psycopg.connect(…) or create_engine('postgresql+psycopg://…')",
+        f"{type(driver).__qualname__} is no connection of psycopg, nor a connection or session of"
+        " SQLAlchemy with psycopg under it",
+        remedy=remedy,
     )
 
 

@@ -68,8 +68,9 @@ class PostgresLogs(TableLogs, PostgresGround):
     ) -> list[Outcome]:
         """Append in the caller's own transaction: the facts are there when the caller commits.
 
-        ``connection`` is one of psycopg, or of SQLAlchemy with psycopg under it, to the database of
-        this store. Until the transaction ends nobody else can append to the log: commit soon.
+        ``connection`` is one of psycopg, or a connection or session of SQLAlchemy with it, to the
+        database of this store. Until the transaction ends nobody else can append to the log: commit
+        soon.
         """
         self._refuse_reading_only()
         ready = [prepare(log, each) for each in facts]

@@ -96,8 +96,9 @@ class PostgresJobStore(PostgresMoving):
     def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
         """Add jobs in the caller's own transaction on the same database, which the caller commits.
 
-        ``connection`` is one of psycopg, or one of SQLAlchemy with psycopg under it. The jobs are
-        there when it commits and not before, or never; workers are woken by that commit.
+        ``connection`` is one of psycopg, or a connection or session of SQLAlchemy with psycopg
+        under it. The jobs are there when it commits and not before, or never; workers are woken by
+        that commit.
         """
         if not jobs:
             return []

@@ -21,7 +21,7 @@ from ergon_framework.ports.jobstore import (
     NewJob,
     Settlement,
 )
-from ergon_framework.storage.joining import joined
+from ergon_framework.storage.joining import Joinable, joined
 from ergon_framework.storage.statements import load
 
 _SQL = load(SQL, "jobs.sql")
@@ -49,11 +49,12 @@ class SqliteJobStore(SqliteMoving):
             self._write(lambda moves: adding.add(moves, jobs), "add", is_work=True) if jobs else []
         )
 
-    def add_in(self, connection: sqlite3.Connection, jobs: Sequence[NewJob]) -> list[Added]:
+    def add_in(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
         """Add jobs in the caller's own transaction on the same file, which the caller commits.
 
-        They are there when it commits and not before, or never. Workers find them at their next
-        look; :meth:`announce`, called after the commit, wakes them at once.
+        ``connection`` is one of sqlite3, or a connection or session of SQLAlchemy with sqlite3
+        under it. The jobs are there when it commits and not before, or never. Workers find them at
+        their next look; :meth:`announce`, called after the commit, wakes them at once.
         """
         with joined(connection, self.path, _SQL["lock"]) as cursor:
             return adding.add(Moves(cursor, self.now()), jobs) if jobs else []

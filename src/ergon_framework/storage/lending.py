@@ -1,0 +1,53 @@
+"""Connections that callers lend: what the driver has under those of SQLAlchemy.
+
+Programs hold a session more often than a connection. Both are taken, and SQLAlchemy is not imported
+for it: whoever has one of its objects has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from ergon_framework.errors import StoreError
+
+
+class Lent(NamedTuple):
+    """What a caller gave."""
+
+    driver: Any
+    """The driver's own connection."""
+    alchemy: Any = None
+    """That of SQLAlchemy above it, if there is one."""
+
+    def begin(self) -> None:
+        """Let SQLAlchemy know of the transaction: it commits only what it has begun itself."""
+        if self.alchemy is not None and not self.alchemy.in_transaction():
+            self.alchemy.begin()
+
+
+def lent(given: Any) -> Lent:
+    """What lies under a connection or a session of SQLAlchemy; anything else as it is."""
+    alchemy = sys.modules.get("sqlalchemy")
+    if alchemy is None:
+        return Lent(given)
+    try:
+        connection = given.connection() if _is_session(given) else given
+        if not isinstance(connection, alchemy.Connection):
+            return Lent(given)
+        return Lent(connection.connection.driver_connection, connection)
+    except alchemy.exc.SQLAlchemyError as error:
+        raise StoreError(
+            f"the {type(given).__qualname__} of SQLAlchemy cannot be used: {_first_line(error)}",
+            remedy="give one that is open and whose last transaction was ended; of a session with"
+            " several engines give session.connection(…) for this database",
+        ) from error
+
+
+def _is_session(given: Any) -> bool:
+    orm = sys.modules.get("sqlalchemy.orm")
+    return orm is not None and isinstance(given, orm.Session | orm.scoped_session)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
