@@ -70,9 +70,9 @@ class JobClient:
 
         With ``connection``, the job is stored in the caller's own transaction on the same SQLite
         file or PostgreSQL database: it exists when that is committed, and never when it is rolled
-        back. It is a connection of sqlite3 or psycopg, or a connection or session of SQLAlchemy
-        with one of them. On PostgreSQL the commit wakes workers; on SQLite they find the job at
-        their next look, or at once after :meth:`announce`.
+        back. It is a connection of sqlite3 or psycopg, of SQLAlchemy or Django with one of them, or
+        a session. On PostgreSQL the commit wakes workers; on SQLite they find the job at their next
+        look, or at once after :meth:`announce`.
         """
         with tracing.enqueuing(options) as span:
             joined = tracing.joined(span, options)

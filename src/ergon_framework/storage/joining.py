@@ -14,7 +14,7 @@ from ergon_framework.storage.faults import translate
 from ergon_framework.storage.lending import Lent, lent
 
 Joinable: TypeAlias = Any
-"""A connection of sqlite3, or a connection or session of SQLAlchemy with sqlite3 under it."""
+"""A connection of sqlite3; one of SQLAlchemy or Django, or a session, with sqlite3 under it."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def joined(given: Joinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
     text, connection.text_factory = connection.text_factory, str
     try:
         with closing(sqlite3.Cursor(connection)) as cursor:
-            _begin(connection, cursor, path, lock)
+            _begin(loan, cursor, path, lock)
             cursor.execute("SAVEPOINT ergon_joined")
             try:
                 yield cursor
@@ -47,8 +47,8 @@ def _of_sqlite(loan: Lent, path: Path) -> sqlite3.Connection:
     connection = loan.driver
     if not isinstance(connection, sqlite3.Connection):
         raise StoreError(
-            f"{type(connection).__qualname__} is no connection of sqlite3, nor a connection or"
-            " session of SQLAlchemy with sqlite3 under it",
+            f"{type(connection).__qualname__} is no connection of sqlite3, nor one of SQLAlchemy or"
+            " Django, or a session, with sqlite3 under it",
             remedy=f"connect to {path} with sqlite3.connect(…), or with create_engine('sqlite:///…')"
             " and engine.begin(); or leave the connection out",
         )
@@ -67,13 +67,14 @@ def _of_sqlite(loan: Lent, path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _begin(connection: sqlite3.Connection, cursor: sqlite3.Cursor, path: Path, lock: str) -> None:
+def _begin(loan: Lent, cursor: sqlite3.Cursor, path: Path, lock: str) -> None:
+    connection = cursor.connection
     # Newer Pythons have a second way to leave transactions to the caller.
     is_bare = connection.isolation_level is None or getattr(connection, "autocommit", 0) is True
     if not connection.in_transaction and is_bare:
         raise StoreError(
             "the connection has no transaction open, and begins none by itself",
-            remedy="execute BEGIN IMMEDIATE first",
+            remedy=loan.remedy or "execute BEGIN IMMEDIATE first",
         )
     try:
         if not connection.in_transaction:

@@ -1,7 +1,7 @@
-"""Connections that callers lend: what the driver has under those of SQLAlchemy.
+"""Connections that callers lend: what the driver has under those of SQLAlchemy and of Django.
 
-Programs hold a session more often than a connection. Both are taken, and SQLAlchemy is not imported
-for it: whoever has one of its objects has imported it.
+Programs hold a session more often than a connection. Both are taken, and neither library is
+imported for it: whoever has one of its objects has imported it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ class Lent(NamedTuple):
     """The driver's own connection."""
     alchemy: Any = None
     """That of SQLAlchemy above it, if there is one."""
+    remedy: str = ""
+    """How a transaction is begun, where that has a way of its own."""
 
     def begin(self) -> None:
         """Let SQLAlchemy know of the transaction: it commits only what it has begun itself."""
@@ -27,7 +29,12 @@ class Lent(NamedTuple):
 
 
 def lent(given: Any) -> Lent:
-    """What lies under a connection or a session of SQLAlchemy; anything else as it is."""
+    """What lies under a connection or session of SQLAlchemy, or under one of Django's connections;
+    anything else as it is.
+    """
+    if _is_django(given):
+        given.ensure_connection()
+        return Lent(given.connection, remedy="work within `with transaction.atomic():`")
     alchemy = sys.modules.get("sqlalchemy")
     if alchemy is None:
         return Lent(given)
@@ -47,6 +54,11 @@ def lent(given: Any) -> Lent:
 def _is_session(given: Any) -> bool:
     orm = sys.modules.get("sqlalchemy.orm")
     return orm is not None and isinstance(given, orm.Session | orm.scoped_session)
+
+
+def _is_django(given: Any) -> bool:
+    """``django.db.connection`` stands for another one in each thread, and is of no class."""
+    return "django.db" in sys.modules and hasattr(given, "in_atomic_block")
 
 
 def _first_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.faults import MISSING, first_line, translate
 
 Joinable: TypeAlias = Any
-"""A connection of psycopg, or a connection or session of SQLAlchemy with psycopg under it."""
+"""A connection of psycopg; one of SQLAlchemy or Django, or a session, with psycopg under it."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
     if driver.autocommit and status is psycopg.pq.TransactionStatus.IDLE:
         raise StoreError(
             "the connection has no transaction open, and begins none by itself",
-            remedy="begin one first, say with connection.transaction()",
+            remedy=given.remedy or "begin one first, say with connection.transaction()",
         )
     given.begin()
     try:
@@ -68,8 +68,8 @@ def _of_psycopg(given: Lent) -> Connection:
     if type(driver).__name__.startswith("Async"):
         remedy = "give a connection or session that is not asynchronous"
     raise StoreError(
-        f"{type(driver).__qualname__} is no connection of psycopg, nor a connection or session of"
-        " SQLAlchemy with psycopg under it",
+        f"{type(driver).__qualname__} is no connection of psycopg, nor one of SQLAlchemy or Django,"
+        " or a session, with psycopg under it",
         remedy=remedy,
     )
 

@@ -1,0 +1,55 @@
+"""A program with Django: what it says is read by the tests.
+
+``python django_shop.py URL ENGINE NAME [HOST USER]``: the store of jobs, and Django's own database.
+"""
+
+import json
+import sys
+from typing import Any
+
+import django
+from django.conf import settings
+
+url, engine, name, *server = sys.argv[1:]
+host, user = server or ("", "")
+settings.configure(
+    DATABASES={
+        "default": {
+            "ENGINE": f"django.db.backends.{engine}",
+            "NAME": name,
+            "HOST": host,
+            "USER": user,
+        }
+    }
+)
+django.setup()
+
+from django.db import connection, connections, transaction  # noqa: E402 - after its settings
+
+from ergon_framework.errors import StoreError  # noqa: E402
+from ergon_framework.jobs import JobClient  # noqa: E402
+from ergon_framework.ports.jobstore import Search  # noqa: E402
+
+told: dict[str, Any] = {}
+with JobClient(url) as client:
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE orders (name TEXT)")
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO orders VALUES ('pie')")
+        client.enqueue("ship", id="a", connection=connection)
+        transaction.on_commit(client.announce)
+    with transaction.atomic():
+        client.enqueue("ship", id="undone", connection=connections["default"])
+        transaction.set_rollback(True)
+    with transaction.atomic():
+        client.enqueue("ship", id="b", connection=connection)
+        with transaction.atomic():
+            client.enqueue("ship", id="half", connection=connection)
+            transaction.set_rollback(True)
+    try:
+        client.enqueue("ship", id="bare", connection=connection)
+    except StoreError as error:
+        told["refused"] = str(error)
+    told["jobs"] = [job.id for job in client.store.search(Search())]
+print(json.dumps(told))
