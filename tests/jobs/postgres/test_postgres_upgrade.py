@@ -73,6 +73,26 @@ def test_a_program_that_is_too_old_is_told(postgres_url: str, upgraded: psycopg.
         assert "upgrade" in caught.value.remedy
 
 
+@pytest.mark.req("SCALE:url-errors")
+def test_a_table_that_was_dropped_is_missed(postgres_url: str) -> None:
+    """Nobody is sent round in circles: neither opening nor upgrading takes it for good."""
+    PostgresJobStore(postgres_url).close()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP TABLE ergon_jobs, ergon_workers CASCADE")
+        for read_only in (False, True):
+            with pytest.raises(StoreSchemaError, match=": ergon_jobs, ergon_workers") as told:
+                PostgresJobStore(postgres_url, read_only=read_only)
+            assert "restore a backup" in told.value.remedy
+        with pytest.raises(StoreSchemaError, match="lost jobs tables"):
+            SCHEMA.upgrade(connection, "the database", None)
+        for table in ("ergon_queues", "ergon_schedules", "ergon_job_moves"):
+            connection.execute(f"DROP TABLE {table}".encode())
+        connection.execute("DELETE FROM ergon_schema WHERE part = 'jobs'")
+    store = PostgresJobStore(postgres_url)
+    store.add([new("a")])
+    store.close()
+
+
 def test_a_reader_makes_no_tables(postgres_url: str) -> None:
     """Somebody who only looks is told what is missing."""
     with pytest.raises(StoreSchemaError, match="version 0"):

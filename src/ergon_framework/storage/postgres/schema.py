@@ -19,6 +19,7 @@ from ergon_framework.storage.postgres.faults import first_line
 from ergon_framework.storage.schema import SchemaFiles
 
 _COMPATIBLE = re.compile(r"--\s*compatible:\s*(\d+)")
+_MADE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 _LOCK = 0x6572676F6E  # "ergon": who makes tables waits for whoever else does
 _TABLE = """
 CREATE TABLE IF NOT EXISTS ergon_schema (
@@ -29,6 +30,7 @@ CREATE TABLE IF NOT EXISTS ergon_schema (
 )
 """
 _THERE = "SELECT to_regclass('ergon_schema')::text"
+_MISSING = "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(name) IS NULL ORDER BY 1"
 _READ = "SELECT version, compatible FROM ergon_schema WHERE part = %s"
 _WRITE = """
 INSERT INTO ergon_schema (part, version, compatible) VALUES (%s, %s, %s)
@@ -66,6 +68,8 @@ class PostgresSchema(SchemaFiles):
             version = 0 if before is None else before[0]
             if before is not None:
                 self._refuse_newer_than(before, name)
+            if before is not None:
+                self._refuse_lost(connection, name, version)
             if version < self.version:
                 self._apply(connection, name, version)
         return version
@@ -80,6 +84,9 @@ class PostgresSchema(SchemaFiles):
                 remedy="run `ergon db upgrade`; programs that are running may go on meanwhile",
             )
         self._refuse_newer_than(found, name)
+        with connection.transaction():
+            self._look_in(connection, namespace)
+            self._refuse_lost(connection, name, self.version)
 
     def found(self, connection: Connection, namespace: str | None) -> tuple[int, int] | None:
         """The version of the tables, and of the oldest program that may use them."""
@@ -113,6 +120,17 @@ class PostgresSchema(SchemaFiles):
                 f"{name} has {self.part} tables of version {version}, for programs that work with"
                 f" version {compatible} or later; this one works with {self.version}",
                 remedy="upgrade ergon-framework here, or name another database",
+            )
+
+    def _refuse_lost(self, connection: Connection, name: str, version: int) -> None:
+        """Refuse to work where tables of a version that was made are not there any more."""
+        made = [table for _, text in self.files[:version] for table in _MADE.findall(text)]
+        lost = [row[0] for row in connection.execute(_MISSING, (made,)).fetchall()]
+        if lost:
+            raise StoreSchemaError(
+                f"{name} has lost {self.part} tables that were made: {', '.join(lost)}",
+                remedy="restore a backup; to begin anew with empty ones, drop the others as well,"
+                f" delete the row {self.part!r} of ergon_schema, and run `ergon db upgrade`",
             )
 
     def _apply(self, connection: Connection, name: str, version: int) -> None:
