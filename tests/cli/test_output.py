@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +120,27 @@ def test_parked_transactions_of_workers_are_shown(capsys: pytest.CaptureFixture[
     title, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert "parked" in title
     assert [line[-1] for line in lines] == ["3", "3", "6"]
+
+
+def test_letters_that_the_output_cannot_carry(tmp_path: Path) -> None:
+    """They are spelled, and JSON stays JSON; one job with such a name hides no other."""
+    store = f"sqlite:///{tmp_path / 'work.db'}"
+
+    def said(*words: str) -> tuple[int, str]:
+        done = subprocess.run(  # noqa: S603 - our own command
+            [sys.executable, "-m", "ergon_framework.cli", *words, "--store", store],
+            capture_output=True,
+            timeout=60,
+            env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+            check=False,
+        )
+        return done.returncode, done.stdout.decode("latin-1")
+
+    for name, handler in (("first", "resize"), ("größe✓", "naïve✓日本")):
+        assert said("enqueue", handler, "--id", name)[0] == 0
+    code, listed = said("jobs", "list")
+    assert (code, "first" in listed, "größe\\u2713" in listed) == (0, True, True)
+    code, shown = said("jobs", "show", "größe✓", "--json")
+    assert (code, json.loads(shown)["handler"]) == (0, "naïve✓日本")
+    code, refused = said("jobs", "show", "nöt✓", "--json")
+    assert (code, "nöt✓" in json.loads(refused)["error"]["message"]) == (1, True)

@@ -36,7 +36,7 @@ from ergon_framework.cli import (
     worker,
     workers,
 )
-from ergon_framework.cli.output import show_error
+from ergon_framework.cli.output import show_error, spell_what_cannot_be_printed
 from ergon_framework.cli.session import Session
 from ergon_framework.errors import ConfigurationError, ErgonError, describe
 
@@ -108,6 +108,8 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
     is_debug = _DEBUG in given[:ours]
     given = [each for each in given[:ours] if each != _DEBUG] + given[ours:]
     session = Session(is_debug, is_process, given)
+    if is_process:
+        spell_what_cannot_be_printed()
     try:
         try:
             code = _main(given, session)

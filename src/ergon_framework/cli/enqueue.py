@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.desk import StoreUrl, opened, progress
-from ergon_framework.cli.output import show_error, show_list, show_one
+from ergon_framework.cli.output import json_text, show_error, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, JobError
 
@@ -136,7 +136,7 @@ def _one(job: EnqueuedJob, wait: float | None, as_json: bool) -> int:
     if wait is not None:
         shape["result"] = job.result(timeout=wait)
         if not as_json:
-            print(json.dumps(shape["result"], ensure_ascii=False), flush=True)
+            print(json_text(shape["result"]), flush=True)
     if as_json:
         show_one(shape, as_json=True)
     return 0

@@ -35,7 +35,7 @@ def show_list(rows: Iterable[Row], columns: Sequence[str], *, as_json: bool) -> 
 def show_one(shape: Row, *, as_json: bool, title: str = "") -> None:
     """One thing: a line for each of its fields, or a JSON object on one line."""
     if as_json:
-        print(_json(shape), flush=True)
+        print(json_text(shape), flush=True)
         return
     lines = [[name.replace("_", " "), _text(value)] for name, value in shape.items()]
     if sys.stdout.isatty():
@@ -51,9 +51,16 @@ def show_error(error: BaseException, *, as_json: bool = False) -> None:
     if as_json:
         from ergon_framework.app.running.outcome import error_shape
 
-        print(_json({"error": error_shape(error)}), flush=True)
+        print(json_text({"error": error_shape(error)}), flush=True)
     text = str(error) if isinstance(error, ErgonError) else describe(error)
     print(f"error: {printable(text, keeps_lines=True)}", file=sys.stderr, flush=True)
+
+
+def spell_what_cannot_be_printed() -> None:
+    """Let letters that the standard output cannot carry be spelled, as those of errors are."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
 
 
 def keep_stdout(as_json: bool) -> AbstractContextManager[object]:
@@ -85,7 +92,7 @@ def printable(text: str, *, keeps_lines: bool = False) -> str:
 def _show_array(rows: Iterable[Row]) -> None:
     separator = "[\n"
     for row in rows:
-        print(separator + _json(row), end="")
+        print(separator + json_text(row), end="")
         separator = ",\n"
     print("[]" if separator == "[\n" else "\n]", flush=True)
 
@@ -124,5 +131,11 @@ def _text(value: object) -> str:
     return printable(str(value))
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+def json_text(value: object) -> str:
+    """One line of JSON, in letters that the standard output can carry."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value, default=str)
+    return text
