@@ -85,6 +85,7 @@ class JobSetup:
             burst=burst,
             name=name,
             schedules=Scheduler(store, self.schedules, source=source),
+            prepare=lambda: self.limit_queues(store),
         )
 
 

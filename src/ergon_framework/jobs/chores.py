@@ -19,6 +19,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.leases import is_stall
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.ports.jobstore import JobDesk, JobStore, WorkerRecord
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -61,7 +62,9 @@ class WorkerChores:
         holds: Callable[[str, int], bool],
         report: Callable[[str, dict[str, Any]], None],
         schedules: Fires | None = None,
+        prepare: Callable[[], object] | None = None,
     ) -> None:
+        """``prepare`` writes what the store held before work began, when it has lost that."""
         self._store = store
         self._settings = settings
         self._judgement = judgement
@@ -69,6 +72,9 @@ class WorkerChores:
         self._holds = holds
         self._report = report
         self._schedules = schedules
+        self._prepare = prepare
+        self._forgotten_at = 0.0
+        """When the store may have forgotten this worker, because nothing was heard of it."""
         self._now = SYSTEM_CLOCK.now
         self.rescued = 0
         self.known: frozenset[str] = frozenset()  # executors of other workers
@@ -150,14 +156,31 @@ class WorkerChores:
             self._store.tell(_gone(self._record()))
 
     def _tell(self) -> float:
-        self._store.tell(self._record())
-        names: set[str] = set()
+        mine, found = self._record(), self._store.workers()
+        if self._now() < self._forgotten_at and mine.id not in {each.id for each in found}:
+            self._begin_anew()
+        self._store.tell(mine)
+        self._forgotten_at = self._now() + WORKER_FORGOTTEN_AFTER
+        names: set[str] = {*mine.executors}
         lately = self._store.now() - 3 * self._settings.lease
-        for other in self._store.workers():
+        for other in found:
             if other.seen_at >= lately:
                 names.update(other.executors)
         self.known = frozenset(names)
         return self._settings.lease / 3
+
+    def _begin_anew(self) -> None:
+        """The store has forgotten this worker: it was emptied, or put back to an earlier day."""
+        logger.error(
+            "the store does not know this worker any more, so it may have lost jobs as well;"
+            " limits and schedules of the settings are written again"
+        )
+        self._report("store.emptied", {})
+        if self._prepare is not None:
+            self._prepare()
+        if self._schedules is not None:
+            self._due[self._fire] = 0.0
+            self._is_synced = False
 
     def _rescue(self) -> float:
         asked_at = self._now()

@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -77,7 +77,9 @@ class Worker:
         burst: bool = False,
         name: str | None = None,
         schedules: Fires | None = None,
+        prepare: Callable[[], object] | None = None,
     ) -> None:
+        """``prepare`` brings into the store what it must hold, once more if it has lost that."""
         self.settings = settings or JobsSettings()
         self.executors = {key: checked(key, value) for key, value in executors.items()}
         self.default = default_executor(self.settings, self.executors)
@@ -87,6 +89,7 @@ class Worker:
         self._store = store
         self._burst = burst
         self._schedules = schedules
+        self._prepare = prepare
         self._stops = 0
         self._stop_lock = threading.Lock()
         self._is_ending = False  # only the ends of processes are waited for
@@ -119,6 +122,7 @@ class Worker:
             self._keeper.leases.holds,
             self._reported,
             self._schedules,
+            self._prepare,
         )
         self._keeper.chores = self._chores
         self._pools = {key: Pool(key, value, self) for key, value in self.executors.items()}

@@ -173,6 +173,7 @@ _PROVIDERS: dict[str, tuple[Any, ...]] = {
 _STORES: dict[str, tuple[Any, ...]] = {
     "store.lost": ("The store does not answer; it is asked again and again.", ("error",)),
     "store.back": ("The store answers again.", ()),
+    "store.emptied": ("The store has forgotten a worker that told of itself.", ()),
     "dead_letters.redriven": ("An operator sent provider calls back to their tasks.", ("count",)),
     "dead_letters.purged": ("An operator deleted dead letters for good.", ("kind", "count")),
 }

@@ -1,0 +1,116 @@
+"""A store that was emptied, or put back to an earlier day, under the workers that use it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from ergon_framework.app.jobs import JobSetup
+from ergon_framework.jobs import chores as chores_module
+from ergon_framework.jobs.chores import WorkerChores
+from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
+from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.testing.suites.hand_clock import HandClock
+from tests.jobs.redis.conftest import Open
+from tests.servers.redis import RedisServer
+
+LEASE = 30.0
+NIGHTLY = ScheduleSettings(cron="0 3 * * *", handler="nightly")
+pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:fleet-outage")
+
+
+class Clock(HandClock):
+    """One that is asked as the worker asks its own."""
+
+    def now(self) -> float:
+        """What it says."""
+        return self()
+
+
+class Bench:
+    """The chores of a worker with a limit and a schedule in its settings."""
+
+    def __init__(self, store: Any, clock: Clock) -> None:
+        self.store, self.clock = store, clock
+        given = {"lease": LEASE, "queues": {"images": {"max_active": 1}}}
+        jobs = JobsSettings.model_validate(given)
+        setup = JobSetup("", jobs, schedules={"nightly": NIGHTLY})
+        setup.limit_queues(store)
+        self.told: list[str] = []
+        self.chores = WorkerChores(
+            store,
+            jobs,
+            Judgement(jobs, "me"),
+            lambda: WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0),
+            lambda _id, _fence: False,
+            lambda name, _fields: self.told.append(name),
+            Scheduler(store, setup.schedules),
+            lambda: setup.limit_queues(store),
+        )
+        self.pass_time(0.0)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the worker do its chores after a while."""
+        self.clock.forward(seconds)
+        self.chores.run(self.clock.now())
+
+    def kept(self) -> tuple[list[str], list[tuple[str, int | None]]]:
+        """The schedules and the limits that the store knows."""
+        schedules = [each.name for each in self.store.schedules()]
+        return schedules, [(each.name, each.max_active) for each in self.store.queues()]
+
+
+@pytest.fixture
+def bench(
+    own_server: RedisServer, open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Bench, Any]:
+    """With a clock that only the test moves, and a way to empty the store."""
+    clock = Clock()
+    monkeypatch.setattr(chores_module, "SYSTEM_CLOCK", clock)
+    return Bench(open_store(own_server.url), clock), own_server
+
+
+def test_limits_and_schedules_are_written_again(
+    bench: tuple[Bench, RedisServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody has to start a worker anew for cron to go on and for limits to hold; it is told."""
+    worker, server = bench
+    before = worker.kept()
+    assert before == (["nightly"], [("images", 1)])
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    assert worker.kept() == ([], [])
+    worker.pass_time(LEASE / 3)
+    worker.pass_time(1.0)
+    assert worker.kept() == before
+    assert worker.told == ["store.emptied"]
+    assert "does not know this worker any more" in caplog.text
+    worker.pass_time(LEASE)
+    assert worker.told == ["store.emptied"]
+
+
+def test_what_an_operator_changed_stays(bench: tuple[Bench, RedisServer]) -> None:
+    """Only a store that has forgotten the worker is given what the settings say."""
+    worker, _ = bench
+    worker.store.set_queue("images", max_active=7)
+    worker.chores.bounce()
+    worker.pass_time(LEASE)
+    assert worker.kept()[1] == [("images", 7)]
+    assert worker.told == []
+
+
+def test_a_worker_that_was_away_for_a_day_was_forgotten_rightly(
+    bench: tuple[Bench, RedisServer],
+) -> None:
+    """Others have taken it off the list: that says nothing about the store."""
+    worker, _ = bench
+    gone = WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0, state="gone")
+    worker.store.tell(gone)
+    worker.pass_time(WORKER_FORGOTTEN_AFTER)
+    assert worker.told == []
+    assert [each.id for each in worker.store.workers()] == ["me"]
