@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.instants import format_instant, parse_instant
 from ergon_framework.core.job import JobStatus, Move
 from ergon_framework.errors import StoreUnavailableError
@@ -22,6 +23,7 @@ from ergon_framework.jobs.schedules import (
     job_of,
     schedule_of,
 )
+from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import (
@@ -230,6 +232,35 @@ def test_schedules_of_other_settings_are_left_alone(store: Store) -> None:
     assert scheduler(store, "bank", b=HOURLY).sync() == Synced(added=("b",))
     assert scheduler(store, "bank").sync() == Synced(dropped=("b",))
     assert only(store).name == "a"
+
+
+@pytest.mark.req("JOBS:cron")
+def test_whoever_drops_a_schedule_says_so(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be that of somebody whose settings have the same path."""
+    scheduler(store, "/app/ergon.toml", invoices=HOURLY).sync()
+    scheduler(store, "/app/ergon.toml", stock=HOURLY).sync()
+    assert only(store).name == "stock"
+    assert "'invoices' is gone from '/app/ergon.toml', and is dropped" in caplog.text
+    assert "[jobs] application" in caplog.text
+
+
+@pytest.mark.req("JOBS:cron")
+def test_schedules_belong_to_an_application_that_has_a_name(store: Store, tmp_path: Path) -> None:
+    """Two of them may have their settings at one path, and one of them at many."""
+    file = tmp_path / "ergon.toml"
+
+    def begin(application: str, file: Path, *names: str) -> Synced:
+        jobs = JobsSettings(application=application)
+        setup = JobSetup("", jobs, file=file)
+        return scheduler(store, setup.source, **dict.fromkeys(names, HOURLY)).sync()
+
+    assert begin("shop", file, "invoices", "mail") == Synced(added=("invoices", "mail"))
+    assert begin("stock", file, "count") == Synced(added=("count",))
+    assert begin("shop", tmp_path / "v2" / "ergon.toml", "mail") == Synced(dropped=("invoices",))
+    assert [schedule.name for schedule in store.schedules()] == ["count", "mail"]
+    assert JobSetup("", file=file).source == str(file.resolve())
+    with pytest.raises(ValidationError):
+        JobsSettings(application="/app")
 
 
 @pytest.mark.req("JOBS:cron")

@@ -58,6 +58,12 @@ class JobSetup:
         """A client of this store."""
         return JobClient(self.url, settings=self.jobs)
 
+    @property
+    def source(self) -> str:
+        """Whose schedules are those of these settings: the application's, or the file's."""
+        file = "settings" if self.file is None else str(self.file.resolve())
+        return self.jobs.application or file
+
     def limit_queues(self, store: JobDesk) -> None:
         """Bring the limits of ``[jobs.queues.NAME]`` into the store, which all workers heed."""
         for name, limits in self.jobs.queues.items():
@@ -76,7 +82,6 @@ class JobSetup:
         """A worker for these executors and schedules on an open store."""
         from ergon_framework.jobs.worker import Worker
 
-        source = "settings" if self.file is None else str(self.file.resolve())
         return Worker(
             store,
             executors=self.executors,
@@ -84,7 +89,7 @@ class JobSetup:
             queues=queues,
             burst=burst,
             name=name,
-            schedules=Scheduler(store, self.schedules, source=source),
+            schedules=Scheduler(store, self.schedules, source=self.source),
             prepare=lambda: self.limit_queues(store),
         )
 

@@ -236,6 +236,13 @@ class Scheduler:
         for name in changed:
             self._store.put_schedule(wanted[name])
         dropped = [name for name in gone if self._store.drop_schedule(name)]
+        for name in dropped:
+            logger.warning(
+                "schedule %r is gone from %r, and is dropped; if another application has it, let"
+                " each have a name: [jobs] application",
+                name,
+                self._source,
+            )
         return Synced(
             added=tuple(name for name in changed if name not in stored),
             changed=tuple(name for name in changed if name in stored),

@@ -90,6 +90,7 @@ class JobsSettings(Document):
     """``[jobs]``: how jobs are tried, held and kept."""
 
     store: Annotated[SecretStr | None, OrNone] = None
+    application: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*$", max_length=100)] = ""
     default_executor: str = ""
     routes: Words = Field(default_factory=FrozenDict)
     max_attempts: Count = 5
