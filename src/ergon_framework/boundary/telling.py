@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from ergon_framework.errors import StoreError
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.fan_out import FanOut, has_listeners
 
@@ -22,6 +23,10 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of the latency histogram, in seconds."""
 
 
+REPEATED = 60.0
+"""Seconds after which a trouble that lasts is logged again."""
+MOST = 16
+"""Troubles that are told apart."""
 SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 
@@ -51,6 +56,9 @@ class Telling:
         self.append_seconds = Histogram()
         self.commit_seconds = Histogram()
         self.commit_sizes = Histogram(SIZES)
+        self._zone = ""
+        self._troubles: dict[str, float] = {}
+        """When each was logged last, until facts are committed again."""
 
     def count(self, what: str, label: str = "", times: int = 1) -> None:
         """Add to a counter, from any thread."""
@@ -59,6 +67,9 @@ class Telling:
 
     def committed(self, facts: int, seconds: float) -> None:
         """A group of appends is on disk."""
+        if self._troubles:
+            self._troubles = {}
+            logger.warning("the store of zone %s takes facts again", self._zone)
         self.commit_sizes.add(facts)
         self.commit_seconds.add(seconds)
 
@@ -71,6 +82,17 @@ class Telling:
         """A notice, and a line in the log for people."""
         logger.warning("%s", text)
         self.tell(name, **fields)
+
+    def troubled(self, zone: str, error: StoreError) -> None:
+        """A notice each time, and a line in the log when it begins and now and then: every producer
+        and consumer that comes meanwhile meets the same.
+        """
+        text, now = str(error), self._clock()
+        if not now - REPEATED < self._troubles.get(text, -REPEATED) <= now:
+            self._zone = zone
+            self._troubles = {**dict(list(self._troubles.items())[-MOST:]), text: now}
+            logger.warning("the store of zone %s: %s", zone, text)
+        self.tell("zone.troubled", error=error)
 
     def note(self, name: str, text: str, **fields: Any) -> None:
         """A notice, and a line in the log at the level of information."""

@@ -223,7 +223,7 @@ class Zone:
         """The answer to what the store could not do."""
         told = store_trouble(error)
         self.is_broken |= isinstance(error, StoreBrokenError)
-        self.telling.warn("zone.troubled", f"the store of zone {self.name}: {error}", error=error)
+        self.telling.troubled(self.name, error)
         self.telling.count("append_failures", told.reason)
         return told
 

@@ -98,7 +98,8 @@ def unanswered(name: str) -> StoreUnavailableError:
     """The error of a stream without anybody who serves it just now."""
     return StoreUnavailableError(
         f"{name} has nobody who serves the stream just now",
-        remedy="wait until the server has read its files, or the cluster has chosen a leader",
+        remedy="wait until the server has read its files, or the cluster has chosen a leader; if"
+        " that takes long, see whether the stream is still there",
         details={"is_lost": False},
     )
 

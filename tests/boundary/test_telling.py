@@ -1,0 +1,63 @@
+"""A store in trouble fills no log: what everybody meets is said once, and that it is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.telling import MOST, REPEATED, Telling
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import BoundaryError, StoreUnavailableError
+from ergon_framework.testing.suites.hand_clock import HandClock
+
+AWAY = StoreUnavailableError("the server cannot be reached")
+FACT = {"subject": "order:1", "predicate": "order_placed", "object_json": {"n": 1}}
+pytestmark = pytest.mark.req("SCALE:fleet-outage")
+
+
+def envelope(message_id: str) -> dict[str, object]:
+    """Of a fact from here."""
+    return {
+        "message_id": message_id,
+        "from_zone": "plant",
+        "to_zone": "hall",
+        "produced_at_unix_ms": 1_750_000_000_000,
+    }
+
+
+def test_an_outage_is_two_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One when it begins, however many producers come, and one when facts are taken again."""
+    with Zone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as zone:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise AWAY
+
+        with monkeypatch.context() as patch:
+            patch.setattr(zone.store, "append", refuse)
+            for n in range(50):
+                with pytest.raises(BoundaryError):
+                    zone.append(envelope(f"m{n}"), FACT)
+        zone.append(envelope("m0"), FACT)
+        zone.append(envelope("m1"), FACT)
+        assert zone.telling.counts["append_failures", "store_unavailable"] == 50
+    assert [record.getMessage() for record in caplog.records] == [
+        "the store of zone plant: the server cannot be reached",
+        "the store of zone plant takes facts again",
+    ]
+
+
+def test_what_lasts_or_is_new_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Every minute again, also after the clock was set back; and what differs at once."""
+    clock = HandClock()
+    telling = Telling(clock)
+    for wait, lines in ((0, 1), (REPEATED - 1, 1), (1, 2), (-3600, 3), (1, 3)):
+        clock.forward(wait)
+        telling.troubled("plant", AWAY)
+        assert len(caplog.records) == lines
+    for n in range(3 * MOST):
+        telling.troubled("plant", StoreUnavailableError(f"trouble {n}"))
+    assert len(caplog.records) == 3 + 3 * MOST
