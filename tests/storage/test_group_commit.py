@@ -355,6 +355,72 @@ def test_interrupted_after_the_commit(crowd: Crowd, script: Script) -> None:
     assert items(crowd.database).keys() == {"held", "mine", "other"}
 
 
+# -- callers in a hurry ----------------------------------------------------------------------------
+
+
+def test_one_in_a_hurry_leaves_the_line(crowd: Crowd) -> None:
+    """Nothing of it is written, and those behind it are served."""
+    crowd.hold()
+    with pytest.raises(StoreUnavailableError, match="was busy for"):
+        crowd.database.write(add("hasty"), within=0.0)
+    other = crowd.join(add("other"))
+    crowd.release()
+    assert other.result(WAIT) == "other"
+    assert items(crowd.database).keys() == {"held", "other"}
+
+
+def test_one_in_a_hurry_leads_only_itself(crowd: Crowd, script: Script) -> None:
+    """It has less patience than the others, who would fail with it."""
+    crowd.hold()
+    hasty = crowd.pool.submit(crowd.database.write, add("hasty"), within=WAIT)
+    until(lambda: waiting(crowd.database) == 1)
+    other = crowd.join(add("other"))
+    crowd.release()
+    assert (hasty.result(WAIT), other.result(WAIT)) == ("hasty", "other")
+    assert SAVEPOINT not in script.executed
+    assert items(crowd.database).keys() == {"held", "hasty", "other"}
+
+
+def test_one_in_a_hurry_is_served_by_others(crowd: Crowd, script: Script) -> None:
+    """And leaves them when they have to wait for somebody else first."""
+    crowd.hold()
+    leader = crowd.join(add("leader"))
+    hasty = crowd.pool.submit(crowd.database.write, add("hasty"), within=WAIT)
+    until(lambda: waiting(crowd.database) == 2)
+    crowd.release()
+    assert (leader.result(WAIT), hasty.result(WAIT)) == ("leader", "hasty")
+    assert script.executed.count(SAVEPOINT) == 2
+
+
+def test_one_in_a_hurry_leaves_a_group_that_waits(crowd: Crowd, script: Script) -> None:
+    """The leader waits for a lock that somebody else holds; the rest of its group goes on."""
+    crowd.hold()
+    leader, left = crowd.join(add("leader")), threading.Event()
+    hasty = crowd.pool.submit(crowd.database.write, add("hasty"), within=0.2)
+    until(lambda: waiting(crowd.database) == 2)
+
+    def wait_for_the_lock() -> None:
+        assert left.wait(WAIT)
+
+    script.after("COMMIT", lambda: script.before("BEGIN IMMEDIATE", wait_for_the_lock))
+    crowd.release()
+    with pytest.raises(StoreUnavailableError, match="was busy for"):
+        hasty.result(WAIT)
+    left.set()
+    assert leader.result(WAIT) == "leader"
+    assert items(crowd.database).keys() == {"held", "leader"}
+
+
+def test_a_write_in_a_hurry_may_not_be_nested(database: Database) -> None:
+    """It would wait for itself."""
+
+    def work(_: sqlite3.Connection) -> None:
+        database.write(add("inner"), within=WAIT)
+
+    with pytest.raises(StoreError, match="tried to write again"):
+        database.write(work)
+
+
 @pytest.mark.req("JOBS:store")
 def test_many_threads_lose_nothing(database: Database, path: Path) -> None:
     """Sixteen threads, some of whose works raise: exactly what was acknowledged is there."""

@@ -163,3 +163,40 @@ def test_a_leader_that_is_interrupted_as_it_leaves_has_left(comes_first: bool) -
         turns.leave()
     assert later.is_leading
     assert later.wake.acquire(timeout=0)
+
+
+# -- one who may leave -----------------------------------------------------------------------------
+
+
+def test_one_in_a_group_may_leave_until_its_work_begins() -> None:
+    """Who serves it asks first; then it is heard out."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+    leader, hasty, late = (Caller(work, 0.0, may_leave=True) for _ in range(3))
+    turns._waiting.extend([leader, hasty, late])
+    turns.leave()
+    turns._gather(10)
+    assert turns._withdraw(hasty)
+    assert not turns.begin(hasty)
+    assert turns.begin(late)
+    assert not turns._withdraw(late)
+
+
+def test_one_whose_work_has_begun_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its patience is over, but nobody could say whether it was written."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+
+    caller = Caller(work, 0.0, may_leave=True)
+    withdraw = turns._withdraw
+
+    def served(caller: Caller) -> bool:
+        turns._waiting.remove(caller)
+        assert turns.begin(caller)
+        caller.result, caller.is_served = "written", True
+        caller.wake.release()
+        return withdraw(caller)
+
+    monkeypatch.setattr(turns, "_withdraw", served)
+    assert turns.wait(caller, 10, timeout=0.0) is False
+    assert caller.outcome() == "written"

@@ -164,16 +164,17 @@ class ProviderBase(ABC):
         if around is not None:
             context = surrounded(context, around, lane.key, campaign_id, operation, payload)
         body = driving.body(self._execute_impl, tenant_id, campaign_id, operation, payload)
+        call = None
         if fitted.has_express and fitted.is_plain:
             may_refuse = ending is None
             ticket = board(fitted, lane, who, context, may_wait=True, may_refuse=may_refuse)
             if isinstance(ticket, Ticket):
                 return driving.ride(fitted, ticket, body, ending)
-            if ticket is not None:
+            if isinstance(ticket, ProviderExecutionResult):
                 return ticket
-        result, rows = driving.drive(fitted, fitted.calling(lane, who, context), body)
-        fitted.conclude(result, rows, ending)
-        return result
+            call = ticket
+        call = call or fitted.calling(lane, who, context)
+        return driving.drive(fitted, call, body, ending)
 
     async def aexecute_until(
         self,
@@ -192,17 +193,17 @@ class ProviderBase(ABC):
         if around is not None:
             context = surrounded(context, around, lane.key, campaign_id, operation, payload)
         body = driving.body(self._execute_impl, tenant_id, campaign_id, operation, payload)
+        call = None
         if fitted.has_express and fitted.is_async:
             may_wait, may_refuse = fitted.is_local, ending is None
             ticket = board(fitted, lane, who, context, may_wait=may_wait, may_refuse=may_refuse)
             if isinstance(ticket, Ticket):
                 return await driving.aride(fitted, ticket, body, ending)
-            if ticket is not None:
+            if isinstance(ticket, ProviderExecutionResult):
                 return ticket
-        call = fitted.calling(lane, who, context)
-        result, rows = await driving.adrive(fitted, call, body)
-        await fitted.aconclude(result, rows, ending)
-        return result
+            call = ticket
+        call = call or fitted.calling(lane, who, context)
+        return await driving.adrive(fitted, call, body, ending)
 
     # -- beside the calls ----------------------------------------------------------------------
 

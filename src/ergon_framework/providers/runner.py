@@ -12,11 +12,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
+from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.providerstore import (
     Batch,
     Claim,
@@ -34,24 +36,24 @@ from ergon_framework.providers.errors import (
     ProviderInternalError,
 )
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.pipeline import tracing
 from ergon_framework.providers.pipeline.edge import check_call
 from ergon_framework.providers.pipeline.fingerprints import fingerprint
 from ergon_framework.providers.pipeline.fitting import Ending
-from ergon_framework.providers.pipeline.redaction import message_of, plain_json, squeezed_names
+from ergon_framework.providers.pipeline.redaction import plain_json, squeezed_names
 from ergon_framework.providers.pipeline.stepping import step
 from ergon_framework.providers.tasking.holding import dead_owner, take
 from ergon_framework.providers.tasking.idempotency import (
     KeyGuard,
-    capped,
     check_key,
     conflict,
     earlier_failure,
-    may_run_again,
 )
 from ergon_framework.providers.tasking.letters import LetterNames, kept_payload, new_letter
 from ergon_framework.providers.tasking.log import log_ending
 from ergon_framework.providers.tasking.runs import TaskRun, error_of, not_called
+from ergon_framework.providers.tasking.settling import free, let_go, settle
 from ergon_framework.providers.tasking.verdicts import Moment, Verdict, defer, verdict_on
 from ergon_framework.providers.tasks import (
     Gate,
@@ -61,7 +63,8 @@ from ergon_framework.providers.tasks import (
     TaskEnding,
     TaskOptions,
 )
-from ergon_framework.providers.telling import tell
+
+T = TypeVar("T")
 
 _LONG = 3600.0
 """Seconds that a call without any budget is given before another one may take it over."""
@@ -100,21 +103,30 @@ class ProviderTaskRunner:
 
     def run(self, call: TaskCall) -> TaskEnding:
         """Make one delivery's call. What goes wrong with it is in the ending."""
+        return hurried(self._budget(), partial(self._run, call))
+
+    def _run(self, call: TaskCall) -> TaskEnding:
         run = self._open(call)
         if isinstance(run, TaskEnding):
             return run
         try:
             result = tracing.execute(self.provider, self._ending_of(run), *run.arguments())
         except BaseException:
-            self._free(run)
+            free(run)
             raise
         return self._close(run, result)
 
     async def arun(self, call: TaskCall) -> TaskEnding:
         """The same for asyncio. Cancelled, it still writes what became of the key."""
         opened: list[TaskRun | TaskEnding] = []
+        began_at, now, budget = self._clock().now(), self._clock().now, self._budget()
+
+        def in_time(work: Callable[[], T]) -> Callable[[], T]:
+            left = None if budget is None else budget - (now() - began_at)
+            return partial(hurried, left, work)
+
         try:
-            await step(lambda: opened.append(self._open(call)), is_quick=False)
+            await step(in_time(lambda: opened.append(self._open(call))), is_quick=False)
             run = opened[0]
             if isinstance(run, TaskEnding):
                 return run
@@ -125,9 +137,9 @@ class ProviderTaskRunner:
             is_quick = isinstance(error, GeneratorExit)
             for each in opened:
                 if isinstance(each, TaskRun):
-                    await step(partial(self._free, each), is_quick=is_quick)
+                    await step(in_time(partial(free, each)), is_quick=is_quick)
             raise
-        return await step(partial(self._close, run, result), is_quick=False)
+        return await step(in_time(partial(self._close, run, result)), is_quick=False)
 
     # -- before the call -----------------------------------------------------------------------
 
@@ -152,20 +164,20 @@ class ProviderTaskRunner:
                 "the store that keeps the idempotency keys does not answer", never_sent=True
             )
             away.__cause__ = error
-            self._free(run)
+            free(run)
             return self._put_off(run, Gate.STORE, away)
         except BaseException:  # a time limit that strikes here, for example
-            self._free(run)
+            free(run)
             raise
 
     def _checked(self, call: TaskCall, call_id: str, correlation_id: str) -> TaskRun:
         given = None if call.idempotency_key is None else check_key(call.idempotency_key)
-        budget = self.options.timeout_budget_seconds
-        clock = self._fitted.options.clock or current_clock()
+        budget, clock = self.options.timeout_budget_seconds, self._clock()
+        began_at = clock.now()
         context = ProviderExecutionContext(
             correlation_id=correlation_id,
             task_name=self.task_name,
-            deadline=None if budget is None else clock.now() + budget,
+            deadline=None if budget is None else began_at + budget,
             attempt_offset=call.carried.attempts,
             traceparent=call.traceparent,
         )
@@ -185,7 +197,7 @@ class ProviderTaskRunner:
         store, owner = self.provider.store, str(uuid.uuid4())
         guard = KeyGuard(store, call.tenant_id, key, print_of_call, owner, call_id)
         names = LetterNames(self.task_name, call_id, key, correlation_id)
-        return TaskRun(call, lane, names, context, guard)
+        return TaskRun(call, lane, names, context, guard, clock, began_at)
 
     def _claimed(self, run: TaskRun) -> TaskRun | TaskEnding:
         guard, options = run.guard, self.options
@@ -208,7 +220,7 @@ class ProviderTaskRunner:
         return run if claim.state is ClaimState.MINE else self._not_ours(run, claim)
 
     def _lost_too_often(self, run: TaskRun) -> TaskEnding:
-        self._free(run)
+        free(run)
         times = self.options.max_redeliveries + 1
         error = ProviderInternalError(f"its worker was lost {times} times during this call")
         return self._bury(run, error, lost=times)
@@ -227,8 +239,14 @@ class ProviderTaskRunner:
 
     def _lease(self) -> float:
         """Longer than any call: the queue ends one that goes on beyond its budget."""
-        budget = self.options.timeout_budget_seconds or self._fitted.options.timeout_seconds
-        return (budget or _LONG) + self.options.lease_grace_seconds
+        return (self._budget() or _LONG) + self.options.lease_grace_seconds
+
+    def _budget(self) -> float | None:
+        """Seconds for one delivery, what its store takes included."""
+        return self.options.timeout_budget_seconds or self._fitted.options.timeout_seconds
+
+    def _clock(self) -> Clock:
+        return self._fitted.options.clock or current_clock()
 
     # -- ends without a call -------------------------------------------------------------------
 
@@ -293,60 +311,17 @@ class ProviderTaskRunner:
 
     def _close(self, run: TaskRun, result: ProviderExecutionResult) -> TaskEnding:
         try:
-            self._settle(run, run.verdict, result)
+            largest = self.options.max_result_bytes
+            settle(run, result, self._table, largest, self._secret_names)
             return self._ended(run, run.verdict, result)
         except BaseException:
             run.let_go()
             raise
 
-    def _settle(self, run: TaskRun, verdict: Verdict, result: ProviderExecutionResult) -> None:
-        """Write under the key what came of the call."""
-        guard, error = run.guard, result.error
-        if not run.is_ours:
-            return
-        try:
-            if verdict.end is TaskEnd.DONE:
-                kept = capped(result.data or {}, self.options.max_result_bytes, self._secret_names)
-                is_ours = guard.succeed(kept)
-            elif verdict.end is TaskEnd.FAILED and error is not None and self._is_kept(error):
-                is_ours = guard.fail(error.reason_code, message_of(error))
-            else:
-                is_ours = guard.free(result.reason_code)
-        except StoreError as fault:
-            tell("key.left_open", key=run.lane, error=type(fault).__name__)
-            return
-        if not is_ours:  # the lease was over, and somebody else has it
-            tell("key.lost", key=run.lane)
-
-    def _is_kept(self, error: ProviderError) -> bool:
-        return not may_run_again(self._table[error.reason_code], error.reason_code)
-
-    def _let_go(self, run: TaskRun) -> None:
-        """The delivery ends as it should: its worker was not lost."""
-        run.let_go()
-        mark, run.mark = run.mark, None
-        try:
-            if mark is not None:
-                run.guard.unmark(mark)
-        except StoreError as fault:
-            tell("key.left_open", key=run.lane, error=type(fault).__name__)
-
-    def _free(self, run: TaskRun) -> None:
-        """The call was broken off: whoever comes next need not wait for the lease to end.
-
-        It still counts as a lost worker: a call that breaks off every time must come to an end.
-        """
-        run.let_go()
-        try:
-            if run.is_ours:
-                run.guard.free()
-        except StoreError as fault:
-            tell("key.left_open", key=run.lane, error=type(fault).__name__)
-
     # -- parts ---------------------------------------------------------------------------------
 
     def _ended(self, run: TaskRun, verdict: Verdict, result: ProviderExecutionResult) -> TaskEnding:
-        self._let_go(run)
+        let_go(run)
         is_undelivered = run.letter is not None and result.dead_letter is None
         carried, seconds = verdict.carried, verdict.seconds
         if is_undelivered:

@@ -7,9 +7,10 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import get_ident
+from time import monotonic
 from typing import TypeVar
 
-from ergon_framework.errors import StoreError
+from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.storage.connections import Connect, Watch
 from ergon_framework.storage.faults import is_spent, translate
 from ergon_framework.storage.maintenance import Maintenance
@@ -53,6 +54,29 @@ class Writer:
         result: T = caller.outcome()
         return result
 
+    def write_within(
+        self, work: Callable[[sqlite3.Connection], T], seconds: float, *, is_synced: bool = True
+    ) -> T:
+        """The same for who has so many seconds and no more, the wait for its turn included.
+
+        It leads nobody: the others have more time, and should not fail with it.
+        """
+        turns, me, until = self.turns, get_ident(), monotonic() + seconds
+        if turns.leader == me:
+            raise nested()
+        try:
+            if turns.try_enter(me):
+                return self._commit_one(work, seconds, is_synced=is_synced)
+            caller = Caller(work, seconds, is_synced=is_synced, may_leave=True)
+            if self._leads_in_time(caller, seconds):
+                left = max(0.0, until - monotonic())
+                return self._commit_one(work, left, is_synced=is_synced)
+        finally:
+            if turns.leader == me:
+                turns.leave()
+        result: T = caller.outcome()
+        return result
+
     def adopt(self, schema: Schema, patience: float) -> None:
         """Open now and bring the tables of one more part up to date, so that trouble shows."""
         with self.turn():
@@ -86,6 +110,14 @@ class Writer:
         finally:
             if turns.leader == me:
                 turns.leave()
+
+    def _leads_in_time(self, caller: Caller, seconds: float) -> bool:
+        try:
+            return self.turns.wait(caller, 1, seconds)
+        except TimeoutError:
+            raise StoreUnavailableError(
+                f"{self._path} was busy for {seconds:.3g} seconds", remedy="try again"
+            ) from None
 
     def _commit_one(
         self, work: Callable[[sqlite3.Connection], T], patience: float, *, is_synced: bool
@@ -141,6 +173,8 @@ class Writer:
 
     def _run(self, connection: sqlite3.Connection, caller: Caller) -> None:
         """Do one caller's work so that it alone is undone when it raises."""
+        if caller.may_leave and not self.turns.begin(caller):
+            return
         connection.execute("SAVEPOINT ergon_caller")
         try:
             caller.result = caller.work(connection)

@@ -30,15 +30,26 @@ class Caller:
     """
 
     __slots__ = (
-        *("error", "has_work", "is_leading", "is_served", "is_synced", "patience", "result"),
-        *("thread", "wake", "work"),
+        *("error", "has_work", "is_begun", "is_gone", "is_leading", "is_served", "is_synced"),
+        *("may_leave", "patience", "result", "thread", "wake", "work"),
     )
 
-    def __init__(self, work: Work | None, patience: float, *, is_synced: bool = True) -> None:
+    def __init__(
+        self,
+        work: Work | None,
+        patience: float,
+        *,
+        is_synced: bool = True,
+        may_leave: bool = False,
+    ) -> None:
         self.has_work = work is not None
         self.work: Work = work or _nothing
         self.patience = patience
         self.is_synced = is_synced
+        self.may_leave = may_leave
+        """Whether whoever serves it has to ask first if it is still there."""
+        self.is_gone = False
+        self.is_begun = False
         self.thread = get_ident()
         self.is_leading = False
         self.is_served = False
@@ -93,22 +104,32 @@ class Turns:
             return True
 
     def wait(self, caller: Caller, most: int, timeout: float = -1) -> bool:
-        """Wait until the caller leads a group (True), or was served by somebody else (False)."""
+        """Wait until the caller leads a group (True), or was served by somebody else (False).
+
+        ``TimeoutError`` when neither came in time; one whose work has begun is heard out.
+        """
         try:
             with self._lock:
                 self._waiting.append(caller)
                 if self.leader is None:
                     self._promote()
             is_awake = caller.wake.acquire(timeout=timeout)
+            if not is_awake and not self._withdraw(caller):
+                is_awake = caller.wake.acquire()
             if is_awake and caller.is_leading:
                 self._gather(most)
         except BaseException:
             self._withdraw(caller)
             raise
         if not is_awake:
-            self._withdraw(caller)
             raise TimeoutError
         return caller.is_leading
+
+    def begin(self, caller: Caller) -> bool:
+        """Begin the work of somebody in the group who may leave; whether it is still there."""
+        with self._lock:
+            caller.is_begun = not caller.is_gone
+            return caller.is_begun
 
     def dismiss(self) -> None:
         """Wake those who were served, or who will not be any more."""
@@ -156,8 +177,11 @@ class Turns:
             group, rest = list(islice(line, count)), deque(islice(line, count, None))
             self.group, self._waiting = group, rest  # nothing can come between these two
 
-    def _withdraw(self, caller: Caller) -> None:
-        """Leave the line before one's turn came, as when a signal interrupts the wait."""
+    def _withdraw(self, caller: Caller) -> bool:
+        """Leave before one's turn came, as when a signal interrupts the wait; whether it had not.
+
+        From the line, or from the group of a leader who still waits for others itself.
+        """
         with self._lock:
             if caller in self._waiting:
                 self._waiting.remove(caller)
@@ -165,3 +189,6 @@ class Turns:
                     self.leader = None
                     if self._waiting:
                         self._promote()
+                return True
+            caller.is_gone = caller.may_leave and not caller.is_begun
+            return caller.is_gone

@@ -50,7 +50,13 @@ class Database:
             self.close()
             raise
 
-    def write(self, work: Callable[[sqlite3.Connection], T], *, is_synced: bool = True) -> T:
+    def write(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        *,
+        is_synced: bool = True,
+        within: float | None = None,
+    ) -> T:
         """Run ``work`` in a transaction, and return what it returns once that is on disk.
 
         Without ``is_synced`` the commit does not wait for the disk: it survives the death of the
@@ -60,10 +66,15 @@ class Database:
         Callers that arrive while a commit is under way share the next one. When ``work`` raises,
         its own changes are undone and nobody else's; when the commit fails, everybody's are. Fetch
         all rows before returning: no cursor may leave ``work``.
+
+        ``within`` is for who cannot wait as long as others do: so many seconds until ``work``
+        begins, in line and for the lock.
         """
         file = self._file or self._refuse_closed()
         if self._is_read_only:
             raise StoreReadOnlyError(f"{self.path} was opened for reading only")
+        if within is not None:
+            return file.writer.write_within(work, within, is_synced=is_synced)
         return file.writer.write(work, self._patience, is_synced=is_synced)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:

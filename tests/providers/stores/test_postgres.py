@@ -9,15 +9,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import URL, Engine, create_engine
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, ClaimState
+from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt
 from tests.servers.postgres import PostgresServer
+
+PATIENCE = 20.0
+"""Seconds that a test waits for what must come."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("PROVIDERS:storage")]
 
@@ -183,6 +188,49 @@ def test_a_server_that_freezes_is_not_waited_for(server_store: SqlProviderStore)
             server_store.standing(LANE)
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def test_a_call_in_a_hurry_waits_no_longer_than_it_can(server_store: SqlProviderStore) -> None:
+    """That says nothing about the server: those with more time ask it all the same."""
+    from ergon_framework.providers.stores.postgres import PostgresGround
+
+    ground = server_store.ground
+    assert isinstance(ground, PostgresGround)
+    [[pid]] = ground.read(lambda hand: hand.rows("SELECT pg_backend_pid()", {}))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailableError, match=r"did not answer within 0\.5 seconds"):
+            hurried(0.0, lambda: server_store.cool(LANE, START + 1))
+        assert server_store.cool(LANE, START + 1) == START + 1
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_connection_that_does_not_come_in_time_is_closed_when_it_does() -> None:
+    """Whoever wanted it is told to go on without; one that comes at once is handed over."""
+    from ergon_framework.providers.stores.postgres_reaching import reached
+
+    goes_on, is_closed = threading.Event(), threading.Event()
+
+    class Connection:
+        def close(self) -> None:
+            is_closed.set()
+
+    def slow() -> Connection:
+        assert goes_on.wait(PATIENCE)
+        return Connection()
+
+    with pytest.raises(psycopg.OperationalError, match="no connection within"):
+        reached(slow, 0.0)
+    goes_on.set()
+    assert is_closed.wait(PATIENCE)
+    assert isinstance(reached(Connection, PATIENCE), Connection)
+
+    def refuse() -> Connection:
+        raise psycopg.OperationalError("no")
+
+    with pytest.raises(psycopg.OperationalError, match=r"^no$"):
+        reached(refuse, PATIENCE)
 
 
 def test_a_connection_that_froze_at_rest_is_replaced(

@@ -25,6 +25,7 @@ from ergon_framework.providers.pipeline.edge import check_units
 from ergon_framework.providers.pipeline.manner import (
     Manner,
     budget_ms,
+    context_of,
     deadline_of,
     give_back,
     quota_snapshot,
@@ -46,6 +47,7 @@ class Calling:
         "_guard",
         "_is_ended",
         "_is_late",
+        "_is_unanswered",
         "_kept_vote",
         "_lane",
         "_log",
@@ -95,6 +97,7 @@ class Calling:
         self._error: ProviderError | None = None
         self._is_late = False
         self._is_ended = False
+        self._is_unanswered = False
         self.is_handed_over = False
         """Whether a thread settles it when its attempt has ended."""
 
@@ -107,10 +110,9 @@ class Calling:
         reservation: Reservation | None,
     ) -> None:
         """Stand where a call on the short way stands: its first attempt is under way."""
-        self._began_at, self._started_at = began_at, started_at
-        self._deadline = deadline = deadline_of(self.context, self._budget, began_at)
-        self._log.budget_ms = budget_ms(began_at, deadline)
-        self._guard = guard = Guard(self._rule, began_at, deadline, self.context.attempt_offset)
+        self._begin_at(began_at)
+        self._started_at = started_at
+        guard = self._guard
         self.correlation_id = correlation_id or self.correlation_id
         guard.begun(began_at, None, began_at)
         if reservation is not None:
@@ -120,6 +122,17 @@ class Calling:
         self._permits = permits
         guard.admitted(None)
         self._begun = 1
+
+    def unanswered(self, began_at: float) -> None:
+        """Begin when a call on the short way did, whose store did not say if there is quota."""
+        self._begin_at(began_at)
+        self._is_unanswered = True
+
+    def _begin_at(self, began_at: float) -> None:
+        self._began_at = began_at
+        self._deadline = deadline = deadline_of(self.context, self._budget, began_at)
+        self._log.budget_ms = budget_ms(began_at, deadline)
+        self._guard = Guard(self._rule, began_at, deadline, self.context.attempt_offset)
 
     def too_late(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:
         """The end of a call on the short way whose time was over before its attempt."""
@@ -133,6 +146,11 @@ class Calling:
     def until(self) -> float:
         """The end of the wait that was asked for."""
         return self._guard.until
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of its time; None when it has no end."""
+        return None if self._deadline is None else self._deadline - self.clock.now()
 
     @property
     def reads_store(self) -> bool:
@@ -153,6 +171,9 @@ class Calling:
         """Look at the gates."""
         if self._lane.quota is not None:
             check_units(self.context.units, self._lane.quota.policy.limit)
+        if self._is_unanswered:
+            self._guard.begun(self._began_at, None, self._began_at)
+            return self._without_quota()
         self._lane.refresh()
         now = self._began_at
         refused, cooled = self._refused_until(now), self._cooldown_until(now)
@@ -163,15 +184,20 @@ class Calling:
         desk = self._lane.quota
         if desk is None:  # the rule would not have asked
             return self._guard.reserved(None)
+        if self._deadline is not None and self.clock.now() >= self._deadline:
+            return self._without_quota()  # the store took all the time to tell of the circuit
         try:
             taken = desk.reserve(self.context.units)
         except StoreError:
-            if not self._manner.fails_open:
-                return self._guard.unreserved()
-            return self._guard.reserved(None, self.clock.now())
+            return self._without_quota()
         if taken is None:
             return self._guard.reserved(self.clock.now() + desk.retry_after())
         self._reservations.append(taken)
+        return self._guard.reserved(None, self.clock.now())
+
+    def _without_quota(self) -> Do:
+        if not self._manner.fails_open:
+            return self._guard.unreserved()
         return self._guard.reserved(None, self.clock.now())
 
     def admit_quickly(self) -> Do | None:
@@ -192,26 +218,9 @@ class Calling:
         self._started_at = now = self.clock.now()
         self._paid_from, self._reserved_for = self._reserved_for, len(self._reservations)
         self._begun += 1
+        number = self.context.attempt_offset + self._guard.attempts + 1
         limit = self._manner.attempt_timeout
-        if self._deadline is not None:
-            left = max(0.0, self._deadline - now)
-            limit = left if limit is None else min(limit, left)
-        given = self.context
-        return ProviderExecutionContext(  # by position: a copy or keywords take twice the time
-            self.correlation_id,
-            given.idempotency_key,
-            given.task_execution_id,
-            given.task_name,
-            self._deadline,
-            given.timeout_seconds,
-            given.attempt_offset,
-            given.units,
-            given.traceparent,
-            given.metadata,
-            given.attempt_offset + self._guard.attempts + 1,
-            limit,
-            given.max_attempts,
-        )
+        return context_of(self.context, self.correlation_id, number, limit, self._deadline, now)
 
     def succeeded(self, data: Any) -> Do:
         """The provider returned."""

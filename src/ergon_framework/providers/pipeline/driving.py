@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ergon_framework.core.guard import Do
 from ergon_framework.engine.clocks import asleep_until, sleep_until
@@ -13,6 +13,7 @@ from ergon_framework.errors import HookError
 from ergon_framework.ports.providerstore import AttemptRow
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.pipeline.calling import Calling
 from ergon_framework.providers.pipeline.stepping import Errand, Outcome, step
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ergon_framework.providers.pipeline.express import Ticket
     from ergon_framework.providers.pipeline.fitting import Ending, Fitted
 
+T = TypeVar("T")
 Body = Callable[..., Any]
 Ended = tuple[ProviderExecutionResult, list[AttemptRow]]
 
@@ -41,13 +43,12 @@ def body(
     )
 
 
-def drive(fitted: Fitted, call: Calling, body: Body) -> Ended:
+def drive(
+    fitted: Fitted, call: Calling, body: Body, ending: Ending | None
+) -> ProviderExecutionResult:
     """Do what the machine says, in this thread, until it says that it is over."""
-    try:
-        return _go_on(fitted, call, body, call.begin())
-    except BaseException:
-        _give_up(fitted, call)
-        raise
+    work = partial(_drive, fitted, call, body, None, ending)
+    return work() if fitted.is_local else hurried(call.seconds_left, work)
 
 
 def ride(
@@ -56,9 +57,7 @@ def ride(
     """Go the short way, and on with the machine when it turns out longer."""
     data, raised = None, None
     if ticket.is_late:
-        result, rows = ticket.machine().too_late()
-        fitted.conclude(result, rows, ending)
-        return result
+        return _too_late(fitted, ticket, ending)
     try:
         data = body(context=ticket.context)
     except Exception as error:
@@ -68,16 +67,42 @@ def ride(
         raise
     arrived = None if raised is not None else ticket.arrived(data)
     if arrived is not None:
-        fitted.conclude(arrived[0], [arrived[1]])
-        return arrived[0]
+        result, row = arrived
+        if fitted.options.durable:
+            hurried(ticket.seconds_left, partial(fitted.conclude, result, [row]))
+        else:
+            fitted.recorder.add([row])
+        return result
     call = ticket.machine()
+    work = partial(_drive, fitted, call, body, _judged(call, data, raised), ending)
+    return work() if fitted.is_local else hurried(call.seconds_left, work)
+
+
+def _drive(
+    fitted: Fitted,
+    call: Calling,
+    body: Body,
+    first: Callable[[], Do] | None,
+    ending: Ending | None,
+) -> ProviderExecutionResult:
     try:
-        do = call.succeeded(data) if raised is None else call.failed(raised)
-        result, rows = _go_on(fitted, call, body, do)
+        result, rows = _go_on(fitted, call, body, call.begin() if first is None else first())
     except BaseException:
         _give_up(fitted, call)
         raise
     fitted.conclude(result, rows, ending)
+    return result
+
+
+def _judged(call: Calling, data: Any, raised: Exception | None) -> Callable[[], Do]:
+    """What the machine makes of the first attempt."""
+    return partial(call.succeeded, data) if raised is None else partial(call.failed, raised)
+
+
+def _too_late(fitted: Fitted, ticket: Ticket, ending: Ending | None) -> ProviderExecutionResult:
+    call = ticket.machine()
+    result, rows = hurried(call.seconds_left, call.too_late)
+    hurried(call.seconds_left, partial(fitted.conclude, result, rows, ending))
     return result
 
 
@@ -132,14 +157,12 @@ def refuse_inside_loop() -> None:
     )
 
 
-async def adrive(fitted: Fitted, call: Calling, body: Body) -> Ended:
+async def adrive(
+    fitted: Fitted, call: Calling, body: Body, ending: Ending | None
+) -> ProviderExecutionResult:
     """Do what the machine says, in this task; what reads or writes a store does so on a thread."""
     is_quick = fitted.is_local or not call.reads_store
-    try:
-        return await _ago_on(fitted, call, body, await step(call.begin, is_quick=is_quick))
-    except BaseException as error:
-        await _abandon(fitted, call, error)
-        raise
+    return await _adrive(fitted, call, body, call.begin, ending, is_quick=is_quick)
 
 
 async def aride(
@@ -148,9 +171,7 @@ async def aride(
     """The short way, on an event loop."""
     data, raised = None, None
     if ticket.is_late:
-        result, rows = ticket.machine().too_late()
-        await fitted.aconclude(result, rows, ending)
-        return result
+        return await step(partial(_too_late, fitted, ticket, ending), is_quick=fitted.is_local)
     try:
         data = await _bounded(body, ticket.context)
     except Exception as error:
@@ -160,18 +181,51 @@ async def aride(
         raise
     arrived = None if raised is not None else ticket.arrived(data)
     if arrived is not None:
-        await fitted.aconclude(arrived[0], [arrived[1]])
+        await _aconclude(fitted, ticket, arrived[0], [arrived[1]], None)
         return arrived[0]
     call = ticket.machine()
+    first = _judged(call, data, raised)
+    return await _adrive(fitted, call, body, first, ending, is_quick=fitted.is_local)
+
+
+async def _adrive(
+    fitted: Fitted,
+    call: Calling,
+    body: Body,
+    first: Callable[[], Do],
+    ending: Ending | None,
+    *,
+    is_quick: bool,
+) -> ProviderExecutionResult:
     try:
-        judged = partial(call.succeeded, data) if raised is None else partial(call.failed, raised)
-        do = await step(judged, is_quick=fitted.is_local)
+        do = await _step(call, first, is_quick=is_quick)
         result, rows = await _ago_on(fitted, call, body, do)
     except BaseException as error:
         await _abandon(fitted, call, error)
         raise
-    await fitted.aconclude(result, rows, ending)
+    await _aconclude(fitted, call, result, rows, ending)
     return result
+
+
+async def _aconclude(
+    fitted: Fitted,
+    call: Calling | Ticket,
+    result: ProviderExecutionResult,
+    rows: list[AttemptRow],
+    ending: Ending | None,
+) -> None:
+    """Hand the rows on without holding up the event loop."""
+    if fitted.options.durable or (ending is not None and not result.success):
+        await _step(call, partial(fitted.conclude, result, rows, ending), is_quick=False)
+    else:
+        fitted.recorder.add(rows)
+
+
+async def _step(call: Calling | Ticket, work: Callable[[], T], *, is_quick: bool) -> T:
+    """One step of a call, which waits for the store no longer than the call's time lasts."""
+    if is_quick:
+        return work()
+    return await step(partial(hurried, call.seconds_left, work), is_quick=False)
 
 
 async def _ago_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
@@ -181,13 +235,13 @@ async def _ago_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
             do = await _aattempt(fitted, call, body)
         elif do is Do.ADMIT:
             passed = call.admit_quickly()
-            do = passed if passed is not None else await step(call.admit, is_quick=is_local)
+            do = passed if passed is not None else await _step(call, call.admit, is_quick=is_local)
         elif do is Do.RESERVE:
-            do = await step(call.reserve, is_quick=is_local)
+            do = await _step(call, call.reserve, is_quick=is_local)
         else:
             await asleep_until(call.clock, call.until)
-            do = await step(call.waited, is_quick=is_local or not call.reads_store)
-    return await step(call.finish, is_quick=is_local or not call.holds_anything)
+            do = await _step(call, call.waited, is_quick=is_local or not call.reads_store)
+    return await _step(call, call.finish, is_quick=is_local or not call.holds_anything)
 
 
 async def _abandon(fitted: Fitted, call: Calling, error: BaseException) -> None:
@@ -195,7 +249,7 @@ async def _abandon(fitted: Fitted, call: Calling, error: BaseException) -> None:
         return
     # A coroutine that is thrown away cannot wait for a thread.
     is_quick = fitted.is_local or not call.holds_anything or isinstance(error, GeneratorExit)
-    await step(partial(_give_up, fitted, call), is_quick=is_quick)
+    await _step(call, partial(_give_up, fitted, call), is_quick=is_quick)
 
 
 async def _aattempt(fitted: Fitted, call: Calling, body: Body) -> Do:
@@ -206,9 +260,9 @@ async def _aattempt(fitted: Fitted, call: Calling, body: Body) -> Do:
         else:
             data = await _on_thread(fitted, call, body, context)
     except Exception as error:
-        return await step(partial(call.failed, error), is_quick=fitted.is_local)
+        return await _step(call, partial(call.failed, error), is_quick=fitted.is_local)
     is_quick = fitted.is_local or not call.writes_success
-    return await step(partial(call.succeeded, data), is_quick=is_quick)
+    return await _step(call, partial(call.succeeded, data), is_quick=is_quick)
 
 
 async def _bounded(body: Body, context: ProviderExecutionContext) -> Any:

@@ -10,6 +10,7 @@ hundredth of the whole.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.core.breaker import State, Vote
@@ -24,6 +25,7 @@ from ergon_framework.providers.execution import (
 )
 from ergon_framework.providers.gates.circuits import CLEAR
 from ergon_framework.providers.gates.lanes import Lane, Permits
+from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.pipeline.calling import Calling
 from ergon_framework.providers.pipeline.manner import Manner, budget_ms, give_back, quota_snapshot
 from ergon_framework.providers.pipeline.refusals import refusal
@@ -82,9 +84,7 @@ class Ticket:
         self._reservation = reservation
         self._now = now
         self._began_at = self._started_at = began_at
-        left, limit = budget, manner.attempt_timeout
-        if given.timeout_seconds is not None and (left is None or given.timeout_seconds < left):
-            left = given.timeout_seconds
+        left, limit = seconds_of(given, budget), manner.attempt_timeout
         self._deadline = deadline = None if left is None else began_at + left
         if reservation is not None:  # the store may have taken its time
             self._started_at = started_at = now()
@@ -162,6 +162,11 @@ class Ticket:
         )
         return result, row
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Of its time; None when it has no end."""
+        return None if self._deadline is None else self._deadline - self._now()
+
     def machine(self) -> Calling:
         """The machine, at the point this call has reached: its first attempt has ended."""
         call = Calling(self._manner, self._lane, self._who, self._given, self._budget)
@@ -175,6 +180,14 @@ class Ticket:
         return call
 
 
+def seconds_of(given: ProviderExecutionContext, budget: float | None) -> float | None:
+    """What a call has by its caller and by the provider, if it names no instant."""
+    seconds = given.timeout_seconds
+    if seconds is not None and (budget is None or seconds < budget):
+        return seconds
+    return budget
+
+
 def board(
     fitted: Fitted,
     lane: Lane,
@@ -183,11 +196,12 @@ def board(
     *,
     may_wait: bool,
     may_refuse: bool,
-) -> Ticket | ProviderExecutionResult | None:
+) -> Ticket | ProviderExecutionResult | Calling | None:
     """A ticket, if every gate is open; a refusal, if one is known to be shut; None otherwise.
 
-    With None nothing was taken or counted, and the machine looks closer. ``may_wait`` says whether
-    the store may be asked for quota, which an event loop cannot wait for.
+    With None nothing was taken or counted, and the machine looks closer; if the store was waited
+    for in vain, here is the machine that knows. ``may_wait`` says whether the store may be asked
+    for quota, which an event loop cannot wait for.
     """
     seconds, manner, desk = given.timeout_seconds, fitted.manner, lane.quota
     if given.deadline is not None or (seconds is not None and seconds <= 0):
@@ -206,12 +220,18 @@ def board(
         if not may_wait or given.units > desk.policy.limit:
             return None
         try:
-            reservation = desk.reserve(given.units)
+            if fitted.is_local:
+                reservation = desk.reserve(given.units)
+            else:
+                left = seconds_of(given, fitted.options.timeout_seconds)
+                reservation = hurried(left, partial(desk.reserve, given.units))
         except StoreError:
-            return None
+            call = fitted.calling(lane, who, given)
+            call.unanswered(began_at)
+            return call
         if reservation is None:
-            left = desk.retry_after()
-            return _turned_away(fitted, lane, given, _QUOTA, left) if may_refuse else None
+            wait = desk.retry_after()
+            return _turned_away(fitted, lane, given, _QUOTA, wait) if may_refuse else None
     permits = lane.pass_quickly()
     if permits is None:  # it opened meanwhile; the machine begins anew, with this unit given back
         if reservation is not None:

@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +38,6 @@ from ergon_framework.providers.pipeline.calling import Calling
 from ergon_framework.providers.pipeline.edge import MOST
 from ergon_framework.providers.pipeline.isolation import Isolation
 from ergon_framework.providers.pipeline.manner import Manner
-from ergon_framework.providers.pipeline.stepping import step
 from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
 from ergon_framework.providers.recorder import CLOSING, recorder_of
 from ergon_framework.providers.retry import RetryPolicy
@@ -191,25 +189,21 @@ class Fitted:
         end = None if ending is None or result.success else ending(result)
         if isinstance(end, DeadLetter):
             last = rows[-1]._replace(outcome=Outcome.DEAD_LETTER.value)
-            if self.recorder.write_now(Batch([*rows[:-1], last], [end])):
+            if self._is_written(result, Batch([*rows[:-1], last], [end])):
                 result.dead_letter = end
                 return
         elif end is Outcome.RETRY:
             rows = _going_on(rows)
-        if not self.options.durable or not self.recorder.write_now(Batch(rows)):
+        if not self.options.durable or not self._is_written(result, Batch(rows)):
             self.recorder.add(rows)
 
-    async def aconclude(
-        self,
-        result: ProviderExecutionResult,
-        rows: list[AttemptRow],
-        ending: Ending | None = None,
-    ) -> None:
-        """The same without holding up an event loop."""
-        if self.options.durable or (ending is not None and not result.success):
-            await step(partial(self.conclude, result, rows, ending), is_quick=False)
-        else:
-            self.recorder.add(rows)
+    def _is_written(self, result: ProviderExecutionResult, batch: Batch) -> bool:
+        """Write it before anything else; the call takes as much longer."""
+        now = self.manner.clock().now
+        began_at = now()
+        is_written = self.recorder.write_now(batch)
+        result.duration_ms += (now() - began_at) * 1000
+        return is_written
 
     def close(self) -> None:
         """Give back what was taken ahead, and write what is on its way."""

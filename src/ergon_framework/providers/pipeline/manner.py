@@ -72,6 +72,35 @@ def deadline_of(
     return deadline
 
 
+def context_of(
+    given: ProviderExecutionContext,
+    correlation_id: str,
+    number: int,
+    limit: float | None,
+    deadline: float | None,
+    now: float,
+) -> ProviderExecutionContext:
+    """What an attempt that begins now is told: its number, and how much time it has."""
+    if deadline is not None:
+        left = max(0.0, deadline - now)
+        limit = left if limit is None else min(limit, left)
+    return ProviderExecutionContext(  # by position: a copy or keywords take twice the time
+        correlation_id,
+        given.idempotency_key,
+        given.task_execution_id,
+        given.task_name,
+        deadline,
+        given.timeout_seconds,
+        given.attempt_offset,
+        given.units,
+        given.traceparent,
+        given.metadata,
+        number,
+        limit,
+        given.max_attempts,
+    )
+
+
 def budget_ms(began_at: float, deadline: float | None) -> int | None:
     """A budget as a row has it: neither below nothing nor longer than its column holds."""
     if deadline is None:

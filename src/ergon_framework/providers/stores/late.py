@@ -8,7 +8,13 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from ergon_framework.engine.forking import renew_after_fork
-from ergon_framework.errors import ConfigurationError, StoreError, StoreSchemaError
+from ergon_framework.errors import (
+    ConfigurationError,
+    StoreError,
+    StoreSchemaError,
+    StoreUnavailableError,
+)
+from ergon_framework.providers.hurry import at_most
 from ergon_framework.providers.mapping.text import message_of
 from ergon_framework.providers.telling import tell
 
@@ -61,7 +67,10 @@ class Late(Generic[T]):
         self._lock = threading.Lock()
 
     def _open(self, asked_at: float) -> T:
-        with self._lock:
+        lock = self._lock
+        if not lock.acquire(timeout=at_most(threading.TIMEOUT_MAX)):
+            raise StoreUnavailableError("the store is still being opened", remedy="try again")
+        try:
             if self.found is not None:
                 return self.found
             known = self._failure
@@ -74,3 +83,5 @@ class Late(Generic[T]):
                 raise
             self._failure = None
             return self.found
+        finally:
+            lock.release()

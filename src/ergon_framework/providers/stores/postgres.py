@@ -19,6 +19,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
+from ergon_framework.providers.hurry import at_most
 from ergon_framework.providers.migrations import HEAD
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.migrations.running import current, upgrade
@@ -32,6 +33,7 @@ from ergon_framework.providers.stores.late import Late
 from ergon_framework.providers.stores.moves import FIND_MARK, MARKS, refuse_unsettled_tables
 from ergon_framework.providers.stores.postgres_faults import translate, turns_for
 from ergon_framework.providers.stores.postgres_hand import PostgresHand
+from ergon_framework.providers.stores.postgres_reaching import reached
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.patience import Line, Patience
 from ergon_framework.storage.postgres.pooling import pooling_of, refuse_shared
@@ -45,6 +47,7 @@ _CONNECT = 3  # seconds for the server to answer
 _GREETED = 3.0  # seconds for an answer that costs the server nothing
 _SHORT, _LONG = 4.0, 12.0  # seconds for a transaction: one that a call waits for, and the others
 _REST = 1.0  # seconds for which a server that did not answer is not asked again
+_FAIR = 2.0  # seconds that it was given, at least: who has less time says nothing about it
 _LASTING = frozenset({"record", "settle", "letters", "prune"})
 _TABLES = 90.0  # seconds for making the tables
 _NETWORK = {
@@ -144,7 +147,8 @@ class PostgresGround:
     def _transact(self, work: Callable[[Hand], T], seconds: float = _SHORT) -> T:
         for turn in itertools.count(1):
             connection = self._take()
-            wait = self._patience.at_most(seconds, _line(connection))
+            given = at_most(seconds)
+            wait = self._patience.at_most(given, _line(connection))
             try:
                 with wait:
                     result = self._attempt(connection, work)
@@ -153,7 +157,7 @@ class PostgresGround:
                 return result
             except psycopg.Error as error:
                 if wait.is_over:
-                    raise self._overdue(seconds) from error
+                    raise self._overdue(given) from error
                 if turn >= turns_for(error):
                     raise translate(error, self.name) from error
             except (OverflowError, UnicodeError) as error:
@@ -176,9 +180,10 @@ class PostgresGround:
 
     def _overdue(self, seconds: float) -> StoreUnavailableError:
         # One call of a provider asks several times: it waits in vain only once.
-        self._silent_until = self._ticks() + _REST
+        if seconds >= _FAIR:
+            self._silent_until = self._ticks() + _REST
         return StoreUnavailableError(
-            f"{self.name} did not answer within {seconds:g} seconds",
+            f"{self.name} did not answer within {seconds:.3g} seconds",
             remedy="see that the server runs and can be reached, and why it is slow",
         )
 
@@ -233,8 +238,14 @@ class PostgresGround:
         return engine
 
     def _connect(self, dialect: Any, _: Any, where: Any, how: dict[str, Any]) -> Any:
-        """A connection that is ours alone; who stands before the server is looked at once."""
         connect = partial(dialect.connect, *where, **{**how, "autocommit": True})
+        seconds = at_most(_CONNECT)
+        if seconds < _CONNECT:
+            return reached(partial(self._owned, connect), seconds)
+        return self._owned(connect)
+
+    def _owned(self, connect: Callable[[], Any]) -> Any:
+        """A connection that is ours alone; who stands before the server is looked at once."""
         connection = connect()
         if not self._is_own:
             try:
@@ -246,7 +257,7 @@ class PostgresGround:
         return connection
 
     def _greet(self, connection: Any, record: Any) -> None:
-        with self._patience.at_most(_GREETED, connection):
+        with self._patience.at_most(at_most(_GREETED), connection):
             connection.execute(_GREETING)
             connection.autocommit = False
         record.info["at"] = self._ticks()
@@ -260,7 +271,7 @@ class PostgresGround:
         if used_at > self._doubted_at and self._ticks() - used_at < _IDLE:
             return
         try:
-            with self._patience.at_most(_GREETED, connection):
+            with self._patience.at_most(at_most(_GREETED), connection):
                 connection.execute("SELECT 1")
                 connection.rollback()
         except psycopg.Error as error:
@@ -295,7 +306,7 @@ class PostgresGround:
         try:
             with (
                 self._engine.begin() as connection,
-                self._patience.at_most(_TABLES, _line(connection.connection)),
+                self._patience.at_most(at_most(_TABLES), _line(connection.connection)),
             ):
                 found = current(connection)
                 if found is None:

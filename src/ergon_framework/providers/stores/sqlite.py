@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ergon_framework.errors import StoreError, StoreSchemaError, StoreUnavailableError
+from ergon_framework.providers.hurry import at_most
 from ergon_framework.providers.migrations import HEAD, VERSION_TABLE
 from ergon_framework.providers.stores.ground import (
     AFTER,
@@ -179,8 +180,10 @@ class SqliteGround:
             failpoint(BEFORE[call])
             return result
 
+        seconds = at_most(self._patience)
+        within = seconds if seconds < self._patience else None
         try:
-            result = self._late.get().write(whole, is_synced=is_synced)
+            result = self._late.get().write(whole, is_synced=is_synced, within=within)
             failpoint(AFTER[call])
             return result
         except (sqlite3.Error, OSError, OverflowError, UnicodeError) as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ergon_framework.core.guard import Stopped
+from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.providerstore import DeadLetter, LaneKey
 from ergon_framework.providers.errors import ERROR_OF, ProviderError, ProviderInternalError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
@@ -28,6 +29,8 @@ class TaskRun:
     names: LetterNames
     context: ProviderExecutionContext
     guard: KeyGuard
+    clock: Clock
+    began_at: float
     is_ours: bool = False
     """Whether the key was claimed, so that what comes of the call is written under it."""
     verdict: Verdict = DONE
@@ -57,6 +60,7 @@ class TaskRun:
         """The result of a delivery that did not call the provider."""
         result = not_called(error, self.names.correlation_id, data)
         result.idempotency_key = self.names.idempotency_key
+        result.duration_ms = (self.clock.now() - self.began_at) * 1000
         return result
 
     def given_up(self, result: ProviderExecutionResult, now: float, *, retryable: bool) -> GivenUp:

@@ -1,0 +1,210 @@
+"""A call waits for its store no longer than its budget, however patient the store is."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.providerstore import Batch
+from ergon_framework.providers.base import ProviderBase
+from ergon_framework.providers.execution import ProviderExecutionResult
+from ergon_framework.providers.hurry import LEAST, at_most, hurried
+from ergon_framework.providers.quota import QuotaPolicy
+from ergon_framework.providers.runner import ProviderTaskRunner
+from ergon_framework.providers.stores.sql_store import SqlProviderStore
+from ergon_framework.providers.stores.sqlite import SqliteGround
+from ergon_framework.providers.tasks import Gate, TaskCall, TaskEnd, TaskEnding, TaskOptions
+from ergon_framework.testing import VirtualClock
+from tests.providers.scripted import Scripted, WatchedStore, acall, call, rows, used
+
+pytestmark = pytest.mark.req("PEF:R-5", "PEF:T-2", "PEF:trap-store-down")
+
+T = TypeVar("T")
+BUDGET = 0.05
+PATIENCE = 20.0
+PATIENT = 3600.0
+"""Seconds that the store would wait for its lock."""
+
+
+class Locked:
+    """A store in a file that somebody else can lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store = SqlProviderStore(SqliteGround(path, busy_timeout=PATIENT))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Let nobody write meanwhile."""
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+            other.execute("ROLLBACK")
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Locked]:
+    """A file of this test's own."""
+    found = Locked(tmp_path / "work.db")
+    yield found
+    found.store.close()
+
+
+def in_time(work: Callable[[], T]) -> T:
+    """What ``work`` returns, if it returns at all while the store is locked."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert found, "it waits for the store"
+    return found[0]
+
+
+def asynchronously(provider: ProviderBase) -> ProviderExecutionResult:
+    """Call it on an event loop."""
+    return asyncio.run(acall(provider))
+
+
+COLOURS = pytest.mark.parametrize("colour", [call, asynchronously])
+Colour = Callable[[ProviderBase], ProviderExecutionResult]
+
+
+@COLOURS
+def test_quota_is_not_waited_for_beyond_the_budget(locked: Locked, colour: Colour) -> None:
+    """Nothing is called or taken, and the row of the refusal comes later."""
+    provider = Scripted(store=locked.store, quota=QuotaPolicy(limit=5), timeout_seconds=BUDGET)
+    assert call(provider).success
+    assert provider.flush(PATIENCE)
+    with locked.lock():
+        result = in_time(lambda: colour(provider))
+    assert (result.reason_code, result.stop_reason) == (
+        "dependency_unavailable",
+        "store_unavailable",
+    )
+    assert provider.calls == 1
+    assert used(provider) == 1
+    assert len(rows(provider, result.correlation_id)) == 1
+
+
+@COLOURS
+@pytest.mark.parametrize("has_disk", [True, False])
+def test_a_success_that_cannot_be_recorded_in_time_is_one(
+    locked: Locked, colour: Colour, tmp_path: Path, has_disk: bool
+) -> None:
+    """It is kept on disk, or else in memory, and written when the store is free."""
+    spill = tmp_path / "spill"
+    if not has_disk:
+        spill.write_text("in the way")
+    provider = Scripted(store=locked.store, durable=True, timeout_seconds=BUDGET, spill=spill)
+    with locked.lock():
+        result = in_time(lambda: colour(provider))
+    assert (result.success, result.data) == (True, {"ok": True})
+    assert [row.outcome for row in rows(provider, result.correlation_id)] == ["success"]
+
+
+def test_the_circuit_is_not_waited_for_either(locked: Locked) -> None:
+    """What it teaches of the circuit is known here, and to the others when the store is free."""
+    provider = Scripted(ConnectionError("down"), store=locked.store, timeout_seconds=BUDGET)
+    with locked.lock():
+        result = in_time(lambda: call(provider))
+    assert (result.reason_code, result.stop_reason) == ("connection_error", "budget_spent")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_key_is_not_waited_for_beyond_the_budget(locked: Locked, is_async: bool) -> None:
+    """The task is put off, and made when the store is free."""
+    provider = Scripted(store=locked.store)
+    options = TaskOptions(timeout_budget_seconds=BUDGET)
+    runner = ProviderTaskRunner(provider, task_name="t", options=options)
+    task = TaskCall("t", None, "fetch", {}, call_id="m1")
+
+    def run() -> TaskEnding:
+        return asyncio.run(runner.arun(task)) if is_async else runner.run(task)
+
+    with locked.lock():
+        ending = in_time(run)
+    assert (ending.end, ending.gate) == (TaskEnd.DEFER, Gate.STORE)
+    assert ending.result.duration_ms >= 1000 * BUDGET
+    assert provider.calls == 0
+    assert run().end is TaskEnd.DONE
+
+
+def test_a_task_that_succeeded_is_done_though_its_key_cannot_be_finished(locked: Locked) -> None:
+    """The provider did its work: nobody is told otherwise."""
+    other = sqlite3.connect(locked.path, isolation_level=None, check_same_thread=False)
+
+    def lock(_: object) -> dict[str, object]:
+        other.execute("BEGIN IMMEDIATE")
+        return {"n": 1}
+
+    provider = Scripted(lock, store=locked.store)
+    options = TaskOptions(timeout_budget_seconds=BUDGET)
+    runner = ProviderTaskRunner(provider, task_name="t", options=options)
+    with closing(other):
+        ending = in_time(lambda: runner.run(TaskCall("t", None, "fetch", {}, call_id="m1")))
+        other.execute("ROLLBACK")
+    assert (ending.end, ending.result.data) == (TaskEnd.DONE, {"n": 1})
+
+
+# -- how long it took ------------------------------------------------------------------------------
+
+
+class SlowStore(WatchedStore):
+    """A store that takes its time, and then does not answer or does."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.sleep = clock.sleep
+
+    def record(self, batch: Batch) -> None:
+        self.sleep(3.0)
+        super().record(batch)
+
+
+def test_the_duration_is_that_of_the_whole_call() -> None:
+    """A store that did not answer is asked once, and its time counts."""
+    with VirtualClock() as clock:
+        store = SlowStore(clock)
+        provider = Scripted(store=store, quota=QuotaPolicy(limit=5))
+        assert call(provider).success
+
+        def fail(name: str) -> None:
+            if name == "reserve":
+                clock.sleep(5.0)
+                raise StoreUnavailableError("no answer")
+
+        store.before = fail
+        asked = len(store.asked)
+        result = call(provider)
+        assert (result.stop_reason, result.duration_ms) == ("store_unavailable", 5000.0)
+        assert store.asked[asked:].count("reserve") == 1
+
+
+@COLOURS
+def test_what_is_durable_takes_as_long_as_its_store(colour: Colour) -> None:
+    """Writing is part of the call then."""
+    with VirtualClock() as clock:
+        provider = Scripted(store=SlowStore(clock), durable=True, clock=clock)
+        assert colour(provider).duration_ms == 3000.0
+
+
+# -- the hurry itself ------------------------------------------------------------------------------
+
+
+def test_patience_is_what_is_left() -> None:
+    """Never more than the store's own, never less than it takes to say how it ended."""
+    assert at_most(5.0) == 5.0
+    assert hurried(None, lambda: at_most(5.0)) == 5.0
+    assert hurried(-1.0, lambda: at_most(5.0)) == LEAST
+    assert hurried(1000.0, lambda: at_most(5.0)) == 5.0
+    assert 5.0 < hurried(1000.0, lambda: at_most(5000.0)) <= 1000.0
+    assert hurried(0.0, lambda: hurried(1000.0, lambda: at_most(5.0))) == LEAST
+    assert at_most(5.0) == 5.0
