@@ -193,6 +193,29 @@ def probing(kind: type[Scripted], clock: VirtualClock, store: ProviderStore) -> 
     return provider
 
 
+@pytest.mark.req("PEF:E-2", "PEF:R-4")
+def test_an_attempt_that_breaks_while_it_is_cut_short_is_out_of_time(clock: VirtualClock) -> None:
+    """What its cleanup raises is the cause, and no reason of its own; it is tried again."""
+
+    async def break_down() -> None:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            raise ValueError("closing the connection failed") from None
+
+    provider = AsyncScripted(lambda _: break_down(), attempt_timeout_seconds=5)
+    result = clock.run(acall(provider))
+    assert (result.success, result.attempts, clock.now()) == (True, 2, 5.5)
+    assert result.attempt_log[0].reason_code == "timeout"
+
+
+@pytest.mark.req("PEF:E-13")
+def test_an_attempt_that_breaks_in_time_is_not_out_of_time(clock: VirtualClock) -> None:
+    """It is told as what it is."""
+    provider = AsyncScripted(ValueError("no"), attempt_timeout_seconds=5)
+    assert clock.run(acall(provider)).reason_code == "internal_error"
+
+
 async def cancelled(work: asyncio.Task[Any]) -> bool:
     """Cancel it; whether it ended so."""
     work.cancel()

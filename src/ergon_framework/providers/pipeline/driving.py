@@ -273,7 +273,7 @@ async def _bounded(body: Body, context: ProviderExecutionContext) -> Any:
     try:
         async with bound:
             return await body(context=context)
-    except TimeoutError as error:
+    except Exception as error:  # of any kind: what goes wrong while it is cut short is not why
         if not bound.expired():
             raise
         raise ProviderTimeoutError(f"no answer within {limit:.3g} seconds") from error
