@@ -48,6 +48,53 @@ def test_what_looks_like_a_secret_is_left_out(text: str, shown: str | None) -> N
         assert veil == shown
 
 
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w"
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----"
+
+
+@pytest.mark.req("PEF:T-8")
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"{JWT} has expired", "*** has expired"),
+        (f"cannot load {PEM} for ann", "cannot load *** for ann"),
+        ("cannot load -----BEGIN PRIVATE KEY----- MIIEow", "cannot load ***"),
+        ("token S3CRET9 rejected", "token *** rejected"),
+        ("the token 'S3CRET9' is not known", "the token *** is not known"),
+        ("password hunter22 is wrong", "password *** is wrong"),
+        (f"secret {'abcdefgh' * 4} is wrong", "secret *** is wrong"),
+        ("invalid API key 9f8e7d6c5b", "invalid API key ***"),
+        ("sk-live-S3CRET456789012345678 is not known", "sk-*** is not known"),
+        ("rk_test_S3CRET456789012345678 is not known", "rk_*** is not known"),
+        ("ghp_S3CRET456789012345678 is not known", "ghp_*** is not known"),
+        ("glpat-S3CRET456789012345678 is not known", "glpat-*** is not known"),
+        ("xoxb-123-S3CRET-456 is not known", "xoxb-*** is not known"),
+        ("AKIAIOSFODNN7EXAMPLE is not known", "AKIA*** is not known"),
+        (f"AIza{'S3CRET' * 6} is not known", "AIza*** is not known"),
+    ],
+)
+def test_a_secret_that_nobody_calls_one_is_left_out(text: str, shown: str) -> None:
+    """It gives itself away by its form, or by the word before it."""
+    assert veiled(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token expired",
+        "the secret ingredient was rejected",
+        "unexpected token 4097 at position 128000",
+        "password authentication failed",
+        "disk-sk task-ask-for-something-else-entirely",
+        "key user42:profile is not there",
+        "-----BEGIN CERTIFICATE-----",
+    ],
+)
+def test_what_is_no_secret_is_told(text: str) -> None:
+    """Or nobody could say what went wrong."""
+    assert veiled(text) == text
+
+
 def test_only_the_first_line_is_told() -> None:
     """The rest is detail, such as the parameters of a statement."""
     assert message_of(ValueError("\nfirst\nsecond")) == "ValueError: first"

@@ -35,6 +35,28 @@ def _veil(mark: str, pattern: str, replacement: str) -> _Veil:
 # A password may hold a slash, unless it is the one behind a port.
 _SLASHED = _veil("@", r"(\w://)[^/\s:@?#]{0,100}:(?!\d{1,5}[/?#])[^\s@]{1,300}@", r"\1***@")
 _AUTHORIZATION = _veil("authorization", _HEADER + _REST, r"\1\2***")
+_ODD = r"(?=\S*\d)(?=\S*[a-z])\S{6,}|[\w+/=.~-]{24,}"  # no word, and no count
+_BARE: tuple[_Veil, ...] = (
+    # a signed or sealed token, and a key as a file has it
+    _veil("eyj", r"\beyJ[\w-]{5,}(?:\.[\w-]*){1,4}", "***"),
+    _veil(
+        "private key", r"(?s)-----BEGIN [\w ]{0,40}PRIVATE KEY.*?(?:-----END[^-]*-----|\Z)", "***"
+    ),
+    # keys that begin with the name of who gave them
+    _veil("sk", r"(?<![\w-])([sr]k[-_])[\w-]{12,}", r"\1***"),
+    _veil("rk", r"(?<![\w-])([sr]k[-_])[\w-]{12,}", r"\1***"),
+    _veil("gh", r"\b(gh[a-z]_|github_pat_)\w{12,}", r"\1***"),
+    _veil("glpat-", r"\b(glpat-)[\w-]{12,}", r"\1***"),
+    _veil("xox", r"\b(xox[a-z]-)[\w-]{8,}", r"\1***"),
+    _veil("akia", r"\b(AKIA)[A-Z0-9]{16}\b", r"\1***"),
+    _veil("aiza", r"\b(AIza)[\w-]{30,}", r"\1***"),
+    # one that is said in a sentence: token XYZ was rejected
+    *(
+        _veil(f"{word} ", rf"\b({word}) (?:{_ODD})", r"\1 ***")
+        for word in ("token", "secret", "password", "passphrase", "api key", "access key")
+    ),
+)
+"""What is a secret without anybody saying so."""
 _VEILS: tuple[_Veil, ...] = (
     # user:password@ in a URL: up to the last @ before the path, as a password may hold one
     _veil("@", r"(\w://)[^/\s]*@", r"\1***@"),
@@ -47,6 +69,7 @@ _VEILS: tuple[_Veil, ...] = (
     _veil("basic ", r"\b(basic) [\w+/=-]{6,}", r"\1 ***"),
     _veil("=", rf"\b{_NAMED}=\s{{0,3}}){_VALUE}", r"\1\2***"),
     _veil(":", rf"\b{_NAMED}:\s{{0,3}}){_VALUE}", r"\1\2***"),
+    *_BARE,
 )
 """What each secret looks like; without its mark there is none, and nothing to search for."""
 
