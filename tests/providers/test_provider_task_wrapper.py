@@ -568,3 +568,31 @@ def test_without_celery_the_extra_is_named() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert 'pip install "ergon-framework[celery]"' in done.stderr
+
+
+@pytest.mark.req("PEF:R-7")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"autoretry_for": (Exception,)},
+        {"retry_backoff": True},
+        {"retry_kwargs": {"max_retries": 5}},
+    ],
+)
+def test_retries_of_celerys_own_are_refused(options: dict[str, Any]) -> None:
+    """Each would be a whole call, with all its attempts."""
+    body = {"name": "rank", "provider_factory": staticmethod(SyntheticProvider), **options}
+    kind = type("RankTask", (CeleryProviderTask,), body)
+    with pytest.raises(WiringError, match=f"rank has {next(iter(options))}"):
+        kind()
+
+
+@pytest.mark.req("PEF:R-7")
+def test_retries_are_refused_when_it_is_registered_too() -> None:
+    """Celery takes them as options there; without them it is registered."""
+    body = {"name": "rank", "provider_factory": staticmethod(SyntheticProvider), "relays": False}
+    task = type("RankTask", (CeleryProviderTask,), body)()
+    app = Celery("plain", broker="memory://")
+    with pytest.raises(WiringError, match="rank has autoretry_for"):
+        app.register_task(task, autoretry_for=(Exception,))
+    assert app.register_task(task, autoretry_for=()) is task

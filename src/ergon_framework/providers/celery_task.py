@@ -65,6 +65,9 @@ CARRIED = "_ergon"
 
 _SLACK = 30.0
 
+_RETRIES = ("autoretry_for", "retry_backoff", "retry_kwargs")
+"""What would have Celery try again as well; a subclass sets none of them."""
+
 
 class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     """A task whose work is one provider call. Set ``name`` and ``provider_factory``.
@@ -123,6 +126,9 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
                 remedy="write a class below CeleryProviderTask with a provider_factory, and"
                 " app.register_task(…) it; code of your own belongs into the provider",
             )
+        for option in _RETRIES:
+            if getattr(self, option, None):
+                raise self._retries_twice(option)
         self._lock = threading.Lock()
         self._runner: ProviderTaskRunner | None = None
         self._pid = 0
@@ -203,6 +209,19 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
         return super().apply_async(args, kwargs, **options)
 
     # -- parts ---------------------------------------------------------------------------------
+
+    @property
+    def _orig_run(self) -> NoReturn:
+        """Celery looks for this before it wraps run() in retries of its own, and only then."""
+        raise self._retries_twice("autoretry_for")
+
+    def _retries_twice(self, option: str) -> WiringError:
+        return WiringError(
+            f"{self.name} has {option}: each of Celery's retries would be a whole call, with all"
+            " the attempts of its retry policy",
+            remedy="leave it out; the provider's RetryPolicy says how often a call is attempted,"
+            " and max_requeues how often it may go back to the queue",
+        )
 
     def _build(self) -> ProviderTaskRunner:
         provider = _factory_of(type(self))()
