@@ -25,6 +25,7 @@ from ergon_framework.providers.decisions import DecisionOptions
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.mapping import Rule
 from ergon_framework.providers.pipeline import driving, tracing
+from ergon_framework.providers.pipeline.bodies import body_of
 from ergon_framework.providers.pipeline.edge import check_call
 from ergon_framework.providers.pipeline.express import Ticket, board
 from ergon_framework.providers.pipeline.fitting import Ending, Fitted, Options, fit
@@ -155,7 +156,7 @@ class ProviderBase(ABC):
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
         """As :meth:`execute`, for a task that may bury what fails: ``ending`` says how."""
-        check_call(tenant_id, campaign_id, operation, payload, context)
+        text = check_call(tenant_id, campaign_id, operation, payload, context)
         fitted = self._ready()
         if fitted.is_async:
             driving.refuse_inside_loop()
@@ -163,7 +164,7 @@ class ProviderBase(ABC):
         around = surroundings()
         if around is not None:
             context = surrounded(context, around, lane.key, campaign_id, operation, payload)
-        body = driving.body(self._execute_impl, tenant_id, campaign_id, operation, payload)
+        body = body_of(self._execute_impl, tenant_id, campaign_id, operation, payload, text)
         call = None
         if fitted.has_express and fitted.is_plain:
             may_refuse = ending is None
@@ -186,13 +187,13 @@ class ProviderBase(ABC):
         context: ProviderExecutionContext,
     ) -> ProviderExecutionResult:
         """As :meth:`aexecute`, for a task that may bury what fails."""
-        check_call(tenant_id, campaign_id, operation, payload, context)
+        text = check_call(tenant_id, campaign_id, operation, payload, context)
         fitted = self._ready()
         lane, who = fitted.lane(tenant_id), (campaign_id, operation)
         around = surroundings()
         if around is not None:
             context = surrounded(context, around, lane.key, campaign_id, operation, payload)
-        body = driving.body(self._execute_impl, tenant_id, campaign_id, operation, payload)
+        body = body_of(self._execute_impl, tenant_id, campaign_id, operation, payload, text)
         call = None
         if fitted.has_express and fitted.is_async:
             may_wait, may_refuse = fitted.is_local, ending is None

@@ -14,6 +14,7 @@ from ergon_framework.ports.providerstore import AttemptRow
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.hurry import hurried
+from ergon_framework.providers.pipeline.bodies import Body
 from ergon_framework.providers.pipeline.calling import Calling
 from ergon_framework.providers.pipeline.stepping import Errand, Outcome, step
 
@@ -22,25 +23,7 @@ if TYPE_CHECKING:
     from ergon_framework.providers.pipeline.fitting import Ending, Fitted
 
 T = TypeVar("T")
-Body = Callable[..., Any]
 Ended = tuple[ProviderExecutionResult, list[AttemptRow]]
-
-
-def body(
-    implementation: Callable[..., Any],
-    tenant_id: str,
-    campaign_id: str | None,
-    operation: str,
-    payload: dict[str, Any],
-) -> Body:
-    """One attempt; what it lacks is the context."""
-    return partial(
-        implementation,
-        tenant_id=tenant_id,
-        campaign_id=campaign_id,
-        operation=operation,
-        payload=payload,
-    )
 
 
 def drive(
@@ -127,6 +110,7 @@ def _go_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
 
 def _attempt(fitted: Fitted, call: Calling, body: Body) -> Do:
     context = call.attempt_context()
+    body = body.again(context)
     try:
         if fitted.is_plain:
             data = body(context=context)
@@ -254,6 +238,7 @@ async def _abandon(fitted: Fitted, call: Calling, error: BaseException) -> None:
 
 async def _aattempt(fitted: Fitted, call: Calling, body: Body) -> Do:
     context = call.attempt_context()
+    body = body.again(context)
     try:
         if fitted.is_async:
             data = await _bounded(body, context)

@@ -20,8 +20,8 @@ _LONGEST = {"tenant_id": 36, "campaign_id": 36, "operation": 120}
 
 def check_call(
     tenant_id: Any, campaign_id: Any, operation: Any, payload: Any, context: Any
-) -> None:
-    """Refuse a call that is wrong, with the name of the argument and what to do."""
+) -> bytes:
+    """The payload as JSON. A call that is wrong is refused, and told what is wrong with it."""
     # What nearly every caller passes, at a glance; the functions below look closer.
     if (
         type(tenant_id) is not str
@@ -43,13 +43,15 @@ def check_call(
         raise _refused("payload", f"must be a dict, not {type(payload).__name__}")
     try:
         # The encoder writes null for a number that JSON has no word for.
-        is_fine = msgspec.json.encode(payload).find(b"null") < 0 or _is_sayable(payload)
+        text = msgspec.json.encode(payload)
+        is_fine = text.find(b"null") < 0 or _is_sayable(payload)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise _refused("payload", f"cannot be written as JSON: {error}") from error
     if not is_fine:
         raise _refused("payload", "cannot be written as JSON: it holds NaN or an infinity")
     if type(context) is not ProviderExecutionContext or not _is_plain(context):
         _check_context(context)
+    return text
 
 
 def _is_sayable(value: Any) -> bool:
