@@ -178,6 +178,7 @@ class ProviderTaskRunner:
             correlation_id=correlation_id,
             task_name=self.task_name,
             deadline=None if budget is None else began_at + budget,
+            budget_seconds=budget,
             attempt_offset=call.carried.attempts,
             traceparent=call.traceparent,
         )

@@ -24,11 +24,11 @@ from ergon_framework.providers.pipeline.call_log import CallLog
 from ergon_framework.providers.pipeline.edge import check_units
 from ergon_framework.providers.pipeline.manner import (
     Manner,
-    budget_ms,
     context_of,
     deadline_of,
     give_back,
     quota_snapshot,
+    whole_budget_ms,
 )
 from ergon_framework.providers.pipeline.refusals import refusal
 from ergon_framework.providers.quota import Reservation
@@ -82,7 +82,7 @@ class Calling:
         self._began_at = now = clock.now()
         self._budget = budget
         self._deadline = deadline_of(context, budget, now)
-        self._log.budget_ms = budget_ms(now, self._deadline)
+        self._log.budget_ms = whole_budget_ms(context, now, self._deadline)
         self._rule = manner.rule_of(context)
         self._guard = Guard(self._rule, now, self._deadline, context.attempt_offset)
         self.correlation_id = context.correlation_id or manner.new_id()
@@ -131,7 +131,7 @@ class Calling:
     def _begin_at(self, began_at: float) -> None:
         self._began_at = began_at
         self._deadline = deadline = deadline_of(self.context, self._budget, began_at)
-        self._log.budget_ms = budget_ms(began_at, deadline)
+        self._log.budget_ms = whole_budget_ms(self.context, began_at, deadline)
         self._guard = Guard(self._rule, began_at, deadline, self.context.attempt_offset)
 
     def too_late(self) -> tuple[ProviderExecutionResult, list[AttemptRow]]:

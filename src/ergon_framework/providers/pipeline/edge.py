@@ -85,6 +85,7 @@ def _is_plain(context: ProviderExecutionContext) -> bool:
         and type(context.attempt_offset) is int
         and context.attempt_offset == 0
         and context.max_attempts is None
+        and context.budget_seconds is None
     )
 
 
@@ -101,6 +102,8 @@ def _check_context(context: Any) -> None:
         _check_seconds("deadline", context.deadline)
     if context.timeout_seconds is not None:
         _check_seconds("timeout_seconds", context.timeout_seconds)
+    if context.budget_seconds is not None:
+        _check_seconds("budget_seconds", context.budget_seconds)
     if type(context.units) is not int or context.units < 1:
         raise _refused("context.units", f"must be an integer of 1 or more, not {context.units!r}")
     offset = context.attempt_offset

@@ -103,9 +103,20 @@ def context_of(
 
 def budget_ms(began_at: float, deadline: float | None) -> int | None:
     """A budget as a row has it: neither below nothing nor longer than its column holds."""
-    if deadline is None:
-        return None
-    return round(min(max(0.0, deadline - began_at), _LONGEST_BUDGET) * 1000)
+    return None if deadline is None else _milliseconds(deadline - began_at)
+
+
+def whole_budget_ms(
+    context: ProviderExecutionContext, began_at: float, deadline: float | None
+) -> int | None:
+    """The same of a call that may have begun before: a task's budget holds for its whole run."""
+    if context.budget_seconds is not None and deadline == context.deadline:
+        return _milliseconds(context.budget_seconds)
+    return budget_ms(began_at, deadline)
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(min(max(0.0, seconds), _LONGEST_BUDGET) * 1000)
 
 
 def give_back(manner: Manner, lane: Lane, reservation: Reservation) -> None:
