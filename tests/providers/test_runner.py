@@ -317,6 +317,26 @@ def test_internal_errors_go_back_only_when_asked() -> None:
     )
 
 
+@pytest.mark.req("PEF:T-7")
+@pytest.mark.parametrize(("attempts", "requeues"), [(3, 9), (9, 2)])
+def test_what_went_back_as_often_as_it_may_is_buried(attempts: int, requeues: int) -> None:
+    """It was retried, though by way of the queue: when that is exhausted, there is a letter."""
+    run = runner(
+        "crash",
+        provider_options={"retry_policy": RetryPolicy(max_attempts=attempts)},
+        max_requeues=requeues,
+        requeue_on={"internal_error"},
+    )
+    first, ends = call(), []
+    ending = run.run(first)
+    while ending.end is TaskEnd.REQUEUE:
+        ends.append(ending.end)
+        ending = run.run(again(first, ending))
+    assert (len(ends), ending.end) == (2, TaskEnd.DEAD)
+    [stored] = letters(run)
+    assert (stored.letter.attempts, stored.letter.reason_code) == (3, "internal_error")
+
+
 @pytest.mark.req("PEF:T-2")
 def test_the_budget_is_one_deadline_for_everything() -> None:
     """No wait goes beyond it, and the attempt is told what is left."""

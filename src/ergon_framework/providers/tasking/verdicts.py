@@ -79,7 +79,9 @@ def verdict_on(
         wait = min(max(wait, result.retry_after_seconds or 0.0), moment.longest_wait)
         sent = Carried(made, carried.deferrals, carried.requeues + 1, carried.redrive_count)
         return Verdict(TaskEnd.REQUEUE, wait, None, sent)
-    is_buried = is_held or decision.bury is Bury.ON_EXHAUSTION
+    # What went back to the queue was retried, and now that is exhausted, whatever its reason.
+    is_exhausted = carried.requeues > 0 and _is_asked_for(result, decision, options)
+    is_buried = is_held or is_exhausted or decision.bury is Bury.ON_EXHAUSTION
     is_dead = is_buried or result.reason_code in options.bury_on
     return Verdict(TaskEnd.DEAD if is_dead else TaskEnd.FAILED)
 
@@ -115,6 +117,11 @@ def _may_requeue(
 ) -> bool:
     if carried.requeues >= options.max_requeues:
         return False
-    return decision.retries or (
-        decision.requeue is Requeue.OPT_IN and result.reason_code in options.requeue_on
-    )
+    return decision.retries or _is_asked_for(result, decision, options)
+
+
+def _is_asked_for(
+    result: ProviderExecutionResult, decision: Decision, options: TaskOptions
+) -> bool:
+    """Whether the task wants a reason to go back that does not do so by itself."""
+    return decision.requeue is Requeue.OPT_IN and result.reason_code in options.requeue_on
