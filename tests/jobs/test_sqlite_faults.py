@@ -102,6 +102,30 @@ def test_a_file_that_cannot_be_written_any_more(
     assert (ids(store), store.find("a")) == ({"a"}, before)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda subject, _: subject.store.add([new("b")]),
+        lambda subject, job: subject.settle(job, SUCCEEDED),
+    ],
+    ids=["add", "settle"],
+)
+def test_a_file_that_was_removed(
+    open_store: Open, path: Path, call: Callable[[Subject, Leased], object]
+) -> None:
+    """Neither a new job nor an outcome is acknowledged that would be in no file."""
+    store = open_store()
+    store.add([new("a")])
+    [job] = store.exchange([], ask(1))[1].jobs
+    subject = Subject(store, HandClock(), None, 15.0)
+    for leftover in path.parent.glob("jobs.db*"):
+        leftover.unlink()
+    with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
+        call(subject, job)
+    with pytest.raises(StoreUnavailableError, match="is not there"):
+        call(subject, job)
+
+
 def test_a_full_disk(open_store: Open) -> None:
     """The error says so, the jobs that were acknowledged stay, and room makes it work again."""
     store = open_store()

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -355,10 +356,48 @@ def test_a_file_put_in_its_place(open_database: Open, path: Path, tmp_path: Path
     assert items(database).keys() == {"copied", "b"}
 
 
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["removed", "replaced"])
+def test_no_commit_into_a_lost_file_is_acknowledged(
+    is_replaced: bool, open_database: Open, path: Path, tmp_path: Path
+) -> None:
+    """Also right after a look at the path: SQLite itself goes on in a file without a name."""
+    database = open_database()
+    database.write(add("a"))
+    assert database._file is not None
+    database._file.watch.next_at = float("inf")
+    for leftover in tmp_path.iterdir():
+        leftover.unlink()
+    if is_replaced:
+        with Database(tmp_path / "copy.db", schema=SAMPLE) as copy:
+            copy.write(add("copied"))
+        (tmp_path / "copy.db").rename(path)
+    with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
+        database.write(add("b"))
+    if is_replaced:
+        assert database.write(add("c")) == "c"
+        assert seen_by_others(path) == {"copied", "c"}
+    else:
+        with pytest.raises(StoreUnavailableError, match="is not there"):
+            database.write(add("c"))
+        with pytest.raises(StoreUnavailableError, match="is not there"):
+            items(database)
+
+
+def test_everyone_in_a_group_hears_of_a_lost_file(database: Database, path: Path) -> None:
+    """A commit that many share is acknowledged to nobody."""
+    database.write(add("a"))
+    assert database._file is not None
+    database._file.watch.next_at = float("inf")
+    path.unlink()
+    with ThreadPoolExecutor(8) as threads:
+        told = [threads.submit(database.write, add(f"b{n}")) for n in range(8)]
+    assert {type(each.exception()) for each in told} == {StoreUnavailableError}
+
+
 def test_the_file_is_looked_at_only_now_and_then(
     open_database: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looking costs time, so most writes rely on the last look."""
+    """Looking costs time, so work begins on what the last look found."""
     database = open_database()
     assert database._file is not None
     watch = database._file.watch

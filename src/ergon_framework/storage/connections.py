@@ -124,6 +124,7 @@ class Watch:
         self.generation = 0
         self.refusal: StoreUnavailableError | None = None
         self._path = path
+        self._place = str(path)
         self._known: tuple[int, int] | None = None
         self.next_at = 0.0
 
@@ -142,6 +143,14 @@ class Watch:
             self._known = found
             self.generation += 1
         return self.generation
+
+    def is_same(self) -> bool:
+        """Whether the path leads to the file that was there at the last look; changes nothing."""
+        try:
+            found = os.stat(self._place)  # noqa: PTH116 - asked at each commit: a Path takes longer
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._known
 
     def look_sometimes(self) -> int:
         """Like :meth:`look`, but mostly from memory."""

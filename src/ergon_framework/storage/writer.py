@@ -50,6 +50,12 @@ class Database:
             self.close()
             raise
 
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """The file's device and number when it was last looked at; None when it was not there."""
+        file = self._file or self._refuse_closed()
+        return file.watch.identity
+
     def write(
         self,
         work: Callable[[sqlite3.Connection], T],

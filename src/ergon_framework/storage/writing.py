@@ -92,6 +92,10 @@ class WritingConnection:
             raise StoreUnavailableError(
                 f"a commit to {self._path} failed: {error}", remedy="try again"
             ) from error
+        # Before anybody is told: SQLite commits into a file that has no name any more.
+        if self._is_synced and not self._watch.is_same():
+            self._watch.look()
+            raise gone(self._path)
 
     def undo(self, connection: sqlite3.Connection, error: BaseException) -> BaseException:
         """Roll back, and say what to raise."""
@@ -176,6 +180,14 @@ class WritingConnection:
             schema.apply(connection, self._path)
         connection.execute(_WRITE_NOTHING)
         connection.execute("COMMIT")
+
+
+def gone(path: Path) -> StoreUnavailableError:
+    """The error of a commit into a file that was removed, or that another one has replaced."""
+    return StoreUnavailableError(
+        f"{path} was removed or replaced while it was open: what was written last is not in it",
+        remedy="bring the file back, then do the same again",
+    )
 
 
 def ended_early(path: Path) -> StoreError:

@@ -444,6 +444,21 @@ def test_a_damaged_artifact_does_not_stop_a_link(node: NodeProcess, tmp_path: Pa
         assert peer.request("GET", "/v1/objects/files/report")[2] == b"bytes" * 1000
 
 
+def test_a_node_whose_file_was_removed(node: NodeProcess) -> None:
+    """It acknowledges nothing from then on and is not ready; what was acknowledged was before."""
+    assert node.append("order:1:created")["offset"] == 1
+    for rest in node.folder.glob("facts.db*"):
+        rest.unlink()
+    for _again in range(2):
+        answer = node.append("order:2:created")
+        assert (answer.status, answer["details"]["reason"]) == (503, "store_unavailable"), answer
+    assert node.request("GET", "/readyz")[0] == 503
+    assert node.request("GET", "/healthz")[0] == 200
+    node.kill()
+    node.start()
+    assert node.append("order:2:created")["offset"] == 1
+
+
 def test_a_file_that_is_no_database(node: NodeProcess) -> None:
     """A node does not start on a damaged file, and says why."""
     assert node.stop() == 0

@@ -387,6 +387,31 @@ def test_a_backup_overwrites_nothing(store: SqliteFactStore, tmp_path: Path) -> 
         store.backup(str(tmp_path / "file" / "copy"))
 
 
+def test_a_backup_put_in_the_place_of_an_open_store(open_store: Open, tmp_path: Path) -> None:
+    """It is refused until the store is opened anew: nobody would notice its new epoch otherwise."""
+    store = open_store()
+    put(store, "a")
+    store.backup(str(tmp_path / "copy"))
+    put(store, "b")
+    epoch, path = store.info().epoch, store.path
+    for leftover in path.parent.glob(f"{path.name}*"):
+        leftover.unlink()
+    (tmp_path / "copy" / "facts.db").rename(path)
+    with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
+        put(store, "c")
+    for _again in range(2):
+        with pytest.raises(StoreUnavailableError, match="is another file"):
+            put(store, "b")
+        with pytest.raises(StoreUnavailableError, match="is another file"):
+            store.logs()
+        with pytest.raises(StoreUnavailableError, match="is another file"):
+            store.find("plant-a", "b")
+    store.close()
+    restored = open_store()
+    assert restored.info().epoch != epoch
+    assert put(restored, "b") == [Appended(2)]
+
+
 # ---- together -----------------------------------------------------------------------------------
 
 

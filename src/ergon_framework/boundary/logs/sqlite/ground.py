@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ergon_framework.boundary.logs.tables.ground import AFTER, BEFORE, Ground, Row
+from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.schema import Schema
 from ergon_framework.storage.statements import load
@@ -78,6 +79,7 @@ class SqliteGround(Ground):
         self._database = Database(
             path, schema=SCHEMA, busy_timeout=busy_timeout, read_only=read_only
         )
+        self._home = self._database.identity
         try:
             self._info = self._meet(zone) if read_only else self._move_in(zone)
         except BaseException:
@@ -97,10 +99,22 @@ class SqliteGround(Ground):
         """Let go of everything. Closing twice is fine."""
         self._database.close()
 
+    def _refuse_other(self) -> None:
+        """What is in memory, the epoch and the ids, is of the file that was opened.
+
+        Ids of another one would be taken for duplicates, and peers would not notice that it is one.
+        """
+        if self._database.identity != self._home:
+            raise StoreUnavailableError(
+                f"{self.path} is another file than the one that was opened",
+                remedy="bring the first one back, or start the node again to use this one",
+            )
+
     def _write(self, work: Callable[[SqliteBooks], T], call: str, *, is_synced: bool = True) -> T:
         """Run one transaction."""
 
         def whole(connection: sqlite3.Connection) -> T:
+            self._refuse_other()
             with closing(connection.cursor(SqliteBooks)) as books:
                 result = work(books)
             failpoint(BEFORE[call])
@@ -112,6 +126,7 @@ class SqliteGround(Ground):
 
     def _read(self, work: Callable[[SqliteBooks], T]) -> T:
         def whole(connection: sqlite3.Connection) -> T:
+            self._refuse_other()
             with closing(connection.cursor(SqliteBooks)) as books:
                 return work(books)
 

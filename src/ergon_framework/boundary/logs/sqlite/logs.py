@@ -149,6 +149,7 @@ class SqliteLogs(TableLogs, SqliteGround):
         """Look into the ledger in the writer's turn or, where nothing can be written, beside it."""
 
         def within(connection: sqlite3.Connection, ledger: Ledger) -> T:
+            self._refuse_other()
             with closing(connection.cursor(SqliteBooks)) as books:
                 ledger.refresh(books)
                 return work(books, ledger)
