@@ -16,6 +16,7 @@ from ergon_framework.boundary.http.client import HttpTransport
 
 Colour = Literal["threads", "tasks"]
 Talk = Callable[["Peer"], None]
+PATIENCE = 20.0
 
 
 class Peer:
@@ -25,6 +26,8 @@ class Peer:
         self.sock = sock
         self.requests: list[tuple[str, bytes]] = []
         self._rest = b""
+        self.gone = threading.Event()
+        """Set when this side has closed the connection."""
 
     def take(self, *, with_body: bool = True) -> str:
         """Read one request; its head."""
@@ -108,6 +111,9 @@ class RawServer:
                     talk(peer)
             except OSError:
                 return
+            finally:
+                peer.sock.close()
+                peer.gone.set()
 
     def close(self) -> None:
         self.over.set()
@@ -161,3 +167,13 @@ def reach(
             return [await act(transport) for act in acts]
 
     return asyncio.run(main())
+
+
+def once_gone(server: RawServer, act: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Do something when the server has closed its first connection; the loop saw none of it."""
+
+    def waiting(transport: Any) -> Any:
+        assert server.peers[0].gone.wait(PATIENCE)
+        return act(transport)
+
+    return waiting

@@ -5,12 +5,17 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.conversing.script import SCHEDULE
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.client import HttpTransport
+from ergon_framework.boundary.producing.async_producer import AsyncProducer
+from ergon_framework.boundary.producing.producer import Producer
+from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
@@ -25,7 +30,8 @@ from ergon_framework.errors import (
     NotPermittedError,
     ObjectConflictError,
 )
-from tests.boundary.client.raw_server import Colour, Peer, echo, reach, serving
+from tests.boundary.client.raw_server import Colour, Peer, echo, once_gone, reach, serving
+from tests.boundary.client.scripted import ENVELOPE, FACT
 
 BOTH = pytest.mark.parametrize("colour", ["threads", "tasks"])
 pytestmark = pytest.mark.req("BOUNDARY:http")
@@ -92,7 +98,7 @@ def test_large_answer(colour: Colour) -> None:
 @BOTH
 @pytest.mark.parametrize("manner", ["closed", "reset", "announced"])
 def test_stale_connection(colour: Colour, manner: str) -> None:
-    """A kept connection that died meanwhile is replaced without anybody noticing."""
+    """A kept connection that died meanwhile is noticed, and nothing is sent over it."""
 
     def dying(peer: Peer) -> None:
         peer.take()
@@ -101,30 +107,80 @@ def test_stale_connection(colour: Colour, manner: str) -> None:
             peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
     with serving(dying, echo) as server:
-        assert reach(colour, server, call(b"1"), call(b"2")) == [b"1", b"2"]
-        assert len(server.peers) == 2
+        assert reach(colour, server, call(b"1"), once_gone(server, call(b"2"))) == [b"1", b"2"]
+        assert [body for _, body in server.requests] == [b"1", b"2"]
 
 
 @BOTH
 def test_stale_connection_with_a_request_in_it(colour: Colour) -> None:
-    """A kept connection that swallows a request and dies costs one more attempt, and only one."""
+    """A kept connection that swallows a request and dies is an error: nothing is sent twice."""
 
     def swallowing(peer: Peer) -> None:
         peer.take()
         peer.answer(b"1")
         peer.take()
 
-    def silent(peer: Peer) -> None:
-        peer.take()
-
     with serving(swallowing, echo) as server:
-        assert reach(colour, server, call(b"1"), call(b"2")) == [b"1", b"2"]
-        assert [body for _, body in server.requests] == [b"1", b"2", b"2"]
-    with serving(swallowing, silent) as server:
         with pytest.raises(NodeUnavailableError) as caught:
             reach(colour, server, call(b"1"), call(b"2"))
         assert caught.value.reason == "connection_lost"
-        assert len(server.requests) == 3
+        assert [body for _, body in server.requests] == [b"1", b"2"]
+
+
+def appending(*, is_once: bool = False) -> Callable[[Any], Any]:
+    """A producer's append, with the attempts of the schedule and none of its waits."""
+
+    def append(transport: Any) -> Any:
+        kind = Producer if isinstance(transport, HttpTransport) else AsyncProducer
+        producer = kind(transport, retry=replace(SCHEDULE, backoff=Backoff(base=0.1, free=4)))
+        return (producer.once() if is_once else producer).append_fact(ENVELOPE, FACT)
+
+    return append
+
+
+@BOTH
+@pytest.mark.req("P5", "BSFG:Retry")
+def test_four_attempts_are_four_requests(colour: Colour) -> None:
+    """Whether a connection is new or kept when it is cut: each request is an attempt."""
+
+    def busy_then_cut(peer: Peer) -> None:
+        peer.take()
+        peer.answer(b'{"code":"unavailable","message":"later"}', "503 Service Unavailable")
+        peer.take()
+
+    with serving(busy_then_cut) as server:
+        with pytest.raises(NodeUnavailableError) as caught:
+            reach(colour, server, appending())
+        assert caught.value.reason == "connection_lost"
+        assert len({body for _, body in server.requests}) == 1
+        assert len(server.requests) == 4
+
+
+@BOTH
+def test_once_is_one_request(colour: Colour) -> None:
+    """Also over a kept connection that is cut; one that was closed before is not even used."""
+
+    def cut(peer: Peer) -> None:
+        peer.take()
+        peer.answer()
+        peer.take()
+
+    def closed(peer: Peer) -> None:
+        peer.take()
+        peer.answer()
+
+    def served(peer: Peer) -> None:
+        peer.take()
+        peer.answer(b'{"offset":7}')
+
+    with serving(cut, served) as server:
+        with pytest.raises(NodeUnavailableError):
+            reach(colour, server, call(), appending(is_once=True))
+        assert len(server.requests) == 2
+    with serving(closed, served) as server:
+        act = once_gone(server, appending(is_once=True))
+        assert reach(colour, server, call(), act)[1].offset == 7
+        assert len(server.requests) == 2
 
 
 @BOTH

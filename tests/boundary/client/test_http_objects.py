@@ -15,7 +15,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     ObjectConflictError,
 )
-from tests.boundary.client.raw_server import Colour, Peer, echo, reach, serving
+from tests.boundary.client.raw_server import Colour, Peer, echo, once_gone, reach, serving
 
 BOTH = pytest.mark.parametrize("colour", ["threads", "tasks"])
 pytestmark = pytest.mark.req("BOUNDARY:http")
@@ -73,7 +73,7 @@ def test_put_object_that_changed(colour: Colour, size: int) -> None:
 
 @BOTH
 def test_put_object_over_a_stale_connection(colour: Colour) -> None:
-    """The chunks are sent from the start again when the kept connection was dead."""
+    """No chunk goes over a kept connection that is dead."""
 
     def dying(peer: Peer) -> None:
         peer.take()
@@ -83,7 +83,9 @@ def test_put_object_over_a_stale_connection(colour: Colour) -> None:
         return transport.put_object("b", "k", [b"12", b"34"], size=4)
 
     with serving(dying, echo) as server:
-        assert reach(colour, server, lambda t: t.call(METHOD, b"{}"), put) == [b"1", b"1234"]
+        put_then = once_gone(server, put)
+        assert reach(colour, server, lambda t: t.call(METHOD, b"{}"), put_then) == [b"1", b"1234"]
+        assert [body for _, body in server.requests] == [b"{}", b"1234"]
 
 
 async def _drained(stream: Any) -> bytes:

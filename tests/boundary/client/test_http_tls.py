@@ -13,7 +13,7 @@ from ergon_framework.boundary.http.client_endpoint import Endpoint
 from ergon_framework.boundary.http.tls import Certificates, server_context
 from ergon_framework.boundary.producing.producer import Producer
 from ergon_framework.errors import BoundaryError, ConfigurationError, NotPermittedError
-from tests.boundary.client.raw_server import Colour, Peer, echo, reach, serving
+from tests.boundary.client.raw_server import Colour, Peer, echo, once_gone, reach, serving
 from tests.boundary.client.scripted import ENVELOPE, FACT
 
 BOTH = pytest.mark.parametrize("colour", ["threads", "tasks"])
@@ -69,6 +69,20 @@ def test_both_sides_trusted(colour: Colour, pki: Pki) -> None:
     elsewhere = pki.server(hosts=["elsewhere.example"])
     with serving(echo, tls=elsewhere) as server:
         assert reach(colour, server, call, tls=pki.client(), expected_zone="plant-a") == [b"{}"]
+
+
+@BOTH
+def test_stale_connection(colour: Colour, pki: Pki) -> None:
+    """A kept connection that the node has closed is noticed, and nothing is sent over it."""
+
+    def dying(peer: Peer) -> None:
+        peer.take()
+        peer.answer(b"1")
+
+    with serving(dying, echo, tls=pki.server()) as server:
+        acts = (call, once_gone(server, call), call)
+        assert reach(colour, server, *acts, tls=pki.client()) == [b"1", b"{}", b"{}"]
+        assert [len(peer.requests) for peer in server.peers] == [1, 2]
 
 
 @BOTH

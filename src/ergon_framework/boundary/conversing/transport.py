@@ -3,8 +3,7 @@
 A transport knows nothing of facts. It raises the ``BoundaryError`` that the node answered, and its
 own when there was no answer: ``NodeUnavailableError`` when the network failed (with the code
 ``deadline_exceeded`` when time ran out, and then the outcome is unknown), ``NotPermittedError``
-with the reason ``tls`` when the two sides do not trust each other. It never tries again by itself,
-but for a kept connection that turned out to be dead.
+with the reason ``tls`` when the two sides do not trust each other. It never tries again by itself.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Transport(Protocol):
         size: int,
         digest: str | None = None,
     ) -> bytes:
-        """Send a blob; ``chunks`` is iterated anew when a dead connection makes it necessary."""
+        """Send a blob."""
 
     def get_object(
         self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None

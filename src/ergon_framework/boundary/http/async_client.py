@@ -25,10 +25,6 @@ Talk: TypeAlias = Callable[[AsyncConnection], Awaitable[None]]
 """One request over a connection, and as much of its answer as the caller needs."""
 
 
-class _Stale(Exception):
-    """A kept connection turned out to be dead before a byte of the answer came."""
-
-
 class AsyncHttpTransport:
     """Talks to the node at ``url``; at most ``connections`` at the same time, others wait.
 
@@ -161,7 +157,7 @@ class AsyncHttpTransport:
     async def _exchange(
         self, talk: Talk, make_reader: Callable[[], AnswerReader], seconds: float | None
     ) -> tuple[AnswerReader, AsyncConnection]:
-        """Talk over a kept connection, or a new one; twice at most. Give the connection back."""
+        """Talk over a kept connection, or a new one. Give the connection back."""
         if self._is_closed:
             raise NodeUnavailableError("this client is closed", reason="closed")
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
@@ -172,47 +168,40 @@ class AsyncHttpTransport:
             else:
                 await self._places.acquire()  # at once
             try:
-                return await self._attempts(talk, make_reader, deadline)
+                connection = self._kept()
+                if connection is None:
+                    async with asyncio.timeout_at(deadline):
+                        connection = await self._connect()
+                reader = make_reader()
+                await self._attempt(talk, reader, connection, deadline)
+                return reader, connection
             except BaseException:
                 self._places.release()
                 raise
         except TimeoutError as error:
             raise self._endpoint.lost(error) from error
 
-    async def _attempts(
-        self, talk: Talk, make_reader: Callable[[], AnswerReader], deadline: float | None
-    ) -> tuple[AnswerReader, AsyncConnection]:
+    def _kept(self) -> AsyncConnection | None:
+        """A kept connection that is still good; the others are closed on the way."""
         while self._idle:
             kept = self._idle.pop()
-            if kept.is_closing():
-                continue
-            try:
-                return await self._attempt(talk, make_reader(), kept, deadline)
-            except _Stale:
-                break
-        async with asyncio.timeout_at(deadline):
-            fresh = await self._connect()
-        return await self._attempt(talk, make_reader(), fresh, deadline)
+            if kept.is_quiet():
+                return kept
+            kept.close()
+        return None
 
     async def _attempt(
         self, talk: Talk, reader: AnswerReader, connection: AsyncConnection, deadline: float | None
-    ) -> tuple[AnswerReader, AsyncConnection]:
+    ) -> None:
         connection.begin(reader, deadline)
         try:
             await talk(connection)
         except BaseException as error:
             connection.close()
-            if not isinstance(error, OSError | NodeUnavailableError):
-                raise
-            if isinstance(error, TimeoutError):
-                raise
-            if connection.is_used and not reader.is_begun:
-                raise _Stale from error
-            if isinstance(error, NodeUnavailableError):
-                raise
-            raise self._endpoint.lost(error) from error
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                raise self._endpoint.lost(error) from error
+            raise
         connection.end()
-        return reader, connection
 
     async def _connect(self) -> AsyncConnection:
         endpoint = self._endpoint
@@ -237,7 +226,6 @@ class AsyncHttpTransport:
     def give_back(self, connection: AsyncConnection) -> None:
         """Keep a connection for the next call when it can carry one."""
         self._places.release()
-        connection.is_used = True
         reader = connection.reader
         if reader.is_done and reader.keeps_alive and not self._is_closed:
             self._idle.append(connection)

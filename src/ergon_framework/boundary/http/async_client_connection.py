@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, cast
 
+from ergon_framework.boundary.http.client_connection import news_of
 from ergon_framework.boundary.http.codec import AnswerReader
 from ergon_framework.errors import BoundaryError
 
@@ -22,7 +23,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def __init__(self, room: memoryview) -> None:
         self._room = room
         self.reader = AnswerReader()
-        self.is_used = False  # it has carried an answer before
         self._transport: asyncio.Transport
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -89,6 +89,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def is_closing(self) -> bool:
         """Whether it can no longer be used."""
         return self._gone.done() or self._transport.is_closing()
+
+    def is_quiet(self) -> bool:
+        """Whether it can be used, and nothing came since the last answer: the loop may not have
+        seen yet that it has ended.
+        """
+        if self.is_closing():
+            return False
+        return not news_of(self._transport.get_extra_info("socket").fileno()).poll(0)
 
     def close(self) -> None:
         """Let go of it at once: whatever is still to be sent would be of no use."""

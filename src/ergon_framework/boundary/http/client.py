@@ -1,7 +1,8 @@
 """The client for threads: a few kept connections to one node, used by whoever calls.
 
-All calls of the boundary may be repeated without harm. So a request that died with a connection
-kept from an earlier call is sent once more over a new one; nothing else is repeated here.
+A request is sent once. A kept connection that the node has closed is noticed before anything is
+sent over it; one that dies with a request in it is an error, as with a new one, since whoever calls
+counts attempts.
 """
 
 from __future__ import annotations
@@ -26,11 +27,6 @@ from ergon_framework.boundary.http.client_endpoint import Endpoint, Tls
 from ergon_framework.boundary.http.codec import AnswerReader
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.errors import NodeUnavailableError
-
-
-class _Stale(Exception):
-    """A kept connection turned out to be dead before a byte of the answer came."""
-
 
 Talk: TypeAlias = Callable[[Connection, AnswerReader], None]
 """One request over a connection, and as much of its answer as the caller needs."""
@@ -108,7 +104,7 @@ class HttpTransport:
         size: int,
         digest: str | None = None,
     ) -> bytes:
-        """Send a blob; ``chunks`` is iterated anew when a dead connection makes it necessary."""
+        """Send a blob."""
         head = self._endpoint.put_head(bucket, key, size, digest)
 
         def talk(connection: Connection, reader: AnswerReader) -> None:
@@ -183,16 +179,15 @@ class HttpTransport:
         *,
         is_kept: bool = True,
     ) -> AnswerReader:
-        """Talk over a kept connection, or a new one; twice at most.
+        """Talk over a kept connection, or a new one.
 
         Unless ``is_kept``, the caller has the connection and its place afterwards.
         """
         self._enter(deadline)
         try:
-            try:
-                reader, connection = self._attempt(talk, make_reader(), self._kept(), deadline)
-            except _Stale:
-                reader, connection = self._attempt(talk, make_reader(), None, deadline)
+            reader = make_reader()
+            connection = self._kept() or self._connect(deadline)
+            self._attempt(talk, reader, connection)
         except BaseException:
             self.leave()
             raise
@@ -201,28 +196,15 @@ class HttpTransport:
             self.leave()
         return reader
 
-    def _attempt(
-        self,
-        talk: Talk,
-        reader: AnswerReader,
-        connection: Connection | None,
-        deadline: float | None,
-    ) -> tuple[AnswerReader, Connection]:
-        if connection is None:
-            connection = self._connect(deadline)
+    def _attempt(self, talk: Talk, reader: AnswerReader, connection: Connection) -> None:
         try:
             talk(connection, reader)
-        except BaseException as error:
+        except OSError as error:
             connection.close()
-            if not isinstance(error, OSError | NodeUnavailableError):
-                raise
-            is_silent = not reader.is_begun and not isinstance(error, TimeoutError)
-            if connection.is_used and is_silent:
-                raise _Stale from error
-            if isinstance(error, NodeUnavailableError):
-                raise
             raise self._endpoint.lost(error) from error
-        return reader, connection
+        except BaseException:
+            connection.close()
+            raise
 
     def _connect(self, deadline: float | None) -> Connection:
         try:
@@ -245,12 +227,16 @@ class HttpTransport:
             )
 
     def _kept(self) -> Connection | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
+        """A kept connection that is still good; the others are closed on the way."""
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None or connection.is_quiet():
+                return connection
+            connection.close()
 
     def give_back(self, connection: Connection, reader: AnswerReader) -> None:
         """Keep a connection for the next call when it can carry one."""
-        connection.is_used = True
         with self._lock:
             if reader.is_done and reader.keeps_alive and not self._is_closed:
                 self._idle.append(connection)

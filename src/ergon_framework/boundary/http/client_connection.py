@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 
@@ -16,9 +17,9 @@ class Connection:
     """One socket; used by one thread at a time."""
 
     def __init__(self, endpoint: Endpoint, timeout: float, patience: float) -> None:
-        self.is_used = False  # it has carried an answer before
         self._timeout = timeout
         self._socket = _connected(endpoint, patience)
+        self._news = news_of(self._socket.fileno())
 
     def expire(self, deadline: float | None) -> None:
         """Let the next step end by ``deadline``; without one, after the usual time."""
@@ -39,9 +40,20 @@ class Connection:
         else:
             reader.end()
 
+    def is_quiet(self) -> bool:
+        """Whether nothing came since the last answer, least of all the end of the connection."""
+        return not self._news.poll(0)
+
     def close(self) -> None:
         """Let go of the socket."""
         self._socket.close()
+
+
+def news_of(descriptor: int) -> select.poll:
+    """Tells whether something came in, or the other side has gone; nothing is taken away."""
+    news = select.poll()
+    news.register(descriptor, select.POLLIN)
+    return news
 
 
 def _connected(endpoint: Endpoint, timeout: float) -> socket.socket:
