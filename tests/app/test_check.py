@@ -320,6 +320,12 @@ def test_a_zone_that_could_not_listen(file: Path) -> None:
     assert told.startswith("1: zones.plant.listen: there are no certificates for listening on")
     (told,) = refusal(file, zone + 'listen = "here"\ninsecure = true\n')
     assert told == "3: zones.plant.listen: 'here' is no address to listen on"
+    (told,) = refusal(file, zone + 'insecure = true\nhealth_listen = "here"\n')
+    assert told == "4: zones.plant.health_listen: 'here' is no address to listen on"
+    (told,) = refusal(file, zone + 'insecure = true\nhealth_listen = "0.0.0.0:9443"\n')
+    assert told == "4: zones.plant.health_listen: the zone 'plant' listens on port 9443"
+    (told,) = refusal(file, '[boundary]\nhealth_listen = "0.0.0.0:9444"\n')
+    assert "health_listen belongs to one zone" in told
     (told,) = refusal(file, zone + 'insecure = true\npolicy = "ergon.toml"\n')
     assert told.startswith("4: zones.plant.policy: ")
     (told,) = refusal(file, zone + 'insecure = true\npeers = { plant = "http://127.0.0.1:1" }\n')

@@ -15,9 +15,10 @@ from ergon_framework.boundary.http.tls import Certificates
 from ergon_framework.boundary.linking.puller import Puller
 from ergon_framework.boundary.serving import object_operations
 from ergon_framework.boundary.serving.application import NodeApplication
+from ergon_framework.boundary.serving.health import HealthApplication
 from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.serving.policy_file import PolicyFile
-from ergon_framework.boundary.settings import DAY, ZoneSettings
+from ergon_framework.boundary.settings import DAY, LimitSettings, ZoneSettings
 from ergon_framework.boundary.telling import logger
 from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import Zone
@@ -28,6 +29,8 @@ __all__ = ["Node", "certificates_of", "object_operations", "run_node"]
 
 GRACE = 5.0
 """Seconds that running requests have to end."""
+HEALTH = LimitSettings(connections=64, body_bytes=1024, header_bytes=8192, idle_seconds=30.0)
+"""What probes may take of a node."""
 Connect = Callable[[str, str], AsyncTransport]
 """Makes the transport to a peer from its name and URL."""
 
@@ -49,6 +52,8 @@ class Node:
         self._certificates = certificates_of(settings, self._told)
         if self._certificates is None:
             check_plaintext(self._host, settings.insecure)
+        if settings.health_listen is not None:
+            split_address(settings.health_listen)
         self._check_own_name()
         self._policy = self._read_policy()
         self._connect = connect or self._reach
@@ -59,8 +64,12 @@ class Node:
     @property
     def address(self) -> str:
         """Where it really listens, as ``host:port``."""
-        host, port = self._server.address
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return _spelled(*self._server.address)
+
+    @property
+    def health_address(self) -> str | None:
+        """Where it really answers probes; None when that is not asked for."""
+        return None if self._health is None else _spelled(*self._health.address)
 
     async def start(self) -> None:
         """Serve, and begin to pull from every peer."""
@@ -75,12 +84,16 @@ class Node:
             on_denied=self._turned_away,
             on_error=self._stumbled,
         )
+        self._health = self._health_server()
         try:
             self._transports = {
                 peer: self._connect(peer, url) for peer, url in self.settings.peers.items()
             }
             await self._server.start()
+            if self._health is not None:
+                await self._health.start()
         except BaseException:
+            await self._server.stop(0.0)
             await self._application.close()
             raise
         for peer, transport in self._transports.items():
@@ -108,6 +121,8 @@ class Node:
         await asyncio.gather(*(puller.leave() for puller in self._pullers.values()))
         for transport in self._transports.values():
             await transport.close()
+        if self._health is not None:
+            await self._health.stop(grace)
         await self._application.close()
         self.zone.telling.tell("zone.stopped", zone=self.name)
 
@@ -176,6 +191,14 @@ class Node:
 
     # ---- how it is put together ----
 
+    def _health_server(self) -> Server | None:
+        """For probes, which have no certificate: it tells nothing that anybody may not know."""
+        if self.settings.health_listen is None:
+            return None
+        host, port = split_address(self.settings.health_listen)
+        application = HealthApplication(self._application.takes_facts)
+        return Server(application, host=host, port=port, limits=HEALTH, on_error=self._stumbled)
+
     def _check_own_name(self) -> None:
         found = self._certificates.identity if self._certificates else self.name
         if found != self.name:
@@ -231,6 +254,10 @@ def certificates_of(
             remedy="give all three",
         )
     return Certificates(settings.cert, settings.key, settings.ca, on_problem=told)
+
+
+def _spelled(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def run_node(

@@ -112,6 +112,8 @@ class ZoneSettings(Document):
     objects: Annotated[SecretStr | None, OrNone] = None
     """The URL of a bucket, or a folder."""
     listen: str = "127.0.0.1:9443"
+    health_listen: Annotated[str | None, OrNone] = None
+    """Where to answer ``/healthz`` and ``/readyz``, and nothing else, in plain HTTP."""
     insecure: Switch = False
     """Plain HTTP, which is accepted on a loopback address only."""
     cert: Path = None

@@ -30,6 +30,10 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Where to serve; port 0 is any free one."),
     ] = None,
+    health_listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Plain HTTP for probes: /healthz and /readyz only."),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Plain HTTP, on a loopback address only.")
     ] = False,
@@ -80,6 +84,7 @@ def serve(
             "store": store,
             "objects": objects,
             "listen": listen,
+            "health_listen": health_listen,
             "insecure": insecure or None,
             "peers": peers_of(peer),
             "capacity_bytes": capacity,

@@ -105,6 +105,33 @@ def test_a_server_that_stops_does_not_wait_for_a_refused_client(folder: Path) ->
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("said", "is_reset", "told"),
+    [(b"", False, 0), (b"", True, 0), (HELLO[:1], False, 1)],
+    ids=["looks", "looks and resets", "speaks"],
+)
+def test_who_only_looks_in_is_not_told_of(
+    said: bytes, is_reset: bool, told: int, folder: Path
+) -> None:
+    """A probe that only connects comes every few seconds; one that begins to speak is told of."""
+
+    def looked(address: tuple[str, int]) -> None:
+        with socket.create_connection(address, 30) as probe:
+            probe.sendall(said)
+            if is_reset:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+    async def main() -> None:
+        async with serving(_server(folder)) as bench:
+            await asyncio.to_thread(looked, bench.server.address)
+            # Who comes later is served later.
+            (await asyncio.to_thread(_refused, folder, bench.server.address)).close()
+            await bench.until(lambda: bench.server.connections == 0)
+            assert len(bench.denied) == told + 1
+
+    run(main())
+
+
 def _to_and_fro(folder: Path) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
     """A server's side whose next step sees a stranger's certificate, and its two ends."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -120,11 +147,11 @@ def _to_and_fro(folder: Path) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryB
 def test_a_refused_handshake_keeps_nothing_and_never_succeeds(folder: Path) -> None:
     """It waits for ever, without memory of what comes in; the alert is there to be sent."""
     told: list[ssl.SSLError] = []
-    token = handshake._told.set(told.append)
+    token = handshake._door.set(handshake._Door(told.append))
     try:
         server, incoming, outgoing = _to_and_fro(folder)
     finally:
-        handshake._told.reset(token)
+        handshake._door.reset(token)
     for _ in range(3):
         with pytest.raises(ssl.SSLWantReadError):
             server.do_handshake()

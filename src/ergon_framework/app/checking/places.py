@@ -88,6 +88,9 @@ def _check_node(desk: Desk, zone: ZoneSetup) -> None:
         host, _ = split_address(settings.listen)
         if not any(getattr(settings, key) for key in _TLS):
             check_plaintext(host, settings.insecure)
+    if settings.health_listen is not None:
+        with desk.noting("zones", zone.name, "health_listen"):
+            split_address(settings.health_listen)
     has_all = all(getattr(settings, key) for key in _TLS)
     if has_all and any(desk.is_mistaken(*_written(desk, zone, key)) for key in _TLS):
         return  # told already
@@ -150,9 +153,14 @@ def _listeners(
     desk: Desk, zones: list[ZoneSetup]
 ) -> Iterator[tuple[tuple[str, ...], str, str, int]]:
     for zone in zones:
-        with suppress(ConfigurationError):  # told already
-            host, port = split_address(zone.settings.listen)
-            yield ("zones", zone.name, "listen"), f"the zone {zone.name!r}", host, port
+        for key in ("listen", "health_listen"):
+            with suppress(ConfigurationError):  # told already
+                if address := getattr(zone.settings, key):
+                    yield (
+                        ("zones", zone.name, key),
+                        f"the zone {zone.name!r}",
+                        *split_address(address),
+                    )
     if "server" in desk.settings.model_fields_set:
         server = desk.settings.server
         yield ("server", "port"), "the server", server.host, server.port

@@ -12,7 +12,7 @@ from ergon_framework.boundary.http import refusals, replies
 from ergon_framework.boundary.http.connection import LINGER, Connection
 from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.http.guest import Guest
-from ergon_framework.boundary.http.handshake import secured
+from ergon_framework.boundary.http.handshake import LookedIn, secured
 from ergon_framework.boundary.http.identity import peer_identity
 from ergon_framework.boundary.http.service import Service
 from ergon_framework.errors import NotPermittedError, describe
@@ -77,6 +77,8 @@ class Doorstep(asyncio.Protocol):
             current = self._service.context = context()
             limit = self._service.limits.body_seconds
             transport = await secured(raw, connection, current, self._refused, limit)
+        except LookedIn:
+            raw.abort()  # a probe does that every few seconds, and harms nobody
         except OSError as error:
             if self._lingers_until is None:
                 self._service.denied(self._address, _why(error))

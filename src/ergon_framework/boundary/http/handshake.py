@@ -11,13 +11,28 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 SHUTDOWN = 2.0
 """Seconds for a client to say goodbye in TLS."""
 
 Refused = Callable[[ssl.SSLError], None]
+
+
+class LookedIn(ConnectionResetError):
+    """Somebody connected and went without a word, as whoever only looks whether we listen."""
+
+
+@dataclass(slots=True)
+class _Door:
+    """One handshake, as seen from outside."""
+
+    on_refused: Refused
+    has_heard: bool = False
+
+
 # asyncio makes the object that does the handshake, so this is how it learns whose handshake it is.
-_told: ContextVar[Refused | None] = ContextVar("refused", default=None)
+_door: ContextVar[_Door | None] = ContextVar("door", default=None)
 
 
 async def secured(
@@ -32,7 +47,8 @@ async def secured(
     When the client is refused with an alert, ``on_refused`` is told right before it is sent. The
     connection stays open for the client to read it, until ``raw`` or the client ends it.
     """
-    token = _told.set(on_refused)
+    door = _Door(on_refused)
+    token = _door.set(door)
     try:
         transport = await asyncio.get_running_loop().start_tls(
             raw,
@@ -42,10 +58,14 @@ async def secured(
             ssl_handshake_timeout=seconds,
             ssl_shutdown_timeout=SHUTDOWN,
         )
+    except ConnectionResetError:
+        if not door.has_heard:
+            raise LookedIn("it hung up without a word") from None
+        raise
     finally:
-        _told.reset(token)
+        _door.reset(token)
     if transport is None:
-        raise ConnectionResetError("it hung up")
+        raise ConnectionResetError("it hung up") if door.has_heard else LookedIn("it hung up")
     return transport
 
 
@@ -54,23 +74,25 @@ class _Handshake(ssl.SSLObject):
 
     incoming: ssl.MemoryBIO
     outgoing: ssl.MemoryBIO
-    on_refused: Refused | None = None
+    door: _Door | None = None
     _is_refused = False
 
     def do_handshake(self) -> None:
         """One step; after a refusal it only waits for the client to hang up."""
+        if self.door is not None and self.incoming.pending:
+            self.door.has_heard = True
         if not self._is_refused:
             try:
                 super().do_handshake()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 raise
             except ssl.SSLError as error:
-                if self.on_refused is None or not self.outgoing.pending:  # there is no alert
+                if self.door is None or not self.outgoing.pending:  # there is no alert
                     raise
                 self._is_refused = True
-                self.on_refused(error)
+                self.door.on_refused(error)
             else:
-                self.on_refused = None  # a connection lives long, and nobody is told any more
+                self.door = None  # a connection lives long, and nobody is told any more
                 return
         self.incoming.read()
         raise ssl.SSLWantReadError
@@ -93,5 +115,5 @@ class ServerContext(ssl.SSLContext):
         made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         if isinstance(made, _Handshake):
             made.incoming, made.outgoing = incoming, outgoing
-            made.on_refused = _told.get()
+            made.door = _door.get()
         return made

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.http.refusals import Refusal
-from ergon_framework.boundary.serving import contract, requests
+from ergon_framework.boundary.serving import contract, health, requests
 from ergon_framework.boundary.serving.append_routes import AppendRoutes
 from ergon_framework.boundary.serving.metrics import metrics
 from ergon_framework.boundary.serving.object_names import PREFIX
@@ -244,10 +244,10 @@ class NodeApplication:
             self._wake()
 
     def _get(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
-        if exchange.path in ("/healthz", "/livez"):
-            exchange.reply(200, b'{"status":"ok"}')
-        elif exchange.path == "/readyz":
-            return self._readyz(exchange)
+        if exchange.path in health.LIVES:
+            health.lives(exchange)
+        elif exchange.path == health.READY:
+            return health.ready(exchange, self.takes_facts)
         elif exchange.path == "/metrics":
             return self._metrics(exchange)
         elif exchange.path in contract.DOCUMENTS:
@@ -257,9 +257,9 @@ class NodeApplication:
             raise _no_such(exchange)
         return None
 
-    async def _readyz(self, exchange: Exchange) -> None:
-        is_good = self.is_ready and not self.zone.is_broken and await self._has_store()
-        exchange.reply(200 if is_good else 503, b'{"ready":%b}' % str(is_good).lower().encode())
+    async def takes_facts(self) -> bool:
+        """Whether an append would be taken, as far as can be told without one."""
+        return self.is_ready and not self.zone.is_broken and await self._has_store()
 
     async def _has_store(self) -> bool:
         """Whether the store answers, and soon enough for a probe."""
