@@ -464,6 +464,7 @@ def test_a_fact_from_the_future_is_told() -> None:
         "17",
         sha256(canonical(FACT["object_json"])).hexdigest(),
         sha256(b'{"b":1,"a":[1.5,null]}').hexdigest(),
+        sha256(json.dumps(FACT["object_json"]).encode()).hexdigest(),
     ],
 )
 def test_an_unstable_id_is_told_or_refused(suspect: str) -> None:

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.facts.canonical import canonical
-from ergon_framework.boundary.facts.id_lint import hash_of_object, lint
+from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.facts.id_lint import doubt, hash_of_object, hash_of_python, lint
 from ergon_framework.boundary.facts.ids import message_id, stable_uuid
+from ergon_framework.boundary.settings import LimitSettings
 
 pytestmark = pytest.mark.req("P10", "BSFG:Ids")
 
@@ -40,6 +42,8 @@ pytestmark = pytest.mark.req("P10", "BSFG:Ids")
         ("123456789", "counter"),
         ("9999999999", "counter"),
         ("175928847299117063", "counter"),
+        ("123456789012345678901", "counter"),
+        (str(uuid.UUID(int=2**128 - 1).int), "counter"),
         ("2026-03-06T08:00:00Z", "point in time"),
         ("2026-03-06T08:00:00.123456+01:00", "point in time"),
         ("2026-03-06", "point in time"),
@@ -132,6 +136,35 @@ def test_the_hash_of_the_object_is_named(name: str) -> None:
         digest = hashlib.new(name, source).hexdigest()
         assert hash_of_object(digest, form, spelled)
         assert hash_of_object(f"{name}:{digest.upper()}", form, spelled)
+
+
+@pytest.mark.parametrize("name", ["md5", "sha256"])
+def test_the_hash_of_what_python_writes_is_named(name: str) -> None:
+    """With the blanks that ``json.dumps`` leaves between things, sorted or not."""
+    content = {"b": 1, "a": "é"}
+    for is_sorted in (False, True):
+        source = json.dumps(content, sort_keys=is_sorted).encode()
+        assert hash_of_python(hashlib.new(name, source).hexdigest(), content)
+    assert hash_of_python(hashlib.sha256(b"").hexdigest(), content) is None
+    assert hash_of_python("0" * 64, {1: {2}}) is None
+
+
+def test_a_random_uuid_without_dashes_is_doubted() -> None:
+    """Named UUIDs are not, and neither is anything longer."""
+    assert doubt(uuid.uuid4().hex)
+    assert doubt(uuid.uuid4().hex.upper())
+    for stable in (uuid.uuid5(uuid.NAMESPACE_URL, "a").hex, f"WO:{uuid.uuid4().hex}", "WO", ""):
+        assert doubt(stable) is None
+
+
+def test_a_random_uuid_without_dashes_is_told_and_not_refused() -> None:
+    """One of 64 MD5 digests looks like that: they must not be refused where a zone is strict."""
+    message = {"from_zone": "a", "to_zone": "b", "produced_at_unix_ms": 1}
+    message |= {"message_id": uuid.uuid4().hex}
+    fact = {"subject": "order:1", "predicate": "was_created", "object_json": None}
+    for strict_ids in (False, True):
+        (warning,) = admitted(message, fact, LimitSettings(), strict_ids=strict_ids).warnings
+        assert warning.startswith("envelope.message_id may be a random UUID")
 
 
 def test_other_hashes_are_not_the_object_s() -> None:

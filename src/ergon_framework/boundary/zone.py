@@ -105,9 +105,9 @@ class Zone:
 
     def admit(self, envelope: EnvelopeLike, fact: FactLike) -> Admission:
         """Check one fact; ``FactInvalidError`` names every field that is wrong."""
-        settings = self.settings
+        limits, strict = self.settings.limits, self.settings.strict_ids
         found = admitted(
-            envelope, fact, settings.limits, strict_ids=settings.strict_ids, clock=self.clock
+            envelope, fact, limits, strict_ids=strict, is_thorough=strict, clock=self.clock
         )
         if (largest := self.store.largest) is not None:
             refuse_larger(found.new_fact, largest)

@@ -19,7 +19,14 @@ from msgspec import Raw
 from ergon_framework.boundary.facts import fields
 from ergon_framework.boundary.facts.canonical import OBJECT, canonical, decode, load, read
 from ergon_framework.boundary.facts.fields import Problem, Problems, refusal
-from ergon_framework.boundary.facts.id_lint import UNSTABLE, hash_of_object, lint
+from ergon_framework.boundary.facts.id_lint import (
+    UNSTABLE,
+    doubt,
+    hash_of_object,
+    hash_of_python,
+    is_digest,
+    lint,
+)
 from ergon_framework.boundary.facts.identity import identity_digest
 from ergon_framework.boundary.facts.references import MARK, references
 from ergon_framework.boundary.model import Envelope, Fact
@@ -35,6 +42,10 @@ _LENGTHY = 6
 """How many times longer than the longest canonical form an object may be spelled."""
 _ENVELOPE_BYTES = 64 * 1024
 """More than an envelope with all its labels takes."""
+
+
+_HASHED = 64 * 1024
+"""Bytes of the largest object whose usual spellings are hashed."""
 
 
 class Admission(NamedTuple):
@@ -124,13 +135,15 @@ def admitted(
     *,
     known_zones: Container[str] | None = None,
     strict_ids: bool = False,
+    is_thorough: bool = True,
     source_offset: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Admission:
     """Check one fact and make it ready for a log; ``FactInvalidError`` names what is wrong.
 
     ``known_zones`` are those that may be addressed; ``strict_ids`` refuses ids that would differ
-    when the event is told again, which otherwise is a warning.
+    when the event is told again, which otherwise is a warning. What takes longer to find out about
+    an id is only looked for when ``is_thorough``.
     """
     if not (
         isinstance(envelope, Envelope) and isinstance(fact, Fact) and _is_sound(envelope, fact)
@@ -153,7 +166,12 @@ def admitted(
         references(decode(form)) if form.find(MARK) >= 0 else (),
         source_offset,
     )
-    return Admission(new_fact, _warnings(envelope, spellings, strict_ids, clock))
+    found = lint(envelope.message_id) or hash_of_object(envelope.message_id, *spellings)
+    if found is None and is_thorough and is_digest(envelope.message_id) and len(form) <= _HASHED:
+        given = fact.object_json
+        value = decode(spellings[-1]) if isinstance(given, Raw) else given
+        found = hash_of_python(envelope.message_id, value)
+    return Admission(new_fact, _warnings(envelope, found, strict_ids, clock))
 
 
 def refuse_larger(fact: NewFact, largest: int) -> None:
@@ -288,17 +306,19 @@ def _spellings(given: Any, limits: LimitSettings) -> tuple[bytes, ...]:
 
 def _warnings(
     envelope: Envelope,
-    spellings: tuple[bytes, ...],
+    looks_like: str | None,
     strict_ids: bool,
     clock: Callable[[], float],
 ) -> tuple[str, ...]:
     warnings: tuple[str, ...] = ()
-    looks_like = lint(envelope.message_id) or hash_of_object(envelope.message_id, *spellings)
     if looks_like:
         text = f"looks like {looks_like}, which another attempt would not make again"
         if strict_ids:
             remedy = "derive it from the event, for example with message_id(...)"
             raise refusal(Problem("envelope.message_id", UNSTABLE, text, remedy))
+        warnings += (f"envelope.message_id {text}",)
+    elif doubted := doubt(envelope.message_id):
+        text = f"may be {doubted}, which another attempt would not make again"
         warnings += (f"envelope.message_id {text}",)
     if envelope.produced_at_unix_ms > clock() * 1000 + _DAY_MS:
         warnings += ("envelope.produced_at_unix_ms lies more than a day ahead of this clock",)

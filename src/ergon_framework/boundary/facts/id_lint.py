@@ -7,8 +7,10 @@ known by a random UUID has that UUID for ever.
 
 from __future__ import annotations
 
+import json
 import re
 from hashlib import md5, sha1, sha256, sha384, sha512
+from typing import Any
 
 UNSTABLE = "unstable_id"
 """The reason of a refusal."""
@@ -31,7 +33,8 @@ _UUIDS = {
     "6": "a time-based UUID (version 6)",
     "7": "a time-based UUID (version 7)",
 }
-_NUMBER = re.compile(r"[+-]?([0-9]{1,20})(\.[0-9]+)?")
+_BARE_UUID = re.compile(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?([0-9]{1,39})(\.[0-9]+)?")  # a UUID's number has up to 39 digits
 _MOMENT = re.compile(
     r"[0-9]{4}-?(?:0[1-9]|1[0-2])-?(?:0[1-9]|[12][0-9]|3[01])"
     r"(?:[T_-]?[0-2][0-9](?::?[0-5][0-9]){1,2}(?:[.,][0-9]+)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?",
@@ -43,6 +46,8 @@ _KSUID = re.compile(r"(?=.*[A-Z])(?=.*[a-z])[0-9][0-9A-Za-z]{26}")
 _HASHES = {32: md5, 40: sha1, 64: sha256, 96: sha384, 128: sha512}
 """By the number of hexadecimal digits."""
 
+_BARE = 32
+"""Hexadecimal digits of a UUID."""
 _LONGEST = 64
 """No shape is longer than that."""
 
@@ -69,6 +74,22 @@ def lint(message_id: str) -> str | None:
     return None
 
 
+def doubt(message_id: str) -> str | None:
+    """What an id may be that it should not be, or None.
+
+    A random UUID without its dashes has the shape that one of 64 MD5 digests has: too few to pass
+    over it without a word, and too many to refuse it.
+    """
+    if len(message_id) == _BARE and _BARE_UUID.fullmatch(message_id):
+        return "a random UUID (version 4) without dashes"
+    return None
+
+
+def is_digest(message_id: str) -> bool:
+    """Whether an id has the length of a hash; what precedes it may name the hash."""
+    return len(message_id.rpartition(":")[2]) in _HASHES
+
+
 def hash_of_object(message_id: str, *spellings: bytes) -> str | None:
     """Whether an id is nothing but the hash of the object, or None.
 
@@ -82,6 +103,15 @@ def hash_of_object(message_id: str, *spellings: bytes) -> str | None:
             if hashed(spelling, usedforsecurity=False).hexdigest() == digits:
                 return "the hash of object_json"
     return None
+
+
+def hash_of_python(message_id: str, value: Any) -> str | None:
+    """Whether an id is nothing but the hash of what ``json.dumps`` makes of the object, or None."""
+    try:
+        spellings = {json.dumps(value), json.dumps(value, sort_keys=True)}
+    except (TypeError, ValueError, RecursionError):
+        return None  # then nobody has hashed that
+    return hash_of_object(message_id, *(each.encode() for each in spellings))
 
 
 def _number(digits: str) -> str:

@@ -68,7 +68,7 @@ class Artifacts:
         if item.reason != "gap":
             envelope = msgspec.json.decode(item.envelope, type=Envelope)
             fact = msgspec.json.decode(item.fact, type=Fact)
-            new = admitted(envelope, fact, self._zone.settings.limits).new_fact
+            new = admitted(envelope, fact, self._zone.settings.limits, is_thorough=False).new_fact
             new.source_offset = item.offset
             await self._fetch_all(new)
             link = await self._in_thread(lambda: store.link(self._peer))

@@ -138,7 +138,7 @@ def _sort(
 ) -> None:
     content = (encode(delivery.envelope), encode(delivery.fact))
     try:
-        new = admitted(delivery.envelope, delivery.fact, limits).new_fact
+        new = admitted(delivery.envelope, delivery.fact, limits, is_thorough=False).new_fact
         _check(new, delivery, peer, may_assert)
     except BoundaryError as error:
         reason = error.reason or error.code
