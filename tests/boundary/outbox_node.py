@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.identity import identity_digest, spelled
 from ergon_framework.boundary.facts.references import references
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
+from ergon_framework.boundary.objects.digest import compare
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
@@ -84,6 +86,7 @@ class Node:
         self._called("put_object")
         data = blob.read_bytes()
         assert digest is not None
+        compare(sha256(data).digest(), bytes.fromhex(digest[7:]), size=len(data))
         known = self.objects.setdefault((bucket, key), (digest, len(data)))
         if known[0] != digest:
             raise ObjectConflictError("other bytes")

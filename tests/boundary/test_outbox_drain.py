@@ -348,7 +348,7 @@ def test_the_same_file_of_two_facts_is_kept_for_each(outbox: Outbox, node: Node)
 
 
 def test_a_file_may_stay_where_it_is(outbox: Outbox, node: Node, tmp_path: Path) -> None:
-    """Then it must stay as it is: gone, its fact is set aside, and goes when it is back."""
+    """Then it must stay as it is: gone or changed, its fact is set aside until it is back."""
     large = tmp_path / "large.bin"
     large.write_bytes(b"0123456789")
     artifact = Artifact(large, bucket="b", key="k")
@@ -357,6 +357,11 @@ def test_a_file_may_stay_where_it_is(outbox: Outbox, node: Node, tmp_path: Path)
     large.unlink()
     assert outbox.drain(until_empty=True).refused == 1
     assert outbox.refused()[0].reason == "file_missing"
+    large.write_bytes(b"abcdefghij")
+    outbox.retry(number)
+    assert outbox.drain(until_empty=True).refused == 1
+    assert outbox.refused()[0].reason == "file_changed"
+    assert str(large) in outbox.refused()[0].message
     large.write_bytes(b"0123456789")
     outbox.retry(number)
     assert outbox.drain(until_empty=True).sent == 1

@@ -223,7 +223,25 @@ def test_objects_come_from_a_folder_that_is_there(zone: Path, tmp_path: Path) ->
     """It is not made by looking for it."""
     with pytest.raises(ConfigurationError, match=r"no folder .*none to copy objects from"):
         moved(zone, tmp_path / "new", objects=(str(tmp_path / "none"), str(tmp_path / "to")))
-    assert not (tmp_path / "none").exists()
+    assert {each.name for each in tmp_path.iterdir()} == {"zone"}
+
+
+def test_damaged_objects_are_named(zone: Path, tmp_path: Path) -> None:
+    """With the place they come from; put again there, the same move goes on."""
+    with Zone.open(ZONE, ZoneSettings(data=str(zone))) as found:
+        kept = found.store.object("files", "two")
+        assert kept is not None
+    name = kept.digest.hex()
+    blob = zone / "objects" / "sha256" / name[:2] / name[2:4] / name
+    blob.write_bytes(b"x" * kept.size)
+    with pytest.raises(DataLossError) as caught:
+        moved(zone, tmp_path / "new")
+    assert "the bytes of files/two are damaged in" in caught.value.message
+    assert str(zone / "objects") in caught.value.message
+    with Zone.open(ZONE, ZoneSettings(data=str(zone))) as found:
+        found.put("files", "two", b"two" * 500_000)
+    moved(zone, tmp_path / "new")
+    assert fact_sums(facts_in(tmp_path / "new")) == fact_sums(facts_in(zone))
 
 
 def test_a_trial_writes_nothing(zone: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ergon_framework.app.moving.comparing import Sum, copies
 from ergon_framework.app.moving.parts import Moved, Tell, Told
-from ergon_framework.errors import DataLossError
+from ergon_framework.errors import DataLossError, FactInvalidError
 from ergon_framework.ports.copies import NameCopy
 from ergon_framework.ports.moving import Archive
 from ergon_framework.ports.objectstore import ObjectStore
@@ -27,6 +27,8 @@ class Bytes:
     names: Archive
     source: ObjectStore
     target: ObjectStore
+    origin: str
+    """Where the source is, in words for a reader of errors."""
 
 
 def look(stores: Bytes, tell: Tell) -> Moved:
@@ -95,6 +97,12 @@ def _copy(stores: Bytes, name: NameCopy) -> None:
             while data := download.read(CHUNK):
                 upload.write(data)
             upload.finish(digest)
+        except FactInvalidError as error:
+            upload.abort()  # what was taken in is of no use: nobody goes on with it
+            flaw = stores.source.verify(digest, name.object.size)
+            if flaw is None:
+                raise
+            raise _lost(name, f"are damaged in {stores.origin}: {flaw}") from error
         except BaseException:
             upload.pause()
             raise

@@ -16,6 +16,7 @@ from ergon_framework.app.reading.source import did_you_mean
 from ergon_framework.app.tables import tables_in, zones_there
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.objects.s3_url import bucket_of
 from ergon_framework.boundary.opening import (
     clock_of,
     is_folder,
@@ -215,23 +216,31 @@ def _heads(store: FactStore) -> list[tuple[str, int, int]]:
     return [(log.name, log.first, log.head) for log in store.logs()]
 
 
+def refuse_missing_objects(asked: Asked) -> None:
+    """Objects come from a folder that is there; nothing is made by looking for it."""
+    if asked.objects is None:
+        return
+    place = asked.objects[0]
+    if is_folder(place) and not Path(place).is_dir():
+        raise ConfigurationError(
+            f"there is no folder {place} to copy objects from",
+            remedy="--objects FROM TO: FROM is where the objects are",
+        )
+
+
 def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
     """Where objects come from and go to; None when they are to stay."""
     places = asked.objects or (asked.source.objects, asked.target.objects)
     if places[0] is None or places[1] is None:
         return None
-    if asked.objects and is_folder(places[0]) and not Path(places[0]).is_dir():
-        raise ConfigurationError(
-            f"there is no folder {places[0]} to copy objects from",
-            remedy="--objects FROM TO: FROM is where the objects are",
-        )
     source = stack.enter_context(closing(open_object_store(places[0])))
     is_missing = is_folder(places[1]) and not Path(places[1]).is_dir()
     place = "memory://" if asked.is_trial and is_missing else places[1]
     [zone] = [copy.info.zone for copy in part.source.dump(ZoneCopy, None, 1)]
     target = open_object_store(place, zone=zone, read_only=asked.is_trial)
     stack.enter_context(closing(target))
-    return Bytes(part.source, source, target)
+    origin = places[0] if is_folder(places[0]) else bucket_of(places[0]).place
+    return Bytes(part.source, source, target, origin)
 
 
 def _target(asked: Asked, opens: Callable[..., S], empty: Callable[[], Any]) -> S:

@@ -21,13 +21,18 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from msgspec import structs
 
 from ergon_framework.boundary.model import Receipt
-from ergon_framework.boundary.spool.loads import Load, lost, packed
+from ergon_framework.boundary.spool.loads import Load, changed, lost, packed
 from ergon_framework.boundary.spool.records import Spooled, SpooledFile
 from ergon_framework.boundary.spool.store import Spool
 from ergon_framework.core.call import Call
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.retry import Again, Backoff, RetryRule
-from ergon_framework.errors import BoundaryError, NodeUnavailableError, describe
+from ergon_framework.errors import (
+    BoundaryError,
+    FactInvalidError,
+    NodeUnavailableError,
+    describe,
+)
 
 _ABOUT_THE_FACT = frozenset(
     {"invalid_argument", "already_exists", "failed_precondition", "out_of_range"}
@@ -202,7 +207,12 @@ class Drain:
         for file in load.items[0].files:
             if not (yield Do(partial(self._spool.folder.is_there, file))):
                 return [lost(file)]
-            yield self._put(file)
+            try:
+                yield self._put(file)
+            except FactInvalidError as error:
+                if error.reason != "digest_mismatch":
+                    raise
+                return [changed(file, self._spool.folder.place(file))]
         receipt: Receipt = yield Ask(lambda producer: producer.append_fact(*load.pairs[0]))
         return [receipt]
 

@@ -75,6 +75,16 @@ def _corrupted() -> DataLossError:
     )
 
 
+def changed(file: SpooledFile, place: object) -> ArtifactError:
+    """The error of a fact whose file has other bytes than when it was added."""
+    return ArtifactError(
+        f"{place}, the file for {file.bucket}/{file.key}, has changed since it was added",
+        reason="file_changed",
+        remedy="bring the same bytes back and retry the fact, or discard it and add another",
+        details={"bucket": file.bucket, "key": file.key, "digest": file.digest},
+    )
+
+
 def lost(file: SpooledFile) -> ArtifactError:
     """The error of a fact whose file is no longer there."""
     return ArtifactError(
