@@ -185,7 +185,7 @@ class Zone:
             blob = self.objects.stat(wanted.digest)
             if blob is None or blob.size != bound.size:
                 raise ArtifactError(
-                    f"the bytes of {wanted.bucket}/{wanted.key} are missing or cut off on disk",
+                    f"the bytes of {wanted.bucket}/{wanted.key} are missing or cut off",
                     remedy="put the same bytes again, then append the fact",
                     details={"bucket": wanted.bucket, "key": wanted.key},
                 )

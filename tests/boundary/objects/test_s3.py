@@ -237,6 +237,7 @@ def test_an_endpoint_that_is_away(s3_server: S3Server) -> None:
         S3ObjectStore(url)
     assert caught.value.message == "s3://some/where does not answer at http://127.0.0.1:1"
     assert "server runs" in caught.value.remedy
+    assert caught.value.remedy.endswith("then start again")
 
 
 def test_a_bucket_that_is_missing(s3_server: S3Server) -> None:
@@ -360,11 +361,30 @@ def test_uploads_under_way_are_nobody_elses(store: S3ObjectStore, tmp_path: Path
 
 def test_a_folder_of_others_is_not_used(s3_url: str, tmp_path: Path) -> None:
     """A folder that everybody may enter is refused before a byte goes into it."""
-    S3ObjectStore(s3_url).close()
+    with closing(S3ObjectStore(s3_url)):
+        [folder] = tmp_path.glob("ergon-uploads-*")
+        folder.chmod(0o777)
+        with pytest.raises(ConfigurationError, match="only this user may enter"):
+            S3ObjectStore(s3_url)
+
+
+def test_a_folder_for_uploads_goes_when_it_is_empty(s3_url: str, tmp_path: Path) -> None:
+    """Also under another process that uses it; one that holds an upload under way stays."""
+    with closing(S3ObjectStore(s3_url)) as other:
+        S3ObjectStore(s3_url).close()
+        assert list(tmp_path.glob("ergon-uploads-*")) == []
+        assert other.verify(put(other, b"abc"), 3) is None
+        cut = other.partial(hashlib.sha256(b"abcdef").digest())
+        cut.write(b"abc")
+        cut.pause()
     [folder] = tmp_path.glob("ergon-uploads-*")
-    folder.chmod(0o777)
-    with pytest.raises(ConfigurationError, match="only this user may enter"):
-        S3ObjectStore(s3_url)
+    assert len(list((folder / "uploads").iterdir())) == 1
+    with closing(S3ObjectStore(s3_url)) as again:
+        rest = again.partial(hashlib.sha256(b"abcdef").digest())
+        assert rest.size == 3
+        rest.write(b"def")
+        rest.finish()
+    assert list(tmp_path.glob("ergon-uploads-*")) == []
 
 
 def test_temporary_files_may_be_cleared_away(store: S3ObjectStore, tmp_path: Path) -> None:

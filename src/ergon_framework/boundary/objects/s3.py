@@ -77,7 +77,7 @@ class S3ObjectStore:
         if zone is not None:
             self._client.claim(zone, is_written=not read_only)
         where = own_folder(self.place) if folder is None else Path(folder)
-        self._spool = Spool(where, self._send, clock)
+        self._spool = Spool(where, self._send, clock, is_temporary=folder is None)
 
     # ---- in -------------------------------------------------------------------------------------
 

@@ -30,13 +30,15 @@ def told(place: str, *, is_opening: bool = False) -> Iterator[None]:
     try:
         yield
     except (BaseError, FileNotFoundError) as error:  # the latter is how it says 404
-        trouble, is_setting = translated(error, place)
+        trouble, is_setting = translated(error, place, is_opening=is_opening)
         if is_opening and is_setting:
             raise ConfigurationError(trouble.message, remedy=trouble.remedy) from None
         raise trouble from None  # its own text may go on for pages
 
 
-def translated(error: BaseException, place: str) -> tuple[StoreError, bool]:
+def translated(
+    error: BaseException, place: str, *, is_opening: bool = False
+) -> tuple[StoreError, bool]:
     """The store's error for it, and whether somebody has to set something right."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
@@ -64,9 +66,10 @@ def translated(error: BaseException, place: str) -> tuple[StoreError, bool]:
         return StoreUnavailableError(
             f"something in {place} went away while it was used", remedy="try again"
         ), False
+    then = ", then start again" if is_opening else "; nothing has to be restarted"
     return StoreUnavailableError(
         f"{place} {_answer(text)}",
-        remedy="see that its server runs and can be reached from here; nothing has to be restarted",
+        remedy=f"see that its server runs and can be reached from here{then}",
     ), False
 
 

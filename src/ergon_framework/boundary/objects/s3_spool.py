@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ergon_framework.boundary.objects.disk import make_folder, told
 from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.objects.filesystem_upload import FileUpload
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, StoreUnavailableError
+
+_TURNS = 3  # at a folder that goes away while it is used
 
 
 class Spool(FilesystemObjectStore):
@@ -22,21 +26,25 @@ class Spool(FilesystemObjectStore):
     """
 
     def __init__(
-        self, folder: Path, send: Callable[[Path, bytes], None], clock: Callable[[], float]
+        self,
+        folder: Path,
+        send: Callable[[Path, bytes], None],
+        clock: Callable[[], float],
+        *,
+        is_temporary: bool = False,
     ) -> None:
         self._send = send
+        self._is_temporary = is_temporary
         make_own(folder)
         super().__init__(folder, clock=clock)
 
     def upload(self) -> FileUpload:
         """Begin to take bytes in."""
-        self._renew()
-        return super().upload()
+        return self._begun(super().upload)
 
     def partial(self, digest: bytes) -> FileUpload:
         """Begin, or go on with, an upload whose digest is known."""
-        self._renew()
-        return super().partial(digest)
+        return self._begun(partial(super().partial, digest))
 
     def sweep(self, older_than: float) -> int:
         """Remove what uploads left behind and nobody has touched for so long; how many."""
@@ -47,6 +55,25 @@ class Spool(FilesystemObjectStore):
         """Send a finished file; it is of no more use here."""
         self._send(path, digest)
         path.unlink()
+
+    def close(self) -> None:
+        """Take no more; a folder that was only made for this goes, unless an upload is in it."""
+        super().close()
+        if self._is_temporary:
+            with contextlib.suppress(OSError):
+                for folder in (self._uploads, self._root, self.folder):
+                    folder.rmdir()
+
+    def _begun(self, begin: Callable[[], FileUpload]) -> FileUpload:
+        """Begin in a folder that another process, which ends, may be about to remove."""
+        for _turn in range(_TURNS):
+            self._renew()
+            try:
+                return begin()
+            except StoreUnavailableError:
+                if self._uploads.is_dir():
+                    raise
+        return begin()
 
     def _renew(self) -> None:
         if not _is_own(self.folder) or not self._uploads.is_dir():

@@ -85,7 +85,7 @@ def get_object(zone: Zone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
 def damaged(bucket: str, key: str) -> DataLossError:
     """The error of an object whose bytes are gone or cut off."""
     return DataLossError(
-        f"the bytes of {bucket}/{key} are missing, cut off or changed on this zone's disk",
+        f"the bytes of {bucket}/{key} are missing, cut off or changed where this zone keeps them",
         reason="object_damaged",
         remedy="put the same bytes again, or restore them from a backup",
         details={"bucket": bucket, "key": key},

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
+from ergon_framework.boundary.serving.object_watch import objects_trouble
 from ergon_framework.boundary.serving.pages import consumer_shape, link_shape, milliseconds
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.ports.factstore import ConsumerInfo, LogInfo
@@ -54,6 +55,7 @@ def status(zone: Zone) -> dict[str, Any]:
         "certificate_expires_unix_ms": milliseconds(zone.certificate_expiry),
         "is_read_only": zone.is_broken,
         "is_half_moved": is_half_moved(store),
+        "objects_trouble": objects_trouble(zone),
     }
     shape["alerts"] = list(_alerts(shape, consumers, now))
     shape["notes"] = list(_notes()) if is_file else []
@@ -79,6 +81,8 @@ def _alerts(
         yield _alert("move", "a move into it has not ended: run the same `ergon move` again")
     if shape["is_read_only"]:
         yield _alert("read_only", "the disk did not confirm a write: start the node again")
+    if shape["objects_trouble"] is not None:
+        yield _alert("objects", f"objects cannot be had: {shape['objects_trouble']}")
     for log in shape["logs"]:
         fill = log["fill_percent"]
         if fill is not None and fill >= 50:

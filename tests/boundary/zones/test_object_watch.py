@@ -1,0 +1,73 @@
+"""An operator hears of objects that cannot be had, before somebody asks for one."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.serving import object_watch
+from ergon_framework.boundary.serving.status import status
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.ports.objectstore import Blob
+
+pytestmark = pytest.mark.req("BOUNDARY:operator", "BOUNDARY:objects")
+
+
+@pytest.fixture
+def zone(tmp_path: Path) -> Iterator[Zone]:
+    """A zone in a folder."""
+    with Zone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as found:
+        yield found
+
+
+def alerts(zone: Zone) -> list[tuple[str, str]]:
+    """Kind and text of each."""
+    return [(each["kind"], each["text"]) for each in status(zone)["alerts"]]
+
+
+def test_a_store_of_objects_that_is_away(zone: Zone, tmp_path: Path) -> None:
+    """Whether there are objects in it or not."""
+    assert alerts(zone) == []
+    shutil.rmtree(tmp_path / "data" / "objects")
+    [(kind, text)] = alerts(zone)
+    assert kind == "objects"
+    assert "is not there" in text
+
+
+def test_a_store_of_objects_that_was_emptied(zone: Zone, tmp_path: Path) -> None:
+    """A name stands for bytes that are not there: one of them is looked for."""
+    zone.put("files", "a", b"abc")
+    assert alerts(zone) == []
+    shutil.rmtree(tmp_path / "data" / "objects" / "sha256")
+    (tmp_path / "data" / "objects" / "sha256").mkdir()
+    assert alerts(zone) == [
+        ("objects", "objects cannot be had: the bytes of files/a are missing, and others may be")
+    ]
+
+
+def test_a_store_of_objects_that_does_not_answer(
+    zone: Zone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status does not wait for it."""
+    over = threading.Event()
+
+    class Silent(MemoryObjectStore):
+        def stat(self, digest: bytes) -> Blob | None:
+            over.wait()
+            return None
+
+    monkeypatch.setattr(object_watch, "PATIENCE", 0.01)
+    kept, zone.objects = zone.objects, Silent()
+    try:
+        [(kind, text)] = alerts(zone)
+    finally:
+        over.set()
+        zone.objects = kept
+    assert kind == "objects"
+    assert "does not answer" in text
