@@ -243,7 +243,7 @@ class Crew(Intake):
             self.came_back(attempt)
             self.emit("fetch.late", delivered=len(delivery.transactions))
             if self.is_finished:
-                self.returning.extend(delivery.transactions)
+                self.returning.extend(delivery.drain())
                 self._hand_back_later()
                 return
             if self.loop.reason is None:

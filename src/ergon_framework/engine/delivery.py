@@ -20,6 +20,10 @@ class Delivery:
     error: BaseException | None = None
     is_defect: bool = False
 
+    def drain(self) -> list[Transaction]:
+        """Take what is there. A fetch under way may bring more; each item is taken once."""
+        return [self.transactions.pop(0) for _ in range(len(self.transactions))]
+
 
 def sort_out(answer: object, delivery: Delivery) -> Delivery:
     """Read a connector's answer into ``delivery``: None is empty, a generator is used up.
@@ -45,17 +49,22 @@ def sort_out(answer: object, delivery: Delivery) -> Delivery:
     return delivery
 
 
+def put(item: object, position: int, delivery: Delivery) -> None:
+    """Keep one item of a batch, or note that it is none."""
+    if isinstance(item, Transaction):
+        delivery.transactions.append(item)
+    elif delivery.error is None:
+        delivery.error = FetchException(
+            f"item {position} of the batch is {type(item).__name__}, not a Transaction",
+            remedy="wrap each item: Transaction(transaction_id=..., payload=item)",
+        )
+        delivery.is_defect = True
+
+
 def _use_up(answer: Iterable[Any], delivery: Delivery) -> None:
     try:
         for position, item in enumerate(answer):
-            if isinstance(item, Transaction):
-                delivery.transactions.append(item)
-            elif delivery.error is None:
-                delivery.error = FetchException(
-                    f"item {position} of the batch is {type(item).__name__}, not a Transaction",
-                    remedy="wrap each item: Transaction(transaction_id=..., payload=item)",
-                )
-                delivery.is_defect = True
+            put(item, position, delivery)
     except BaseException as error:  # a generator may raise half-way; what it gave so far is kept
         if delivery.error is None or is_outbreak(error):
             delivery.error, delivery.is_defect = error, False

@@ -14,7 +14,8 @@ import logging
 import math
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 from typing import Any
 
 from ergon_framework.core.lifecycle import Scope, deadline, first_to_expire
@@ -44,6 +45,7 @@ class Flight:
     """The state of one consume or produce call."""
 
     is_source_woken = False
+    reading: Delivery | None = None  # what the fetch under way has brought so far
 
     def __init__(self, plan: EnginePlan, now: Callable[[], float], sink: Sink | None) -> None:
         self.plan = plan
@@ -254,13 +256,17 @@ class Flight:
             self.stranded.append(transaction.transaction_id)
             self.emit("transaction.stranded", transaction_id=transaction.transaction_id)
         if transactions and self.plan.role == "producer":
-            count = len(transactions)
-            logger.warning("%s leaves %d of its input without an outcome", self.plan.task, count)
+            logger.warning(
+                "%s leaves %d of its input without an outcome: %s",
+                self.plan.task,
+                len(transactions),
+                _named(transactions),
+            )
         elif transactions:
             logger.error(
                 "%d delivered transactions got no outcome and could not be handed back: %s",
                 len(transactions),
-                ", ".join(each.transaction_id for each in list(transactions)[:20]),
+                _named(transactions),
             )
 
     def report(self) -> Report:
@@ -285,6 +291,10 @@ class Flight:
             elapsed=self.now() - self.began_at,
             stop_reason=self.loop.reason or StopReason.STOPPED,
         )
+
+
+def _named(transactions: Iterable[Transaction]) -> str:
+    return ", ".join(each.transaction_id for each in islice(transactions, 20))
 
 
 def _ids(attempt: Doing) -> dict[str, str]:

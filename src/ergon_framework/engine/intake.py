@@ -28,6 +28,7 @@ class Intake(Flight):
     def receive(self, delivery: Delivery, attempt: Doing) -> None:
         """A fetch came back, with transactions, with an error, or with some of each."""
         now = self.now()
+        self.reading = None
         failure: Failure | None = None
         if delivery.transactions or delivery.error is None:
             accepted = self.loop.delivered(len(delivery.transactions), now)
@@ -127,9 +128,10 @@ class Intake(Flight):
         """All that is to be handed back, with what a hanging fetch brought and nobody used."""
         left = deque(self.returning)
         self.returning = []
-        if self.late is not None:
-            left.extend(self.late.transactions)
-            self.late = None
+        for delivery in (self.late, self.reading):  # of a fetch that came back, one that hangs
+            if delivery is not None:
+                left.extend(delivery.drain())
+        self.late = None
         return left
 
     def fetch_hangs(self, attempt: Doing) -> None:
@@ -152,11 +154,17 @@ class Intake(Flight):
     def begin_stop(self, reason: StopReason) -> None:
         """Take in nothing more; let what runs finish within the grace."""
         self.loop.stop(reason)
+        self.stop_reading()
         if self.grace_at == NEVER:
             self.grace_at = self.now() + self.plan.bounds.stop_grace
             self.emit("stop.asked", grace=self.plan.bounds.stop_grace)
         if self.plan.loop.returns:
             self.sweep()
+
+    def stop_reading(self) -> None:
+        """A producer's input stays in the hands of who gave it, from here on."""
+        if self.plan.stop_reading is not None:
+            self.plan.stop_reading()
 
     def wake_source(self) -> None:
         """Once a stop has begun: a fetch that waits for work need not wait any longer."""
@@ -199,4 +207,5 @@ class Intake(Flight):
         """From here on no hook is called any more."""
         self.is_aborted = True
         self.loop.reason = reason
+        self.stop_reading()
         self.sweep()

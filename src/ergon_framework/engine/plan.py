@@ -77,6 +77,7 @@ class EnginePlan:
     leftovers: Callable[[], Iterable[str]] = tuple
     ended: Callable[[Run], None] | None = None  # told about every ending
     wake: Callable[[], object] | None = None  # lets a fetch return that waits for work
+    stop_reading: Callable[[], object] | None = None  # nothing more is taken from the input
     compiled: bool = True  # False drives every step through the machine: for the test that compares
     dice: Callable[[], float] = random.random
     settings: dict[str, Any] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from ergon_framework.core.lifecycle import Scope
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.clocks import AsyncSignal, pause
 from ergon_framework.engine.crew import Crew
-from ergon_framework.engine.delivery import Delivery, sort_out
+from ergon_framework.engine.delivery import Delivery, put, sort_out
 from ergon_framework.engine.flight import FETCH, RELEASE_GRACE
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.run import Doing, Worker
@@ -54,7 +54,7 @@ class TaskSource(Crew):
             attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
         self._publish(worker, attempt)
         self.emit("fetch.began", attempt=attempt, requested=at_most)
-        delivery = Delivery(at_most)
+        self.reading = delivery = Delivery(at_most)
         context = self.context.copy()
         self.enter(attempt, context)
         try:
@@ -130,20 +130,12 @@ async def _collect(fetch: Callable[[int], Any], at_most: int, delivery: Delivery
     if hasattr(answer, "__await__"):
         answer = await answer
     if hasattr(answer, "__aiter__"):
-        answer = await _use_up(answer, delivery)
-    sort_out(answer, delivery)
-
-
-async def _use_up(answer: Any, delivery: Delivery) -> list[Any]:
-    """The items of an async generator; what it gave before it raised is kept."""
-    items: list[Any] = []
-    try:
-        async for item in answer:
-            items.append(item)  # noqa: PERF401 - a comprehension would lose what came before an error
-    except BaseException:
-        sort_out(items, delivery)
-        raise
-    return items
+        position = 0
+        async for item in answer:  # one by one: what it gave before it raised or hung is kept
+            put(item, position, delivery)
+            position += 1
+    else:
+        sort_out(answer, delivery)
 
 
 _KEPT: set[asyncio.Task[Any]] = set()

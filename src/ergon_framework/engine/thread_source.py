@@ -54,7 +54,7 @@ class ThreadSource(Crew):
             attempt.claim()
             return True
         self.emit("fetch.began", attempt=attempt, requested=at_most)
-        delivery = Delivery(at_most)
+        self.reading = delivery = Delivery(at_most)
         context = self.context.copy()
         self.enter(attempt, context)
         try:

@@ -32,10 +32,15 @@ class Input:
         self._parent = current_attempt()
         self._carrier = outgoing_metadata()
         self._is_bare = self._parent is None and not self._carrier
+        self._is_over = False
         self.duplicates: list[str] = []
 
+    def stop_reading(self) -> None:
+        """The call ends: take nothing more than the one item that is being waited for."""
+        self._is_over = True
+
     def fetch(self, at_most: int) -> Any:
-        """The next transactions, each id once; fewer than asked for only at the end."""
+        """The next transactions, each id once; fewer than asked for only at an end."""
         if self._async is not None:
             return self._fetch_async(self._async, at_most)
         if self._sequence is not None:
@@ -45,7 +50,7 @@ class Input:
     def _fetch(self, at_most: int) -> Iterator[Any]:
         if self._iterator is None:
             return
-        while at_most > 0:
+        while at_most > 0 and not self._is_over:
             try:
                 item = next(self._iterator)
             except StopIteration:
@@ -57,7 +62,7 @@ class Input:
     async def _fetch_async(
         self, iterator: AsyncIterator[Any], at_most: int
     ) -> AsyncGenerator[Any, None]:
-        while at_most > 0:
+        while at_most > 0 and not self._is_over:
             try:
                 item = await anext(iterator)
             except StopAsyncIteration:

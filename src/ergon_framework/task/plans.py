@@ -114,6 +114,7 @@ def producer_plan(task: str, policy: ProducerPolicy, hooks: Hooks, given: Input)
         bounds=_bounds(loop, None),
         duplicates=lambda: given.duplicates,
         leftovers=given.leftovers,
+        stop_reading=given.stop_reading,
         settings=_settings(loop, steps, {"produce": steps.produce.retry}),
     )
 
