@@ -6,11 +6,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from ergon_framework.cli.first_process import step_aside
+
 DISTRIBUTION = "ergon-framework"
 
 
 def main() -> NoReturn:
     """The console script."""
+    step_aside()
     try:
         code = invoke(sys.argv[1:], is_process=True)
     except KeyboardInterrupt:  # it came before anybody listened: nothing was begun

@@ -1,0 +1,71 @@
+"""Process 1 of a container: an init, so that the program itself need not be one.
+
+The kernel drops what is sent to process 1 and has no handler there yet, and makes it the parent of
+every process whose own is gone. So the program goes on in a child, where a signal that comes while
+it loads ends it as anywhere else. Process 1 passes signals on and reaps whoever ends: the child's
+own children stay the child's, and so do their exit codes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+
+_OF_ITS_OWN_DOING = {
+    number
+    for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
+    if (number := getattr(signal, name, None)) is not None
+}
+"""What a process brings upon itself; never passed on."""
+
+
+def step_aside() -> None:
+    """As process 1: return in a child only, and look after that. Otherwise do nothing."""
+    if os.getpid() == 1:
+        go_on_in_a_child()
+
+
+def go_on_in_a_child() -> None:
+    """Return in a child; this process passes signals on to it and ends as it does."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Held back rather than handled: nothing is lost before there is a child to pass it on to.
+    passed = signal.valid_signals() - _OF_ITS_OWN_DOING
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, passed)
+    child = os.fork()
+    if child:
+        os._exit(_look_after(child, passed))
+    _take_terminal()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _take_terminal() -> None:
+    """Ctrl-C is for the foreground group, and must not come a second time from process 1."""
+    with suppress(OSError):  # there is no terminal
+        if os.isatty(0):
+            os.setpgid(0, 0)
+            os.tcsetpgrp(0, os.getpid())
+
+
+def _look_after(child: int, passed: Iterable[int]) -> int:
+    """Until the child ends; returns its exit code, 128 and the number if a signal ended it."""
+    while True:
+        number = signal.sigwait(passed)
+        if number != signal.SIGCHLD:
+            os.kill(child, number)  # not reaped yet, so it is there
+            continue
+        code = _reap(child)
+        if code is not None:
+            return code
+
+
+def _reap(child: int) -> int | None:
+    """Let all go that have ended; the child's exit code once it is among them."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        if pid == 0:
+            return None
