@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from ergon_framework.app.running.posts import crew
 from ergon_framework.app.running.restarts import GiveUp, Restart, RestartRule, Settled, after_end
 from ergon_framework.app.running.supervisor import KILL_AFTER, Beat, Event, Signalled, Supervisor
 from ergon_framework.app.running.worker_ends import Ended
+from ergon_framework.app.running.workforce import WorkforceOutcome
 
 RULE = RestartRule(limit=3, window=60.0)
 
@@ -119,6 +121,28 @@ def test_one_that_keeps_dying_ends_them_all() -> None:
     assert "worker 0 died more than 3 times within 60 s" in supervisor.reason.message
     assert [at for at, worker in stage.starts if worker == 0] == [0.0, 0.5, 1.5, 3.5]
     assert stage.children[1][2].done == [signal.SIGTERM]
+
+
+def _told(message: str) -> dict[str, Any]:
+    """What a worker says when it ends with an error."""
+    return {"report": None, "error": {"message": message, "details": {}}}
+
+
+def test_what_was_overcome_is_not_what_it_ended_with() -> None:
+    """One was started again and stopped well, the other waited for its start."""
+    stage = Stage(
+        Ended(0, 1, _told("the store is away")),
+        Beat(0, Snapshot()),
+        Ended(1, 1, _told("no such folder")),
+        Signalled(signal.SIGTERM),
+        Ended(0, 143),
+    )
+    supervisor = stage.supervise(2)
+    code = supervisor.run()
+    outcome = WorkforceOutcome("orders", code, supervisor.restarts, supervisor.slots)
+    assert code == 143
+    assert stage.starts == [(0.0, 0), (0.0, 1), (0.5, 0)]
+    assert [error["message"] for error in outcome.errors] == ["no such folder"]
 
 
 def test_a_refusal_ends_them_all() -> None:

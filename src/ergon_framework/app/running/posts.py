@@ -63,6 +63,8 @@ class Slot:
     heard_at: float = 0.0
     code: int | None = None
     outcomes: list[Mapping[str, Any]] = field(default_factory=list)
+    error: Mapping[str, Any] | None = None
+    """What the last process in it ended with; what one before it did has been overcome."""
 
     @property
     def is_over(self) -> bool:

@@ -218,7 +218,7 @@ class Supervisor:
 
     def _ended(self, slot: Slot, end: Ended) -> None:
         outcome = end.outcome
-        slot.code = end.code
+        slot.code, slot.error = end.code, end.error
         if outcome is not None:
             slot.outcomes.append(outcome)
         slot.ends = [*slot.ends, end.how][-MOST_ENDS:]

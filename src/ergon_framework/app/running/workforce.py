@@ -30,9 +30,9 @@ class WorkforceOutcome:
 
     @property
     def errors(self) -> list[Mapping[str, Any]]:
-        """Why the supervisor gave up, then what workers ended with, each message once."""
-        told = [] if self.reason is None else [self.reason.to_dict()]
-        told += [each["error"] for slot in self.workers for each in slot.outcomes if each["error"]]
+        """Why the supervisor gave up, then what each worker ended with, each message once."""
+        told: list[Mapping[str, Any]] = [self.reason.to_dict()] if self.reason else []
+        told += [slot.error for slot in self.workers if slot.error]
         return list({error["message"]: error for error in told}.values())
 
     def to_dict(self) -> dict[str, Any]:
