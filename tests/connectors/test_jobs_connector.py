@@ -406,11 +406,11 @@ def test_leases_are_renewed_while_a_job_is_in_hand(store: Store, clock: Clock) -
     with JobsConnector(store, handler="work", lease=10.0) as connector:
         connector.dispatch_transactions([Transaction("a"), Transaction("b")])
         kept, lost = connector.fetch_transactions(2)
-        clock.at += 9
+        clock.at += 7
         holding = connector._desk._holding
         assert holding is not None
         holding.renew()
-        clock.at += 9
+        clock.at += 7
         assert store.overdue(9) == []
         assert isinstance(lost, Delivery)
         clock.at += 9

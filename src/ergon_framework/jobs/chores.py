@@ -114,7 +114,7 @@ class WorkerChores:
         return min(self._due.values())
 
     def _mind_a_stall(self, since: float) -> None:
-        if is_stall(self._now() - since, self._settings.lease):
+        if is_stall(self._now() - since, self._settings.claimed_for):
             self.stalled()
 
     def _done(self, chore: Callable[[], float], now: float) -> float:
@@ -185,7 +185,7 @@ class WorkerChores:
     def _rescue(self) -> float:
         asked_at = self._now()
         jobs = self._store.overdue(RESCUE_AT_ONCE)
-        if is_stall(self._now() - asked_at, self._settings.lease):
+        if is_stall(self._now() - asked_at, self._settings.claimed_for):
             return self._settings.lease / 2  # they may be of workers that waited as we did
         now = self._store.now()
         settlements = []
@@ -204,7 +204,7 @@ class WorkerChores:
                     self.rescued += 1
                     logger.warning("job %s was rescued: its lease had expired", settlement.id)
                     self._report("job.rescued", {"job_id": settlement.id})
-        return 0.0 if len(jobs) == RESCUE_AT_ONCE else self._settings.lease / 5
+        return 0.0 if len(jobs) == RESCUE_AT_ONCE else self._settings.claimed_for / 5
 
     def _sweep(self) -> float:
         swept = self._store.sweep(SWEEP_AT_ONCE)

@@ -71,7 +71,7 @@ class Keeper:
     ) -> None:
         self.store = store
         self.chores: Chores | None = None
-        self.leases = Leases(store, settings.lease, report)
+        self.leases = Leases(store, settings.claimed_for, report)
         self.offset = 0.0  # the store's clock minus ours
         self.counters = {"late": 0, "refused": 0, "outages": 0}
         self.probes = 0
@@ -212,7 +212,7 @@ class Keeper:
     def _mind_the_clock(self) -> None:
         """A clock that was set makes leases look expired, or the other way round."""
         offset = self.store.now() - self._now()
-        if abs(offset - self.offset) > self._settings.lease / 3:
+        if abs(offset - self.offset) > self._settings.claimed_for / 3:
             logger.warning("the store's clock jumped by %.1f s", offset - self.offset)
             self._news = True
             self.leases.hurry()
@@ -222,7 +222,7 @@ class Keeper:
 
     def _mind_a_stall(self, since: float) -> None:
         """Others waited for the same answer, and may not have renewed their leases yet."""
-        if self.chores is not None and is_stall(self._now() - since, self._settings.lease):
+        if self.chores is not None and is_stall(self._now() - since, self._settings.claimed_for):
             self.chores.stalled()
 
     def _due_ask(self) -> Ask | None:
@@ -329,7 +329,7 @@ class Keeper:
         if self._failures:
             wait = OUTAGE.delay(self._failures - 1, random.random())  # noqa: S311
             # Others rescue nothing for a lease after it is back: be there by then.
-            self._sit_out(now + min(wait, self._settings.lease / 3))
+            self._sit_out(now + min(wait, self._settings.claimed_for / 3))
         elif self._bell.wait(max(0.0, min(until) - now)):
             self._news = True
         self._is_asleep = False

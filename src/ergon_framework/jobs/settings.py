@@ -124,6 +124,15 @@ class JobsSettings(Document):
         default_factory=FrozenDict
     )
 
+    @property
+    def claimed_for(self) -> float:
+        """Seconds a claim holds in the store.
+
+        Shorter than ``lease`` by the time it takes somebody to look (a fifth of this), and a little
+        for the looking: what a dead worker held is moved on within ``lease``.
+        """
+        return 0.8 * self.lease
+
     def rule(
         self,
         max_attempts: int | None = None,

@@ -275,7 +275,7 @@ class Worker:
     def _ask(self, slots: Mapping[str, int], *, is_thorough: bool = True) -> Ask:
         return Ask(
             worker=self.name,
-            lease=self.settings.lease,
+            lease=self.settings.claimed_for,
             slots=slots,
             default=self.default,
             routes=self.settings.routes,

@@ -127,7 +127,7 @@ class Desk:
         for claim in claims:
             claim.is_written = True
         failpoint("connector.jobs.charging.before")
-        kept = store.renew([claim.hold() for claim in claims], self._settings.lease)
+        kept = store.renew([claim.hold() for claim in claims], self._settings.claimed_for)
         failpoint("connector.jobs.charging.after")
         charged = [claim for claim, is_kept in zip(claims, kept, strict=True) if is_kept]
         holding.add(charged)
@@ -169,7 +169,7 @@ class Desk:
         ours = frozenset({self._executor})
         return Ask(
             worker=self._worker,
-            lease=self._settings.lease,
+            lease=self._settings.claimed_for,
             slots={self._executor: most},
             default=self._executor,
             known=ours,

@@ -43,7 +43,7 @@ class Holding:
         report: Report,
     ) -> None:
         self._store = store
-        self._lease = settings.lease
+        self._lease = settings.claimed_for
         self._worker = worker
         self._queue, self._executor = serves
         self._report = report

@@ -1,0 +1,126 @@
+"""How long the jobs of a dead worker rest: no longer than the lease of the settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ergon_framework.connector.jobs import JobsConnector
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs import chores as chores_module
+from ergon_framework.jobs import keeper as keeper_module
+from ergon_framework.jobs.chores import WorkerChores
+from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.keeper import Keeper
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.jobstore import Ask, WorkerRecord
+from tests.jobs.workplace import get, job, quick, worker
+
+pytestmark = pytest.mark.req("X13")
+
+LEASE = 10.0
+TICK = 0.05
+"""Seconds after which a worker looks at what is due."""
+
+
+class Clock:
+    """The time, for the store and for those who ask it."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000_000.0
+
+    def now(self) -> float:
+        """What it says."""
+        return self.seconds
+
+
+class Hand:
+    """A worker's link to the store, without its thread."""
+
+    def __init__(self, name: str, store: MemoryJobStore, clock: Clock, settings: JobsSettings):
+        self.name, self.clock = name, clock
+        lease = settings.claimed_for
+        ask = Ask(worker=name, lease=lease, slots={"python": 1}, default="python")
+        self.keeper = Keeper(
+            store,
+            settings,
+            lambda _slots, *, is_thorough: ask,
+            lambda _claims: None,
+            lambda _settlements: None,
+            lambda _name, _fields: None,
+        )
+        self.keeper.offset = store.now() - clock.now()
+        self.keeper.chores = WorkerChores(
+            store,
+            settings,
+            Judgement(settings, name),
+            self._record,
+            self.keeper.leases.holds,
+            lambda _name, _fields: None,
+        )
+
+    def _record(self) -> WorkerRecord:
+        now = self.clock.now()
+        return WorkerRecord(
+            id=self.name, host="here", pid=1, version="1", started_at=now, seen_at=now
+        )
+
+
+@pytest.mark.parametrize("alive", [0.0, 1.3, 2.7, 3.9, 6.6, 20.0])
+@pytest.mark.parametrize("ahead", [0.0, 0.4, 0.8, 1.2, 1.6])
+def test_it_is_at_most_the_lease(
+    monkeypatch: pytest.MonkeyPatch, alive: float, ahead: float
+) -> None:
+    """Whenever the holder died, and whenever the other one last looked."""
+    clock = Clock()
+    for module in (chores_module, keeper_module):
+        monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
+    store = MemoryJobStore(clock=clock.now)
+    settings = JobsSettings(lease=LEASE)
+    other = Hand("other", store, clock, settings)
+    other.keeper._once()
+    clock.seconds += ahead
+    store.add([job("echo")])
+    holder = Hand("holder", store, clock, settings)
+    holder.keeper.offer("python", 1)
+    died_at = clock.seconds + alive
+    holder.keeper._once()
+    while get(store, "echo").status is JobStatus.ACTIVE:
+        clock.seconds += TICK
+        if clock.seconds <= died_at:
+            holder.keeper._once()
+        other.keeper._once()
+        assert clock.seconds <= died_at + LEASE
+    assert clock.seconds > died_at + LEASE / 3  # who lives has had the time to renew
+
+
+class Noting(MemoryJobStore):
+    """Remembers for how long jobs were claimed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases: set[float] = set()
+
+    def exchange(self, settlements: Any, ask: Any) -> Any:
+        if ask is not None:
+            self.leases.add(ask.lease)
+        return super().exchange(settlements, ask)
+
+    def renew(self, holds: Any, lease: float) -> Any:
+        self.leases.add(lease)
+        return super().renew(holds, lease)
+
+
+def test_workers_and_connectors_claim_for_less_than_the_lease() -> None:
+    """So that there is time to notice."""
+    store = Noting()
+    store.add([job("sleep", 0.2), job("echo")])
+    settings = quick(lease=LEASE)
+    worker(store, settings=settings, burst=True).run()
+    assert store.leases == {settings.claimed_for}
+    store.add([job("echo", id="another")])
+    with JobsConnector(store, lease=LEASE / 2) as connector:
+        connector.fetch_transactions(1)
+    assert store.leases == {settings.claimed_for, settings.claimed_for / 2}
