@@ -190,6 +190,13 @@ def test_no_such_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc here")
+def test_a_folder_that_is_on_no_disk() -> None:
+    """Nothing can be created there, and there is no disk that could be full."""
+    with pytest.raises(StoreReadOnlyError, match=r"store.db cannot be created: /proc "):
+        Database(Path("/proc/store.db"), schema=SAMPLE)
+
+
 def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
     """It is not a store."""
     with pytest.raises(StoreUnavailableError, match="is a folder"):

@@ -102,7 +102,7 @@ def _request(line: bytes) -> Request | Refusal:
         if not line.isascii():
             line.decode()  # msgspec does not look into fields that it skips
     except _UNREADABLE as error:
-        return _refuse(_shown(line), _why(error))
+        return _refuse(_shown(line), _why(error, line))
     flaw = _flaw(request)
     return request if flaw is None else _refuse(_shown(line), flaw)
 
@@ -223,7 +223,7 @@ def _reply(line: bytes) -> Reply | Stray:
         if not line.isascii():
             line.decode()  # msgspec looks neither into raw values nor into fields that it skips
     except _UNREADABLE as error:
-        return Stray(_why(error), len(line), _answered(line))
+        return Stray(_why(error, line), len(line), _answered(line))
     status = _STATUSES.get(answer.status)
     if status is None:
         return Stray(_BAD_STATUS, len(line), answer.job_id)
@@ -284,6 +284,7 @@ class _Shown(msgspec.Struct):
 _SHOWN = msgspec.json.Decoder(_Shown)
 _TEXT = msgspec.json.Decoder(str)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF_AT_END = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]\w\w\"[^\\]{0,4}\Z")
 _NO_NUMBER = re.compile(rb"NaN|Infinity")
 _JOB_ID_AT_START = re.compile(
     rb"\s*+\{(?:\s*+STRING\s*+:\s*+(?:STRING|[-+.\w]++)\s*+,)*"
@@ -319,9 +320,11 @@ def _too_long(line: TooLong) -> str:
     return f"the line is longer than {line.seen - 1} bytes"
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception, line: bytes) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8"
+    if _HALF_AT_END.search(line):  # the reader says truncated: it looked for the other half
+        return "text with half a surrogate pair"
     return str(error)

@@ -134,6 +134,11 @@ def _not_opened(path: Path, error: sqlite3.Error) -> StoreError:
                 f"{path} cannot be created: {folder} may only be read",
                 remedy="make the folder writable, or name another one",
             )
+        if not _is_on_disk(folder):
+            return StoreReadOnlyError(
+                f"{path} cannot be created: {folder} is on no disk",
+                remedy="name a file in another folder",
+            )
         return StoreUnavailableError(
             f"{path} is not there",
             remedy="bring it back, and it is used again; it is created only when first opened",
@@ -150,7 +155,15 @@ def _has_no_room(path: Path) -> bool:
         room = os.statvfs(path.parent)
     except OSError:
         return False
-    return room.f_bavail * room.f_frsize < _LITTLE_ROOM
+    return room.f_blocks > 0 and room.f_bavail * room.f_frsize < _LITTLE_ROOM
+
+
+def _is_on_disk(folder: Path) -> bool:
+    """Whether it has any room at all, used or not; what the system only shows there has none."""
+    try:
+        return os.statvfs(folder).f_blocks > 0
+    except OSError:
+        return True
 
 
 def _holders(path: Path) -> Iterator[str]:
