@@ -125,6 +125,37 @@ def test_two_transactions_with_one_key(
     assert ids(store) == ["a"]
 
 
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_a_key_that_was_taken_since_the_transaction_began(
+    store: PostgresJobStore, mine: psycopg.Connection, level: str
+) -> None:
+    """The job that is there is answered, also when the transaction cannot see it."""
+    mine.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+    assert orders(mine) == []  # from here on it sees what there was
+    store.add([new("there", unique_key="k")])
+    existing = new("x", unique_key="k", on_duplicate=OnDuplicate.EXISTING)
+    added = store.add_in(mine, [new("y"), existing])
+    assert [(each.id, each.is_new) for each in added] == [("y", True), ("there", False)]
+    with pytest.raises(DuplicateJobError, match="holds the unique key 'k'") as refused:
+        store.add_in(mine, [new("z", unique_key="k", on_duplicate=OnDuplicate.REJECT)])
+    assert refused.value.details["id"] == "there"
+    mine.commit()
+    assert ids(store) == ["y", "there"]
+
+
+def test_a_job_that_cannot_be_seen_cannot_be_replaced(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """The error says which transaction is older than it, and what to do."""
+    mine.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    assert orders(mine) == []
+    store.add([new("there", unique_key="k")])
+    with pytest.raises(DuplicateJobError, match=r"cannot see.*REPEATABLE READ.*begin again"):
+        store.add_in(mine, [new("z", unique_key="k", on_duplicate=OnDuplicate.REPLACE)])
+    mine.commit()
+    assert ids(store) == ["there"]
+
+
 def test_the_callers_habits_do_not_matter(
     store: PostgresJobStore, mine: psycopg.Connection
 ) -> None:

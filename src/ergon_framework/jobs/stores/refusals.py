@@ -15,6 +15,16 @@ def id_taken(job: NewJob) -> DuplicateJobError:
     )
 
 
+def key_unseen(job: NewJob, holder: str) -> DuplicateJobError:
+    """The holder of its unique key is none that the caller's transaction could cancel."""
+    return DuplicateJobError(
+        f"a job that this transaction cannot see holds the unique key {job.unique_key!r}",
+        remedy="the transaction is REPEATABLE READ or SERIALIZABLE and older than that job: roll"
+        " back and begin again, or use READ COMMITTED",
+        details={"unique_key": job.unique_key, "id": holder},
+    )
+
+
 def key_held(job: NewJob, holder: str | None = None) -> DuplicateJobError:
     """Another job that has not ended holds its unique key."""
     details = {"unique_key": job.unique_key}

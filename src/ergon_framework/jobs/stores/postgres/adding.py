@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
@@ -15,7 +16,7 @@ from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.settling import Settling, lock_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import blobs, numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.words import Words
-from ergon_framework.jobs.stores.refusals import id_taken, key_held
+from ergon_framework.jobs.stores.refusals import id_taken, key_held, key_unseen
 from ergon_framework.ports.jobstore import Added, Job, NewJob, OnDuplicate
 
 _SQL = statements("jobs.sql")
@@ -61,11 +62,20 @@ class Adding:
 
     ``is_guest``: it is somebody else's, and may stay open for long. Then it takes no lock that
     claims wait for, and who waits for a limit key of a replaced job is let go by the next sweep.
+    ``unseen``: by unique key, holders that were found outside, and which it may not be able to see.
     """
 
-    def __init__(self, words: Words, jobs: Sequence[NewJob], *, is_guest: bool = False) -> None:
+    def __init__(
+        self,
+        words: Words,
+        jobs: Sequence[NewJob],
+        *,
+        is_guest: bool = False,
+        unseen: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._words = words
         self._is_guest = is_guest
+        self._unseen = unseen
         self._jobs = jobs
         self._news: dict[str, NewJob] = {}  # by id; not written yet
         self._freed: Counter[str] = Counter()
@@ -102,6 +112,8 @@ class Adding:
 
     def _add(self, job: NewJob) -> Added:
         if job.unique_key is None or job.unique_key not in self._holders:
+            if job.unique_key is not None and job.unique_key in self._unseen:
+                return _beside(job, self._unseen[job.unique_key])
             self._put(job)
             return Added(job.id, True)
         holder, status = self._holders[job.unique_key][1:3]
@@ -146,6 +158,15 @@ class Adding:
         ):  # last of all: who waits for this lock holds none that we wait for
             lock_keys(self._words, self._freed)
             wake(self._words, self._freed)
+
+
+def _beside(job: NewJob, holder: str) -> Added:
+    """What becomes of a job whose unique key one holds that the transaction cannot see."""
+    if job.on_duplicate is OnDuplicate.EXISTING:
+        return Added(holder, False)
+    raise (
+        key_held(job, holder) if job.on_duplicate is OnDuplicate.REJECT else key_unseen(job, holder)
+    )
 
 
 def _values(jobs: Sequence[NewJob]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ergon_framework.errors import StoreError
@@ -24,8 +24,10 @@ class Joining:
         self._ground = ground
         self._home: Row | None = None
 
-    def add(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
-        """Add jobs in the caller's transaction."""
+    def add(
+        self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str] | None = None
+    ) -> list[Added]:
+        """Add jobs in the caller's transaction, with the holders of keys that it may not see."""
         *home, namespace = self._found()
         with joined(connection, self._ground.name) as driver:
             words = self._ground.words(driver)
@@ -36,7 +38,7 @@ class Joining:
                         f"the connection is not one to {self._ground.name}",
                         remedy="connect to that very database, or leave the connection out",
                     )
-                adding = Adding(words, jobs, is_guest=True)
+                adding = Adding(words, jobs, is_guest=True, unseen=unseen or {})
                 added = adding.all()
                 self._ground.notify(words, topics_of(is_work=True, is_done=adding.is_done))
         return added

@@ -109,6 +109,17 @@ class PostgresJobStore(PostgresMoving):
             if not is_conflict(error):
                 raise
             self._refuse_taken(jobs, self.look(lambda words: taken(words, jobs)))
+            return self._add_in_again(connection, jobs)
+
+    def _add_in_again(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
+        """Somebody else has a key. A transaction whose view is older than that never sees it."""
+        keys = {job.unique_key for job in jobs if job.unique_key is not None}
+        unseen = {key: holder for key in keys if (holder := self.holder(key)) is not None}
+        try:
+            return self._joining.add(connection, jobs, unseen)
+        except StoreError as error:
+            if not is_conflict(error):
+                raise
             raise key_held(next(job for job in jobs if job.unique_key is not None)) from None
 
     def _add_plain(self, jobs: Sequence[NewJob]) -> list[Added]:
