@@ -348,6 +348,46 @@ def test_a_script_enqueues_and_runs_its_jobs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("unguarded", "what"),
+    [("app.run(burst=True, processes=1)", "starts a worker"), ("hi.enqueue()", "enqueues a job")],
+)
+def test_a_script_without_a_guard_does_not_multiply(
+    tmp_path: Path, unguarded: str, what: str
+) -> None:
+    """Its executors import it: what it does then is refused there, and the reason is told."""
+    path = tmp_path / "work.py"
+    path.write_text(
+        "import os\n"
+        "from ergon_framework import App\n"
+        "app = App()\n"
+        "@app.handler\n"
+        "def hi():\n"
+        "    return 1\n"
+        "if __name__ == '__main__':\n"
+        "    hi.enqueue()\n"
+        f"{unguarded}\n"
+        "app.run(burst=True, processes=1)\n"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ERGON_")}
+    done = subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"'{path}' {what} while it is imported" in done.stderr
+    assert 'put that under `if __name__ == "__main__":`' in done.stderr
+    with JobClient(f"sqlite:///{tmp_path / 'ergon.db'}") as client:
+        jobs = list(client.store.search(Search()))
+    assert {str(job.status) for job in jobs} == {"pending"}
+    assert len(jobs) == (2 if "enqueue" in unguarded else 1)
+
+
+@pytest.mark.slow
 def test_a_script_ends_by_a_signal(tmp_path: Path) -> None:
     """The first waits for what runs; the second does not, and the job goes back uncharged."""
     os.mkfifo(tmp_path / "started")

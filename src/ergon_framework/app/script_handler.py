@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 import msgspec
 
 from ergon_framework.executor import InvalidArgumentsError, current_job
+from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.edge import JobOptions, check_options
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class AppHandler(Generic[P, T]):
         return Call(list(sent[0]), sent[1])
 
     def _own_options(self) -> JobOptions:
+        refuse_while_loading("enqueues a job")
         options = dict(self._options)
         job = current_job()
         if job is not None:  # enqueued by a handler: both belong together

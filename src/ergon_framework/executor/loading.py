@@ -12,6 +12,9 @@ from typing import Any
 from ergon_framework.errors import ErgonError, WiringError, describe
 from ergon_framework.executor.registry import Registry
 
+_under_way: list[str] = []
+"""What is being imported to be served here."""
+
 
 class AppError(WiringError):
     """``--app`` names no registry."""
@@ -19,12 +22,25 @@ class AppError(WiringError):
     code = "app"
 
 
+def refuse_while_loading(what: str) -> None:
+    """Refuse what a script without a guard would do once more in each of its executors."""
+    if _under_way:
+        raise AppError(
+            f"{_under_way[-1]!r} {what} while it is imported: each of its executors does so again",
+            remedy='put that under `if __name__ == "__main__":`',
+        )
+
+
 def load(reference: str) -> Registry:
     """The registry a reference names. Importing its module runs the user's code."""
     place, _, name = reference.rpartition(":")
     if not place or not name:
         raise AppError(f"--app is {reference!r}", remedy="write it as module:registry")
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    _under_way.append(place)
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    finally:
+        _under_way.pop()
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):

@@ -10,6 +10,7 @@ from ergon_framework.app.exit_codes import of_signal
 from ergon_framework.app.jobs import JobSetup
 from ergon_framework.app.running.shutdown import say
 from ergon_framework.app.running.signals import SignalEar
+from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.worker import Worker, WorkerReport
@@ -46,6 +47,7 @@ def work(
 
     ``ready`` is called when its store is open and it begins to look for work.
     """
+    refuse_while_loading("starts a worker")
     if store is None:
         with closing(open_store(setup.url)) as opened:
             return work(setup, store=opened, queues=queues, burst=burst, name=name, ready=ready)
