@@ -11,6 +11,7 @@ from ergon_framework.errors import ConfigurationError
 from ergon_framework.web.tokens import (
     LONGEST,
     MOST,
+    SETTLED,
     VARIABLE,
     FileTokens,
     FixedTokens,
@@ -127,5 +128,23 @@ def test_a_file_that_turns_bad_changes_nothing(
     assert (tokens.caller(b"first"), tokens.caller(b"")) == ("alice", None)
     assert "the tokens from before stay" in caplog.text
     assert "first" not in caplog.text
+    file.write_text("alice:second\n")
+    assert tokens.caller(b"second") == "alice"
+
+
+@pytest.mark.parametrize("text", ["", "# nobody\n"])
+def test_the_last_token_can_be_taken_back(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that stays without a line lets nobody in, until it has one again."""
+    file = tmp_path / "tokens"
+    file.write_text("alice:first\n")
+    tokens = FileTokens(file)
+    file.write_text(text)
+    assert tokens.caller(b"first") == "alice"  # somebody may be writing it just now
+    long_ago = file.stat().st_mtime - SETTLED
+    os.utime(file, (long_ago, long_ago))
+    assert (tokens.caller(b"first"), tokens.caller(b"")) == (None, None)
+    assert "nobody is let in" in caplog.text
     file.write_text("alice:second\n")
     assert tokens.caller(b"second") == "alice"

@@ -73,6 +73,7 @@ class WorkerChores:
         self._report = report
         self._schedules = schedules
         self._prepare = prepare
+        self._has_twin = False
         self._forgotten_at = 0.0
         """When the store may have forgotten this worker, because nothing was heard of it."""
         self._now = SYSTEM_CLOCK.now
@@ -157,8 +158,9 @@ class WorkerChores:
 
     def _tell(self) -> float:
         mine, found = self._record(), self._store.workers()
-        if self._now() < self._forgotten_at and mine.id not in {each.id for each in found}:
-            self._begin_anew()
+        if self._now() < self._forgotten_at and not self._has_twin:
+            told = next((each for each in found if each.id == mine.id), None)
+            self._mind_what_is_told(mine, told)
         self._store.tell(mine)
         self._forgotten_at = self._now() + WORKER_FORGOTTEN_AFTER
         names: set[str] = {*mine.executors}
@@ -168,6 +170,17 @@ class WorkerChores:
                 names.update(other.executors)
         self.known = frozenset(names)
         return self._settings.lease / 3
+
+    def _mind_what_is_told(self, mine: WorkerRecord, told: WorkerRecord | None) -> None:
+        """What the store says of this worker should be what was told last."""
+        if told is None:
+            self._begin_anew()
+        elif (told.host, told.pid) != (mine.host, mine.pid):
+            self._has_twin = True  # whose leaving takes the record of both along
+            logger.warning(
+                "another worker on %s, process %d, has the name %r as well: they are listed as one",
+                *(told.host, told.pid, mine.id),
+            )
 
     def _begin_anew(self) -> None:
         """The store has forgotten this worker: it was emptied, or put back to an earlier day."""

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import logging
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,8 @@ LONGEST = 4096
 """Characters of one token."""
 MOST = 100
 """Tokens in one file."""
+SETTLED = 5.0
+"""Seconds after which a file that is empty is not being written any more."""
 UNNAMED = "token"
 """What a caller is called whose token has no name."""
 
@@ -50,7 +53,11 @@ class FixedTokens:
 
 
 class FileTokens:
-    """The tokens of a file, read again when it changes; one that turns bad changes nothing."""
+    """The tokens of a file, read again when it changes; one that turns bad changes nothing.
+
+    One without any line is not bad, unless somebody is just writing it: whoever deletes the last
+    line takes that token back.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -71,11 +78,27 @@ class FileTokens:
 
     def _reload(self) -> None:
         try:
-            self._tokens = FixedTokens(parsed(_read(self._file), str(self._file)))
+            text = _read(self._file)
+            if not _lines(text) and self._is_settled():
+                logger.warning("%s has no token any more: nobody is let in", self._file)
+                self._tokens = FixedTokens({})
+                return
+            self._tokens = FixedTokens(parsed(text, str(self._file)))
         except ConfigurationError as error:
             logger.warning("the tokens from before stay: %s", error)
         else:
             logger.info("the tokens in %s were read again", self._file)
+
+    def _is_settled(self) -> bool:
+        """Whether an empty file is meant to be; if it is too young for that, look again."""
+        try:
+            age = time.time() - self._file.stat().st_mtime
+        except OSError:
+            age = 0.0
+        if 0 <= age < SETTLED:
+            self._mark = None
+            return False
+        return True
 
 
 def found_tokens(
@@ -94,8 +117,7 @@ def parsed(text: str, where: str) -> dict[str, str]:
 
     A token may have a colon itself: where there is one line, all of it is accepted as well.
     """
-    lines = [line.strip() for line in text.splitlines()]
-    given = [line for line in lines if line and not line.startswith("#")]
+    given = _lines(text)
     if not given:
         raise _wrong(where, "is empty")
     if len(given) > MOST:
@@ -110,6 +132,11 @@ def parsed(text: str, where: str) -> dict[str, str]:
     if len(given) == 1 and given[0] not in tokens.values():
         tokens[f"{UNNAMED}-1" if UNNAMED in tokens else UNNAMED] = given[0]
     return tokens
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def _read(file: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -102,6 +103,24 @@ def test_what_an_operator_changed_stays(bench: tuple[Bench, RedisServer]) -> Non
     worker.pass_time(LEASE)
     assert worker.kept()[1] == [("images", 7)]
     assert worker.told == []
+
+
+def test_two_workers_with_one_name_are_told_of_and_alarm_nobody(
+    bench: tuple[Bench, RedisServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """When one of them leaves, the record of both is gone, and the store has lost nothing."""
+    worker, _ = bench
+    twin = WorkerRecord(id="me", host="there", pid=7, version="1", started_at=2.0)
+    worker.store.tell(twin)
+    worker.pass_time(LEASE)
+    worker.store.tell(twin)
+    worker.pass_time(LEASE)
+    worker.store.tell(msgspec.structs.replace(twin, state="gone"))
+    worker.pass_time(LEASE)
+    assert worker.told == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "another worker on there, process 7, has the name 'me' as well: they are listed as one"
+    ]
 
 
 def test_a_worker_that_was_away_for_a_day_was_forgotten_rightly(
