@@ -287,3 +287,13 @@ class Circuits(RuleBasedStateMachine):
 
 
 TestCircuits = Circuits.TestCase
+
+
+@pytest.mark.req("PEF:C-4")
+def test_what_people_are_told() -> None:
+    """That one whose cooldown is over would let a probe in; everything else is as it is."""
+    opened = Breaker(State.OPEN, 3, 10.0, generation=4, held_for=5.0)
+    assert opened.told(9.9) is opened
+    assert opened.told(10.0) == Breaker(State.HALF_OPEN, 3, generation=4)
+    for other in (Breaker(), Breaker(State.HALF_OPEN, 2), Breaker(State.OPEN, 2, None)):
+        assert other.told(1e9) is other

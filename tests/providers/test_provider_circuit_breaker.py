@@ -568,3 +568,30 @@ def test_wrong_settings_are_named(name: str, value: Any) -> None:
     """When the breaker is made."""
     with pytest.raises(ConfigurationError, match=name):
         CircuitBreaker(**{name: value})
+
+
+@pytest.mark.req("PEF:C-4", "PEF:H-3")
+def test_a_circuit_whose_cooldown_is_over_is_told_as_half_open(
+    clock: VirtualClock, store: ProviderStore
+) -> None:
+    """Also if nobody calls any more; telling writes nothing, and the next call is the probe."""
+    provider = build(store, *[DOWN] * 3)
+    breaker = provider.circuit_breaker
+    assert breaker is not None
+    for _ in range(3):
+        call(provider)
+    assert (breaker.state, breaker.open_until) == (State.OPEN, EPOCH + 10)
+    assert provider.health("t")[0].breaker_state == "open"
+    clock.sleep(10)
+    before = store.standing(LANE)
+    [lane] = provider.health("t")
+    assert (breaker.state, breaker.open_until) == (State.HALF_OPEN, None)
+    assert (lane.breaker_state, lane.open_until, lane.consecutive_failures) == (
+        "half_open",
+        None,
+        3,
+    )
+    assert store.standing(LANE) == before
+    assert before.breaker.state is State.OPEN
+    assert call(provider).success
+    assert breaker.state is State.CLOSED

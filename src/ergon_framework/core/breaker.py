@@ -130,6 +130,16 @@ class Breaker:
             return self
         return replace(self, probes=self.live_probes(rule, now))
 
+    def told(self, now: float) -> Breaker:
+        """As people are told that it stands: one whose cooldown is over would let a probe in.
+
+        Nothing is kept of it. Only a call changes the circuit, and there may be none for long.
+        """
+        is_over = self.open_until is not None and now >= self.open_until
+        if self.state is not State.OPEN or not is_over:
+            return self
+        return Breaker(State.HALF_OPEN, self.failures, generation=self.generation)
+
     def restored(self, rule: BreakerRule, now: float) -> Breaker:
         """As a process finds it that just started: nobody is left to report for old probes."""
         if self.state is State.CLOSED:

@@ -7,11 +7,11 @@ to one capability of one provider share: a circuit, a cooldown, a quota, a healt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from ergon_framework.core.breaker import Breaker
+from ergon_framework.core.breaker import Breaker, State
 from ergon_framework.core.quota import Account, Window
 
 
@@ -174,6 +174,16 @@ class LaneHealth:
     updated_at: float
     account: Account | None
     """The quota window that is running; None when there is none."""
+
+    def told(self, now: float) -> LaneHealth:
+        """As people are told: a circuit whose cooldown is over would let a probe in.
+
+        The store has it as it was written last, and only a call changes it.
+        """
+        is_over = self.open_until is not None and now >= self.open_until
+        if self.breaker_state != State.OPEN or not is_over:
+            return self
+        return replace(self, breaker_state=State.HALF_OPEN.value, open_until=None)
 
 
 class ProviderStore(Protocol):

@@ -229,7 +229,8 @@ class ProviderBase(ABC):
         fitted = self._ready()
         fitted.recorder.flush(5.0)
         mine = LaneKey(tenant_id, fitted.provider_name, fitted.capability)
-        return [each for each in fitted.store.health(tenant_id) if each.key == mine]
+        lanes, now = fitted.store.health(tenant_id), fitted.store.now()
+        return [each.told(now) for each in lanes if each.key == mine]
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until every row so far is written; whether that was so in time."""

@@ -92,7 +92,7 @@ class CircuitBreaker:
         return self._worst().open_until
 
     def _worst(self) -> Breaker:
-        found = [circuit.breaker for circuit in list(self._circuits.values())]
+        found = [circuit.told for circuit in list(self._circuits.values())]
         return max(found, key=lambda each: (_WORST[each.state], each.failures), default=Breaker())
 
     # -- used by a provider --------------------------------------------------------------------

@@ -35,7 +35,7 @@ def provider_health(
 ) -> ProviderHealth:
     """Write what is on its way, then read. ``StoreError`` when the store cannot answer."""
     is_current = recorder.flush(timeout)
-    lanes = store.health(tenant_id)
+    lanes = [lane.told(store.now()) for lane in store.health(tenant_id)]
     return ProviderHealth(tenant_id, lanes, is_current, recorder.stats())
 
 

@@ -40,8 +40,8 @@ class ProviderHealthService:
         given = str(tenant_id)
         shown = canonical_tenant(given) or given
         lanes = store.health(given) or (store.health(shown) if shown != given else [])
-        lanes.sort(key=lambda lane: lane.key[1:])
         now = store.now()
+        lanes = sorted((lane.told(now) for lane in lanes), key=lambda lane: lane.key[1:])
         told = {"tenant_id": shown, "generated_at": _text(now)}
         if detail:
             items = [_item(lane) | _more(lane, now) for lane in lanes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ergon_framework.core.breaker import Breaker, State
 from ergon_framework.core.quota import Window
 from ergon_framework.ports.providerlooking import Counted, Ended, Used
 from ergon_framework.ports.providerstore import Batch, LaneKey, LetterStatus
@@ -91,3 +92,16 @@ def test_figures_are_of_all_tenants(
     assert sorted(found.reasons, key=str) == [Counted(*lane, "timeout", 1), Counted(*lane, None, 1)]
     assert found.letters == 1
     assert looking.figures(clock() + 4000, WAITING).failures == []
+
+
+@pytest.mark.req("PEF:C-4")
+def test_a_circuit_whose_cooldown_is_over_counts_as_half_open(
+    looking: SqlProviderLooking, opened: Opener
+) -> None:
+    """Its row changes with the next call, which may be long in coming."""
+    store, lane = opened(), LANE[1:]
+    assert store.swap(LANE, 0, Breaker(State.OPEN, 5, START + 30))
+    assert store.swap(OTHER, 0, Breaker(State.OPEN, 5, START + 60))
+    assert looking.figures(START, WAITING).circuits == [Counted(*lane, "open", 2)]
+    found = sorted(looking.figures(START + 30, WAITING).circuits)
+    assert found == [Counted(*lane, "half_open", 1), Counted(*lane, "open", 1)]

@@ -152,7 +152,7 @@ def _lanes(
         for tenant in (key.tenant_id, EVERYBODY):
             for lane in store.health(tenant):
                 if lane.key[1:] == key[1:]:
-                    yield from _lane(lane, now)
+                    yield from _lane(lane.told(now), now)
 
 
 def _lane(lane: LaneHealth, now: float) -> Iterator[str]:

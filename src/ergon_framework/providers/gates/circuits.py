@@ -101,6 +101,12 @@ class Circuit:
         return self._view.breaker
 
     @property
+    def told(self) -> Breaker:
+        """The same as people are told that it stands."""
+        breaker = self._view.breaker
+        return breaker if breaker.state is not State.OPEN else breaker.told(self._store.now())
+
+    @property
     def is_fresh(self) -> bool:
         """Whether :meth:`refresh` would not read the store."""
         now = self._store.now()

@@ -101,7 +101,7 @@ class Lane:
     @property
     def state(self) -> State:
         """How the lane's own circuit stands."""
-        return self.circuits[0].breaker.state if self.circuits else State.CLOSED
+        return self.circuits[0].told.state if self.circuits else State.CLOSED
 
 
 class Lanes:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, union
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select, union
 
+from ergon_framework.core.breaker import State
 from ergon_framework.ports.providerlooking import Counted, Ended, Figures, LetterPlace, Used
 from ergon_framework.ports.providerstore import EVERYBODY, AttemptRow, LetterStatus
 from ergon_framework.providers.migrations.database import Database
@@ -80,7 +81,7 @@ class SqlProviderLooking:
         named = _letter.status.in_([status.value for status in statuses])
         with self._database.connect() as connection:
             return Figures(
-                _circuits(connection),
+                _circuits(connection, moment),
                 _failures(connection, moment - _HOUR),
                 _quotas(connection, moment),
                 _ended(connection, moment - _HOUR),
@@ -89,12 +90,15 @@ class SqlProviderLooking:
             )
 
 
-def _circuits(connection: Connection) -> list[Counted]:
+def _circuits(connection: Connection, now: datetime) -> list[Counted]:
     lane = (_health.provider_name, _health.capability)
-    wanted = select(*lane, _health.breaker_state, func.count())
-    return [
-        Counted(*row) for row in connection.execute(wanted.group_by(*lane, _health.breaker_state))
-    ]
+    # The column changes with the next call; until then it is told as it stands.
+    is_over = and_(_health.breaker_state == State.OPEN.value, _health.open_until <= now)
+    state = case((is_over, State.HALF_OPEN.value), else_=_health.breaker_state).label("state")
+    lanes = select(*lane, state).subquery()
+    of_each = (lanes.c.provider_name, lanes.c.capability, lanes.c.state)
+    wanted = select(*of_each, func.count()).group_by(*of_each)
+    return [Counted(*row) for row in connection.execute(wanted)]
 
 
 def _failures(connection: Connection, since: datetime) -> list[Counted]:
