@@ -16,7 +16,9 @@ from ergon_framework.providers.execution import ProviderExecutionContext, Provid
 from ergon_framework.providers.faults import FaultProfile
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.synthetic import SyntheticHTTPError, SyntheticProvider
+from ergon_framework.providers.tasks import TaskCall
 from ergon_framework.testing.clock import VirtualClock
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -272,3 +274,31 @@ def test_every_call_has_a_step(steps: list[str], call: int) -> None:
     for cycles in (True, False):
         assert FaultProfile(steps, cycles=cycles).faults(call)
     assert FaultProfile(steps, weights=[1.0] * len(steps)).faults(call)
+
+
+@pytest.mark.req("PEF:H-4")
+@pytest.mark.parametrize("is_given", [False, True])
+def test_the_last_hour_goes_with_virtual_time(clock: VirtualClock, is_given: bool) -> None:
+    """What has just happened is in it, and what is older than an hour is not."""
+    provider = SyntheticProvider("http:503 ok", clock=clock if is_given else None)
+    once = {"max_attempts": 1}
+    rates = []
+    for _ in range(2):
+        _call(provider, **once)
+        rates.append(provider.health("t")[0].success_rate_1h)
+        clock.sleep(7200.0)
+        rates.append(provider.health("t")[0].success_rate_1h)
+    assert rates == [0.0, None, 1.0, None]
+
+
+def test_the_letters_of_a_task_go_with_virtual_time(clock: VirtualClock) -> None:
+    """As its rows do."""
+    provider = SyntheticProvider("timeout", retry_policy=ONCE)
+    runner = ProviderTaskRunner(provider, task_name="t")
+    instants = []
+    for n in range(2):
+        letter = runner.run(TaskCall("t", None, "fetch", {}, call_id=f"m{n}")).letter
+        assert letter is not None
+        instants.append(letter.occurred_at)
+        clock.sleep(7200.0)
+    assert instants[1] - instants[0] == pytest.approx(7200.0)

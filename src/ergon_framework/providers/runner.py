@@ -95,7 +95,7 @@ class ProviderTaskRunner:
         self._fitted = fitted = provider.fitted
         self._table = decisions(fitted.options.decisions)
         self._policy = fitted.options.retry_policy
-        self._wall = fitted.options.wall
+        self._wall = fitted.manner.wall
         self._dice = dice
         self._longest_wait = longest_wait
         self._secret_names = squeezed_names(self.options.secret_names)

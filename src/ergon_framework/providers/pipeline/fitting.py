@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +142,7 @@ class Fitted:
         self._breaker = options.circuit_breaker or CircuitBreaker(failure_threshold=NEVER)
         self._parent = self._parent_circuit()
         self.lanes = Lanes(self._new_lane, self._breaker.forget, options.max_lanes)
-        self.manner = _manner(options, rules, self.retries)
+        self.manner = _manner(options, rules, self.retries, _wall_of(options, self.store))
         renew_after_fork(self)
 
     def renew(self) -> None:
@@ -275,7 +276,18 @@ def _store_of(options: Options) -> ProviderStore:
     return MemoryProviderStore(clock=steady(options.clock, options.wall))
 
 
-def _manner(options: Options, rules: Sequence[Rule], retries: Retries) -> Manner:
+def _wall_of(options: Options, store: ProviderStore) -> Callable[[], float]:
+    """What rows are stamped with: the clock of a store in memory, which counts the hour by its own.
+
+    Virtual time is its own too; the last hour would otherwise have none of its attempts.
+    """
+    is_own = options.store is None and options.wall is time.time
+    return store.now if is_own else options.wall
+
+
+def _manner(
+    options: Options, rules: Sequence[Rule], retries: Retries, wall: Callable[[], float]
+) -> Manner:
     policy, clock = options.retry_policy, options.clock
     known = tuple(rules)
 
@@ -292,7 +304,7 @@ def _manner(options: Options, rules: Sequence[Rule], retries: Retries) -> Manner
         table=decisions(options.decisions),
         canonical=mapped,
         clock=current_clock if clock is None else lambda: clock,
-        wall=options.wall,
+        wall=wall,
         max_attempts=min(policy.max_attempts, MOST),
         attempt_timeout=options.attempt_timeout_seconds,
         default_cooldown=options.default_cooldown_seconds,
