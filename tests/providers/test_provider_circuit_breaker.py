@@ -25,6 +25,7 @@ from tests.providers.scripted import (
     ONCE,
     Scripted,
     WatchedStore,
+    acall,
     call,
     standing,
     used,
@@ -406,7 +407,34 @@ def test_each_attempt_votes_and_an_open_circuit_ends_the_loop(clock: VirtualCloc
     assert (provider.calls, result.attempts) == (2, 2)
     assert (result.reason_code, result.stop_reason) == ("dependency_unavailable", "circuit_open")
     assert result.error is DOWN
-    assert result.retry_after_seconds == pytest.approx(9.0)
+    assert result.retry_after_seconds == pytest.approx(10.0)
+    assert clock.now() == 0.5  # the wait before the second; nobody waits for one that is refused
+
+
+@pytest.mark.req("PEF:A-4")
+@pytest.mark.parametrize(("cooldown", "waited"), [(0.4, 0.5), (0.6, 0.0)])
+def test_a_wait_is_cut_short_only_by_a_circuit_that_outlasts_it(
+    clock: VirtualClock, cooldown: float, waited: float
+) -> None:
+    """One that lets a probe in by then is waited for, on an event loop as in a thread."""
+    for run in (call, lambda each: clock.run(acall(each))):
+        began_at = clock.now()
+        provider = Scripted(DOWN, circuit_breaker=CircuitBreaker(1, cooldown), wall=wall_of(clock))
+        result = run(provider)
+        assert (result.success, clock.now() - began_at) == (waited > 0, waited)
+        assert result.attempt_log[0].delay_seconds == (waited or None)
+
+
+def test_a_permit_counts_once_however_often_it_is_reported() -> None:
+    """Only what its first report says."""
+    breaker = CircuitBreaker(failure_threshold=2)
+    permit = breaker.before_call()
+    for _ in range(3):
+        breaker.after_call(permit, DOWN)
+    breaker.after_call(permit)
+    assert (breaker.state, breaker.consecutive_failures) == (State.CLOSED, 1)
+    fail(breaker)
+    assert breaker.state is State.OPEN
 
 
 @pytest.mark.req("PEF:A-4")

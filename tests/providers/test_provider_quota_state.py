@@ -549,3 +549,10 @@ def test_the_lane_is_named_by_tenant_provider_and_capability(store: ProviderStor
     """As the unique index has it."""
     call(Scripted(quota=QuotaPolicy(limit=3), store=store))
     assert health_of(store).key == LaneKey("t", "scripted", "test")
+
+
+def test_a_limit_that_no_database_can_count_is_refused() -> None:
+    """Instead of being another one there."""
+    with pytest.raises(ConfigurationError, match="limit must be at most 4611686018427387903"):
+        QuotaPolicy(limit=2**62)
+    assert QuotaPolicy(limit=2**62 - 1).limit == 2**62 - 1

@@ -32,7 +32,7 @@ from ergon_framework.providers.service import (
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.tasking.letters import letter_message
-from tests.providers.recorder_fakes import letter, row
+from tests.providers.recorder_fakes import letter, row, rows
 
 TENANT = "3f2b8c1e-0d4a-4f6b-9c58-a1b2c3d4e5f6"
 OTHER = "00000000-0000-4000-8000-000000000001"
@@ -107,7 +107,7 @@ def test_the_summary_is_the_contract(store: ProviderStore) -> None:
                 "provider_name": "rank",
                 "capability": "snapshot",
                 "breaker_state": "closed",
-                "success_rate_1h": 0.6667,
+                "success_rate_1h": 2 / 3,
                 "p95_latency_ms_1h": 210,
                 "quota": {
                     "limit_count": 10_000,
@@ -345,3 +345,13 @@ def test_a_url_is_opened_when_it_is_asked(tmp_path: Path) -> None:
     (tmp_path / "later").mkdir()
     assert service.summary(TENANT)["providers"] == []
     open_store(f"sqlite:///{tmp_path}/later/work.db").close()
+
+
+@pytest.mark.req("PEF:H-4")
+def test_a_rate_is_not_rounded() -> None:
+    """All that failed was one call of very many, but not none."""
+    store = MemoryProviderStore(clock=lambda: NOW)
+    good = rows(29_999, tenant=TENANT)
+    store.record(Batch([*good, row("bad", tenant=TENANT, outcome="failed", reason="timeout")]))
+    [item] = ProviderHealthService(store).summary(TENANT)["providers"]
+    assert item["success_rate_1h"] == 29_999 / 30_000

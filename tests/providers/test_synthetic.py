@@ -281,10 +281,9 @@ def test_every_call_has_a_step(steps: list[str], call: int) -> None:
 def test_the_last_hour_goes_with_virtual_time(clock: VirtualClock, is_given: bool) -> None:
     """What has just happened is in it, and what is older than an hour is not."""
     provider = SyntheticProvider("http:503 ok", clock=clock if is_given else None)
-    once = {"max_attempts": 1}
     rates = []
     for _ in range(2):
-        _call(provider, **once)
+        _call(provider, max_attempts=1)
         rates.append(provider.health("t")[0].success_rate_1h)
         clock.sleep(7200.0)
         rates.append(provider.health("t")[0].success_rate_1h)

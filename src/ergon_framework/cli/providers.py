@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from enum import StrEnum
@@ -157,13 +158,18 @@ def _rows(tenant: str, summary: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "provider": item["provider_name"],
             "capability": item["capability"],
             "circuit": item["breaker_state"] + (f" until {until}" if until else ""),
-            "success_1h": item["success_rate_1h"],
+            "success_1h": _share(item["success_rate_1h"]),
             "p95_ms_1h": item["p95_latency_ms_1h"],
             "quota": quota and f"{quota['used_count']}/{quota['limit_count']}",
             "last_error": item["last_error_code"],
             "last_error_at": item["last_error_at"],
             "last_success_at": item["last_success_at"],
         }
+
+
+def _share(rate: float | None) -> float | None:
+    """In four digits that never say more than is true: 1 only if nothing failed."""
+    return None if rate is None else math.floor(rate * 10_000) / 10_000
 
 
 def _knowing(desks: Iterable[ProviderDesk], key: LaneKey) -> ProviderDesk:

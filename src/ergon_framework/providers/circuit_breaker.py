@@ -20,6 +20,17 @@ _ALONE = LaneKey("-", "-", "-")
 _WORST = {State.OPEN: 2, State.HALF_OPEN: 1, State.CLOSED: 0}
 
 
+class _Lent(Permit):
+    """A permit of somebody else's code: whatever that does, its call counts once."""
+
+    __slots__ = ("is_reported",)
+    is_reported: bool
+
+    def __init__(self, permit: Permit) -> None:
+        super().__init__(permit.generation, permit.token)
+        object.__setattr__(self, "is_reported", False)
+
+
 class CircuitBreaker:
     """Stops calling what does not answer, and tries again with a few probes.
 
@@ -122,15 +133,20 @@ class CircuitBreaker:
         circuit = self._own()
         answer = circuit.admit()
         if isinstance(answer, Permit):
-            return answer
+            return _Lent(answer)
         raise circuit_open(answer)
 
     def after_call(self, permit: Permit, error: BaseException | None = None) -> None:
         """Report a call that was let in: ``None`` for a success.
 
         A canonical error votes as the decision table says; of any other, an ``Exception`` is a
-        failure, and what is not (a cancellation, an exit) says nothing.
+        failure, and what is not (a cancellation, an exit) says nothing. A permit is reported once;
+        what comes after changes nothing.
         """
+        if isinstance(permit, _Lent):
+            if permit.is_reported:
+                return
+            object.__setattr__(permit, "is_reported", True)
         self._own().report(permit, _vote(error))
 
     def _own(self) -> Circuit:

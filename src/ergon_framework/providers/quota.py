@@ -22,6 +22,9 @@ ASK_AGAIN = 1.0
 SHORTEST_WINDOW = 0.001
 """Seconds: much less than this, and an instant of today has no window of its own."""
 
+MOST_UNITS = 2**62 - 1
+"""Of a window: what every database can count, and twice of it without an overflow."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuotaPolicy:
@@ -44,6 +47,8 @@ class QuotaPolicy:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigurationError(f"{name} must be an integer of 1 or more, not {value!r}")
+        if self.limit > MOST_UNITS:
+            raise ConfigurationError(f"limit must be at most {MOST_UNITS}, not {self.limit!r}")
         if not is_finite(self.window_seconds) or self.window_seconds < SHORTEST_WINDOW:
             raise ConfigurationError(
                 f"window_seconds must be {SHORTEST_WINDOW} or more, not {self.window_seconds!r}"

@@ -74,12 +74,11 @@ def _is_flushed(store: ProviderStore, patience: float) -> bool:
 
 
 def _item(lane: LaneHealth) -> dict[str, Any]:
-    rate = lane.success_rate_1h
     return {
         "provider_name": lane.key.provider_name,
         "capability": lane.key.capability,
         "breaker_state": lane.breaker_state,
-        "success_rate_1h": None if rate is None else round(rate, 4),
+        "success_rate_1h": lane.success_rate_1h,
         "p95_latency_ms_1h": lane.p95_latency_ms_1h,
         "quota": None if lane.account is None else _quota(lane.account),
         "last_error_code": lane.last_error_code,
