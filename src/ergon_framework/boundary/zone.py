@@ -18,6 +18,7 @@ from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larg
 from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.grouping import Grouping
+from ergon_framework.boundary.logs.refusing import no_fact, no_object
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.objects.blobs import BlobGuard
 from ergon_framework.boundary.objects.shared import SharedObjects
@@ -28,7 +29,6 @@ from ergon_framework.boundary.telling import Telling
 from ergon_framework.errors import (
     ArtifactError,
     BoundaryError,
-    BoundaryNotFoundError,
     FactInvalidError,
     NodeUnavailableError,
     ObjectConflictError,
@@ -231,11 +231,7 @@ class Zone:
         """What the ledger knows about an id."""
         found = self.store.find(from_zone, message_id, log)
         if found is None:
-            raise BoundaryNotFoundError(
-                f"no fact with the message_id {message_id!r} of zone {from_zone!r} is here",
-                reason="fact_not_found",
-                details={"from_zone": from_zone, "message_id": message_id},
-            )
+            raise no_fact(from_zone, message_id)
         is_whole = len(found.digest) == 32
         return {
             "offset": found.offset,
@@ -306,11 +302,7 @@ class Zone:
                     return other
             stored = None
         if stored is None:
-            raise BoundaryNotFoundError(
-                f"there is no object {bucket}/{key}",
-                reason="object_not_found",
-                details={"bucket": bucket, "key": key},
-            )
+            raise no_object(bucket, key)
         return stored
 
     # ---- consumers ----

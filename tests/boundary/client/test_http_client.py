@@ -356,6 +356,8 @@ def test_answers_that_are_no_nodes(
         reach(colour, server, call())
     assert type(caught.value) is kind
     assert (caught.value.code, caught.value.retry_after) == (code, 7.0)
+    assert caught.value.reason == "bad_answer"
+    assert "check the URL" in caught.value.remedy
 
 
 @BOTH

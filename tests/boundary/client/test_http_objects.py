@@ -88,6 +88,15 @@ def test_put_object_over_a_stale_connection(colour: Colour) -> None:
         assert [body for _, body in server.requests] == [b"{}", b"1234"]
 
 
+@BOTH
+def test_a_name_that_cannot_be_said(colour: Colour) -> None:
+    """Half a character is refused before anything is sent."""
+    with serving(echo) as server, pytest.raises(FactInvalidError) as caught:
+        reach(colour, server, lambda t: t.put_object("b", "k\ud800", [b"1"], size=1))
+    assert (caught.value.reason, caught.value.details["field"]) == ("encoding", "key")
+    assert server.requests == []
+
+
 async def _drained(stream: Any) -> bytes:
     parts = []
     while part := await stream.read(1000):

@@ -364,6 +364,34 @@ class Pipe(io.RawIOBase):
         return self._data.read(size)
 
 
+def put(blob: Any, producer: Any) -> Any:
+    """Put it."""
+    return producer.put_object("b", "k", blob)
+
+
+class Letters:
+    """Something to read that gives text."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def read(self, _size: int) -> str:
+        return "text"
+
+
+@BOTH
+@pytest.mark.req("BOUNDARY:badinput")
+def test_what_cannot_be_sent_is_refused_in_words(colour: Colour) -> None:
+    """Text in place of bytes, and half a character in a name: nothing of it goes anywhere."""
+    transport = ScriptedTransport(VirtualClock(), [])
+    blobs: list[Any] = [io.StringIO("text"), Letters()]
+    for blob in blobs:
+        with pytest.raises(ConfigurationError, match="does not give bytes"):
+            produce(colour, transport, partial(put, blob))
+    assert produce(colour, transport, lambda p: p.lookup_fact("a", "\ud800")) is None
+    assert transport.calls == []
+
+
 @BOTH
 @pytest.mark.req("P2")
 @pytest.mark.parametrize("kind", ["bytes", "path", "file", "pipe"])

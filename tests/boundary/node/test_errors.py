@@ -262,13 +262,14 @@ REFUSALS: list[tuple[str, str, Any, tuple[int, str, str | None]]] = [
 def test_a_refusal_says_what_it_is(
     node: NodeProcess, path: str, body: Any, wanted: tuple[int, str, str | None]
 ) -> None:
-    """Status, code and reason are those of the table; ``details`` is an object; nothing changed."""
+    """Status, code and reason are those of the table, what to do is said, and nothing changed."""
     before = standing(node)
     answer = node.ask(path, body)
     assert (answer.status, answer["code"]) == wanted[:2], answer
     assert set(answer) == {"code", "message", "details"}
-    assert isinstance(answer["details"], dict)
     assert answer["message"]
+    assert answer["details"]["reason"], answer
+    assert answer["details"]["remedy"], answer
     if wanted[2] is not None:
         assert answer["details"]["reason"] == wanted[2]
     assert standing(node) == before

@@ -23,6 +23,7 @@ from ergon_framework.errors import (
     ConflictingDuplicateError,
     FactInvalidError,
     StoreError,
+    StoreUnavailableError,
 )
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw, Full, Reference
 from ergon_framework.testing.suites.factstore.subject import new, other
@@ -65,6 +66,16 @@ def test_facts_come_with_the_commit(store: PostgresFactStore, connection: Any) -
     assert woken.wait(WAIT)
     assert store.append(OUTBOUND, [new("d")]) == [Appended(4)]
     assert not [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)]
+
+
+def test_a_closed_store_appends_nothing(open_store: Open, connection: Any) -> None:
+    """Not in a transaction of others either."""
+    store = open_store()
+    store.close()
+    with pytest.raises(StoreUnavailableError, match="is closed"):
+        store.append_in(connection, OUTBOUND, [new("a")])
+    connection.commit()
+    assert ids(open_store()) == []
 
 
 def test_a_rollback_leaves_nothing(store: PostgresFactStore, connection: Any) -> None:

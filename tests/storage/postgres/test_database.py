@@ -327,3 +327,10 @@ def test_every_trouble_has_an_error_of_its_own(state: str, kind: str) -> None:
     told = faults.translate(error, "it")
     assert type(told).__name__ == kind
     assert "a value" not in told.message
+
+
+def test_a_connection_that_dies_in_a_pipeline_is_lost() -> None:
+    """Which state the driver was in is nothing that an operator can act upon."""
+    told = faults.translate(psycopg.OperationalError("connection not in pipeline mode"), "it")
+    assert told.message == "it cannot be used for now: the connection was lost"
+    assert told.details["is_lost"]

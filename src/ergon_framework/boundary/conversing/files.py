@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import mimetypes
 import os
 import tempfile
@@ -81,11 +82,10 @@ class FileSource:
 
     def __init__(self, file: BinaryIO) -> None:
         self._copy: tempfile.SpooledTemporaryFile[bytes] | None = None
+        if _gives_text(file):
+            raise _no_bytes(file)
         if not file.seekable():
-            self._copy = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - see close
-            for piece in _pieces(file):
-                self._copy.write(piece)
-            self._copy.seek(0)
+            self._copy = _copied(file)
         self._file = self._copy or file
         self._start = self._file.tell()
         self.size = self._file.seek(0, os.SEEK_END) - self._start
@@ -101,13 +101,42 @@ class FileSource:
             self._copy.close()
 
 
+def _copied(file: _Reads) -> tempfile.SpooledTemporaryFile[bytes]:
+    copy = tempfile.SpooledTemporaryFile[bytes](IN_MEMORY)
+    try:
+        for piece in _pieces(file):
+            copy.write(piece)
+    except BaseException:
+        copy.close()
+        raise
+    copy.seek(0)
+    return copy
+
+
 class _Reads(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
 def _pieces(file: _Reads) -> Iterator[bytes]:
     while piece := file.read(CHUNK):
+        if _is_no_bytes(piece):
+            raise _no_bytes(file)
         yield piece
+
+
+def _is_no_bytes(piece: object) -> bool:
+    return not isinstance(piece, bytes | bytearray | memoryview)
+
+
+def _gives_text(file: object) -> bool:
+    return isinstance(file, io.TextIOBase)
+
+
+def _no_bytes(file: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"{type(file).__name__} does not give bytes",
+        remedy="open the file for reading bytes: open(path, 'rb')",
+    )
 
 
 def source_of(blob: Blob) -> Source:

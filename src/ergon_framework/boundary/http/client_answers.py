@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from ergon_framework.boundary.http.codec import AnswerReader
-from ergon_framework.boundary.http.codec_errors import error_of_answer
+from ergon_framework.boundary.http.codec_errors import error_of_answer, error_of_head
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.errors import (
     BoundaryError,
@@ -45,9 +45,12 @@ def counted(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
 def no_object(reader: AnswerReader, bucket: str, key: str) -> BoundaryError:
     """The error of an answer to HEAD, which has no body to say it."""
     if reader.status == 404:
-        told = f"there is no object {bucket}/{key}"
-        return BoundaryNotFoundError(told, reason="object_not_found")
-    return error_of_answer(reader.status, reader.headers, b"")
+        return BoundaryNotFoundError(
+            f"there is no object {bucket}/{key}",
+            reason="object_not_found",
+            remedy="check bucket and key, or put it first",
+        )
+    return error_of_head(reader.status, reader.headers)
 
 
 def object_of_headers(bucket: str, key: str, headers: Mapping[str, str]) -> ObjectReceipt:
@@ -78,7 +81,9 @@ def _size(headers: Mapping[str, str]) -> int:
     whole = headers.get("content-range", "").rpartition("/")[2] or headers.get("content-length", "")
     if not (whole.isascii() and whole.isdigit()):
         raise NodeUnavailableError(
-            "the node did not say how long the object is", reason="bad_answer"
+            "the node did not say how long the object is",
+            reason="bad_answer",
+            remedy="check the URL, and the proxy if there is one between here and the node",
         )
     return int(whole)
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from ergon_framework.errors import BoundaryError, NodeUnavailableError
+from ergon_framework.errors import BoundaryError, FactInvalidError, NodeUnavailableError
 
 HEAD_LIMIT = 64 << 10
 """Bytes of status line and headers."""
@@ -40,7 +40,15 @@ def object_target(prefix: str, bucket: str, key: str) -> str:
 
 
 def _segment(name: str) -> str:
-    quoted = quote(name, safe="")
+    try:
+        quoted = quote(name, safe="")
+    except UnicodeEncodeError:
+        raise FactInvalidError(
+            "the name of an object has half a character, which UTF-8 cannot say",
+            reason="encoding",
+            remedy="name it with whole characters",
+            details={"field": "key"},
+        ) from None
     # A proxy would resolve these two as folders.
     return quoted.replace(".", "%2E") if quoted in {".", ".."} else quoted
 

@@ -52,15 +52,33 @@ CODE_OF_STATUS = {
     504: "deadline_exceeded",
 }
 """For answers that are no node's, such as a proxy's. Its 404 says nothing about facts."""
+_ASK = "get the object itself: that answer says why"
+_ELSEWHERE = "check the URL, and the proxy if there is one between here and the node"
 
 
 def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> BoundaryError:
     """The error in an answer whose status is no success."""
-    shape = _shape(body)
-    if shape is None:
-        code = CODE_OF_STATUS.get(status, "unimplemented" if status in {404, 405} else "unknown")
-        shape = {"code": code, "message": f"the answer has the HTTP status {status} and no reason"}
-    error = error_of_shape(shape)
+    return _completed(error_of_shape(_shape(body) or _elsewhere(status)), status, headers)
+
+
+def error_of_head(status: int, headers: Mapping[str, str]) -> BoundaryError:
+    """The same for an answer to HEAD, in which nobody can say more."""
+    told = f"the answer has the HTTP status {status}"
+    shape = {"code": _code(status), "message": told, "details": {"remedy": _ASK}}
+    return _completed(error_of_shape(shape), status, headers)
+
+
+def _elsewhere(status: int) -> dict[str, Any]:
+    told = f"what answers with the HTTP status {status} is no node of a zone"
+    details = {"reason": "bad_answer", "remedy": _ELSEWHERE}
+    return {"code": _code(status), "message": told, "details": details}
+
+
+def _code(status: int) -> str:
+    return CODE_OF_STATUS.get(status, "unimplemented" if status in {404, 405} else "unknown")
+
+
+def _completed(error: BoundaryError, status: int, headers: Mapping[str, str]) -> BoundaryError:
     if status < 500 and error.code in OF_NODE:
         error.is_retryable = False  # a redirection, say: no node stumbled
     if error.retry_after is None:

@@ -42,6 +42,7 @@ def unknown(name: str) -> BoundaryNotFoundError:
     """Nobody reads under that name."""
     return BoundaryNotFoundError(
         f"there is no consumer {name!r}",
+        reason="consumer_not_found",
         remedy="create it first",
         details={"consumer_name": name},
     )
@@ -141,6 +142,29 @@ def not_next(one: Reader, offset: int, following: int | None) -> BoundaryError:
         reason="not_next",
         remedy="fetch again, and set aside the first fact of the page",
         details={"consumer_name": one.name, "cursor": one.cursor, "next_offset": following},
+    )
+
+
+# ---- what is not there --------------------------------------------------------------------------
+
+
+def no_fact(from_zone: str, message_id: str) -> BoundaryNotFoundError:
+    """An id that was never appended."""
+    return BoundaryNotFoundError(
+        f"no fact with the message_id {message_id!r} of zone {from_zone!r} is here",
+        reason="fact_not_found",
+        remedy="append it, if it is to be here: an acknowledged fact is always found",
+        details={"from_zone": from_zone, "message_id": message_id},
+    )
+
+
+def no_object(bucket: str, key: str) -> BoundaryNotFoundError:
+    """A name that stands for nothing."""
+    return BoundaryNotFoundError(
+        f"there is no object {bucket}/{key}",
+        reason="object_not_found",
+        remedy="check bucket and key, or put it first",
+        details={"bucket": bucket, "key": key},
     )
 
 

@@ -65,6 +65,7 @@ def not_there(number: int) -> BoundaryNotFoundError:
     """Nothing has that number."""
     return BoundaryNotFoundError(
         f"there is no quarantined item {number}",
+        reason="item_not_found",
         remedy="list the quarantine to see the numbers",
         details={"quarantine_id": number},
     )

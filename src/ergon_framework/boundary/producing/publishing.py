@@ -89,7 +89,10 @@ def appending(message: bytes, habits: Habits) -> Script[Receipt]:
 
 def looking_up(from_zone: str, message_id: str, habits: Habits) -> Script[Receipt | None]:
     """What the node's ledger knows about an id; None when it never saw it."""
-    asked = msgspec.json.encode({"from_zone": from_zone, "message_id": message_id})
+    try:
+        asked = msgspec.json.encode({"from_zone": from_zone, "message_id": message_id})
+    except UnicodeEncodeError:
+        return None  # no fact was ever appended with half a character in it
     try:
         answer = yield from called(ADMIN + "LookupFact", asked, habits.rule, habits.dice)
     except BoundaryNotFoundError:

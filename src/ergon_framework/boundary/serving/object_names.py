@@ -18,7 +18,10 @@ def object_name(path: str) -> tuple[str, str]:
         return checked_name(unquote(bucket, errors="strict"), unquote(rest, errors="strict"))
     except UnicodeDecodeError:
         raise FactInvalidError(
-            "the key is not UTF-8", reason="encoding", details={"field": "key"}
+            "the key is not UTF-8",
+            reason="encoding",
+            remedy="encode it as UTF-8, then its bytes with percent signs",
+            details={"field": "key"},
         ) from None
 
 
@@ -28,12 +31,22 @@ def checked_name(bucket: str, key: str) -> tuple[str, str]:
         raise FactInvalidError(
             "a bucket is named with 1 to 63 letters, digits, dots, hyphens and underscores",
             reason="pattern",
+            remedy="begin with a letter or a digit, and leave everything else out",
             details={"field": "bucket"},
         )
-    if not key or len(key.encode()) > 1024 or any(char < " " or char == "\x7f" for char in key):
+    if not 0 < _size(key) <= 1024 or any(char < " " or char == "\x7f" for char in key):
         raise FactInvalidError(
             "a key has 1 to 1024 bytes of UTF-8 without control characters",
             reason="pattern",
+            remedy="shorten it, or leave these characters out",
             details={"field": "key"},
         )
     return bucket, key
+
+
+def _size(key: str) -> int:
+    """Bytes; none of what cannot be said in UTF-8."""
+    try:
+        return len(key.encode())
+    except UnicodeEncodeError:
+        return 0

@@ -42,7 +42,10 @@ def put_object(zone: Zone, permit: Permit, asked: PutObject) -> dict[str, Any]:
         data = base64.b64decode(asked.blob, validate=True)
     except (binascii.Error, ValueError):
         raise FactInvalidError(
-            "blob is not base64", reason="encoding", details={"field": "blob"}
+            "blob is not base64",
+            reason="encoding",
+            remedy="encode the bytes, or PUT them as they are to /v1/objects/{bucket}/{key}",
+            details={"field": "blob"},
         ) from None
     expected = asked.expected_digest and parsed(asked.expected_digest, "expected_digest")
     receipt = zone.put(bucket, key, data, expected or None)

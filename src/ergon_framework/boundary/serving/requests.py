@@ -170,6 +170,7 @@ def at_least(field: str, value: int, least: int) -> int:
     raise FactInvalidError(
         f"{field} must be at least {least}" if value < least else f"{field} is too large",
         reason="range",
+        remedy=f"give a whole number from {least} on",
         details={"field": field},
     )
 
@@ -179,7 +180,10 @@ def lease_seconds(milliseconds: int) -> float:
     if at_least("lease_ms", milliseconds, 1) <= LONGEST_LEASE:
         return milliseconds / 1000
     raise FactInvalidError(
-        "lease_ms is longer than a day", reason="range", details={"field": "lease_ms"}
+        "lease_ms is longer than a day",
+        reason="range",
+        remedy="ask for less: a lease is renewed by each fetch",
+        details={"field": "lease_ms"},
     )
 
 
@@ -189,6 +193,7 @@ def _checked(field: str, name: str) -> str:
     raise FactInvalidError(
         f"{field} must have 1 to 255 characters, none of them a control character",
         reason="pattern",
+        remedy="correct the name",
         details={"field": field},
     )
 

@@ -38,6 +38,7 @@ _REMEDIES = {
 _REFUSED = ("22", "23", "54")
 """Classes of values that are taken for impossible, however often they are sent."""
 _STRANGER = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
+_IN_PIPELINE = "pipeline mode"
 _NO_ROLE = ("role ", "does not exist")
 _NO_DATABASE = ("database ", "does not exist")
 
@@ -74,6 +75,8 @@ def translate(error: BaseException, name: str) -> StoreError:
     """The store's error for it. A message's first line alone: what follows may show values."""
     state: str = getattr(error, "sqlstate", None) or ""
     text = first_line(error)
+    if not state and _IN_PIPELINE in text:  # what the driver meets when it leaves a dead one
+        text = "the connection was lost"
     if state == POSTGRES_STATE:
         from ergon_framework.ports.moving import moved_away
 

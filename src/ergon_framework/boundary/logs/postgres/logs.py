@@ -73,6 +73,8 @@ class PostgresLogs(TableLogs, PostgresGround):
         soon.
         """
         self._refuse_reading_only()
+        if self._is_closed:
+            raise StoreUnavailableError(f"{self._place} is closed", remedy="open the zone again")
         ready = [prepare(log, each) for each in facts]
         names = [reference for each in facts for reference in each.references]
         with joined(connection, self._place) as driver:
