@@ -51,6 +51,19 @@ def refusal(database: PostgresDatabase, words: str) -> StoreUnavailableError:
     return caught.value
 
 
+def test_what_was_wrong_is_said_again(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes while the server is left alone hears what was wrong, and not only that."""
+    monkeypatch.setattr(connections, "REST", 600.0)
+    url = postgres_server.new_database()
+    with closing(PostgresDatabase(url, schema=ONE)) as database:
+        postgres_server.drop_database(url)
+        first = refusal(database, "has no database of that name")
+        again = refusal(database, "has no database of that name.*, a moment ago")
+        assert first.remedy == again.remedy
+
+
 def test_a_certificate_that_is_wrong_for_a_while(
     postgres_server: PostgresServer, postgres_url: str, signed: Papers
 ) -> None:

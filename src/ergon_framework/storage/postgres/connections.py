@@ -46,6 +46,8 @@ class Connections:
         self._patience = patience
         self._greeting = f"{_GREETING}; {greeting}".encode()
         self._silent_until = float("-inf")
+        self._silence = ("", "")
+        """What was wrong, and what to do: it is said again until the server is asked again."""
         self._inherited: list[Connection] = []
         self.is_closed = False
         self._is_own = False  # known to be ours alone
@@ -99,15 +101,17 @@ class Connections:
     def _opened(self) -> Connection:
         self._refuse_when_closed()
         if time.monotonic() < self._silent_until:
+            message, remedy = self._silence
             raise StoreUnavailableError(
-                f"{self._address.name} did not answer a moment ago",
-                remedy="see that the server runs",
+                f"{message}, a moment ago", remedy=remedy, details={"is_lost": False}
             )
         try:
             connection = self._connect()
         except psycopg.Error as error:
             self._silent_until = time.monotonic() + REST
-            raise self._told(error) from error
+            told = self._told(error)
+            self._silence = told.message, told.remedy
+            raise told from error
         try:
             self._refuse_other_letters(connection)
             self._refuse_shared(connection)
