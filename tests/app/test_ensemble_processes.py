@@ -119,6 +119,23 @@ def test_nobody_outlives_a_parent_that_was_killed(tmp_path: Path) -> None:
         wait_until(lambda: not any(map(is_alive, everybody)), "their end")
 
 
+def test_a_log_of_objects_has_no_line_of_text(tmp_path: Path) -> None:
+    """What is ready, what stops and what has ended are records as all others are."""
+    with Run(tmp_path, STREAM + WORKER, "--all", "--log-format", "json") as run:
+        told: list[str] = []
+        while not any(line.startswith("ready tasks.stream ") for line in told):
+            told.append(json.loads(run.err.line())["message"])
+        run.signal(signal.SIGTERM)
+        records = [json.loads(line) for line in run.err.rest()]
+        assert run.code() == 143
+        assert run.out.rest() == []
+    assert {record["level"] for record in records} == {"INFO"}
+    told += [record["message"] for record in records]
+    stopping = "stopping; what runs may finish (a second signal ends it at once)"
+    ended = "ended worker with code 0"
+    assert {"ended tasks.stream with code 143", stopping, ended} <= {*told}
+
+
 def test_the_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
     """A task that does not end holds up nobody who is impatient."""
     gate = tmp_path / "gate"

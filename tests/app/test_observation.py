@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from ergon_framework.app.observation import finish_telemetry, set_up_logging
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.app.saying import say
+from ergon_framework.cli.output import show_error
+from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.testing.clock import VirtualClock
 
 
@@ -87,3 +89,31 @@ def test_providers_are_flushed_and_shut_down(caplog: pytest.LogCaptureFixture) -
 def test_without_any_provider_nothing_happens() -> None:
     """The stand-ins of the API have nothing to flush."""
     finish_telemetry()
+
+
+@pytest.fixture
+def json_log() -> Iterator[None]:
+    """A process that has set up its log as objects, and nothing else."""
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, []
+    set_up_logging("error", "json")
+    yield
+    root.handlers = before
+
+
+@pytest.mark.usefixtures("json_log")
+def test_what_is_said_beside_a_log_of_objects(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is an object too, whatever the level of the log; and so is the error of a command."""
+    say("stopping")
+    show_error(ErgonError("the store is away", remedy="wait"))
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [(line["level"], line["logger"], line["message"]) for line in lines] == [
+        ("INFO", "ergon", "stopping"),
+        ("ERROR", "ergon", "the store is away (wait)"),
+    ]
+
+
+def test_what_is_said_beside_a_log_of_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is a line."""
+    say("stopping")
+    assert capfd.readouterr().err == "ergon: stopping\n"

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ergon_framework.app.saying import follow
 from ergon_framework.errors import ConfigurationError, describe
 from ergon_framework.task.mixins.utils import run_with_timeout
 from ergon_framework.telemetry import JsonFormatter
@@ -41,6 +42,8 @@ def set_up_logging(level: str, format: str, root: logging.Logger | None = None) 
         handler.setFormatter(JsonFormatter() if format == "json" else _TextFormatter(_TEXT))
         root.addHandler(handler)
         root.setLevel(level.upper())
+        if format == "json":
+            follow(handler)
 
 
 def show_executors() -> None:

@@ -8,12 +8,14 @@ terminal a table is plain text, columns two blanks apart. Control characters nev
 from __future__ import annotations
 
 import json
+import logging
 import select
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
+from ergon_framework.app.saying import log_line
 from ergon_framework.errors import ErgonError, describe
 
 Row = Mapping[str, Any]
@@ -53,7 +55,8 @@ def show_error(error: BaseException, *, as_json: bool = False) -> None:
 
         print(json_text({"error": error_shape(error)}), flush=True)
     text = str(error) if isinstance(error, ErgonError) else describe(error)
-    print(f"error: {printable(text, keeps_lines=True)}", file=sys.stderr, flush=True)
+    line = log_line(text, logging.ERROR) or f"error: {printable(text, keeps_lines=True)}"
+    print(line, file=sys.stderr, flush=True)
 
 
 def spell_what_cannot_be_printed() -> None:

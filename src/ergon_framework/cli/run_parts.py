@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ergon_framework.app.saying import log_line
 from ergon_framework.cli import boundary_serve, serve, worker
 from ergon_framework.cli.output import printable, show_error, show_one
 from ergon_framework.cli.readiness import supervised_by
@@ -78,11 +79,11 @@ def run_everything(
     from ergon_framework.app.running.runs import run_all
     from ergon_framework.app.settings import load_settings
 
-    stream = sys.stderr if as_json else sys.stdout
-
     def tell(line: str) -> None:
+        record = log_line(line)
+        stream = sys.stderr if as_json or record is not None else sys.stdout
         with suppress(OSError):  # nobody has to listen
-            print(printable(line), file=stream, flush=True)
+            print(record or printable(line), file=stream, flush=True)
 
     outcome = run_all(load_settings(config), session.again, tell, rule, keeps_stdout=as_json)
     if as_json:

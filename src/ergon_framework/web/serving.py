@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergon_framework.app.exit_codes import of_signal
 from ergon_framework.app.reading.sections import ServerSettings
-from ergon_framework.app.running.shutdown import say
 from ergon_framework.app.running.signals import SignalEar
+from ergon_framework.app.saying import say
 from ergon_framework.boundary.http.client_endpoint import is_loopback
 from ergon_framework.boundary.http.listening import bound_sockets
 from ergon_framework.errors import ConfigurationError
@@ -75,9 +75,9 @@ class _Stops:
 
     def heard(self, number: int) -> None:
         if self._server.should_exit:
-            say("ergon: stopped by force")
+            say("stopped by force")
             os._exit(of_signal(number))
-        say("ergon: stopping; what runs may finish (a second signal ends it at once)")
+        say("stopping; what runs may finish (a second signal ends it at once)")
         self._server.should_exit = True
 
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from ergon_framework.app.boundary import ZoneSetup
 from ergon_framework.app.exit_codes import of_signal
-from ergon_framework.app.running.shutdown import say
 from ergon_framework.app.running.signals import SignalEar
+from ergon_framework.app.saying import say
 from ergon_framework.boundary.node import run_node
 from ergon_framework.storage import failpoints
 
@@ -31,9 +31,9 @@ class _Stops:
     def heard(self, number: int) -> None:
         self._count += 1
         if self._count > 1:
-            say("ergon: stopped by force; what was acknowledged is on disk")
+            say("stopped by force; what was acknowledged is on disk")
             os._exit(of_signal(number))
-        say("ergon: stopping; what runs may finish (a second signal ends it at once)")
+        say("stopping; what runs may finish (a second signal ends it at once)")
         with suppress(RuntimeError):  # the loop is closed: it has ended by itself
             self._ask()
 

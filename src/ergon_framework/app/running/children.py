@@ -23,9 +23,10 @@ from typing import Any, BinaryIO
 from ergon_framework.app.running.liveness import Snapshot
 from ergon_framework.app.running.outcome import Outcome
 from ergon_framework.app.running.posts import Post
-from ergon_framework.app.running.shutdown import leave_within, say
+from ergon_framework.app.running.shutdown import leave_within
 from ergon_framework.app.running.supervisor import Beat, Events, Ready
 from ergon_framework.app.running.worker_ends import Ended
+from ergon_framework.app.saying import say
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError
 
@@ -154,7 +155,7 @@ class Parent:
         def wait() -> None:
             with suppress(OSError):
                 os.read(self._lifeline, 1)
-            say("ergon: the supervisor is gone; this worker ends")
+            say("the supervisor is gone; this worker ends")
             leave_within(128 + signal.SIGTERM, self.patience, leave=leave)
             os.kill(os.getpid(), signal.SIGTERM)
 

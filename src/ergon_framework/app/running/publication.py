@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ergon_framework.app.running.liveness import STALL_AFTER, Snapshot
 from ergon_framework.app.running.liveness_file import liveness_file
-from ergon_framework.app.running.shutdown import say
+from ergon_framework.app.saying import say
 
 LOOPBACK = "127.0.0.1"
 
@@ -38,5 +38,5 @@ class Publication:
                 from ergon_framework.app.running.probe import probe_server  # brings a web server
 
                 port = stack.enter_context(probe_server(self.host, self.port, snapshot))
-                say(f"ergon: probes on http://{self.host}:{port}/live and /ready")
+                say(f"probes on http://{self.host}:{port}/live and /ready")
             yield

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from ergon_framework.app.exit_codes import ExitCode, of_signal
 from ergon_framework.app.running.signals import SignalEar
+from ergon_framework.app.saying import say
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.ports.clock import Clock
 from ergon_framework.task.base import BaseTask, Stoppable, running_calls
@@ -101,14 +102,8 @@ class Shutdown:
                 call.request_stop()
 
     def _end(self) -> None:
-        say("ergon: stopped by force; what was running is cut off")
+        say("stopped by force; what was running is cut off")
         self._leave(of_signal(self._first or signal.SIGTERM))
-
-
-def say(text: str) -> None:
-    """One line for whoever watches, past every buffer; nobody may be left to read it."""
-    with suppress(OSError):
-        os.write(2, f"{text}\n".encode())
 
 
 def _unasked(task: BaseTask | None) -> list[Stoppable]:
@@ -136,7 +131,7 @@ def leave_within(
         with lock:
             while clock.now() < until:
                 never.wait(until)
-        say("ergon: threads are still busy; the process ends without them")
+        say("threads are still busy; the process ends without them")
         leave(code)
 
     clock.spawn("ergon-leave", wait_and_leave)

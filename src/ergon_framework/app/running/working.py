@@ -8,8 +8,8 @@ from contextlib import closing
 
 from ergon_framework.app.exit_codes import of_signal
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.app.running.shutdown import say
 from ergon_framework.app.running.signals import SignalEar
+from ergon_framework.app.saying import say
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.opening import open_store
@@ -27,10 +27,10 @@ class _Stops:
     def heard(self, number: int) -> None:
         self._count += 1
         if self._count > 2:
-            say("ergon: stopped by force; leases of what was running will expire")
+            say("stopped by force; leases of what was running will expire")
             os._exit(of_signal(number))
         if self._count == 1:
-            say("ergon: stopping; what runs may finish (a second signal ends it at once)")
+            say("stopping; what runs may finish (a second signal ends it at once)")
         self._worker.stop(now=self._count > 1)
 
 

@@ -1,0 +1,37 @@
+"""What a process says beside its log, on the same stream: then in the format of the log.
+
+A line of text among objects is one that no collector of logs can read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+
+_followed: list[logging.Handler] = []
+"""What writes the log as objects to the standard error stream, if anything does."""
+
+
+def follow(handler: logging.Handler) -> None:
+    """From here on lines look like those of this handler, for as long as it is in use."""
+    _followed[:] = [handler]
+
+
+def log_line(text: str, level: int = logging.INFO) -> str | None:
+    """The text as a record of the log; None when that is written for people, or elsewhere.
+
+    It is shown whatever the level of the log is: who asked for few records still wants to know.
+    """
+    for handler in _followed:
+        if handler in logging.getLogger().handlers and handler.formatter is not None:
+            record = logging.LogRecord("ergon", level, "", 0, text, None, None)
+            return handler.formatter.format(record)
+    return None
+
+
+def say(text: str, level: int = logging.INFO) -> None:
+    """One line for whoever watches, past every buffer; nobody may be left to read it."""
+    line = log_line(text, level) or f"ergon: {text}"
+    with suppress(OSError):
+        os.write(2, f"{line}\n".encode())
