@@ -60,6 +60,21 @@ def test_the_deadline_is_told_by_the_clock_that_the_executor_reads(seconds: floa
     assert began + 60.0 <= deadline <= time.time() + 60.0 + grace
 
 
+@pytest.mark.req("EXEC:Request")
+def test_a_process_that_waited_for_its_first_request_is_told_an_exact_deadline() -> None:
+    """It never says that it is ready, but its time to start is over long since."""
+    store = MemoryJobStore()
+    subject = worker(store, executor=unruly(startup_grace=50.0))
+    with at_work(subject):
+        wait_until(lambda: any(pool.runners for pool in subject._pools.values()), "its start")
+        subject._pools["python"].runners[0].started_at -= 50.0
+        store.add([job("echo", timeout=60.0)])
+        wait_until(lambda: get(store, "echo").status.is_final)
+    context = msgspec.json.decode(get(store, "echo").result or b"")["context"]
+    deadline = datetime.fromisoformat(context["deadline"]).timestamp()
+    assert deadline <= time.time() + 60.0
+
+
 @pytest.mark.req("EXEC:Selection")
 def test_the_prefix_chooses_the_executor_and_is_stripped() -> None:
     """``b#echo`` runs in executor b, which is asked for ``echo``; the first # counts."""

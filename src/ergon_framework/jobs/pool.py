@@ -242,8 +242,7 @@ class Pool:
 
     def _is_silent(self, runner: Runner, now: float) -> bool:
         """Whether a process that should say it is ready has not done so in its grace."""
-        late = now >= runner.started_at + self.settings.startup_grace
-        return self._says_ready and late and not runner.is_up
+        return self._says_ready and now >= runner.up_at and not runner.is_up
 
     def _is_spent(self, runner: Runner) -> bool:
         limit = self.settings.recycle_after
@@ -339,7 +338,7 @@ class Pool:
     def _send(self, runner: Runner, claim: Claim, now: float) -> None:
         job = claim.job
         timeout = self._host.judgement.timeout_of(job)
-        grace = 0.0 if runner.is_up else self.settings.startup_grace
+        starting = 0.0 if runner.is_up else max(0.0, runner.up_at - now)
         line = encode_request(
             job_id=job.id,
             function_name=claim.handler,
@@ -348,7 +347,7 @@ class Pool:
             attempt=job.attempts + 1,
             enqueued_at=job.created_at,
             queue_name=job.queue,
-            deadline_at=time.time() + timeout + grace,  # by the executor's clock, which is ours
+            deadline_at=time.time() + timeout + starting,  # by the executor's clock, which is ours
             trace_context=self._carrier(claim),
             worker_id=self._host.name,
         )

@@ -126,6 +126,11 @@ class Runner:
         return self._is_told or self.child.exit_fd < 0 or self.fate is not None
 
     @property
+    def up_at(self) -> float:
+        """When it is up at the latest, as far as the time of its requests goes."""
+        return self.started_at + self.settings.startup_grace
+
+    @property
     def room(self) -> int:
         """How many more requests it may be given now."""
         if self.fate is not None or self.is_solo or self.is_reserved or self._is_mute:
@@ -152,8 +157,7 @@ class Runner:
         """Begin the time of requests, and press on with an end that was asked for."""
         if not self.is_up and self.flights:
             first = next(iter(self.flights.values()))
-            late_at = max(self.started_at, first.claim.written_at) + self.settings.startup_grace
-            if now >= late_at or self.child.taken() > first.begins:
+            if now >= max(self.up_at, first.claim.written_at) or self.child.taken() > first.begins:
                 self.came_up(now)  # or should have: from here on its time counts
         if self.term_at is not None and now >= self.term_at:
             self.term_at = None
