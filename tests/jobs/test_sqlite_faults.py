@@ -120,7 +120,7 @@ def test_a_file_that_was_removed(
     subject = Subject(store, HandClock(), None, 15.0)
     for leftover in path.parent.glob("jobs.db*"):
         leftover.unlink()
-    with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
+    with pytest.raises(StoreUnavailableError, match="removed or replaced"):
         call(subject, job)
     with pytest.raises(StoreUnavailableError, match="is not there"):
         call(subject, job)

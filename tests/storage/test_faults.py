@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sqlite3
@@ -378,7 +379,7 @@ def test_no_commit_into_a_lost_file_is_acknowledged(
         with Database(tmp_path / "copy.db", schema=SAMPLE) as copy:
             copy.write(add("copied"))
         (tmp_path / "copy.db").rename(path)
-    with pytest.raises(StoreUnavailableError, match="was removed or replaced"):
+    with pytest.raises(StoreUnavailableError, match="removed or replaced"):
         database.write(add("b"))
     if is_replaced:
         assert database.write(add("c")) == "c"
@@ -388,6 +389,61 @@ def test_no_commit_into_a_lost_file_is_acknowledged(
             database.write(add("c"))
         with pytest.raises(StoreUnavailableError, match="is not there"):
             items(database)
+
+
+def test_a_look_of_somebody_else_hides_nothing(
+    open_database: Open, path: Path, tmp_path: Path
+) -> None:
+    """A reader that has seen the new file meanwhile says nothing about where the writer writes."""
+    database = open_database()
+    database.write(add("a"))
+    items(database)
+    assert database._file is not None
+    watch = database._file.watch
+
+    def work(connection: sqlite3.Connection) -> None:
+        add("b")(connection)
+        for leftover in tmp_path.iterdir():
+            leftover.unlink()
+        with Database(tmp_path / "copy.db", schema=SAMPLE) as copy:
+            copy.write(add("copied"))
+        (tmp_path / "copy.db").rename(path)
+        watch.look()
+
+    with pytest.raises(StoreUnavailableError, match="removed or replaced"):
+        database.write(work)
+    assert seen_by_others(path) == {"copied"}
+
+
+def test_a_file_that_was_moved_and_came_back(open_database: Open, path: Path) -> None:
+    """What was written meanwhile is in it: nobody may say that it is not."""
+    database = open_database()
+    database.write(add("a"))
+    assert database._file is not None
+    database._file.watch.next_at = float("inf")
+    path.rename(path.with_name("moved.db"))
+    with pytest.raises(StoreUnavailableError, match="is kept is not known") as told:
+        database.write(add("b"))
+    assert "see whether it is there" in told.value.remedy
+    path.with_name("moved.db").rename(path)
+    assert items(database).keys() == {"a", "b"}
+
+
+def test_a_folder_that_cannot_be_looked_into_is_no_loss(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a path that leads elsewhere, or nowhere, says that the file is another one."""
+    database.write(add("a"))
+    assert database._file is not None
+    database._file.watch.next_at = float("inf")
+
+    def deny(_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", deny)
+        assert database.write(add("b")) == "b"
+    assert items(database).keys() == {"a", "b"}
 
 
 def test_everyone_in_a_group_hears_of_a_lost_file(database: Database, path: Path) -> None:

@@ -66,10 +66,21 @@ class JobSetup:
 
     def limit_queues(self, store: JobDesk) -> None:
         """Bring the limits of ``[jobs.queues.NAME]`` into the store, which all workers heed."""
-        for name, limits in self.jobs.queues.items():
-            store.set_queue(
-                name, max_active=limits.max_active, rate=limits.rate, burst=limits.burst
-            )
+        for name in self.jobs.queues:
+            self._limit(store, name)
+
+    def limit_again(self, store: JobDesk) -> list[str]:
+        """The same for queues that the store knows no limit of any more; their names."""
+        stored = {queue.name for queue in store.queues() if queue.max_active or queue.rate}
+        wanted = [name for name, own in self.jobs.queues.items() if own.max_active or own.rate]
+        lost = [name for name in wanted if name not in stored]
+        for name in lost:
+            self._limit(store, name)
+        return lost
+
+    def _limit(self, store: JobDesk, name: str) -> None:
+        own = self.jobs.queues[name]
+        store.set_queue(name, max_active=own.max_active, rate=own.rate, burst=own.burst)
 
     def worker(
         self,
@@ -90,7 +101,7 @@ class JobSetup:
             burst=burst,
             name=name,
             schedules=Scheduler(store, self.schedules, source=self.source),
-            prepare=lambda: self.limit_queues(store),
+            prepare=lambda: self.limit_again(store),
         )
 
 

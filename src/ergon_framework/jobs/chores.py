@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -18,8 +18,8 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.leases import is_stall
+from ergon_framework.jobs.schedules import Synced
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.ports.jobstore import JobDesk, JobStore, WorkerRecord
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -43,7 +43,7 @@ class Store(JobStore, JobDesk, Protocol):
 class Fires(Protocol):
     """Cron, seen from here."""
 
-    def sync(self) -> object:
+    def sync(self) -> Synced:
         """Bring the stored schedules in line with the settings."""
 
     def fire_due(self) -> float | None:
@@ -62,9 +62,9 @@ class WorkerChores:
         holds: Callable[[str, int], bool],
         report: Callable[[str, dict[str, Any]], None],
         schedules: Fires | None = None,
-        prepare: Callable[[], object] | None = None,
+        prepare: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """``prepare`` writes what the store held before work began, when it has lost that."""
+        """``prepare`` writes the limits of queues that the store has lost, and names them."""
         self._store = store
         self._settings = settings
         self._judgement = judgement
@@ -74,8 +74,7 @@ class WorkerChores:
         self._schedules = schedules
         self._prepare = prepare
         self._has_twin = False
-        self._forgotten_at = 0.0
-        """When the store may have forgotten this worker, because nothing was heard of it."""
+        self._was_told = False
         self._now = SYSTEM_CLOCK.now
         self.rescued = 0
         self.known: frozenset[str] = frozenset()  # executors of other workers
@@ -158,11 +157,11 @@ class WorkerChores:
 
     def _tell(self) -> float:
         mine, found = self._record(), self._store.workers()
-        if self._now() < self._forgotten_at and not self._has_twin:
+        if self._was_told:
             told = next((each for each in found if each.id == mine.id), None)
             self._mind_what_is_told(mine, told)
         self._store.tell(mine)
-        self._forgotten_at = self._now() + WORKER_FORGOTTEN_AFTER
+        self._was_told = True
         names: set[str] = {*mine.executors}
         lately = self._store.now() - 3 * self._settings.lease
         for other in found:
@@ -174,26 +173,30 @@ class WorkerChores:
     def _mind_what_is_told(self, mine: WorkerRecord, told: WorkerRecord | None) -> None:
         """What the store says of this worker should be what was told last."""
         if told is None:
-            self._begin_anew()
-        elif (told.host, told.pid) != (mine.host, mine.pid):
-            self._has_twin = True  # whose leaving takes the record of both along
+            self._write_again()
+        elif (told.host, told.pid) != (mine.host, mine.pid) and not self._has_twin:
+            self._has_twin = True
             logger.warning(
                 "another worker on %s, process %d, has the name %r as well: they are listed as one",
                 *(told.host, told.pid, mine.id),
             )
 
-    def _begin_anew(self) -> None:
-        """The store has forgotten this worker: it was emptied, or put back to an earlier day."""
-        logger.error(
-            "the store does not know this worker any more, so it may have lost jobs as well;"
-            " limits and schedules of the settings are written again"
-        )
-        self._report("store.emptied", {})
-        if self._prepare is not None:
-            self._prepare()
+    def _write_again(self) -> None:
+        """The store does not know this worker: a namesake left, or the store has lost everything.
+
+        Then what the settings say is gone as well, and cron and limits with it.
+        """
+        lost = [*self._prepare()] if self._prepare is not None else []
         if self._schedules is not None:
+            lost += self._schedules.sync().added
             self._due[self._fire] = 0.0
-            self._is_synced = False
+        if lost:
+            logger.error(
+                "the store has lost what was written there, and may have lost jobs as well;"
+                " limits and schedules of the settings were written again: %s",
+                ", ".join(lost),
+            )
+            self._report("store.emptied", {})
 
     def _rescue(self) -> float:
         asked_at = self._now()

@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -77,9 +77,9 @@ class Worker:
         burst: bool = False,
         name: str | None = None,
         schedules: Fires | None = None,
-        prepare: Callable[[], object] | None = None,
+        prepare: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """``prepare`` brings into the store what it must hold, once more if it has lost that."""
+        """``prepare`` writes the limits of queues that the store has lost, and names them."""
         self.settings = settings or JobsSettings()
         self.executors = {key: checked(key, value) for key, value in executors.items()}
         self.default = default_executor(self.settings, self.executors)

@@ -144,13 +144,15 @@ class Watch:
             self.generation += 1
         return self.generation
 
-    def is_same(self) -> bool:
-        """Whether the path leads to the file that was there at the last look; changes nothing."""
+    def leads_to(self, file: tuple[int, int] | None) -> bool:
+        """Whether the path still leads to this file, or it cannot be told; changes nothing."""
         try:
             found = os.stat(self._place)  # noqa: PTH116 - asked at each commit: a Path takes longer
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
-        return (found.st_dev, found.st_ino) == self._known
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) == file
 
     def look_sometimes(self) -> int:
         """Like :meth:`look`, but mostly from memory."""

@@ -38,6 +38,7 @@ class WritingConnection:
         self._connection: sqlite3.Connection | None = None
         self._execute: Callable[[str], object]  # on a cursor of its own: making one takes time
         self._generation = -1
+        self._file: tuple[int, int] | None = None  # which the connection has open
         self._may_create = True
         self._is_synced = True  # commits wait for the disk
 
@@ -93,7 +94,7 @@ class WritingConnection:
                 f"a commit to {self._path} failed: {error}", remedy="try again"
             ) from error
         # Before anybody is told: SQLite commits into a file that has no name any more.
-        if self._is_synced and not self._watch.is_same():
+        if self._is_synced and not self._watch.leads_to(self._file):
             self._watch.look()
             raise gone(self._path)
 
@@ -164,6 +165,7 @@ class WritingConnection:
             self._execute = connection.cursor().execute
             self._is_synced = True
             self._generation = self._watch.look()
+            self._file = self._watch.identity
             self._migrate(connection, patience)
         except BaseException as error:
             self.drop()
@@ -185,8 +187,9 @@ class WritingConnection:
 def gone(path: Path) -> StoreUnavailableError:
     """The error of a commit into a file that was removed, or that another one has replaced."""
     return StoreUnavailableError(
-        f"{path} was removed or replaced while it was open: what was written last is not in it",
-        remedy="bring the file back, then do the same again",
+        f"{path} was moved, removed or replaced while it was open; whether what was written last is"
+        " kept is not known",
+        remedy="bring the file back, see whether it is there, and if not do the same again",
     )
 
 

@@ -14,7 +14,6 @@ from ergon_framework.jobs.chores import WorkerChores
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.testing.suites.hand_clock import HandClock
 from tests.jobs.redis.conftest import Open
@@ -51,7 +50,7 @@ class Bench:
             lambda _id, _fence: False,
             lambda name, _fields: self.told.append(name),
             Scheduler(store, setup.schedules),
-            lambda: setup.limit_queues(store),
+            lambda: setup.limit_again(store),
         )
         self.pass_time(0.0)
 
@@ -90,7 +89,7 @@ def test_limits_and_schedules_are_written_again(
     worker.pass_time(1.0)
     assert worker.kept() == before
     assert worker.told == ["store.emptied"]
-    assert "does not know this worker any more" in caplog.text
+    assert "were written again: images, nightly" in caplog.text
     worker.pass_time(LEASE)
     assert worker.told == ["store.emptied"]
 
@@ -116,20 +115,10 @@ def test_two_workers_with_one_name_are_told_of_and_alarm_nobody(
     worker.store.tell(twin)
     worker.pass_time(LEASE)
     worker.store.tell(msgspec.structs.replace(twin, state="gone"))
+    assert worker.store.workers() == []
     worker.pass_time(LEASE)
     assert worker.told == []
+    assert [each.id for each in worker.store.workers()] == ["me"]
     assert [record.getMessage() for record in caplog.records] == [
         "another worker on there, process 7, has the name 'me' as well: they are listed as one"
     ]
-
-
-def test_a_worker_that_was_away_for_a_day_was_forgotten_rightly(
-    bench: tuple[Bench, RedisServer],
-) -> None:
-    """Others have taken it off the list: that says nothing about the store."""
-    worker, _ = bench
-    gone = WorkerRecord(id="me", host="here", pid=1, version="1", started_at=1.0, state="gone")
-    worker.store.tell(gone)
-    worker.pass_time(WORKER_FORGOTTEN_AFTER)
-    assert worker.told == []
-    assert [each.id for each in worker.store.workers()] == ["me"]
