@@ -109,7 +109,7 @@ def unknown_consumer(s: Subject) -> None:
         lambda: s.set_aside(1, "x"),
     )
     for call in calls:
-        s.refused(call, "", "not_found", BoundaryNotFoundError)
+        s.refused(call, "consumer_not_found", "not_found", BoundaryNotFoundError)
 
 
 @check()
@@ -121,7 +121,9 @@ def deleted_consumer_is_gone(s: Subject) -> None:
     s.set_aside(1)
     s.set_aside(1, "other")
     s.store.delete_consumer("c")
-    s.refused(lambda: s.store.consumer("c"), "", "not_found", BoundaryNotFoundError)
+    s.refused(
+        lambda: s.store.consumer("c"), "consumer_not_found", "not_found", BoundaryNotFoundError
+    )
     same([one.name for one in s.store.consumers()], ["other"], "consumers")
     same([each.consumer for each in s.store.quarantine()], ["other"], "quarantine")
     same((s.consumer().cursor, s.served()), (0, [1, 2]), "a new one of that name")

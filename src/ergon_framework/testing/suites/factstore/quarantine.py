@@ -170,7 +170,7 @@ def unknown_item(s: Subject) -> None:
     """An item that is not there cannot be settled."""
     number = _item(s)
     call = lambda: s.store.settle(number + 1000, "released")  # noqa: E731
-    s.refused(call, "", "not_found", BoundaryNotFoundError)
+    s.refused(call, "item_not_found", "not_found", BoundaryNotFoundError)
 
 
 @check()
