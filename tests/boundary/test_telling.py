@@ -56,8 +56,19 @@ def test_what_lasts_or_is_new_is_said(caplog: pytest.LogCaptureFixture) -> None:
     telling = Telling(clock)
     for wait, lines in ((0, 1), (REPEATED - 1, 1), (1, 2), (-3600, 3), (1, 3)):
         clock.forward(wait)
-        telling.troubled("plant", AWAY)
+        telling.troubled("plant", AWAY, is_append=True)
         assert len(caplog.records) == lines
     for n in range(3 * MOST):
-        telling.troubled("plant", StoreUnavailableError(f"trouble {n}"))
+        telling.troubled("plant", StoreUnavailableError(f"trouble {n}"), is_append=False)
     assert len(caplog.records) == 3 + 3 * MOST
+
+
+def test_trouble_with_objects_is_not_over_when_a_fact_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The store of facts was never in trouble."""
+    telling = Telling(HandClock())
+    for _ in range(100):
+        telling.troubled("plant", StoreUnavailableError("the bucket is away"), is_append=False)
+        telling.committed(1, 0.001)
+    assert len(caplog.records) == 1

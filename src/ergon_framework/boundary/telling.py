@@ -58,7 +58,9 @@ class Telling:
         self.commit_sizes = Histogram(SIZES)
         self._zone = ""
         self._troubles: dict[str, float] = {}
-        """When each was logged last, until facts are committed again."""
+        """When each was logged last."""
+        self._of_appends: set[str] = set()
+        """Those that are over when facts are committed again."""
 
     def count(self, what: str, label: str = "", times: int = 1) -> None:
         """Add to a counter, from any thread."""
@@ -67,8 +69,11 @@ class Telling:
 
     def committed(self, facts: int, seconds: float) -> None:
         """A group of appends is on disk."""
-        if self._troubles:
-            self._troubles = {}
+        if self._of_appends:
+            with self._lock:
+                for text in self._of_appends:
+                    self._troubles.pop(text, None)
+                self._of_appends = set()
             logger.warning("the store of zone %s takes facts again", self._zone)
         self.commit_sizes.add(facts)
         self.commit_seconds.add(seconds)
@@ -83,14 +88,20 @@ class Telling:
         logger.warning("%s", text)
         self.tell(name, **fields)
 
-    def troubled(self, zone: str, error: StoreError) -> None:
+    def troubled(self, zone: str, error: StoreError, *, is_append: bool) -> None:
         """A notice each time, and a line in the log when it begins and now and then: every producer
         and consumer that comes meanwhile meets the same.
         """
         text, now = str(error), self._clock()
-        if not now - REPEATED < self._troubles.get(text, -REPEATED) <= now:
-            self._zone = zone
-            self._troubles = {**dict(list(self._troubles.items())[-MOST:]), text: now}
+        with self._lock:
+            said_at = self._troubles.get(text)
+            is_news = said_at is None or not said_at <= now < said_at + REPEATED
+            if is_news:
+                kept = list(self._troubles.items())[-MOST:]
+                self._zone, self._troubles = zone, {**dict(kept), text: now}
+            if is_append:
+                self._of_appends = {*self._of_appends, text}
+        if is_news:
             logger.warning("the store of zone %s: %s", zone, text)
         self.tell("zone.troubled", error=error)
 

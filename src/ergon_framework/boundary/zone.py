@@ -158,7 +158,7 @@ class Zone:
             facts = [self.prepared(each) for each in good]
             outcomes = self.store.append(OUTBOUND, facts, capacity=self.capacity) if facts else []
         except StoreError as error:
-            raise self.failed(error) from error
+            raise self.failed(error, is_append=True) from error
         seconds = time.perf_counter() - began
         pairs = zip(good, outcomes, strict=True)
         told = [self.answered(each, outcome, seconds) for each, outcome in pairs]
@@ -219,11 +219,11 @@ class Zone:
         message_id = None if fact is None else fact.message_id
         self.telling.tell("fact.refused", message_id=message_id, code=error.code, why=error.reason)
 
-    def failed(self, error: StoreError) -> BoundaryError:
+    def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
         """The answer to what the store could not do."""
         told = store_trouble(error)
         self.is_broken |= isinstance(error, StoreBrokenError)
-        self.telling.troubled(self.name, error)
+        self.telling.troubled(self.name, error, is_append=is_append)
         self.telling.count("append_failures", told.reason)
         return told
 

@@ -113,7 +113,9 @@ class AppendRoutes:
         seconds: float,
     ) -> None:
         if isinstance(told, BaseException):
-            error = self._zone.failed(told) if isinstance(told, StoreError) else told
+            error = (
+                self._zone.failed(told, is_append=True) if isinstance(told, StoreError) else told
+            )
             exchange.fail(error)
             return
         answer = self._zone.answered(admission, told, seconds)
