@@ -196,6 +196,23 @@ def test_what_is_durable_takes_as_long_as_its_store(colour: Colour) -> None:
         assert colour(provider).duration_ms == 3000.0
 
 
+@COLOURS
+def test_a_look_at_the_circuit_leaves_time_for_the_call(colour: Colour) -> None:
+    """The store is given half of it, and the call is made by what is known without it."""
+    with VirtualClock() as clock:
+        store, given = WatchedStore(clock), []
+
+        def no_answer(name: str) -> None:
+            if name == "standing":
+                given.append(at_most(PATIENT))
+                raise StoreUnavailableError("no answer")
+
+        store.before = no_answer
+        assert colour(Scripted(store=store, timeout_seconds=100.0, clock=clock)).success
+    assert len(given) == 1
+    assert given[0] <= 50.0
+
+
 # -- the hurry itself ------------------------------------------------------------------------------
 
 

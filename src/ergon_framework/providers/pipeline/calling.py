@@ -19,6 +19,7 @@ from ergon_framework.providers.execution import (
     QuotaSnapshot,
 )
 from ergon_framework.providers.gates.lanes import Lane, Permits
+from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.mapping.kinds import is_time_up
 from ergon_framework.providers.pipeline.call_log import CallLog
 from ergon_framework.providers.pipeline.edge import check_units
@@ -28,6 +29,7 @@ from ergon_framework.providers.pipeline.manner import (
     deadline_of,
     give_back,
     quota_snapshot,
+    retry_after,
     whole_budget_ms,
 )
 from ergon_framework.providers.pipeline.refusals import refusal
@@ -174,9 +176,9 @@ class Calling:
         if self._is_unanswered:
             self._guard.begun(self._began_at, None, self._began_at)
             return self._without_quota()
-        self._lane.refresh()
+        self._look()
         now = self._began_at
-        refused, cooled = self._refused_until(now), self._cooldown_until(now)
+        refused, cooled = self._gates(now)
         return self._guard.begun(now, refused, cooled, random.random())  # noqa: S311 - jitter
 
     def reserve(self) -> Do:
@@ -266,9 +268,9 @@ class Calling:
 
     def waited(self) -> Do:
         """A wait is over."""
-        self._lane.refresh()
+        self._look()
         now = self.clock.now()
-        refused, cooled = self._refused_until(now), self._cooldown_until(now)
+        refused, cooled = self._gates(now)
         return self._guard.waited(now, refused, cooled, random.random())  # noqa: S311 - jitter
 
     # -- ends ------------------------------------------------------------------------------------
@@ -322,7 +324,7 @@ class Calling:
             self.correlation_id,
             self.context.idempotency_key,
             last.http_status if last is not None and error is not None else None,
-            self._retry_after(error, ended_at),
+            retry_after(error, self._guard.until, ended_at),
             (self._guard.stop or Stopped.SUCCEEDED).value,
             self._is_late,
             False,
@@ -331,21 +333,13 @@ class Calling:
             tuple(self._log.attempts),
         )
 
-    def _retry_after(self, error: ProviderError | None, now: float) -> float | None:
-        if error is None:
-            return None
-        gate = max(0.0, self._guard.until - now) if self._guard.until else None
-        asked = error.retry_after_seconds
-        return asked if gate is None or (asked is not None and asked > gate) else gate
-
     def _final_error(self) -> ProviderError | None:
         stop = self._guard.stop
         if stop is Stopped.SUCCEEDED:
             return None
         if self._error is not None:
             return self._error  # a gate that refused later does not hide what happened
-        desk = self._lane.quota
-        account = None if desk is None else desk.account
+        account = None if self._lane.quota is None else self._lane.quota.account
         wait = max(0.0, self._guard.until - self.clock.now())
         return refusal(stop, wait, account, self._lane.key)
 
@@ -375,12 +369,16 @@ class Calling:
 
     # -- gates -----------------------------------------------------------------------------------
 
-    def _refused_until(self, now: float) -> float | None:
-        wait = self._lane.refused_for()
-        return None if wait is None else now + wait
+    def _look(self) -> None:
+        """Bring the view of the circuits up to date, in half of the time it has left."""
+        if not self._lane.is_fresh:
+            left = self.seconds_left
+            hurried(None if left is None else left / 2, self._lane.refresh)
 
-    def _cooldown_until(self, now: float) -> float:
-        return now + self._lane.cooldown(self._manner.longest_cooldown)
+    def _gates(self, now: float) -> tuple[float | None, float]:
+        wait = self._lane.refused_for()
+        cooled = self._lane.cooldown(self._manner.longest_cooldown)
+        return None if wait is None else now + wait, now + cooled
 
     def _cool(self, error: ProviderError) -> None:
         asked = error.retry_after_seconds

@@ -119,6 +119,15 @@ def _milliseconds(seconds: float) -> int:
     return round(min(max(0.0, seconds), _LONGEST_BUDGET) * 1000)
 
 
+def retry_after(error: ProviderError | None, until: float, now: float) -> float | None:
+    """Seconds until it is worth calling again: by the gate that refused, or as the error says."""
+    if error is None:
+        return None
+    gate = max(0.0, until - now) if until else None
+    asked = error.retry_after_seconds
+    return asked if gate is None or (asked is not None and asked > gate) else gate
+
+
 def give_back(manner: Manner, lane: Lane, reservation: Reservation) -> None:
     """Return units that were not used, and count those that the store does not take."""
     try:

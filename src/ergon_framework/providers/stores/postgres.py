@@ -128,7 +128,7 @@ class PostgresGround:
         try:
             return self._transact(work)
         except StoreUnavailableError as error:
-            if not error.details.get("is_lost"):
+            if not error.details.get("is_lost") or at_most(_SHORT) < _SHORT:
                 raise
             return self._transact(work)  # the server may be back; nothing can have been done twice
 
