@@ -25,7 +25,6 @@ from tests.providers.scripted import (
     ONCE,
     Scripted,
     WatchedStore,
-    acall,
     call,
     standing,
     used,
@@ -412,32 +411,6 @@ def test_each_attempt_votes_and_an_open_circuit_ends_the_loop(clock: VirtualCloc
 
 
 @pytest.mark.req("PEF:A-4")
-@pytest.mark.parametrize(("cooldown", "waited"), [(0.4, 0.5), (0.6, 0.0)])
-def test_a_wait_is_cut_short_only_by_a_circuit_that_outlasts_it(
-    clock: VirtualClock, cooldown: float, waited: float
-) -> None:
-    """One that lets a probe in by then is waited for, on an event loop as in a thread."""
-    for run in (call, lambda each: clock.run(acall(each))):
-        began_at = clock.now()
-        provider = Scripted(DOWN, circuit_breaker=CircuitBreaker(1, cooldown), wall=wall_of(clock))
-        result = run(provider)
-        assert (result.success, clock.now() - began_at) == (waited > 0, waited)
-        assert result.attempt_log[0].delay_seconds == (waited or None)
-
-
-def test_a_permit_counts_once_however_often_it_is_reported() -> None:
-    """Only what its first report says."""
-    breaker = CircuitBreaker(failure_threshold=2)
-    permit = breaker.before_call()
-    for _ in range(3):
-        breaker.after_call(permit, DOWN)
-    breaker.after_call(permit)
-    assert (breaker.state, breaker.consecutive_failures) == (State.CLOSED, 1)
-    fail(breaker)
-    assert breaker.state is State.OPEN
-
-
-@pytest.mark.req("PEF:A-4")
 def test_a_circuit_that_another_opened_ends_the_loop_too(clock: VirtualClock) -> None:
     """It is asked again before each attempt."""
     store = WatchedStore(clock)
@@ -596,30 +569,3 @@ def test_wrong_settings_are_named(name: str, value: Any) -> None:
     """When the breaker is made."""
     with pytest.raises(ConfigurationError, match=name):
         CircuitBreaker(**{name: value})
-
-
-@pytest.mark.req("PEF:C-4", "PEF:H-3")
-def test_a_circuit_whose_cooldown_is_over_is_told_as_half_open(
-    clock: VirtualClock, store: ProviderStore
-) -> None:
-    """Also if nobody calls any more; telling writes nothing, and the next call is the probe."""
-    provider = build(store, *[DOWN] * 3)
-    breaker = provider.circuit_breaker
-    assert breaker is not None
-    for _ in range(3):
-        call(provider)
-    assert (breaker.state, breaker.open_until) == (State.OPEN, EPOCH + 10)
-    assert provider.health("t")[0].breaker_state == "open"
-    clock.sleep(10)
-    before = store.standing(LANE)
-    [lane] = provider.health("t")
-    assert (breaker.state, breaker.open_until) == (State.HALF_OPEN, None)
-    assert (lane.breaker_state, lane.open_until, lane.consecutive_failures) == (
-        "half_open",
-        None,
-        3,
-    )
-    assert store.standing(LANE) == before
-    assert before.breaker.state is State.OPEN
-    assert call(provider).success
-    assert breaker.state is State.CLOSED
