@@ -105,6 +105,39 @@ def test_an_engine_that_begins_by_itself(store: SqliteJobStore) -> None:
 
 
 @pytest.mark.req("JOBS:badinput")
+def test_a_nested_transaction_that_the_driver_did_not_begin(
+    store: SqliteJobStore, engine: Engine
+) -> None:
+    """Its end would be a commit: a job in it would survive the rollback of all."""
+    with Session(engine) as session, session.begin_nested():
+        with pytest.raises(StoreError, match="nested transaction") as caught:
+            store.add_in(session, [new("a")])
+        assert "begin_nested" in caught.value.remedy
+    event.listen(engine, "connect", lambda raw, _: setattr(raw, "isolation_level", None))
+    event.listen(engine, "begin", lambda line: line.exec_driver_sql("BEGIN"))
+    engine.dispose()
+    with Session(engine) as session:
+        with session.begin_nested():
+            store.add_in(session, [new("undone")])
+        session.rollback()
+        with session.begin_nested():
+            store.add_in(session, [new("kept")])
+        session.commit()
+    assert ids(store) == ["kept"]
+
+
+@pytest.mark.req("JOBS:badinput")
+def test_a_refusal_leaves_the_connection_as_it_was(store: SqliteJobStore, engine: Engine) -> None:
+    """No transaction is left that its owner did not begin."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as bare:
+        with pytest.raises(StoreError, match="no transaction open"):
+            store.add_in(bare, [new("a")])
+        with bare.begin():
+            bare.execute(text("INSERT INTO orders VALUES ('pie')"))
+    assert orders(engine) == ["pie"]
+
+
+@pytest.mark.req("JOBS:badinput")
 def test_what_cannot_be_joined_says_why(
     store: SqliteJobStore, engine: Engine, tmp_path: Path
 ) -> None:

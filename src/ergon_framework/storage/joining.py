@@ -25,12 +25,18 @@ def joined(given: Joinable, path: Path, lock: str) -> Iterator[sqlite3.Cursor]:
     """
     loan = lent(given)
     connection = _of_sqlite(loan, path)
-    loan.begin()
+    _refuse_half_begun(loan, connection)
+    is_begun_here = loan.begin()
     # A cursor of ours and plain text: what the caller makes of rows and of text is not asked.
     text, connection.text_factory = connection.text_factory, str
     try:
         with closing(sqlite3.Cursor(connection)) as cursor:
-            _begin(loan, cursor, path, lock)
+            try:
+                _begin(loan, cursor, path, lock)
+            except StoreError:
+                if is_begun_here:
+                    loan.alchemy.rollback()
+                raise
             cursor.execute("SAVEPOINT ergon_joined")
             try:
                 yield cursor
@@ -65,6 +71,19 @@ def _of_sqlite(loan: Lent, path: Path) -> sqlite3.Connection:
             remedy="connect to that very file, or leave the connection out",
         )
     return connection
+
+
+def _refuse_half_begun(loan: Lent, connection: sqlite3.Connection) -> None:
+    """In a nested transaction of SQLAlchemy the driver may have no other: its end is a commit."""
+    if loan.alchemy is None or not loan.alchemy.in_nested_transaction():
+        return
+    if connection.isolation_level is not None and getattr(connection, "autocommit", -1) == -1:
+        raise StoreError(
+            "a nested transaction on SQLite may stay although the outer one is rolled back: the"
+            " driver begins none before the first change",
+            remedy="enqueue outside of begin_nested(), or let SQLAlchemy begin by itself"
+            " (isolation_level = None, and BEGIN in an event 'begin' of the engine)",
+        )
 
 
 def _begin(loan: Lent, cursor: sqlite3.Cursor, path: Path, lock: str) -> None:

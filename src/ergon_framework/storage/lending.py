@@ -22,10 +22,15 @@ class Lent(NamedTuple):
     remedy: str = ""
     """How a transaction is begun, where that has a way of its own."""
 
-    def begin(self) -> None:
-        """Let SQLAlchemy know of the transaction: it commits only what it has begun itself."""
-        if self.alchemy is not None and not self.alchemy.in_transaction():
+    def begin(self) -> bool:
+        """Let SQLAlchemy know of the transaction: it commits only what it has begun itself.
+
+        Whether that was news to it.
+        """
+        is_news = self.alchemy is not None and not self.alchemy.in_transaction()
+        if is_news:
             self.alchemy.begin()
+        return is_news
 
 
 def lent(given: Any) -> Lent:
