@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.loop import StopReason
+from ergon_framework.engine.crew import Crew
 from ergon_framework.errors import ConsumerLoopTimeoutException, FetchException
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import Gauge, Supply, by_hand, consumer, nap, now, rules
@@ -184,3 +185,32 @@ def test_several_workers_start_in_the_order_of_delivery(
     policy = rules(size=20, concurrency=concurrency, mode=mode)
     outcome = consume(colour, Supply(given), policy, process=Takes(1.0))
     assert outcome.calls("process") == [each.transaction_id for each in given]
+
+
+@pytest.mark.req("T3.21")
+def test_those_who_have_nothing_to_do_let_each_other_rest(
+    colour: Colour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the queue stays empty one waits for the next fetch, and nobody wakes anybody."""
+    rests = 0
+    rested = Crew._rested
+
+    def counted(crew: Crew) -> None:
+        nonlocal rests
+        rests += 1
+        assert rests < 200, "they wake each other"
+        rested(crew)
+
+    monkeypatch.setattr(Crew, "_rested", counted)
+
+    async def process(_transaction: Any) -> None:
+        if now() >= 50.0:
+            task.request_stop()
+        await nap(1.0)
+
+    source = ScriptedConnector([transactions(4), *[None] * 5, transactions(1, "last"), None])
+    task = consumer(colour, source, process=process)
+    empty = {"backoff": 10.0, "backoff_multiplier": 1.0}
+    policy = rules(size=10, concurrency=10, mode="continuous", streaming=True, empty_queue=empty)
+    outcome = consume(colour, source, policy, task=task)
+    assert (outcome.error, outcome.report.succeeded) == (None, 5)

@@ -84,9 +84,15 @@ class Crew(Intake):
         return None
 
     def _rested(self) -> None:
-        """A worker leaves its rest. If it was the one to wait for the next fetch, another is."""
+        """A worker leaves its rest."""
         self.idle -= 1
         self.is_rousing = False
+
+    def _hand_over(self) -> None:
+        """A worker that rested begins a lifecycle. If it waited for the next fetch, another does.
+
+        Not when it merely leaves its rest: two that have nothing to do would wake each other.
+        """
         if self.idle and self.resume_at is not None and self.now() < self.resume_at:
             self.work.notify()
 

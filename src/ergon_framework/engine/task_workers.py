@@ -117,6 +117,7 @@ class TaskWorkers(TaskSource):
             action = self._plan()
             while action is None:
                 if self.ready and self.may_start():
+                    self._hand_over()
                     return True
                 await self._rest()
                 action = self._plan()

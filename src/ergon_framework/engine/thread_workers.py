@@ -85,6 +85,7 @@ class ThreadWorkers(ThreadSource):
                 action = self._plan()
                 while action is None:
                     if self.ready and self.may_start():
+                        self._hand_over()
                         return True
                     self._rest()
                     action = self._plan()
