@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from ergon_framework.errors import (
     NotPermittedError,
     ObjectConflictError,
 )
-from tests.boundary.client.raw_server import Colour, Peer, echo, once_gone, reach, serving
+from tests.boundary.client.raw_server import PATIENCE, Colour, Peer, echo, once_gone, reach, serving
 from tests.boundary.client.scripted import ENVELOPE, FACT
 
 BOTH = pytest.mark.parametrize("colour", ["threads", "tasks"])
@@ -181,6 +182,78 @@ def test_once_is_one_request(colour: Colour) -> None:
         act = once_gone(server, appending(is_once=True))
         assert reach(colour, server, call(), act)[1].offset == 7
         assert len(server.requests) == 2
+
+
+KEPT = 6
+
+
+def calls_at_once(transport: Any) -> Any:
+    """As many as there are to be kept connections afterwards; all are answered together."""
+    if isinstance(transport, HttpTransport):
+        with ThreadPoolExecutor(KEPT) as pool:
+            return list(pool.map(lambda n: transport.call(METHOD, b"%d" % n), range(KEPT)))
+    return asyncio.gather(*(transport.call(METHOD, b"%d" % n) for n in range(KEPT)))
+
+
+def forgotten(manner: str) -> Callable[[Peer], None]:
+    """Connections that die without a word once all are kept: the next request finds out."""
+    together = threading.Barrier(KEPT)
+
+    def talk(peer: Peer) -> None:
+        peer.take()
+        together.wait(PATIENCE)
+        peer.answer()
+        peer.take()
+        if manner == "reset":
+            peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        elif manner == "silent":
+            peer.sock.recv(1)  # until the client gives up
+
+    return talk
+
+
+def given_up(act: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Do something that fails."""
+
+    def acting(transport: Any) -> Any:
+        if isinstance(transport, HttpTransport):
+            with pytest.raises(NodeUnavailableError):
+                act(transport)
+            return None
+
+        async def act_async() -> None:
+            with pytest.raises(NodeUnavailableError):
+                await act(transport)
+
+        return act_async()
+
+    return acting
+
+
+def append_served(peer: Peer) -> None:
+    """A healthy node."""
+    while True:
+        peer.take()
+        peer.answer(b'{"offset":7}')
+
+
+@BOTH
+@pytest.mark.req("BSFG:Retry")
+def test_one_dead_connection_costs_one_attempt(colour: Colour) -> None:
+    """Its siblings died as it did: they are not tried one by one until no attempt is left."""
+    with serving(*[forgotten("reset")] * KEPT, append_served) as server:
+        assert reach(colour, server, calls_at_once, appending())[1].offset == 7
+        assert len(server.requests) == KEPT + 2
+
+
+@BOTH
+@pytest.mark.parametrize("manner", ["closed", "reset", "silent"])
+def test_after_a_dead_connection_comes_a_new_one(colour: Colour, manner: str) -> None:
+    """However it died; also for those who have no second attempt."""
+    with serving(*[forgotten(manner)] * KEPT, append_served) as server:
+        lost = given_up(call(b"lost", timeout=0.2 if manner == "silent" else None))
+        once = appending(is_once=True)
+        assert reach(colour, server, calls_at_once, lost, once)[2].offset == 7
 
 
 @BOTH

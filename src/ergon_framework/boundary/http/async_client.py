@@ -135,10 +135,7 @@ class AsyncHttpTransport:
     async def close(self) -> None:
         """Let go of every connection; those in use end with their call. Closing twice is fine."""
         self._is_closed = True
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
-        for connection in idle:
+        for connection in self._drop_idle():
             await connection.wait_closed()
 
     async def __aenter__(self) -> Self:
@@ -198,6 +195,8 @@ class AsyncHttpTransport:
             await talk(connection)
         except BaseException as error:
             connection.close()
+            if isinstance(error, OSError | NodeUnavailableError):
+                self._drop_idle()
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise self._endpoint.lost(error) from error
             raise
@@ -223,6 +222,13 @@ class AsyncHttpTransport:
             raise
         return connection
 
+    def _drop_idle(self) -> list[AsyncConnection]:
+        """Let the next call have a new connection."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        return idle
+
     def give_back(self, connection: AsyncConnection) -> None:
         """Keep a connection for the next call when it can carry one."""
         self._places.release()
@@ -233,7 +239,8 @@ class AsyncHttpTransport:
             connection.close()
 
     def lost(self, error: Exception) -> Exception:
-        """What a failure in the middle of a stream means."""
+        """What a failure in the middle of a stream means; no kept connection is trusted then."""
+        self._drop_idle()
         return self._endpoint.lost(error)
 
 

@@ -2,7 +2,8 @@
 
 A request is sent once. A kept connection that the node has closed is noticed before anything is
 sent over it; one that dies with a request in it is an error, as with a new one, since whoever calls
-counts attempts.
+counts attempts. Whatever cut it off without a word may have cut off the others too: no attempt is
+spent on finding out.
 """
 
 from __future__ import annotations
@@ -154,9 +155,7 @@ class HttpTransport:
         """Let go of every connection; those in use end with their call. Closing twice is fine."""
         with self._lock:
             self._is_closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._drop_idle()
 
     def __enter__(self) -> Self:
         return self
@@ -201,7 +200,11 @@ class HttpTransport:
             talk(connection, reader)
         except OSError as error:
             connection.close()
-            raise self._endpoint.lost(error) from error
+            raise self.lost(error) from error
+        except NodeUnavailableError:
+            connection.close()
+            self._drop_idle()
+            raise
         except BaseException:
             connection.close()
             raise
@@ -235,6 +238,13 @@ class HttpTransport:
                 return connection
             connection.close()
 
+    def _drop_idle(self) -> None:
+        """Let the next call have a new connection."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
     def give_back(self, connection: Connection, reader: AnswerReader) -> None:
         """Keep a connection for the next call when it can carry one."""
         with self._lock:
@@ -248,7 +258,8 @@ class HttpTransport:
         self._places.release()
 
     def lost(self, error: Exception) -> Exception:
-        """What a failure in the middle of a stream means."""
+        """What it means that a connection failed while it was used; no kept one is trusted then."""
+        self._drop_idle()
         return self._endpoint.lost(error)
 
 
