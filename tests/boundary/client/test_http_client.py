@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +56,25 @@ def test_call_and_keep_alive(colour: Colour) -> None:
     assert head[0] == f"POST /{METHOD} HTTP/1.1"
     assert f"Host: {server.url.removeprefix('http://')}" in head
     assert "Content-Type: application/json" in head
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_has_connections_of_its_own() -> None:
+    """On a shared one, each process would read answers to what the other has asked."""
+    with serving(echo) as server, HttpTransport(server.url) as transport:
+        assert transport.call(METHOD, b"0") == b"0"
+        pid = os.fork()
+        if pid == 0:
+            is_own = False
+            with suppress(BaseException):
+                is_own = transport.call(METHOD, b"1") == b"1"
+            os._exit(0 if is_own else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert transport.call(METHOD, b"2") == b"2"
+        assert [[body for _, body in peer.requests] for peer in server.peers] == [
+            [b"0", b"2"],
+            [b"1"],
+        ]
 
 
 @BOTH

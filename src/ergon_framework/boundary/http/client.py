@@ -27,6 +27,7 @@ from ergon_framework.boundary.http.client_connection import Connection
 from ergon_framework.boundary.http.client_endpoint import Endpoint, Tls
 from ergon_framework.boundary.http.codec import AnswerReader
 from ergon_framework.boundary.model import ObjectReceipt
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import NodeUnavailableError
 
 Talk: TypeAlias = Callable[[Connection, AnswerReader], None]
@@ -81,10 +82,22 @@ class HttpTransport:
         self.url = url
         self._endpoint = Endpoint(url, tls, expected_zone)
         self._timeout = timeout
+        self._most = connections
+        self._is_closed = False
+        self._begin()
+        renew_after_fork(self)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
-        self._places = threading.BoundedSemaphore(connections)
-        self._is_closed = False
+        self._places = threading.BoundedSemaphore(self._most)
+
+    def renew(self) -> None:
+        """In a process that was just forked: the parent reads answers from the same sockets."""
+        kept = self._idle
+        self._begin()
+        for connection in kept:
+            connection.close()
 
     def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:
         """The answer to a unary call such as ``bsfg.v1.Boundary/AppendFact``."""
