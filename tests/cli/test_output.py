@@ -144,3 +144,32 @@ def test_letters_that_the_output_cannot_carry(tmp_path: Path) -> None:
     assert (code, json.loads(shown)["handler"]) == (0, "naïve✓日本")
     code, refused = said("jobs", "show", "nöt✓", "--json")
     assert (code, "nöt✓" in json.loads(refused)["error"]["message"]) == (1, True)
+
+
+def test_what_was_done_is_told_when_nothing_can_be_printed(tmp_path: Path) -> None:
+    """A job that is stored is not one that a script should enqueue again; no defect is claimed."""
+    store = f"sqlite:///{tmp_path / 'work.db'}"
+    ergon = f"{sys.executable} -m ergon_framework.cli"
+
+    def said(line: str) -> tuple[int, str]:
+        done = subprocess.run(  # noqa: S603 - our own command
+            ["sh", "-c", line],  # noqa: S607 - any shell will do
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stderr
+
+    for name, place in (("a", ">/dev/full"), ("b", ">&-")):
+        if place == ">/dev/full" and not Path("/dev/full").exists():
+            continue  # only Linux has one
+        code, told = said(f"{ergon} enqueue ship --id {name} --store {store} {place}")
+        assert "defect" not in told
+        if name == "a":
+            assert code == 1
+            assert told.startswith("job a is stored\nerror: standard output cannot be written")
+        else:
+            assert (code, told) == (0, "")
+    code, told = said(f"{ergon} worker --burst --store {store} >&-")
+    assert "defect" not in told

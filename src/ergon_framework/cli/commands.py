@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -36,7 +35,12 @@ from ergon_framework.cli import (
     worker,
     workers,
 )
-from ergon_framework.cli.output import show_error, spell_what_cannot_be_printed
+from ergon_framework.cli.output import (
+    is_about_stdout,
+    leave_stdout,
+    prepare_streams,
+    show_error,
+)
 from ergon_framework.cli.session import Session
 from ergon_framework.errors import ConfigurationError, ErgonError, describe
 
@@ -109,7 +113,7 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
     given = [each for each in given[:ours] if each != _DEBUG] + given[ours:]
     session = Session(is_debug, is_process, given)
     if is_process:
-        spell_what_cannot_be_printed()
+        prepare_streams()
     try:
         try:
             code = _main(given, session)
@@ -121,7 +125,7 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
                 traceback.print_exc()
             code = _refuse(error, as_json="--json" in given[:ours])
     except BrokenPipeError:  # the reader, for example head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave_stdout()
         return 1
     return code
 
@@ -153,6 +157,12 @@ def _refuse(error: BaseException, *, as_json: bool) -> int:
 
     if isinstance(error, ClickException):
         error = _usage_error(error)
+    elif is_about_stdout(error):
+        leave_stdout()
+        error = ErgonError(
+            f"standard output cannot be written: {describe(error)}",
+            remedy="what the command did is done: look before you do it again",
+        )
     elif not isinstance(error, ErgonError | KeyboardInterrupt):
         hint = "this is a defect of Ergon; --debug shows where"
         error = ErgonError(f"unexpected {describe(error)}", remedy=hint)

@@ -132,7 +132,7 @@ def _check_use(
 def _one(job: EnqueuedJob, wait: float | None, as_json: bool) -> int:
     shape = _shape(job)
     if not as_json:
-        print(job, flush=True)
+        _print_id(job)
     if wait is not None:
         shape["result"] = job.result(timeout=wait)
         if not as_json:
@@ -140,6 +140,15 @@ def _one(job: EnqueuedJob, wait: float | None, as_json: bool) -> int:
     if as_json:
         show_one(shape, as_json=True)
     return 0
+
+
+def _print_id(job: EnqueuedJob) -> None:
+    """Whoever cannot be given the id must not think that there is no job."""
+    try:
+        print(job, flush=True)
+    except OSError:
+        print(f"job {job} is stored", file=sys.stderr, flush=True)
+        raise
 
 
 def _shape(job: EnqueuedJob) -> dict[str, Any]:

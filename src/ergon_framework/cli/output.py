@@ -7,8 +7,10 @@ terminal a table is plain text, columns two blanks apart. Control characters nev
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import select
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +21,8 @@ from ergon_framework.app.saying import log_line
 from ergon_framework.errors import ErgonError, describe
 
 Row = Mapping[str, Any]
+
+_UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG}
 
 
 def show_list(rows: Iterable[Row], columns: Sequence[str], *, as_json: bool) -> None:
@@ -59,11 +63,30 @@ def show_error(error: BaseException, *, as_json: bool = False) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def spell_what_cannot_be_printed() -> None:
-    """Let letters that the standard output cannot carry be spelled, as those of errors are."""
+def prepare_streams() -> None:
+    """Let letters that the standard output cannot carry be spelled, as those of errors are.
+
+    A stream that was closed before we began is one that nobody reads.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for good
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
+
+
+def is_about_stdout(error: BaseException) -> bool:
+    """Whether it is the standard output that cannot be written, on a full disk say.
+
+    Those of a file have its name, and those of a store are told as its own.
+    """
+    return isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE
+
+
+def leave_stdout() -> None:
+    """Write nothing more there, not even what is still to be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def keep_stdout(as_json: bool) -> AbstractContextManager[object]:
