@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.app.jobs import job_settings
+from ergon_framework.errors import ConfigurationError, SettingsError
+from ergon_framework.jobs import JobClient
 from ergon_framework.storage.urls import file_of, path_in, taken_apart
 
 KNOWN = ("sqlite", "postgresql", "memory")
@@ -71,3 +74,12 @@ def test_the_file_of_a_store() -> None:
     assert file_of("sqlite:///work.db") == Path("work.db")
     assert file_of("SQLITE:////var/work.db") == Path("/var/work.db")
     assert file_of("postgresql://u@h/d") is None
+
+
+def test_a_url_that_is_none_is_named() -> None:
+    """It comes from a variable that is not set, as a rule."""
+    with pytest.raises(ConfigurationError, match="text, not NoneType") as told:
+        JobClient(os.environ.get("ERGON_NO_SUCH_VARIABLE"))  # type: ignore[arg-type]
+    assert "see that it is set" in told.value.remedy
+    with pytest.raises(SettingsError, match="URL of the store is empty"):
+        job_settings(url=" ")

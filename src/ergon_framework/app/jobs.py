@@ -127,6 +127,11 @@ def setup_of(settings: Settings, url: str | None = None) -> JobSetup:
 
     A store named in a settings file is relative to that file, any other to the working directory.
     """
+    if url is not None and not url.strip():
+        raise SettingsError(
+            "the URL of the store is empty",
+            remedy="name one, or leave it out for that of the settings; is a variable unset?",
+        )
     jobs: JobsSettings = settings.extensions.get("jobs") or JobsSettings()
     executors: Mapping[str, ExecutorSettings] = settings.extensions.get("executors") or {}
     base = base_of(settings)

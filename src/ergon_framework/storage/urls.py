@@ -24,6 +24,12 @@ def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") 
 
     ``kept`` is what the store is for: an engine that we know may serve other parts only.
     """
+    given: object = url  # often of a variable that is not set
+    if not isinstance(given, str):
+        raise ConfigurationError(
+            f"the URL of a store is text, not {type(given).__name__}",
+            remedy=f"write {forms}; if it comes from a variable, see that it is set",
+        )
     scheme, mark, rest = url.partition("://")
     if not mark:
         kind = url.partition(":")[0].lower()
