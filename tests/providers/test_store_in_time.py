@@ -8,17 +8,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import Batch
+from ergon_framework.ports.providerstore import Batch, Claim, Quota
 from ergon_framework.providers.base import ProviderBase
+from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.execution import ProviderExecutionResult
-from ergon_framework.providers.hurry import LEAST, at_most, hurried
+from ergon_framework.providers.hurry import LEAST, at_most, hurried, unhurried
 from ergon_framework.providers.quota import QuotaPolicy
+from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.runner import ProviderTaskRunner
+from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteGround
 from ergon_framework.providers.tasks import Gate, TaskCall, TaskEnd, TaskEnding, TaskOptions
@@ -37,9 +40,9 @@ PATIENT = 3600.0
 class Locked:
     """A store in a file that somebody else can lock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: float = PATIENT) -> None:
         self.path = path
-        self.store = SqlProviderStore(SqliteGround(path, busy_timeout=PATIENT))
+        self.store = SqlProviderStore(SqliteGround(path, busy_timeout=patience))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -137,8 +140,9 @@ def test_a_key_is_not_waited_for_beyond_the_budget(locked: Locked, is_async: boo
     assert run().end is TaskEnd.DONE
 
 
-def test_a_task_that_succeeded_is_done_though_its_key_cannot_be_finished(locked: Locked) -> None:
+def test_a_task_that_succeeded_is_done_though_its_key_cannot_be_finished(tmp_path: Path) -> None:
     """The provider did its work: nobody is told otherwise."""
+    locked = Locked(tmp_path / "work.db", patience=BUDGET)
     other = sqlite3.connect(locked.path, isolation_level=None, check_same_thread=False)
 
     def lock(_: object) -> dict[str, object]:
@@ -152,6 +156,53 @@ def test_a_task_that_succeeded_is_done_though_its_key_cannot_be_finished(locked:
         ending = in_time(lambda: runner.run(TaskCall("t", None, "fetch", {}, call_id="m1")))
         other.execute("ROLLBACK")
     assert (ending.end, ending.result.data) == (TaskEnd.DONE, {"n": 1})
+    locked.store.close()
+
+
+class Asked(MemoryProviderStore):
+    """Notes how long each question about a key may wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[tuple[str, float]] = []
+
+    def claim(self, *given: Any) -> Claim:
+        self.waits.append(("claim", at_most(PATIENT)))
+        return super().claim(*given)
+
+    def reserve(self, *given: Any) -> Quota:
+        raise StoreUnavailableError("no answer")
+
+    def finish(self, *given: Any, **options: Any) -> bool:
+        self.waits.append(("finish", at_most(PATIENT)))
+        return super().finish(*given, **options)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("step", "quota", "end", "is_patient"),
+    [
+        ({"n": 1}, None, TaskEnd.DONE, True),
+        (ProviderBadRequestError("no"), None, TaskEnd.FAILED, True),
+        (ConnectionError("down"), None, TaskEnd.DEAD, True),
+        ({"n": 1}, QuotaPolicy(limit=5), TaskEnd.DEFER, False),
+    ],
+)
+def test_what_came_of_a_call_that_was_made_is_not_hurried(
+    step: object, quota: QuotaPolicy | None, end: TaskEnd, is_patient: bool, is_async: bool
+) -> None:
+    """Nobody writes it later, and without it the call would be made again."""
+    store = Asked()
+    provider = Scripted(step, store=store, quota=quota, retry_policy=RetryPolicy(max_attempts=1))
+    options = TaskOptions(timeout_budget_seconds=10.0)
+    runner = ProviderTaskRunner(provider, task_name="t", options=options)
+    task = TaskCall("t", None, "fetch", {}, call_id="m1")
+    ending = asyncio.run(runner.arun(task)) if is_async else runner.run(task)
+    assert (ending.end, provider.calls) == (end, int(is_patient))
+    (first, claimed), (last, finished) = store.waits
+    assert (first, last) == ("claim", "finish")
+    assert claimed < PATIENT
+    assert (finished == PATIENT) is is_patient
 
 
 # -- how long it took ------------------------------------------------------------------------------
@@ -224,4 +275,5 @@ def test_patience_is_what_is_left() -> None:
     assert hurried(1000.0, lambda: at_most(5.0)) == 5.0
     assert 5.0 < hurried(1000.0, lambda: at_most(5000.0)) <= 1000.0
     assert hurried(0.0, lambda: hurried(1000.0, lambda: at_most(5.0))) == LEAST
+    assert hurried(0.0, lambda: unhurried(lambda: at_most(5.0))) == 5.0
     assert at_most(5.0) == 5.0

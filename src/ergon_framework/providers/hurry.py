@@ -31,6 +31,15 @@ def hurried(seconds: float | None, work: Callable[[], T]) -> T:
         _UNTIL.reset(token)
 
 
+def unhurried(work: Callable[[], T]) -> T:
+    """Do ``work`` as for anybody: what must be written waits, whatever its call has left."""
+    token = _UNTIL.set(None)
+    try:
+        return work()
+    finally:
+        _UNTIL.reset(token)
+
+
 def at_most(seconds: float) -> float:
     """As long as a store would wait for anybody, or less for a call that has less."""
     until = _UNTIL.get()

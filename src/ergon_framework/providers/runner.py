@@ -36,7 +36,7 @@ from ergon_framework.providers.errors import (
     ProviderInternalError,
 )
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
-from ergon_framework.providers.hurry import hurried
+from ergon_framework.providers.hurry import hurried, unhurried
 from ergon_framework.providers.pipeline import tracing
 from ergon_framework.providers.pipeline.edge import check_call
 from ergon_framework.providers.pipeline.fingerprints import fingerprint
@@ -311,6 +311,11 @@ class ProviderTaskRunner:
         return ending
 
     def _close(self, run: TaskRun, result: ProviderExecutionResult) -> TaskEnding:
+        # Nobody writes it later, and without it a call that was made would be made again.
+        work = partial(self._settled, run, result)
+        return unhurried(work) if result.attempts else work()
+
+    def _settled(self, run: TaskRun, result: ProviderExecutionResult) -> TaskEnding:
         try:
             largest = self.options.max_result_bytes
             settle(run, result, self._table, largest, self._secret_names)
