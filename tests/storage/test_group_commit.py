@@ -53,10 +53,13 @@ class Crowd:
         self.held = self.pool.submit(self.database.write, work)
         assert inside.wait(WAIT)
 
-    def join(self, work: Work, *, is_synced: bool = True) -> Future[Any]:
+    def join(
+        self, work: Work, *, is_synced: bool = True, within: float | None = None
+    ) -> Future[Any]:
         """One more caller; returns when it is in line."""
         before = waiting(self.database)
-        future = self.pool.submit(self.database.write, work, is_synced=is_synced)
+        write = self.database.write
+        future = self.pool.submit(write, work, is_synced=is_synced, within=within)
         until(lambda: waiting(self.database) > before)
         return future
 
@@ -369,16 +372,33 @@ def test_one_in_a_hurry_leaves_the_line(crowd: Crowd) -> None:
     assert items(crowd.database).keys() == {"held", "other"}
 
 
-def test_one_in_a_hurry_leads_only_itself(crowd: Crowd, script: Script) -> None:
-    """It has less patience than the others, who would fail with it."""
+def test_those_in_a_hurry_share_one_commit(crowd: Crowd, script: Script) -> None:
+    """Whoever leads has as little time as the rest: each alone would take the disk for itself."""
+    before = commits_of(script)
     crowd.hold()
-    hasty = crowd.pool.submit(crowd.database.write, add("hasty"), within=WAIT)
-    until(lambda: waiting(crowd.database) == 1)
-    other = crowd.join(add("other"))
+    futures = [crowd.join(add(f"n{n}", n), within=WAIT) for n in range(10)]
+    futures.append(crowd.join(add("patient")))
     crowd.release()
-    assert (hasty.result(WAIT), other.result(WAIT)) == ("hasty", "other")
-    assert SAVEPOINT not in script.executed
-    assert items(crowd.database).keys() == {"held", "hasty", "other"}
+    names = [future.result(WAIT) for future in futures]
+    assert names == [*(f"n{n}" for n in range(10)), "patient"]
+    assert commits_of(script) - before == 2
+    assert items(crowd.database).keys() == {"held", *names}
+
+
+def test_a_leader_in_a_hurry_fails_alone(crowd: Crowd, script: Script, path: Path) -> None:
+    """Another process has the lock: those it led wait on, and one of them leads."""
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    crowd.hold()
+    hasty = crowd.join(add("hasty"), within=0.5)
+    patient = [crowd.join(add(name)) for name in ("a", "b")]
+    script.after("COMMIT", lambda: other.execute("BEGIN IMMEDIATE"))
+    with contextlib.closing(other):
+        crowd.release()
+        with pytest.raises(StoreUnavailableError):
+            hasty.result(WAIT)
+        other.execute("ROLLBACK")
+    assert [future.result(WAIT) for future in patient] == ["a", "b"]
+    assert items(crowd.database).keys() == {"held", "a", "b"}
 
 
 def test_one_in_a_hurry_is_served_by_others(crowd: Crowd, script: Script) -> None:

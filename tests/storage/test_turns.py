@@ -200,3 +200,25 @@ def test_one_whose_work_has_begun_is_heard_out(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(turns, "_withdraw", served)
     assert turns.wait(caller, 10, timeout=0.0) is False
     assert caller.outcome() == "written"
+
+
+def test_those_who_are_put_back_are_the_first_in_line() -> None:
+    """One who left meanwhile is not among them: it would be told to lead, and nobody would."""
+    turns = Turns()
+    assert turns.try_enter(SOMEBODY)
+    leader, patient, hasty, interrupted = line = [
+        Caller(work, 0.0, may_leave=each) for each in (True, False, True, False)
+    ]
+    turns._waiting.extend(line)
+    turns.leave()
+    turns._gather(10)
+    turns._withdraw(interrupted)
+    later = Caller(work, 0.0)
+    turns._waiting.append(later)
+    turns.put_back()
+    assert (turns.group, list(turns._waiting)) == ([leader], [patient, hasty, later])
+    assert turns._withdraw(hasty)
+    turns.leave()
+    assert patient.is_leading
+    turns._gather(10)
+    assert turns.group == [patient, later]

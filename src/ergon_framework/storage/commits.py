@@ -59,7 +59,8 @@ class Writer:
     ) -> T:
         """The same for who has so many seconds and no more, the wait for its turn included.
 
-        It leads nobody: the others have more time, and should not fail with it.
+        It leads as anybody does, and waits for the lock of the file only as long as it may: those
+        it leads are in line again then, since they may have more time.
         """
         turns, me, until = self.turns, get_ident(), monotonic() + seconds
         if turns.leader == me:
@@ -70,7 +71,9 @@ class Writer:
             caller = Caller(work, seconds, is_synced=is_synced, may_leave=True)
             if self._leads_in_time(caller, seconds):
                 left = max(0.0, until - monotonic())
-                return self._commit_one(work, left, is_synced=is_synced)
+                if len(turns.group) == 1:
+                    return self._commit_one(work, left, is_synced=is_synced)
+                self._commit_group(turns.group, within=left)
         finally:
             if turns.leader == me:
                 turns.leave()
@@ -113,7 +116,7 @@ class Writer:
 
     def _leads_in_time(self, caller: Caller, seconds: float) -> bool:
         try:
-            return self.turns.wait(caller, 1, seconds)
+            return self.turns.wait(caller, MOST, seconds)
         except TimeoutError:
             raise StoreUnavailableError(
                 f"{self._path} was busy for {seconds:.3g} seconds", remedy="try again"
@@ -136,12 +139,13 @@ class Writer:
             self._checkpoint(connection)
         return result
 
-    def _commit_group(self, callers: list[Caller]) -> None:
+    def _commit_group(self, callers: list[Caller], *, within: float | None = None) -> None:
         """Serve everyone with one commit. Only an interrupt of this very thread is raised here."""
         try:
-            connection = self._serve(callers)
+            connection = self._begin(callers, within)
+            self._serve(connection, callers)
         except Exception as error:
-            for caller in callers:
+            for caller in self.turns.group:
                 caller.error = caller.error or _retold(error)
                 caller.is_served = True
             return
@@ -149,11 +153,19 @@ class Writer:
         if self._maintenance.is_due():
             self._checkpoint(connection)
 
-    def _serve(self, callers: list[Caller]) -> sqlite3.Connection:
-        connection = self._held.begin(
-            max(caller.patience for caller in callers),
-            is_synced=any(caller.is_synced for caller in callers),
-        )
+    def _begin(self, callers: list[Caller], within: float | None) -> sqlite3.Connection:
+        """Begin for all of them, with the most patience among them or that of a hasty leader."""
+        is_synced = any(caller.is_synced for caller in callers)
+        if within is None:
+            patience = max(caller.patience for caller in callers)
+            return self._held.begin(patience, is_synced=is_synced)
+        try:
+            return self._held.begin(within, is_synced=is_synced)
+        except Exception:
+            self.turns.put_back()
+            raise
+
+    def _serve(self, connection: sqlite3.Connection, callers: list[Caller]) -> None:
         is_committing = False
         try:
             for caller in callers:
@@ -169,7 +181,6 @@ class Writer:
             if told is error:
                 raise
             raise told from error
-        return connection
 
     def _run(self, connection: sqlite3.Connection, caller: Caller) -> None:
         """Do one caller's work so that it alone is undone when it raises."""

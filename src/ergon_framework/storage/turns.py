@@ -131,6 +131,13 @@ class Turns:
             caller.is_begun = not caller.is_gone
             return caller.is_begun
 
+    def put_back(self) -> None:
+        """Serve nobody but oneself: the others are in line again, ahead of who came since."""
+        with self._lock:
+            rest = deque(caller for caller in self.group[1:] if not caller.is_gone)
+            rest.extend(self._waiting)
+            self.group, self._waiting = self.group[:1], rest  # nothing can come between these two
+
     def dismiss(self) -> None:
         """Wake those who were served, or who will not be any more."""
         group = self.group
@@ -190,5 +197,5 @@ class Turns:
                     if self._waiting:
                         self._promote()
                 return True
-            caller.is_gone = caller.may_leave and not caller.is_begun
+            caller.is_gone = not caller.is_begun  # put back into the line, it would lead nobody
             return caller.is_gone
