@@ -1,13 +1,15 @@
-"""Process 1 of a container: signals that come early, orphans, exit codes."""
+"""Process 1 of a container: signals that come early, orphans, exit codes, a terminal."""
 
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,12 +52,18 @@ pytestmark = pytest.mark.skipif(not _can_be_first(), reason="no process may be t
 
 
 @contextmanager
-def as_process_1(folder: Path, program: str) -> Iterator[subprocess.Popen[str]]:
+def as_process_1(
+    folder: Path, program: str, terminal: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A program that is process 1 in a namespace of its own; gone at the end."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(BEFORE) + textwrap.dedent(program))
     command = [*NAMESPACE, sys.executable, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as outer:  # noqa: S603 - ours
+    if terminal is not None:
+        command = ["setsid", "--ctty", *command]
+    with subprocess.Popen(  # noqa: S603 - ours
+        command, stdin=terminal, stdout=subprocess.PIPE, text=True
+    ) as outer:
         try:
             yield outer
         finally:
@@ -64,8 +72,20 @@ def as_process_1(folder: Path, program: str) -> Iterator[subprocess.Popen[str]]:
 
 def first_of(outer: subprocess.Popen[str]) -> int:
     """What is process 1 inside, as it is called here."""
-    children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text()
-    return int(children.split()[0])
+    return child_of(outer.pid)
+
+
+def child_of(pid: int) -> int:
+    """The first child of a process."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def wait_stopped(pid: int) -> None:
+    """Until a process is stopped."""
+    until = time.monotonic() + LONG
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < until
+        os.sched_yield()
 
 
 def line_of(outer: subprocess.Popen[str]) -> str:
@@ -137,4 +157,45 @@ def test_signals_are_passed_on(tmp_path: Path) -> None:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             os.kill(first_of(outer), number)
             assert line_of(outer) == number.name
+        assert outer.wait(LONG) == 5
+
+
+def test_ctrl_z_stops_nobody(tmp_path: Path) -> None:
+    """There is no shell that could continue the program, or what its handlers have started."""
+    program = """
+        def load():
+            os._exit(subprocess.run(["sh", "-c", "echo ready; read line; exit 7"]).returncode)
+
+        main(load, "worker")
+    """
+    ours, theirs = pty.openpty()
+    try:
+        with as_process_1(tmp_path, program, theirs) as outer:
+            assert line_of(outer) == "ready"
+            os.write(ours, b"\x1a")
+            os.write(ours, b"go on\n")
+            assert outer.wait(LONG) == 7
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stopped_program_hears_that_it_should_end(tmp_path: Path, number: signal.Signals) -> None:
+    """Somebody stopped it on purpose, and nobody is there any more who continues it."""
+    program = f"""
+        def load():
+            signal.signal({int(number)}, lambda number, frame: os._exit(5))
+            say("ready")
+            while True:
+                signal.pause()
+
+        main(load, "worker")
+    """
+    with as_process_1(tmp_path, program) as outer:
+        assert line_of(outer) == "ready"
+        inner = child_of(first_of(outer))
+        os.kill(inner, signal.SIGSTOP)
+        wait_stopped(inner)
+        os.kill(first_of(outer), number)
         assert outer.wait(LONG) == 5

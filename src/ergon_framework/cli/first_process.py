@@ -4,6 +4,9 @@ The kernel drops what is sent to process 1 and has no handler there yet, and mak
 every process whose own is gone. So the program goes on in a child, where a signal that comes while
 it loads ends it as anywhere else. Process 1 passes signals on and reaps whoever ends: the child's
 own children stay the child's, and so do their exit codes.
+
+Nobody here could continue a program that was stopped, as a shell would. So it ignores what a
+terminal stops programs with, and whoever asks it to end also continues it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,12 @@ _OF_ITS_OWN_DOING = {
     if (number := getattr(signal, name, None)) is not None
 }
 """What a process brings upon itself; never passed on."""
+
+_FROM_THE_TERMINAL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+"""What stops a program that others can continue."""
+
+_TO_END = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""A stopped process hears of these when it is continued."""
 
 
 def step_aside() -> None:
@@ -41,9 +50,15 @@ def go_on_in_a_child() -> None:
 
 
 def _take_terminal() -> None:
-    """Ctrl-C is for the foreground group, and must not come a second time from process 1."""
+    """Ctrl-C is for the foreground group, and must not come a second time from process 1.
+
+    Ctrl-Z never stopped process 1 nor its children: the kernel spares groups that nobody outside
+    looks after. This group is no such one.
+    """
     with suppress(OSError):  # there is no terminal
         if os.isatty(0):
+            for number in _FROM_THE_TERMINAL:
+                signal.signal(number, signal.SIG_IGN)
             os.setpgid(0, 0)
             os.tcsetpgrp(0, os.getpid())
 
@@ -54,6 +69,8 @@ def _look_after(child: int, passed: Iterable[int]) -> int:
         number = signal.sigwait(passed)
         if number != signal.SIGCHLD:
             os.kill(child, number)  # not reaped yet, so it is there
+            if number in _TO_END:
+                os.kill(child, signal.SIGCONT)
             continue
         code = _reap(child)
         if code is not None:
