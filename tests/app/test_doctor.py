@@ -135,6 +135,9 @@ def test_the_store_of_providers_is_looked_at(tmp_path: Path) -> None:
         assert "hush" not in f"{bad}"
     assert found(text.format("sqlite:///missing/calls.db"), connects=False) is None
     assert found("[providers]\n") is None
+    shared = found('[store]\nurl = "redis://127.0.0.1:1/0"\n[providers]\n')
+    assert shared is not None
+    assert (shared.status, "does not keep provider calls" in shared.found) == (Status.BAD, True)
 
 
 @pytest.mark.req("ONE:settings")

@@ -18,8 +18,20 @@ def examine_providers(settings: Settings, *, connects: bool) -> Iterator[Finding
     if not connects or section is None:
         return
     for name, url in call_stores(settings).items():
-        if name or section.store is not None:
-            yield _examined(f"provider store of {name}" if name else "provider store", url)
+        label = f"provider store of {name}" if name else "provider store"
+        if name or section.store is not None or not _may_keep_calls(url):
+            yield _examined(label, url)
+
+
+def _may_keep_calls(url: str) -> bool:
+    """Whether the store of everything is of a kind that keeps provider calls, too."""
+    from ergon_framework.providers.stores.opening import check_url
+
+    try:
+        check_url(url)
+    except ErgonError:
+        return False
+    return True
 
 
 def _examined(label: str, url: str) -> Finding:
