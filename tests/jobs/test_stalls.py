@@ -287,3 +287,13 @@ def test_a_worker_that_gets_jobs_all_the_time_renews_its_leases(bench: Bench) ->
         assert get(store, f"mine-{n}").status is JobStatus.ACTIVE
         bench.renew()
         assert not store.overdue(1)
+
+
+def test_an_outage_tells_each_reason_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The first is often a symptom; that the password is wrong comes with the next attempt."""
+    keeper = bench.keeper()
+    for reason in ("hung up", "wrong password", "wrong password", "hung up"):
+        keeper._outage(StoreUnavailableError(reason))
+    told = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+    assert told == ["hung up", "wrong password"]
+    assert keeper.counters["outages"] == 1

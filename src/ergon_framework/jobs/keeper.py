@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 OUTAGE = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
 ENDING_WAIT = 0.2
 """Seconds between two questions to a store that is away while the worker wants to leave."""
+MOST_REASONS = 8
+"""Reasons of one outage that are logged."""
 
 declare("worker.claimed", "worker.before_settle")
 
@@ -96,6 +98,7 @@ class Keeper:
         self._next_at: float | None = None  # … or will be then, by our clock
         self._chores_at: float | None = None
         self._failures = 0
+        self._reasons: set[str] = set()  # that were logged in this outage
         self._now = SYSTEM_CLOCK.now
         self._bell = store.listen(Topic.WORK)
         self._thread: threading.Thread | None = None
@@ -350,12 +353,16 @@ class Keeper:
             self.chores.bounce()  # so that the next round asks the store for certain
         if self._failures == 1:
             self.counters["outages"] += 1
-            logger.error("the store does not answer, and is asked again: %s", error)
             self._report("store.lost", {"error": str(error)})
+        if str(error) not in self._reasons and len(self._reasons) < MOST_REASONS:
+            # The first one is often a symptom: what follows may say who has to do something.
+            self._reasons.add(str(error))
+            logger.error("the store does not answer, and is asked again: %s", error)
 
     def _recovered(self) -> None:
         logger.warning("the store answers again, after %d attempts", self._failures)
         self._failures = 0
+        self._reasons.clear()
         self._news = True
         self._report("store.back", {})
 
