@@ -5,8 +5,12 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
+from enum import StrEnum
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -92,6 +96,93 @@ def test_what_is_left_alone_keeps_its_types(clock: VirtualClock) -> None:
     provider = Meddler(overwrite, clock=clock)
     call(provider, payload=payload)
     assert [(type(each), each) for each in provider.seen] == [(OrderedDict, payload)] * 3
+
+
+class Colour(StrEnum):
+    """Equal to its text, which JSON would make of it."""
+
+    RED = "red"
+
+
+@dataclass
+class Line:
+    """What a caller may put into a payload."""
+
+    tags: list[str]
+
+
+def inner() -> Any:
+    """One of a class that only this function knows, which cannot be pickled."""
+
+    @dataclass
+    class Inner:
+        tags: list[str]
+
+    return Inner(["a"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        datetime(2026, 1, 1, tzinfo=UTC),
+        Decimal("1.50"),
+        UUID(int=7),
+        b"raw",
+        (1, (2,)),
+        {3, 4},
+        {5: "five"},
+        Colour.RED,
+        Line(["a"]),
+        inner(),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_changes_beside_it_keeps_its_types(
+    clock: VirtualClock, given: object, is_async: bool
+) -> None:
+    """A retry works with what the first attempt worked with."""
+    kind = AsyncMeddler if is_async else Meddler
+    provider = kind(grow, clock=clock)
+    payload = {"x": [given], "deep": {"list": [1]}, "top": given}
+    if is_async:
+        assert clock.run(acall(provider, payload=payload)).success
+    else:
+        assert call(provider, payload=payload).success
+    assert provider.seen == [{"x": [given], "deep": {"list": [1]}, "top": given}] * 3
+    assert {type(each["x"][0]) for each in provider.seen} == {type(given)}
+    assert {type(each["top"]) for each in provider.seen} == {type(given)}
+
+
+def test_what_the_caller_changes_meanwhile_no_attempt_sees(clock: VirtualClock) -> None:
+    """Types included, where nothing lies deeper."""
+    payload: dict[str, Any] = {"at": datetime(2026, 1, 1, tzinfo=UTC)}
+    given = payload.copy()
+    provider = Meddler(lambda _: payload.clear(), clock=clock)
+    call(provider, payload=payload)
+    assert provider.seen == [given] * 3
+
+
+class Viewer(Meddler):
+    """One whose payload cannot be copied as a whole."""
+
+    def _execute_impl(self, *, payload: dict[str, Any], **_: Any) -> Any:
+        self.seen.append({**payload, "deep": copy.deepcopy(payload["deep"])})
+        self.meddle(payload)
+        if len(self.seen) < 3:
+            raise TimeoutError
+        return {}
+
+
+def test_what_cannot_be_copied_is_given_as_json_has_it(clock: VirtualClock) -> None:
+    """Better than what the first attempt left."""
+    view = memoryview(b"ab")
+    provider = Viewer(grow, clock=clock)
+    call(provider, payload={"view": view, "deep": {"list": [1]}})
+    assert provider.seen == [
+        {"view": view, "deep": {"list": [1]}},
+        *[{"view": "YWI=", "deep": {"list": [1]}}] * 2,
+    ]
 
 
 def test_a_task_has_one_payload_too(clock: VirtualClock) -> None:

@@ -164,7 +164,8 @@ class ProviderBase(ABC):
         around = surroundings()
         if around is not None:
             context = surrounded(context, around, lane.key, campaign_id, operation, payload)
-        body = body_of(self._execute_impl, tenant_id, campaign_id, operation, payload, text)
+        what, is_retried = (tenant_id, campaign_id, operation), fitted.manner.max_attempts > 1
+        body = body_of(self._execute_impl, *what, payload, text, is_retried=is_retried)
         call = None
         if fitted.has_express and fitted.is_plain:
             may_refuse = ending is None
@@ -193,7 +194,8 @@ class ProviderBase(ABC):
         around = surroundings()
         if around is not None:
             context = surrounded(context, around, lane.key, campaign_id, operation, payload)
-        body = body_of(self._execute_impl, tenant_id, campaign_id, operation, payload, text)
+        what, is_retried = (tenant_id, campaign_id, operation), fitted.manner.max_attempts > 1
+        body = body_of(self._execute_impl, *what, payload, text, is_retried=is_retried)
         call = None
         if fitted.has_express and fitted.is_async:
             may_wait, may_refuse = fitted.is_local, ending is None
