@@ -30,18 +30,22 @@ def check(told: dict[str, object]) -> None:
     assert told["jobs"] == ["b", "a"]
     assert "no transaction open" in str(told["refused"])
     assert "transaction.atomic()" in str(told["refused"])
+    assert "the connection of Django cannot be used" in str(told["away"])
+    assert "can be reached" in str(told["away"])
+    assert "not asynchronous" in str(told["asynchronous"])
 
 
 def test_on_sqlite(tmp_path: Path) -> None:
     """One file for both."""
     path = tmp_path / "work.db"
-    check(run(f"sqlite:///{path}", "sqlite3", str(path)))
+    check(run(f"sqlite:///{path}", "sqlite3", str(tmp_path / "gone" / "work.db"), str(path)))
 
 
-def test_on_postgresql(postgres_server: PostgresServer) -> None:
+def test_on_postgresql(postgres_server: PostgresServer, tmp_path: Path) -> None:
     """One database for both."""
     url = postgres_server.new_database()
     parts = urlsplit(url)
     host = parts.hostname or parse_qs(parts.query)["host"][0]
-    check(run(url, "postgresql", parts.path.strip("/"), host, parts.username or ""))
+    away = str(tmp_path)  # a folder in which no server listens
+    check(run(url, "postgresql", away, parts.path.strip("/"), host, parts.username or ""))
     postgres_server.drop_database(url)

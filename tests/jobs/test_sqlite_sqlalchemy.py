@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import QueuePool
 
-from ergon_framework.errors import StoreError
+from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs import JobClient
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Search
@@ -153,6 +154,8 @@ def test_what_cannot_be_joined_says_why(
             (engine, "Engine is no connection", "engine.begin()"),
             (closed, "This Connection is closed", "one that is open"),
             (Session(), "not bound to a single Engine", "session.connection(…)"),
+            (Session(engine, twophase=True), "in two phases", "without twophase=True"),
+            (scoped_session(sessionmaker(engine, twophase=True)), "in two phases", "twophase"),
             (bare, "no transaction open", "BEGIN IMMEDIATE"),
             (elsewhere, "as its main database", "that very file"),
         ):
@@ -160,6 +163,41 @@ def test_what_cannot_be_joined_says_why(
                 store.add_in(given, [new("a")])
             assert remedy in caught.value.remedy
     other.dispose()
+    assert ids(store) == []
+
+
+@pytest.mark.req("JOBS:badinput")
+def test_a_database_that_is_away_is_unavailable(store: SqliteJobStore, tmp_path: Path) -> None:
+    """Whoever tries again later may: it has no file, no connection left, or another writer."""
+    gone = create_engine(f"sqlite:///{tmp_path / 'gone' / 'jobs.db'}")
+    spent = create_engine(
+        f"sqlite:///{store.path}",
+        poolclass=QueuePool,
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=0.01,
+    )
+    hasty = create_engine(f"sqlite:///{store.path}", connect_args={"timeout": 0})
+    event.listen(hasty, "connect", lambda raw, _: setattr(raw, "isolation_level", None))
+    event.listen(hasty, "begin", lambda line: line.exec_driver_sql("BEGIN IMMEDIATE"))
+    with (
+        spent.connect() as last,
+        hasty.connect() as bare,
+        closing(sqlite3.connect(store.path)) as other,
+    ):
+        last.execute(text("SELECT 1"))
+        other.execute("BEGIN IMMEDIATE")
+        for given, why in (
+            (Session(gone), "unable to open"),
+            (Session(spent), "QueuePool limit"),
+            (Session(hasty), "is locked"),
+            (bare, "is locked"),
+        ):
+            with pytest.raises(StoreUnavailableError, match=why) as caught:
+                store.add_in(given, [new("a")])
+            assert "begin the transaction again" in caught.value.remedy
+    for engine in (gone, spent, hasty):
+        engine.dispose()
     assert ids(store) == []
 
 

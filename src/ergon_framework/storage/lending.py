@@ -1,15 +1,21 @@
 """Connections that callers lend: what the driver has under those of SQLAlchemy and of Django.
 
 Programs hold a session more often than a connection. Both are taken, and neither library is
-imported for it: whoever has one of its objects has imported it.
+imported for it: whoever has one of its objects has imported it. What they raise is told in words
+of our own, so that who tries again when a store is away need not know what it was reached through.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ergon_framework.errors import StoreError
+from ergon_framework.errors import StoreError, StoreUnavailableError
+
+_AWAY = frozenset({"InterfaceError", "OperationalError", "TimeoutError"})
+"""Both libraries name their errors as drivers do; the last is that of a pool with none left."""
 
 
 class Lent(NamedTuple):
@@ -29,7 +35,8 @@ class Lent(NamedTuple):
         """
         is_news = self.alchemy is not None and not self.alchemy.in_transaction()
         if is_news:
-            self.alchemy.begin()
+            with _in_our_words(self.alchemy):
+                self.alchemy.begin()
         return is_news
 
 
@@ -37,34 +44,78 @@ def lent(given: Any) -> Lent:
     """What lies under a connection or session of SQLAlchemy, or under one of Django's connections;
     anything else as it is.
     """
-    if _is_django(given):
-        given.ensure_connection()
-        return Lent(given.connection, remedy="work within `with transaction.atomic():`")
-    alchemy = sys.modules.get("sqlalchemy")
+    with _in_our_words(given):
+        return _of_django(given) or _of_alchemy(given) or Lent(given)
+
+
+def _of_django(given: Any) -> Lent | None:
+    """``django.db.connection`` stands for another one in each thread, and is of no class."""
+    if "django.db" not in sys.modules or not hasattr(given, "in_atomic_block"):
+        return None
+    given.ensure_connection()
+    return Lent(given.connection, remedy="work within `with transaction.atomic():`")
+
+
+def _of_alchemy(given: Any) -> Lent | None:
+    alchemy, orm = sys.modules.get("sqlalchemy"), sys.modules.get("sqlalchemy.orm")
     if alchemy is None:
-        return Lent(given)
+        return None
+    connection = given
+    if orm is not None and isinstance(given, orm.Session | orm.scoped_session):
+        session = given() if isinstance(given, orm.scoped_session) else given
+        if session.twophase:  # before it begins one, which not every driver can
+            raise _two_phases()
+        connection = session.connection()
+    if not isinstance(connection, alchemy.Connection):
+        return None
+    if isinstance(connection.get_transaction(), alchemy.TwoPhaseTransaction):
+        raise _two_phases()
+    return Lent(connection.connection.driver_connection, connection)
+
+
+def _two_phases() -> StoreError:
+    """PostgreSQL prepares no transaction that wakes others, and SQLite prepares none at all."""
+    return StoreError(
+        "a transaction that is committed in two phases cannot be joined",
+        remedy="give a session without twophase=True, or a connection without begin_twophase()",
+    )
+
+
+@contextmanager
+def _in_our_words(given: Any) -> Iterator[None]:
     try:
-        connection = given.connection() if _is_session(given) else given
-        if not isinstance(connection, alchemy.Connection):
-            return Lent(given)
-        return Lent(connection.connection.driver_connection, connection)
-    except alchemy.exc.SQLAlchemyError as error:
-        raise StoreError(
-            f"the {type(given).__qualname__} of SQLAlchemy cannot be used: {_first_line(error)}",
-            remedy="give one that is open and whose last transaction was ended; of a session with"
+        yield
+    except _faults("sqlalchemy.exc", "SQLAlchemyError") as error:
+        raise _told(
+            f"the {type(given).__qualname__} of SQLAlchemy",
+            error,
+            "give one that is open and whose last transaction was ended; of a session with"
             " several engines give session.connection(…) for this database",
+        ) from error
+    except (
+        *_faults("django.db.utils", "Error"),
+        *_faults("django.core.exceptions", "ImproperlyConfigured", "SynchronousOnlyOperation"),
+    ) as error:
+        raise _told(
+            "the connection of Django",
+            error,
+            "give one that is set up and open, and from code that is not asynchronous",
         ) from error
 
 
-def _is_session(given: Any) -> bool:
-    orm = sys.modules.get("sqlalchemy.orm")
-    return orm is not None and isinstance(given, orm.Session | orm.scoped_session)
+def _faults(module: str, *names: str) -> tuple[type[Exception], ...]:
+    """Classes of errors, none as long as nobody has imported their module."""
+    loaded = sys.modules.get(module)
+    return () if loaded is None else tuple(getattr(loaded, name) for name in names)
 
 
-def _is_django(given: Any) -> bool:
-    """``django.db.connection`` stands for another one in each thread, and is of no class."""
-    return "django.db" in sys.modules and hasattr(given, "in_atomic_block")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def _told(what: str, error: Exception, remedy: str) -> StoreError:
+    why = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+    message = f"{what} cannot be used: {why}"
+    if _AWAY.isdisjoint(each.__name__ for each in type(error).__mro__):
+        return StoreError(message, remedy=remedy)
+    return StoreUnavailableError(
+        message,
+        remedy="see that the database can be reached, lets this user in and has a connection left;"
+        " then begin the transaction again",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,7 +15,12 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import DuplicateJobError, StoreError, StoreReadOnlyError
+from ergon_framework.errors import (
+    DuplicateJobError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
@@ -234,16 +240,48 @@ def test_what_sqlalchemy_cannot_lend_says_why(store: PostgresJobStore, jobs_url:
     engine = sqlalchemy.create_engine(jobs_url.replace("postgresql:", "postgresql+psycopg:"))
     closed = engine.connect()
     closed.close()
-    for given, why, remedy in (
-        (engine, "Engine is no connection", "engine.begin()"),
-        (closed, "This Connection is closed", "one that is open"),
-        (Session(), "not bound to a single Engine", "session.connection(…)"),
-    ):
-        with pytest.raises(StoreError, match=why) as caught:
-            store.add_in(given, [new("a")])
-        assert remedy in caught.value.remedy
+    with Session(engine, twophase=True) as phased:
+        for given, why, remedy in (
+            (engine, "Engine is no connection", "engine.begin()"),
+            (closed, "This Connection is closed", "one that is open"),
+            (Session(), "not bound to a single Engine", "session.connection(…)"),
+            (phased, "in two phases", "without twophase=True"),
+        ):
+            with pytest.raises(StoreError, match=why) as caught:
+                store.add_in(given, [new("a")])
+            assert remedy in caught.value.remedy
     engine.dispose()
     assert ids(store) == []
+
+
+def test_a_transaction_in_two_phases_is_refused(store: PostgresJobStore, jobs_url: str) -> None:
+    """It could not be prepared; what the caller did in it is left as it was."""
+    engine = sqlalchemy.create_engine(jobs_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        transaction = connection.begin_twophase()
+        with pytest.raises(StoreError, match="in two phases") as caught:
+            store.add_in(connection, [new("a")])
+        assert "begin_twophase()" in caught.value.remedy
+        assert connection.execute(sqlalchemy.text("SELECT 1")).scalar() == 1
+        transaction.rollback()
+        store.add_in(connection, [new("b")])
+        connection.commit()
+    engine.dispose()
+    assert ids(store) == ["b"]
+
+
+def test_a_session_whose_server_is_away(store: PostgresJobStore) -> None:
+    """It is the store that cannot be reached, and the same call may succeed later."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and kept, or another process might listen there
+        port = silent.getsockname()[1]
+        engine = sqlalchemy.create_engine(f"postgresql+psycopg://ergon@127.0.0.1:{port}/work")
+        with (
+            Session(engine) as session,
+            pytest.raises(StoreUnavailableError, match="Session of SQLAlchemy") as caught,
+        ):
+            store.add_in(session, [new("a")])
+    assert "can be reached" in caught.value.remedy
 
 
 def test_an_asynchronous_connection_is_refused(store: PostgresJobStore, jobs_url: str) -> None:
