@@ -185,7 +185,10 @@ def test_a_certificate_without_a_name_is_answered_401(folder: Path) -> None:
 
 @pytest.mark.req("BOUNDARY:badinput")
 def test_what_is_no_handshake_does_no_harm(folder: Path) -> None:
-    """Plain HTTP, rubbish, silence and hanging up are counted, and others are served."""
+    """Plain HTTP, rubbish and hanging up half-way are counted, and others are served.
+
+    Who only looks whether somebody listens, as probes do, is nobody to be told of.
+    """
 
     async def main() -> None:
         async with serving(_server(folder), connections=3) as bench:
@@ -198,9 +201,14 @@ def test_what_is_no_handshake_does_no_harm(folder: Path) -> None:
             rubbish.send(b"\x00" * 100)
             await rubbish.rest()
             await bench.until(lambda: len(bench.denied) == 2)
+            probe = await bench.wire()
+            await probe.close()
+            await bench.until(lambda: bench.server.connections == 0)
             gone = await bench.wire()
+            gone.send(b"\x16\x03\x01")  # the beginning of a handshake
             await gone.close()
             await bench.until(lambda: len(bench.denied) == 3)
+            assert "hung up" in bench.denied[2]
             silent = await bench.wire()
             await bench.until(lambda: bench.server.connections == 1)
             assert b"Plant A" in await _who(await bench.wire(_client(folder)))
