@@ -65,29 +65,6 @@ def test_a_gate_that_refuses_costs_no_attempt() -> None:
     assert (call.stop, call.until, call.attempts) == (Stopped.CIRCUIT_OPEN, 3.0, 0)
 
 
-@pytest.mark.req("PEF:A-4")
-@pytest.mark.parametrize(("open_until", "do"), [(None, Do.WAIT), (2.0, Do.WAIT), (2.1, Do.END)])
-def test_nobody_waits_for_an_attempt_that_will_be_refused(open_until: float | None, do: Do) -> None:
-    """A circuit that its failure opened beyond the wait ends the call now."""
-    call = guard(has_quota=False)
-    call.begun(0.0, None, 0.0)
-    call.admitted(None)
-    assert call.failed(DOWN, 1.0, 0.0) is Do.WAIT
-    assert call.until == 2.0
-    assert call.told(open_until) is do
-    assert (call.stop, call.until) == ((Stopped.CIRCUIT_OPEN, 2.1) if do is Do.END else (None, 2.0))
-
-
-@pytest.mark.req("PEF:A-4")
-def test_a_call_that_keeps_its_place_waits_all_the_same() -> None:
-    """It was let in once for all its attempts."""
-    call = guard(has_quota=False, breaker_scope=Scope.EXECUTION)
-    call.begun(0.0, None, 0.0)
-    call.admitted(None)
-    call.failed(DOWN, 1.0, 0.0)
-    assert call.told(100.0) is Do.WAIT
-
-
 @pytest.mark.req("PEF:A-9")
 def test_a_cooldown_is_sat_out_only_when_the_budget_allows() -> None:
     """Without a deadline nobody waits for it."""

@@ -8,22 +8,8 @@ from ergon_framework.core.breaker import State
 from ergon_framework.ports.providerstore import ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.testing import VirtualClock
-from tests.providers.scripted import EPOCH, LANE, Scripted, acall, call, wall_of
+from tests.providers.scripted import EPOCH, LANE, call
 from tests.providers.test_provider_circuit_breaker import DOWN, build, fail
-
-
-@pytest.mark.req("PEF:A-4")
-@pytest.mark.parametrize(("cooldown", "waited"), [(0.4, 0.5), (0.6, 0.0)])
-def test_a_wait_is_cut_short_only_by_a_circuit_that_outlasts_it(
-    clock: VirtualClock, cooldown: float, waited: float
-) -> None:
-    """One that lets a probe in by then is waited for, on an event loop as in a thread."""
-    for run in (call, lambda each: clock.run(acall(each))):
-        began_at = clock.now()
-        provider = Scripted(DOWN, circuit_breaker=CircuitBreaker(1, cooldown), wall=wall_of(clock))
-        result = run(provider)
-        assert (result.success, clock.now() - began_at) == (waited > 0, waited)
-        assert result.attempt_log[0].delay_seconds == (waited or None)
 
 
 def test_a_permit_counts_once_however_often_it_is_reported() -> None:

@@ -86,7 +86,11 @@ def is_about_stdout(error: BaseException) -> bool:
 
 def leave_stdout() -> None:
     """Write nothing more there, not even what is still to be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        place = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # it is no file
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), place)
 
 
 def keep_stdout(as_json: bool) -> AbstractContextManager[object]:

@@ -181,15 +181,6 @@ class Guard:
             self._is_reserved = False
         return Do.WAIT
 
-    def told(self, open_until: float | None) -> Do:
-        """The circuit knows of the failure, and is open until then if it was the one too many.
-
-        It would refuse the next attempt after the wait, so there is nothing to wait for.
-        """
-        if open_until is None or self._is_admitted or open_until <= self.until:
-            return Do.WAIT
-        return self._end(Stopped.CIRCUIT_OPEN, open_until)
-
     def waited(
         self, now: float, refused_until: float | None, cooldown_until: float, dice: float = 0.0
     ) -> Do:

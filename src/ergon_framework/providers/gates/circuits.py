@@ -174,10 +174,6 @@ class Circuit:
         refusal = breaker.peek(self.rule, now)
         return None if refusal is None else max(0.0, refusal.retry_at - now)
 
-    def open_for(self) -> float | None:
-        """Seconds for which it is open, whatever happens to probes; None when it is not."""
-        return self.refused_for() if self._view.breaker.state is State.OPEN else None
-
     def cooldown(self, longest: float = math.inf) -> float:
         """Seconds for which nobody should call, because the provider asked for a pause.
 

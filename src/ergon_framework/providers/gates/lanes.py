@@ -56,11 +56,6 @@ class Lane:
         waits = [wait for each in self.circuits if (wait := each.refused_for()) is not None]
         return max(waits, default=None)
 
-    def open_for(self) -> float | None:
-        """Seconds for which one of the circuits is open; None when none is."""
-        waits = [wait for each in self.circuits if (wait := each.open_for()) is not None]
-        return max(waits, default=None)
-
     def cooldown(self, longest: float) -> float:
         """Seconds for which the provider asked for a pause, at most ``longest``."""
         if self._only is not None:

@@ -262,8 +262,6 @@ class Calling:
             self._report(vote)
         if self._manner.guard.quota_unit is Scope.ATTEMPT and self._is_refundable(error, decision):
             self._refund(self._reservations[self._paid_from : self._reserved_for])
-        if do is Do.WAIT and (open_for := self._lane.open_for()) is not None:
-            return self._guard.told(ended_at + open_for)
         return do
 
     def waited(self) -> Do:
