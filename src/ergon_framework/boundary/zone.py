@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from ergon_framework.boundary import tracing
-from ergon_framework.boundary.facts.answers import answer, differs, store_trouble
+from ergon_framework.boundary.answering import Answering
+from ergon_framework.boundary.facts.answers import store_trouble
 from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larger
 from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.folder import DataFolder
@@ -40,7 +40,6 @@ from ergon_framework.ports.factstore import (
     OUTBOUND,
     FactStore,
     NewFact,
-    Outcome,
     Serving,
     StoredObject,
 )
@@ -75,9 +74,13 @@ class Zone:
         self.settings = settings or ZoneSettings()
         self.clock = clock
         self.telling = Telling(clock)
+        self.answering = Answering(name, self.settings, self.telling)
         store.watch_commits(self.telling.committed)
         self.blobs = BlobGuard()
-        self._appends: Grouping[Message, Receipt | BoundaryError] = Grouping(self._append_group)
+        self._appends: Grouping[Message, Receipt | BoundaryError] = Grouping(
+            self._append_group, name="ergon-zone", lets_go=True
+        )
+        store.watch_waits(self._appends.let_go)
         self.gates: dict[str, dict[str, Any]] = {}
         """How the link to each peer stands, kept by whoever pulls from it."""
         self.certificate_expiry: float | None = None
@@ -140,11 +143,12 @@ class Zone:
         try:
             admission = self.admit(envelope, fact)
             if admission.new_fact.references:
+                self._appends.let_go()  # the store will be asked
                 self.check_bytes(self.prepared(admission))
         except StoreError as error:
             return self.failed(error)
         except BoundaryError as error:
-            self.refused(error)
+            self.answering.refused(error)
             return error
         return admission
 
@@ -160,8 +164,7 @@ class Zone:
         except StoreError as error:
             raise self.failed(error, is_append=True) from error
         seconds = time.perf_counter() - began
-        pairs = zip(good, outcomes, strict=True)
-        told = [self.answered(each, outcome, seconds) for each, outcome in pairs]
+        told = self.answering.many(good, outcomes, seconds)
         if len(told) == len(admissions):
             return told
         answers = iter(told)
@@ -189,35 +192,6 @@ class Zone:
                     remedy="put the same bytes again, then append the fact",
                     details={"bucket": wanted.bucket, "key": wanted.key},
                 )
-
-    def answered(
-        self, admission: Admission, outcome: Outcome, seconds: float = 0.0
-    ) -> Receipt | BoundaryError:
-        """The answer to an append that took so many seconds, counted and told."""
-        new, telling = admission.new_fact, self.telling
-        told = answer(new, outcome, strict_envelope=self.settings.strict_envelope)
-        tracing.appended(self.name, new, seconds, told)
-        if isinstance(told, BoundaryError):
-            self.refused(told, new)
-            return told
-        if told.duplicate:
-            telling.count("duplicates")
-            if differs(new, outcome):
-                telling.count("envelope_differences")
-                telling.tell("fact.differed", message_id=new.message_id, offset=told.offset)
-        for warning in admission.warnings:
-            telling.count("warnings")
-            telling.tell("fact.doubted", message_id=new.message_id, why=warning)
-        telling.tell("fact.appended", message_id=new.message_id, offset=told.offset)
-        return told
-
-    def refused(self, error: BoundaryError, fact: NewFact | None = None) -> None:
-        """Count and tell a refusal."""
-        self.telling.count("append_failures", error.reason or error.code)
-        if error.reason == "conflicting_duplicate":
-            self.telling.count("conflicts")
-        message_id = None if fact is None else fact.message_id
-        self.telling.tell("fact.refused", message_id=message_id, code=error.code, why=error.reason)
 
     def failed(self, error: StoreError, *, is_append: bool = False) -> BoundaryError:
         """The answer to what the store could not do."""

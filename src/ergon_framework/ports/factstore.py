@@ -321,6 +321,9 @@ class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
     def unsubscribe(self, wake: Callable[[], None]) -> None:
         """No longer; one who never subscribed is fine."""
 
+    def watch_waits(self, seen: Callable[[], None]) -> None:
+        """Tell, in any thread, when an append is about to wait: for its commit, or for others."""
+
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends, from any thread: how many facts, and the seconds it took.
 

@@ -52,6 +52,16 @@ PATIENCE = 30.0
 PLENTY = 1 << 24
 
 
+def test_who_watches_is_told_before_the_server_is_waited_for(open_store: Open) -> None:
+    """Nothing is in the log by then."""
+    store = open_store()
+    seen: list[int] = []
+    store.watch_waits(lambda: seen.append(store.logs()[0].head))
+    store.append(OUTBOUND, [new("a")])
+    store.append(OUTBOUND, [new("b")])
+    assert seen == [0, 1]
+
+
 def test_two_processes_share_one_ledger(open_store: Open) -> None:
     """An id that another process appended is known, with its offset; other content conflicts."""
     one, two = open_store(), open_store()

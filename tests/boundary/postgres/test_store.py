@@ -445,7 +445,7 @@ def test_an_interrupt_is_not_taken_for_a_lost_connection(
     put(store, "a")
     put(store, "b")
 
-    def interrupted(_line: object) -> Any:
+    def interrupted(*_: object) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -62,6 +62,23 @@ def change(path: Path, statement: str, *values: object) -> int:
 # ---- opening ------------------------------------------------------------------------------------
 
 
+def test_who_watches_is_told_before_the_disk_is_waited_for(
+    store: SqliteFactStore, path: Path
+) -> None:
+    """All is written by then, and nothing is committed."""
+    seen: list[int] = []
+
+    def look() -> None:
+        with closing(sqlite3.connect(path)) as other:
+            [[found]] = other.execute("SELECT count(*) FROM ergon_boundary_facts").fetchall()
+            seen.append(found)
+
+    store.watch_waits(look)
+    put(store, "a")
+    put(store, "b")
+    assert seen == [0, 1]
+
+
 def test_a_file_of_another_zone(open_store: Open) -> None:
     """It is refused with both names, and nothing is changed."""
     first = open_store()

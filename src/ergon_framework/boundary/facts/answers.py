@@ -30,9 +30,7 @@ def answer(fact: NewFact, outcome: Outcome, *, strict_envelope: bool) -> Receipt
     if isinstance(outcome, Appended):
         if strict_envelope and differs(fact, outcome):
             return _other_envelope(fact, outcome.offset)
-        return Receipt(
-            offset=outcome.offset, duplicate=outcome.is_duplicate, digest=spelled(fact.digest)
-        )
+        return receipt(fact, outcome)
     match outcome:
         case Conflict():
             return _conflict(fact, outcome)
@@ -45,6 +43,13 @@ def answer(fact: NewFact, outcome: Outcome, *, strict_envelope: bool) -> Receipt
                 " capacity_bytes",
                 retry_after=FULL_RETRY,
             )
+
+
+def receipt(fact: NewFact, outcome: Appended) -> Receipt:
+    """The answer to an append of what is in the log."""
+    return Receipt(
+        offset=outcome.offset, duplicate=outcome.is_duplicate, digest=spelled(fact.digest)
+    )
 
 
 def differs(fact: NewFact, outcome: Outcome) -> bool:

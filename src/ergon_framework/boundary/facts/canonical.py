@@ -46,6 +46,7 @@ def _number(literal: str) -> float:
 
 
 _decode = msgspec.json.Decoder(float_hook=_number).decode
+_decode_plain = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _compact = msgspec.json.format
@@ -54,10 +55,13 @@ _compact = msgspec.json.format
 def _mark(byte: int) -> int:
     if 0x30 <= byte <= 0x39:
         return ord("9")
+    if byte in b"eE":
+        return ord("e")
     return ord("[") if byte in b"[{" else ord("4") if byte >= 0xF0 else ord(" ")
 
 
-# The bytes that matter: digits, brackets, and those that begin a character beyond U+FFFF.
+# The bytes that matter: digits and exponents, brackets, and those that begin a character beyond
+# U+FFFF.
 _MARKS = bytes(_mark(byte) for byte in range(256))
 _LONG = b"9" * 16
 # An integer of so many digits, where one may begin; text is searched too, which only costs time.
@@ -72,9 +76,12 @@ def canonical(value: Any, field: str = OBJECT) -> bytes:
     """
     try:
         form = _encode_sorted(value)
-        again = _decode(form)
-        if again == value and _is_plain(form, again):
-            return form if form.find(b".0") < 0 else _encode_sorted(again)
+        marks = form.translate(_MARKS)
+        is_whole = form.find(b".0") >= 0
+        # Only numbers that look like these can have another canonical form.
+        again = _decode(form) if is_whole or marks.find(b"9e") >= 0 else _decode_plain(form)
+        if again == value and _is_plain(form, marks, again):
+            return _encode_sorted(again) if is_whole else form
     except (_OddError, RecursionError, TypeError, ValueError):
         pass  # the slow way does it, or says what is wrong
     problems = list(flaws(value, field))
@@ -93,7 +100,9 @@ def read(raw: bytes, field: str = OBJECT) -> tuple[Any, bytes]:
     try:
         value = _decode(raw)
         form = _encode_sorted(value)
-        if (form == raw or _is_said_once(value, raw)) and _is_plain(form, value):
+        if (form == raw or _is_said_once(value, raw)) and _is_plain(
+            form, form.translate(_MARKS), value
+        ):
             return value, form
     except (_OddError, msgspec.DecodeError, RecursionError, UnicodeError):
         pass
@@ -199,13 +208,12 @@ def _is_said_once(value: Any, raw: bytes) -> bool:
     return plain == raw or plain == _compact(raw, indent=-1)
 
 
-def _is_plain(form: bytes, value: Any) -> bool:
+def _is_plain(form: bytes, marks: bytes, value: Any) -> bool:
     """Whether what the encoder wrote is the canonical form.
 
     Its keys are in the order of their code points, which is that of UTF-16 up to U+FFFF, and its
     integers are of any size.
     """
-    marks = form.translate(_MARKS)
     # To ask with `in` takes longer: it first tries whether the bytes are a number.
     if marks.find(_LONG) >= 0 and _BEYOND.search(form):
         return False

@@ -65,6 +65,14 @@ class _Fact(Fact, frozen=True, kw_only=True, forbid_unknown_fields=True):
     object_json: Raw
 
 
+class _Stored(msgspec.Struct, gc=False):
+    """As it is given out: what a fact has, in the same order."""
+
+    subject: str
+    predicate: str
+    object_json: Raw
+
+
 class _Item(msgspec.Struct, forbid_unknown_fields=True):
     envelope: _Envelope
     fact: _Fact
@@ -89,9 +97,13 @@ _is_media_type = fields.MEDIA_TYPE.fullmatch
 _is_note = fields.NOTE.fullmatch
 # A producer has few zones, predicates and labels, and says them with every fact. Lengths are looked
 # at first, for what is remembered must be small.
-_is_zone = lru_cache(1024)(fields.ZONE.fullmatch)
-_is_predicate = lru_cache(1024)(fields.PREDICATE.fullmatch)
 _is_word = lru_cache(1024)(fields.NOTE.fullmatch)
+
+
+@lru_cache(1024)
+def _are_names(from_zone: str, to_zone: str, predicate: str) -> bool:
+    is_zone, is_predicate = fields.ZONE.fullmatch, fields.PREDICATE.fullmatch
+    return bool(is_zone(from_zone) and is_zone(to_zone) and is_predicate(predicate))
 
 
 def parse_append(body: bytes, limits: LimitSettings | None = None) -> Message:
@@ -162,15 +174,16 @@ def admitted(
         envelope.to_zone,
         identity_digest(envelope, fact, form),
         _encode(envelope),
-        _encode(_Fact(subject=fact.subject, predicate=fact.predicate, object_json=Raw(form))),
+        _encode(_Stored(fact.subject, fact.predicate, Raw(form))),
         references(decode(form)) if form.find(MARK) >= 0 else (),
         source_offset,
     )
-    found = lint(envelope.message_id) or hash_of_object(envelope.message_id, *spellings)
-    if found is None and is_thorough and is_digest(envelope.message_id) and len(form) <= _HASHED:
+    message_id = envelope.message_id
+    found = lint(message_id) or hash_of_object(message_id, *spellings)
+    if found is None and is_thorough and is_digest(message_id) and len(form) <= _HASHED:
         given = fact.object_json
         value = decode(spellings[-1]) if isinstance(given, Raw) else given
-        found = hash_of_python(envelope.message_id, value)
+        found = hash_of_python(message_id, value)
     return Admission(new_fact, _warnings(envelope, found, strict_ids, clock))
 
 
@@ -241,17 +254,16 @@ def _check_count(count: int, limits: LimitSettings | None) -> None:
 
 def _is_sound(envelope: Envelope, fact: Fact) -> bool:
     """Whether every field but the object is as it should be."""
+    from_zone, to_zone, predicate = envelope.from_zone, envelope.to_zone, fact.predicate
     try:
         return bool(
             _is_id(envelope.message_id)
-            and len(envelope.from_zone) <= fields.LONGEST_ZONE
-            and _is_zone(envelope.from_zone)
-            and len(envelope.to_zone) <= fields.LONGEST_ZONE
-            and _is_zone(envelope.to_zone)
+            and len(from_zone) <= fields.LONGEST_ZONE
+            and len(to_zone) <= fields.LONGEST_ZONE
+            and len(predicate) <= fields.LONGEST_PREDICATE
+            and _are_names(from_zone, to_zone, predicate)
             and _is_subject(fact.subject)
             and len(fact.subject) <= fields.LONGEST_SUBJECT
-            and len(fact.predicate) <= fields.LONGEST_PREDICATE
-            and _is_predicate(fact.predicate)
             and type(envelope.produced_at_unix_ms) is int
             and 0 < envelope.produced_at_unix_ms <= fields.INT64
             and _has_sound_options(envelope)

@@ -1,8 +1,9 @@
 """Callers that come together are served together.
 
-Whoever finds nobody at work serves itself; those who come meanwhile wait in line, and the first of
-them serves all of them at once. A caller that does not want to wait leaves its request to a thread,
-which stands in the same line.
+Whoever finds nobody at work serves itself. Those who come meanwhile, and those who do not want to
+wait, stand in line for a thread, which serves all of them at once, again and again, until nobody
+comes any more. One thread for all knows the way better than callers who take turns at it: what it
+works on stays with one processor, and nobody has to be woken for the next group to begin.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
+from queue import Empty, SimpleQueue
 from threading import get_ident
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar
 
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import BoundaryError, StoreError, StoreUnavailableError
 from ergon_framework.storage.turns import Caller, Turns, nested
 
@@ -26,24 +30,41 @@ Answer = TypeVar("Answer")
 MOST = 512
 """Callers served at once."""
 HEAVY = 4096
-"""The weight at which the thread takes no more requests into a group."""
-
-
-class Asking(Caller, Generic[Request, Answer]):
-    """A caller in line, with what it asks for."""
-
-    __slots__ = ("answers", "requests")
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        super().__init__(_in_a_group, 0.0)
-        self.requests = requests
-        self.answers: Sequence[Answer] = ()
+"""The weight at which no more requests are taken into a group."""
+LINGER = 0.005
+"""Seconds for which the thread waits for the next ones of a crowd before it lets callers serve
+themselves again."""
 
 
 class Waiting(Generic[Request, Answer]):
-    """A request that was left to the thread."""
+    """A caller that waits in line."""
+
+    __slots__ = ("answer", "error", "is_gone", "request", "wake")
+
+    answer: Answer
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.error: BaseException | None = None
+        self.is_gone = False
+        self.wake = wake = threading.Lock()
+        wake.acquire()
+
+    def tell(self, answer: Answer) -> None:
+        """What it will find when it is woken."""
+        self.answer = answer
+
+    def fail(self, error: BaseException) -> None:
+        """What it will raise."""
+        self.error = error
+
+
+class Left(Generic[Request, Answer]):
+    """A request whose caller has gone on."""
 
     __slots__ = ("done", "group_done", "request")
+
+    is_gone = False
 
     def __init__(
         self,
@@ -55,9 +76,23 @@ class Waiting(Generic[Request, Answer]):
         self.done = done
         self.group_done = group_done
 
+    def tell(self, answer: Answer | BaseException) -> None:
+        """Call back."""
+        _tell(self.done, answer)
+
+    fail = tell
+
+
+InLine: TypeAlias = Waiting[Request, Answer] | Left[Request, Answer]
+
 
 class Grouping(Generic[Request, Answer]):
-    """Gathers requests of many threads. ``serve`` answers all of a group, or raises for all."""
+    """Gathers requests of many threads. ``serve`` answers all of a group, or raises for all.
+
+    With ``lets_go``, ``serve`` calls ``let_go`` as soon as it has to wait for anything, and those
+    who were served before are woken then. Woken earlier, they would only stand in its way: in one
+    interpreter one thread runs at a time.
+    """
 
     def __init__(
         self,
@@ -65,19 +100,54 @@ class Grouping(Generic[Request, Answer]):
         *,
         weigh: Callable[[Request], int] = lambda _: 1,
         name: str = "ergon-grouping",
+        lets_go: bool = False,
     ) -> None:
         self._serve = serve
         self._weigh = weigh
         self._name = name
-        self._turns = Turns()
-        self._left: deque[Waiting[Request, Answer]] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._lets_go = lets_go
         self._is_closed = False
+        self.renew()
+        renew_after_fork(self)
 
-    def call(self, request: Request) -> Answer:
-        """Answer one request, together with those of others when there are any."""
-        return self._call((request,))[0]
+    def renew(self) -> None:
+        """In a forked process: the thread and those in line are the parent's."""
+        self._turns = Turns()
+        self._lock = threading.Lock()
+        self._line: SimpleQueue[InLine[Request, Answer] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._served: deque[Waiting[Request, Answer]] = deque()
+        """Those who have their answer and sleep."""
+
+    def call(self, request: Request, before_waiting: Callable[[], None] | None = None) -> Answer:
+        """Answer one request, together with those of others when there are any.
+
+        ``before_waiting`` is called when others have to be waited for.
+        """
+        turns, me = self._turns, get_ident()
+        leader = turns.leader
+        if leader == me:
+            raise nested()
+        if leader is None:  # asked without the lock first: most who come find somebody at work
+            try:
+                if turns.try_enter(me):
+                    return self._serve((request,))[0]
+            finally:
+                if turns.leader == me:  # asked and not remembered: an interrupt may come anywhere
+                    turns.leave()
+        if before_waiting is not None:
+            before_waiting()
+        waiting: Waiting[Request, Answer] = Waiting(request)
+        if not self._stands_in_line(waiting):
+            return self._alone(request)
+        try:
+            waiting.wake.acquire()
+        except BaseException:
+            waiting.is_gone = True
+            raise
+        if waiting.error is not None:
+            raise waiting.error
+        return waiting.answer
 
     def call_soon(
         self,
@@ -89,86 +159,111 @@ class Grouping(Generic[Request, Answer]):
 
         When all of a group have been told, each ``group_done`` among them is called once.
         """
-        with self._changed:
-            if self._is_closed:
-                raise StoreUnavailableError("the store is closed", remedy="open it again")
-            self._left.append(Waiting(request, done, group_done))
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        if not self._stands_in_line(Left(request, done, group_done)):
+            raise StoreUnavailableError("the store is closed", remedy="open it again")
+
+    def let_go(self) -> None:
+        """Wake those who were served; to be called by ``serve``, or by any thread on its behalf."""
+        served = self._served
+        with suppress(IndexError):
+            while served:
+                served.popleft().wake.release()  # nobody gets the same one from it
 
     def close(self) -> None:
         """Let the thread answer what was left to it, and end it. Closing twice is fine."""
-        with self._changed:
-            self._is_closed = True
+        with self._lock:
             thread = self._thread
-            self._changed.notify_all()
+            if not self._is_closed:
+                self._is_closed = True
+                self._line.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _call(self, requests: Sequence[Request]) -> Sequence[Answer]:
-        turns, me = self._turns, get_ident()
-        if turns.leader == me:
-            raise nested()
-        try:
-            # Asked without the lock first: most who come find somebody at work.
-            if turns.leader is None and turns.try_enter(me):
-                return self._serve(requests)
-            caller: Asking[Request, Answer] = Asking(requests)
-            if turns.wait(caller, MOST):
-                self._serve_group(turns.group)
-        finally:
-            if turns.leader == me:  # asked and not remembered: an interrupt may come anywhere
-                turns.leave()
-        if caller.error is not None:
-            raise caller.error
-        return caller.answers
+    def _stands_in_line(self, asked: InLine[Request, Answer]) -> bool:
+        with self._lock:
+            if self._is_closed:
+                return False
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # there are too many, or the interpreter is on its way out
+                    if isinstance(asked, Left):
+                        raise
+                    return False
+                self._thread = thread
+            self._line.put(asked)
+        return True
 
-    def _serve_group(self, callers: Sequence[Caller]) -> None:
-        """Serve everyone at once; only an interrupt of this very thread is raised here."""
-        group = cast("Sequence[Asking[Request, Answer]]", callers)  # nobody else stands in line
+    def _alone(self, request: Request) -> Answer:
+        """Wait for a turn of one's own, where there is no thread."""
+        turns, me = self._turns, get_ident()
         try:
-            answers = self._serve([each for caller in group for each in caller.requests])
-            first = 0
-            for caller in group:
-                last = first + len(caller.requests)
-                caller.answers = answers[first:last]
-                caller.is_served = True
-                first = last
-        except BaseException as error:
-            for caller in group:
-                caller.error = _retold(error)
-                caller.is_served = True
-            if not isinstance(error, Exception):
-                raise
+            turns.wait(Caller(None, 0.0), 1)
+            return self._serve((request,))[0]
+        finally:
+            if turns.leader == me:
+                turns.leave()
 
     def _run(self) -> None:
-        while group := self._take():
-            result: Iterable[Answer | BaseException]
-            try:
-                result = self._call([each.request for each in group])
-            except BaseException as error:
-                result = [_retold(error) for _ in group]
-            for each, answer in zip(group, result, strict=True):
-                _tell(each.done, answer)
-            for group_done in {each.group_done: None for each in group if each.group_done}:
-                _tell(group_done)
+        line, turns = self._line, self._turns
+        while (asked := line.get()) is not None:
+            turns.wait(Caller(None, 0.0), 1)  # whoever serves itself ends first
+            while asked is not None:
+                group = self._gathered(asked)
+                self._serve_group(group)
+                asked = self._next(is_crowded=len(group) > 1)
+            turns.leave()
 
-    def _take(self) -> list[Waiting[Request, Answer]]:
-        """Wait for requests; none when all is closed and done."""
-        group: list[Waiting[Request, Answer]] = []
-        weight = 0
-        with self._changed:
-            self._changed.wait_for(lambda: self._left or self._is_closed)
-            while self._left and len(group) < MOST and weight < HEAVY:
-                group.append(self._left.popleft())
-                weight += self._weigh(group[-1].request)
-        return group
+    def _gathered(self, first: InLine[Request, Answer]) -> list[InLine[Request, Answer]]:
+        """The first and all behind it who can be served together."""
+        group, weight = [first], self._weigh(first.request)
+        with suppress(Empty):
+            while len(group) < MOST and weight < HEAVY:
+                asked = self._kept(self._line.get_nowait())
+                if asked is None:
+                    break
+                group.append(asked)
+                weight += self._weigh(asked.request)
+        return [each for each in group if not each.is_gone]
+
+    def _next(self, *, is_crowded: bool) -> InLine[Request, Answer] | None:
+        """Whoever comes next; nobody when callers may serve themselves again."""
+        with suppress(Empty):
+            return self._kept(self._line.get_nowait())
+        self.let_go()
+        with suppress(Empty):
+            if is_crowded:
+                return self._kept(self._line.get(timeout=LINGER))
+        return None
+
+    def _kept(self, asked: InLine[Request, Answer] | None) -> InLine[Request, Answer] | None:
+        """What came out of the line. The end of it goes back: it is what the thread looks for."""
+        if asked is None:
+            self._line.put(None)
+        return asked
+
+    def _serve_group(self, group: Sequence[InLine[Request, Answer]]) -> None:
+        try:
+            answers = self._serve([each.request for each in group]) if group else ()
+            pairs = list(zip(group, answers, strict=True))
+        except BaseException as error:
+            for each in group:
+                each.fail(_retold(error))
+        else:
+            for each, answer in pairs:
+                each.tell(answer)
+        self.let_go()  # where nothing had to be waited for
+        self._served.extend(each for each in group if isinstance(each, Waiting))
+        if not self._lets_go:
+            self.let_go()
+        left = [each for each in group if isinstance(each, Left)]
+        for group_done in {each.group_done: None for each in left if each.group_done}:
+            _tell(group_done)
 
 
-def _in_a_group(_: object) -> None:
-    """What a caller wants done is in its requests."""
+def nothing() -> None:
+    """What most have to do before they wait."""
 
 
 def _tell(tell: Callable[..., None], *answer: object) -> None:

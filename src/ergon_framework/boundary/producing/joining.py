@@ -38,10 +38,10 @@ def append_in(
             raise
         raise zone.failed(error) from error
     except BoundaryError as error:
-        zone.refused(error)
+        zone.answering.refused(error)
         raise
     told = answer(new, outcome, strict_envelope=zone.settings.strict_envelope)
     if isinstance(told, BoundaryError):
-        zone.refused(told, new)
+        zone.answering.refused(told, new)
         raise told
     return told  # nobody is told of it yet: the caller may still roll back

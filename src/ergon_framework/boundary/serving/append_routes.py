@@ -52,7 +52,7 @@ class AppendRoutes:
             if not permit.is_free:
                 self._check_zones(permit, exchange.caller, admission)
         except BoundaryError as error:
-            zone.refused(error)
+            zone.answering.refused(error)
             raise
         new = zone.prepared(admission)
         if new.references:
@@ -79,7 +79,7 @@ class AppendRoutes:
         try:
             await self._in_thread(lambda: zone.check_bytes(new))
         except BoundaryError as error:
-            zone.refused(error, new)
+            zone.answering.refused(error, new)
             raise
         told: asyncio.Future[list[Outcome] | BaseException] = loop.create_future()
         zone.store.append_soon(
@@ -118,7 +118,7 @@ class AppendRoutes:
             )
             exchange.fail(error)
             return
-        answer = self._zone.answered(admission, told, seconds)
+        answer = self._zone.answering.one(admission, told, seconds)
         if isinstance(answer, BoundaryError):
             exchange.fail(answer)
             return
@@ -170,7 +170,7 @@ class AppendRoutes:
                 zone.check_bytes(zone.prepared(admission))
                 admissions.append(admission)
             except BoundaryError as error:
-                zone.refused(error)
+                zone.answering.refused(error)
                 admissions.append(error)
         told = zone.append_all(admissions)
         return len(told), b'{"results":[%b]}' % b",".join(map(_shown, told))

@@ -38,8 +38,14 @@ class Bytes(Packed):
     array = 1001
 
     def __init__(self, values: Sequence[bytes]) -> None:
-        pairs = zip(map(_LENGTH, map(len, values)), values, strict=True)
-        super().__init__(17, len(values), b"".join(chain.from_iterable(pairs)))
+        sizes = set(map(len, values))
+        if len(sizes) == 1:  # as keys and digests are: much less has to be put together
+            size = _LENGTH(*sizes)
+            data = size + size.join(values)
+        else:
+            pairs = zip(map(_LENGTH, map(len, values)), values, strict=True)
+            data = b"".join(chain.from_iterable(pairs))
+        super().__init__(17, len(values), data)
 
 
 class Bigints(Packed):

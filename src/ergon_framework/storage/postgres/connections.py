@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -66,16 +66,24 @@ class Connections:
         self._begin()
 
     @contextmanager
-    def borrow(self) -> Iterator[Connection]:
-        """One connection, with ``autocommit`` on; it is thrown away unless it comes back idle."""
+    def borrow(self, before_waiting: Callable[[], None] | None = None) -> Iterator[Connection]:
+        """One connection, with ``autocommit`` on; it is thrown away unless it comes back idle.
+
+        ``before_waiting`` is called when none is at hand.
+        """
         free = self._free
-        if not free.acquire(timeout=FREE):
+        is_free = free.acquire(blocking=False)
+        if not is_free:
+            if before_waiting is not None:
+                before_waiting()
+            is_free = free.acquire(timeout=FREE)
+        if not is_free:
             raise StoreUnavailableError(
                 f"all {self._size} connections to {self._address.name} are in use",
                 remedy="make fewer calls at once in one process, or look why the server is slow",
             )
         try:
-            connection = self._take()
+            connection = self._take(before_waiting)
             try:
                 yield connection
             finally:
@@ -165,12 +173,14 @@ class Connections:
         if self.is_closed:
             raise StoreUnavailableError(f"{self._address.name} is closed", remedy="open it again")
 
-    def _take(self) -> Connection:
+    def _take(self, before_connecting: Callable[[], None] | None) -> Connection:
         self._refuse_when_closed()
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
+                if before_connecting is not None:
+                    before_connecting()
                 return self.connect()
             if _is_alive(connection):
                 return connection

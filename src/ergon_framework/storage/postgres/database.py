@@ -115,15 +115,22 @@ class PostgresDatabase:
 
         return self.run(whole)
 
-    def run(self, work: Callable[[Connection], T], *, seconds: float | None = None) -> T:
+    def run(
+        self,
+        work: Callable[[Connection], T],
+        *,
+        seconds: float | None = None,
+        before_waiting: Callable[[], None] | None = None,
+    ) -> T:
         """Run ``work`` on a connection with ``autocommit`` on, which it leaves outside of any
-        transaction; what it leaves undone is rolled back.
+        transaction; what it leaves undone is rolled back. ``before_waiting`` is called when no
+        connection is at hand.
 
         When the connection is lost, nobody knows whether what was being committed is there: the
         error has ``is_lost`` in its details.
         """
         for turn in itertools.count(1):
-            with self._connections.borrow() as connection:
+            with self._connections.borrow(before_waiting) as connection:
                 try:
                     return self._attempt(connection, work, seconds or self._seconds)
                 except psycopg.Error as error:

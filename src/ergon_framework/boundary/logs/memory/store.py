@@ -34,6 +34,9 @@ class MemoryFactStore(MemoryMoving):
             if wake in self._wakes:
                 self._wakes.remove(wake)
 
+    def watch_waits(self, seen: Callable[[], None]) -> None:
+        """Nothing is waited for here."""
+
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """There is nothing to wait for, and nothing to tell."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from ergon_framework.boundary.logs.grouping import Grouping
+from ergon_framework.boundary.logs.grouping import Grouping, nothing
 from ergon_framework.boundary.logs.nats import pages
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.entering import Entering
@@ -54,6 +54,7 @@ class NatsLogs(Ground):
         read_only: bool = False,
     ) -> None:
         self._watch: Callable[[int, float], None] | None = None
+        self._before_waiting: Callable[[], None] = nothing
         self._appends: Grouping[Append, list[Outcome]] = Grouping(
             self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
         )
@@ -70,7 +71,9 @@ class NatsLogs(Ground):
         """Append in order, each with an outcome of its own; many in several commits."""
         if not facts:
             return []
-        return self._appends.call(self._prepared(log, facts, capacity))
+        asked = self._prepared(log, facts, capacity)
+        self._before_waiting()
+        return self._appends.call(asked)
 
     def append_soon(
         self,
@@ -95,6 +98,10 @@ class NatsLogs(Ground):
         if any(each.size > (self.largest or 0) for each in prepared):
             raise too_large(self.url)
         return Append(log, prepared, capacity)
+
+    def watch_waits(self, seen: Callable[[], None]) -> None:
+        """Tell when an append is about to wait."""
+        self._before_waiting = seen
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends: how many facts, and the seconds it took."""

@@ -158,10 +158,12 @@ class PostgresGround(Ground):
         failpoint(AFTER[call])
         return result
 
-    def _committed(self, whole: Callable[[Connection], T]) -> T:
+    def _committed(
+        self, whole: Callable[[Connection], T], before_waiting: Callable[[], None] | None = None
+    ) -> T:
         """Run what ends with a commit; an answer that was lost is told as what it is."""
         try:
-            return self._database.run(whole)
+            return self._database.run(whole, before_waiting=before_waiting)
         except StoreUnavailableError as error:
             if not error.details.get("is_lost"):
                 raise

@@ -161,6 +161,7 @@ class PostgresLogs(TableLogs, PostgresGround):
             poured = self._hope(connection, asked, wanted)
             if poured is not None:
                 return poured
+            self._before_waiting()
 
             def work(books: PostgresBooks) -> tuple[list[list[Outcome]], CarefulEntry]:
                 entry = CarefulEntry(books, self._clock(), self._memory, wanted)
@@ -181,7 +182,12 @@ class PostgresLogs(TableLogs, PostgresGround):
             entry = HopefulEntry(self._clock(), self._memory, asked[0].log)
             outcomes, statements = _appended(entry, asked), entry.statements()
             failpoint(BEFORE["append"])
-            self._straight.run(connection, statements, is_planned=entry.is_searched)
+            self._straight.run(
+                connection,
+                statements,
+                is_planned=entry.is_searched,
+                meanwhile=self._before_waiting,
+            )
         except HopefulEntry.REFUSALS:
             self._memory.forget()
             self._caution = CAUTION
@@ -210,7 +216,7 @@ class PostgresLogs(TableLogs, PostgresGround):
     def _pour(self, whole: Callable[[Connection], Poured[T]], call: str) -> tuple[T, int]:
         """Run a transaction that adds facts; its result, and how many it were."""
         self._refuse_reading_only()
-        result, added, heads = self._committed(whole)
+        result, added, heads = self._committed(whole, self._before_waiting)
         failpoint(AFTER[call])
         self._reached(heads)
         return result, added

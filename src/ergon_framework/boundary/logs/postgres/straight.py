@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -39,26 +39,36 @@ class Straight:
         self._prepared: WeakKeyDictionary[Connection, set[str]] = WeakKeyDictionary()
 
     def run(
-        self, connection: Connection, statements: Sequence[Statement], *, is_planned: bool
+        self,
+        connection: Connection,
+        statements: Sequence[Statement],
+        *,
+        is_planned: bool,
+        meanwhile: Callable[[], None],
     ) -> None:
         """Execute these as one transaction, commit and announce, in one round trip.
 
         Raises what the server refuses. What lies between two syncs of a pipeline is a transaction
         by itself, so nobody has to say BEGIN. ``is_planned``: the tables that are searched may have
-        grown since a plan was made.
+        grown since a plan was made. ``meanwhile`` is called while the server works.
         """
-        answers = self._sent(connection, statements, is_planned=is_planned)
+        answers = self._sent(connection, statements, meanwhile, is_planned=is_planned)
         if any(map(_is_forgotten, answers)):
-            answers = self._sent(connection, statements, is_planned=is_planned)
+            answers = self._sent(connection, statements, meanwhile, is_planned=is_planned)
         for answer in answers:
             _check(answer)
 
     def _sent(
-        self, connection: Connection, statements: Sequence[Statement], *, is_planned: bool
+        self,
+        connection: Connection,
+        statements: Sequence[Statement],
+        meanwhile: Callable[[], None],
+        *,
+        is_planned: bool,
     ) -> list[PGresult]:
         """One attempt at it; the answers to the transaction."""
         line = connection.pgconn
-        self._prepare(connection, [] if is_planned else statements)
+        self._prepare(connection, [] if is_planned else statements, meanwhile)
         line.enter_pipeline_mode()
         try:
             for name, values in statements:
@@ -71,7 +81,7 @@ class Straight:
             line.pipeline_sync()
             line.send_query_prepared(_called(_ANNOUNCE), self._told)
             line.pipeline_sync()
-            answers, announced = _answers(line)
+            answers, announced = _answers(line, meanwhile)
             line.exit_pipeline_mode()
         except BaseException:
             connection.close()  # it may be in the middle of anything
@@ -80,11 +90,17 @@ class Straight:
             self._prepared.pop(connection, None)
         return answers
 
-    def _prepare(self, connection: Connection, statements: Sequence[Statement]) -> None:
+    def _prepare(
+        self,
+        connection: Connection,
+        statements: Sequence[Statement],
+        meanwhile: Callable[[], None],
+    ) -> None:
         known = self._prepared.setdefault(connection, set())
         for name, values in (*statements, (_ANNOUNCE, ())):
             if name in known:
                 continue
+            meanwhile()
             types = [_type(each) for each in values]
             answer = connection.pgconn.prepare(_called(name), self._wordings[name], types)
             if _state(answer) != _PREPARED_BEFORE:
@@ -97,7 +113,7 @@ def _called(name: str) -> bytes:
     return f"ergon.{name}".encode()
 
 
-def _answers(line: PGconn) -> tuple[list[PGresult], list[PGresult]]:
+def _answers(line: PGconn, meanwhile: Callable[[], None]) -> tuple[list[PGresult], list[PGresult]]:
     """What came before the first sync, and what came before the second.
 
     An error at the commit itself comes behind the answers to all statements.
@@ -106,8 +122,10 @@ def _answers(line: PGconn) -> tuple[list[PGresult], list[PGresult]]:
     wait = select.poll()
     wait.register(line.socket, select.POLLIN | select.POLLOUT)
     while line.flush():
+        meanwhile()
         wait.poll()
         line.consume_input()
+    meanwhile()
     wait.modify(line.socket, select.POLLIN)
     while len(found) < 3:
         # Asked for too early, an answer would be waited for while no other thread can run.

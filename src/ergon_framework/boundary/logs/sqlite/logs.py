@@ -118,6 +118,7 @@ class SqliteLogs(TableLogs, SqliteGround):
             outcomes = [entry.append(each.log, each.facts, each.capacity) for each in asked]
             added = entry.finish()
             self._upkeep.pay(books, added)
+            self._before_waiting()
             return outcomes, added
 
         return self._write(self._careful(work), "append")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from ergon_framework.boundary.logs.grouping import Grouping
+from ergon_framework.boundary.logs.grouping import Grouping, nothing
 from ergon_framework.boundary.logs.records import Prepared, prepare
 from ergon_framework.boundary.logs.tables import pages, receiving, retention
 from ergon_framework.boundary.logs.tables.ground import Books, Ground
@@ -40,6 +40,7 @@ class TableLogs(Ground):
     def __init__(self, *place: Any, **settings: Any) -> None:
         super().__init__(*place, **settings)
         self._watch: Callable[[int, float], None] | None = None
+        self._before_waiting: Callable[[], None] = nothing
         self._aged: dict[str, tuple[float, int]] = {}
         self._appends: Grouping[Append, list[Outcome]] = Grouping(
             self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
@@ -59,7 +60,8 @@ class TableLogs(Ground):
         """Append in order in one commit, each with an outcome of its own."""
         if not facts:
             return []
-        return self._appends.call(Append(log, [prepare(log, each) for each in facts], capacity))
+        asked = Append(log, [prepare(log, each) for each in facts], capacity)
+        return self._appends.call(asked, self._before_waiting)
 
     def append_soon(
         self,
@@ -139,6 +141,10 @@ class TableLogs(Ground):
         if added:
             self._wake()
         return outcomes
+
+    def watch_waits(self, seen: Callable[[], None]) -> None:
+        """Tell when an append is about to wait."""
+        self._before_waiting = seen
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends: how many facts, and the seconds it took."""

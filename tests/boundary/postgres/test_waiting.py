@@ -1,0 +1,47 @@
+"""Who watches a store is told before an append waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ergon_framework.boundary.logs.postgres import PostgresFactStore
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.factstore import OUTBOUND
+from tests.boundary.postgres.test_store import ids, put
+
+pytestmark = pytest.mark.req("SCALE:boundary-postgres")
+
+
+def test_who_watches_is_told_before_an_append_waits(store: PostgresFactStore) -> None:
+    """With care, with hope, and with a statement that was forgotten: each time it is sent."""
+    told: list[int] = []
+    store.watch_waits(lambda: told.append(store._memory.logs[OUTBOUND].head if told else 0))
+    put(store, "a")
+    assert told
+    count = len(told)
+    put(store, "b", "c")  # in one statement
+    assert told[count:][-1] == 3  # decided and sent, and no answer yet: nobody else is told of it
+    assert ids(store) == ["a", "b", "c"]
+
+
+def test_who_watches_is_told_before_a_connection_is_waited_for(store: PostgresFactStore) -> None:
+    """A server that is away for long must not keep those who were served before."""
+    put(store, "a")
+    told: list[str] = []
+
+    store.watch_waits(lambda: told.append("waiting"))
+    for idle in store._database._connections._idle:
+        idle.close()
+
+    def refused(*_: object) -> Any:
+        assert told == ["waiting"]
+        raise StoreUnavailableError("away", details={"is_lost": False})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store._database._connections, "connect", refused)
+        with pytest.raises(StoreUnavailableError, match="away"):
+            put(store, "b")
+    put(store, "b")
+    assert ids(store) == ["a", "b"]
