@@ -61,6 +61,11 @@ def nested(depth: int, *, kind: str = "[]") -> bytes:
 @example([1.0, -0.0, 1e15, 1e-6, 5e-324, 1.7976931348623157e308, 1e21, 0.00001])
 @example({"a": 9007199254740991, "b": [-9007199254740991]})
 @example({"text": ":9007199254740993,[12345678901234567"})
+@example(1e-7)
+@example(12345678.25)
+@example(0.0001)
+@example([1.5, 2e-9])
+@example({"9e": 0.5, "text": "1.0 and 3e8"})
 def test_both_ways_write_the_same(value: Any) -> None:
     """Whatever way is taken, the bytes are those of the reference implementation."""
     assert canonical(value) == rfc8785.dumps(value)

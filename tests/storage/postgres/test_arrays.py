@@ -25,7 +25,10 @@ def test_what_comes_out_is_what_went_in(postgres_url: str) -> None:
     ]
     with psycopg.connect(postgres_url) as connection:
         nothing: list[list[Any]] = [[], [], [], []]
-        for values in (given, nothing):
+        alike: list[list[Any]] = [[b"ab", b"cd", b"\0\0"], *given[1:]]
+        blank: list[list[Any]] = [[b"", b""], *given[1:]]
+        one: list[list[Any]] = [[b"x" * 70_000], *given[1:]]
+        for values in (given, nothing, alike, blank, one):
             cursor = taking_arrays(psycopg.RawCursor(connection))
             packed = (Bytes(values[0]), Bigints(values[1]), Integers(values[2]), Floats(values[3]))
             cursor.execute("SELECT $1, $2, $3, $4", packed)

@@ -244,6 +244,7 @@ class Grouping(Generic[Request, Answer]):
         return asked
 
     def _serve_group(self, group: Sequence[InLine[Request, Answer]]) -> None:
+        waiting = [each for each in group if isinstance(each, Waiting)]
         try:
             answers = self._serve([each.request for each in group]) if group else ()
             pairs = list(zip(group, answers, strict=True))
@@ -254,12 +255,13 @@ class Grouping(Generic[Request, Answer]):
             for each, answer in pairs:
                 each.tell(answer)
         self.let_go()  # where nothing had to be waited for
-        self._served.extend(each for each in group if isinstance(each, Waiting))
+        self._served.extend(waiting)
         if not self._lets_go:
             self.let_go()
-        left = [each for each in group if isinstance(each, Left)]
-        for group_done in {each.group_done: None for each in left if each.group_done}:
-            _tell(group_done)
+        if len(waiting) < len(group):
+            left = [each for each in group if isinstance(each, Left)]
+            for group_done in {each.group_done: None for each in left if each.group_done}:
+                _tell(group_done)
 
 
 def nothing() -> None:

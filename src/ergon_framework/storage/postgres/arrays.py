@@ -43,8 +43,9 @@ class Bytes(Packed):
             size = _LENGTH(*sizes)
             data = size + size.join(values)
         else:
-            pairs = zip(map(_LENGTH, map(len, values)), values, strict=True)
-            data = b"".join(chain.from_iterable(pairs))
+            parts = [b""] * (2 * len(values))
+            parts[::2], parts[1::2] = map(_LENGTH, map(len, values)), values
+            data = b"".join(parts)
         super().__init__(17, len(values), data)
 
 
