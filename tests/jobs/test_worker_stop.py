@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs import worker as worker_module
+from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Ask
+from ergon_framework.ports.jobstore import Ask, Schedule
 from tests.jobs.workplace import (
+    PATIENCE,
     at_work,
     burst,
     get,
@@ -80,6 +84,62 @@ def test_a_stop_before_the_run_is_heard() -> None:
     subject.stop()
     assert subject.run().completed == 0
     assert get(store, "echo").status is JobStatus.PENDING
+
+
+MANY = {f"s{n:02}": ScheduleSettings(every=3600, handler="echo") for n in range(20)}
+
+
+class Slow(MemoryJobStore):
+    """A store in which ``between`` happens whenever a schedule has been written."""
+
+    between: Callable[[], object] = staticmethod(lambda: None)
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        super().put_schedule(schedule)
+        self.between()
+
+
+def test_a_stop_is_heard_while_many_schedules_are_written() -> None:
+    """What is under way is the last; the next worker writes the others."""
+    store = Slow()
+    subject = worker(store, schedules=Scheduler(store, MANY))
+
+    def stop_at_the_third() -> None:
+        if len(store.schedules()) == 3:
+            subject.stop()
+            wait_until(lambda: subject._keeper._ends, "the end")
+
+    store.between = stop_at_the_third
+    assert subject.run().stop_reason == "stopped"
+    assert len(store.schedules()) == 3
+    assert store.workers() == []
+    assert len(Scheduler(store, MANY).sync().added) == 17
+
+
+def test_a_store_closed_under_a_chore_is_nothing_to_tell(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for it any longer, and what its driver raises then is anything."""
+    monkeypatch.setattr(worker_module, "LEAVING", 0.05)
+    hangs, closed = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        closed.wait(PATIENCE)
+        raise ValueError("I/O operation on closed file")
+
+    store = Slow()
+    store.between = hang
+    subject = worker(store, schedules=Scheduler(store, MANY))
+    with at_work(subject):
+        assert hangs.wait(PATIENCE)
+        subject.stop()
+    closed.set()
+    thread = subject._keeper._thread
+    assert thread is not None
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert [each.getMessage() for each in caplog.records] == []
 
 
 @pytest.mark.req("X13")

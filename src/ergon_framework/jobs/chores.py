@@ -49,6 +49,9 @@ class Fires(Protocol):
     def fire_due(self) -> float | None:
         """Fire what is due; answers the next instant by the store's clock."""
 
+    def stop(self) -> None:
+        """Write nothing more; thousands of schedules would keep a worker that wants to leave."""
+
 
 class WorkerChores:
     """Runs in the keeper's thread; every chore has a due time of its own."""
@@ -79,6 +82,7 @@ class WorkerChores:
         self.rescued = 0
         self.known: frozenset[str] = frozenset()  # executors of other workers
         self._is_synced = False
+        self._is_stopped = False
         self._due: dict[Callable[[], float], float] = {}
         self._failures: dict[Callable[[], float], int] = {}
         self.bounce()
@@ -104,9 +108,17 @@ class WorkerChores:
         """
         self._due[self._rescue] = self._now() + self._settings.lease / 2
 
+    def stop(self) -> None:
+        """Begin nothing more, and come to an end soon with what is begun."""
+        self._is_stopped = True
+        if self._schedules is not None:
+            self._schedules.stop()
+
     def run(self, now: float) -> float:
         """Do what is due; answers when to come again."""
         for chore in tuple(self._due):
+            if self._is_stopped:
+                break
             self._mind_a_stall(now)
             if now >= self._due[chore]:
                 self._due[chore] = self._done(chore, now)
@@ -130,6 +142,8 @@ class WorkerChores:
         else:
             self._failures.pop(chore, None)
             return now + wait
+        if self._is_stopped:  # nobody tries it again, and the store may have been closed meanwhile
+            return now
         failures = self._failures[chore] = self._failures.get(chore, 0) + 1
         logger.error("a chore failed, and is tried again: %s", chore.__name__, exc_info=failure)
         # From its end: one that fails by taking long must leave the others time in between.

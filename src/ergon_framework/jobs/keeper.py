@@ -51,6 +51,9 @@ class Chores(Protocol):
     def stalled(self) -> None:
         """The store answered after so long that others may look dead: rescue nothing yet."""
 
+    def stop(self) -> None:
+        """Begin nothing more."""
+
 
 class MakeAsk(Protocol):
     """How the worker asks for jobs."""
@@ -140,8 +143,13 @@ class Keeper:
             self._may_claim = False
             self._rests.wait_for(lambda: not self._is_busy, seconds)
 
-    def end(self) -> None:
-        """Settle what is left, then return; waited for with :meth:`join`."""
+    def end(self, *, with_chores: bool) -> None:
+        """Settle what is left, then return; waited for with :meth:`join`.
+
+        ``with_chores`` lets those that are under way run to their end.
+        """
+        if not with_chores:
+            self._stop_chores()
         self._may_claim = False
         self._ends = True
         self._bell.ring()
@@ -151,6 +159,7 @@ class Keeper:
         if self._thread is not None:
             self._thread.join(seconds)
             self._gives_up = True
+            self._stop_chores()
             self._bell.ring()
             self._thread.join(1.0)
         if self._thread is None or not self._thread.is_alive():
@@ -178,10 +187,7 @@ class Keeper:
                 logger.critical("the store takes no more writes; the worker stops", exc_info=True)
                 self._report("store.broken", {})
                 return
-            except ErgonError as error:
-                self._outage(error)
             except Exception as error:
-                logger.exception("the store raised something unexpected")
                 self._outage(error)
             if self._ends and not self._settlements:
                 return
@@ -211,6 +217,10 @@ class Keeper:
         self._mind_a_stall(began)
         if self.chores is not None and not self._ends:
             self._chores_at = self.chores.run(self._now())
+
+    def _stop_chores(self) -> None:
+        if self.chores is not None:
+            self.chores.stop()
 
     def _mind_the_clock(self) -> None:
         """A clock that was set makes leases look expired, or the other way round."""
@@ -347,6 +357,10 @@ class Keeper:
             self._bell.wait(until - now)
 
     def _outage(self, error: Exception) -> None:
+        if self._gives_up:
+            return  # nobody waits any more, and the store may have been closed meanwhile
+        if not isinstance(error, ErgonError):
+            logger.error("the store raised something unexpected", exc_info=error)
         self._failures += 1
         self.leases.hurry()
         if self.chores is not None:

@@ -221,9 +221,13 @@ class Scheduler:
         self._settings = dict(settings or {})
         self._source = source
         self._unreadable: set[Schedule] = set()
+        self._is_stopped = False
 
     def sync(self, now: float | None = None) -> Synced:
-        """Put what is new or differs, drop what is gone from these settings; nothing else."""
+        """Put what is new or differs, drop what is gone from these settings; nothing else.
+
+        What a stop leaves undone differs still, so that the next worker does it.
+        """
         now = self._store.now() if now is None else now
         stored = {schedule.name: schedule for schedule in self._store.schedules()}
         wanted = {name: self._wanted(name, stored.get(name), now) for name in self._settings}
@@ -233,9 +237,8 @@ class Scheduler:
             for name, schedule in stored.items()
             if schedule.source == self._source and name not in wanted
         ]
-        for name in changed:
-            self._store.put_schedule(wanted[name])
-        dropped = [name for name in gone if self._store.drop_schedule(name)]
+        put = [name for name in changed if self._was_put(wanted[name])]
+        dropped = [name for name in gone if self._was_dropped(name)]
         for name in dropped:
             logger.warning(
                 "schedule %r is gone from %r, and is dropped; if another application has it, let"
@@ -244,8 +247,8 @@ class Scheduler:
                 self._source,
             )
         return Synced(
-            added=tuple(name for name in changed if name not in stored),
-            changed=tuple(name for name in changed if name in stored),
+            added=tuple(name for name in put if name not in stored),
+            changed=tuple(name for name in put if name in stored),
             dropped=tuple(dropped),
         )
 
@@ -259,9 +262,22 @@ class Scheduler:
         wakes = [self._fired(schedule, now) for schedule in self._store.schedules()]
         return min((at for at in wakes if at is not None), default=None)
 
+    def stop(self) -> None:
+        """Write nothing more, from any thread: what is under way with the store is the last."""
+        self._is_stopped = True
+
     def preview(self, count: int = 5) -> list[Upcoming]:
         """Every stored schedule with its next fires."""
         return [_previewed(schedule, count) for schedule in self._store.schedules()]
+
+    def _was_put(self, schedule: Schedule) -> bool:
+        if not self._is_stopped:
+            self._store.put_schedule(schedule)
+            return True
+        return False
+
+    def _was_dropped(self, name: str) -> bool:
+        return not self._is_stopped and self._store.drop_schedule(name)
 
     def _wanted(self, name: str, old: Schedule | None, now: float) -> Schedule:
         if old and old.source != self._source:
@@ -277,7 +293,7 @@ class Scheduler:
         expected = schedule.next_at
         if expected is None or schedule.is_paused:
             return None
-        if expected > now:
+        if expected > now or self._is_stopped:
             return expected
         try:
             plan = _planned(schedule, expected, now)

@@ -226,7 +226,7 @@ class Worker:
         self._keeper.stop_claiming(LEAVING)
         self.selecting.turn(self.selecting.now())  # what was claimed at the last moment goes back
         self._hand_over()
-        self._keeper.end()
+        self._keeper.end(with_chores=not self._stops)  # a burst has time for schedules
         self._keeper.join(LEAVING)
         self._chores.leave()
         self.selecting.close()
