@@ -226,6 +226,31 @@ def test_objects_come_from_a_folder_that_is_there(zone: Path, tmp_path: Path) ->
     assert {each.name for each in tmp_path.iterdir()} == {"zone"}
 
 
+@pytest.mark.parametrize("is_trial", [False, True])
+def test_objects_go_to_a_folder_that_can_be_made(
+    zone: Path, tmp_path: Path, is_trial: bool
+) -> None:
+    """Which folder is missing is told before anything is made, also by a trial."""
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    source = str(zone / "objects")
+    refused = {"none/to": f"there is no folder {tmp_path / 'none'}", "file": "is no folder"}
+    for place, words in refused.items():
+        objects = (source, str(tmp_path / place))
+        with pytest.raises(ConfigurationError) as caught:
+            moved(zone, tmp_path / "new", objects=objects, is_trial=is_trial)
+        assert words in caught.value.message
+        assert str(tmp_path / place) in caught.value.message
+        assert "mount" not in str(caught.value.remedy)
+    assert {each.name for each in tmp_path.iterdir()} == {"zone", "file"}
+
+
+def test_objects_may_go_into_the_folder_of_the_new_facts(zone: Path, tmp_path: Path) -> None:
+    """It is made for the facts, so that it need not be there."""
+    objects = (str(zone / "objects"), str(tmp_path / "new" / "blobs"))
+    assert copied(moved(zone, tmp_path / "new", objects=objects))["objects"]
+    assert (tmp_path / "new" / "blobs").is_dir()
+
+
 def test_damaged_objects_are_named(zone: Path, tmp_path: Path) -> None:
     """With the place they come from; put again there, the same move goes on."""
     with Zone.open(ZONE, ZoneSettings(data=str(zone))) as found:

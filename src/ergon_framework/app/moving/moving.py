@@ -71,7 +71,7 @@ def _zones(place: Place) -> list[str]:
 
 def _move_zone(asked: Asked, tell: Tell) -> Outcome:
     outcome = Outcome()
-    opening.refuse_missing_objects(asked)  # before any store is made
+    opening.refuse_objects(asked)  # before any store is made
     with ExitStack() as stack:
         part = opening.zone_part(asked, stack)
         copying.refuse_other(part)

@@ -216,15 +216,35 @@ def _heads(store: FactStore) -> list[tuple[str, int, int]]:
     return [(log.name, log.first, log.head) for log in store.logs()]
 
 
-def refuse_missing_objects(asked: Asked) -> None:
-    """Objects come from a folder that is there; nothing is made by looking for it."""
+def refuse_objects(asked: Asked) -> None:
+    """Objects come from a folder that is there, and go to one that can be made.
+
+    Nothing is made by looking for it.
+    """
     if asked.objects is None:
         return
-    place = asked.objects[0]
-    if is_folder(place) and not Path(place).is_dir():
+    source, target = asked.objects
+    if is_folder(source) and not Path(source).is_dir():
         raise ConfigurationError(
-            f"there is no folder {place} to copy objects from",
+            f"there is no folder {source} to copy objects from",
             remedy="--objects FROM TO: FROM is where the objects are",
+        )
+    if is_folder(target):
+        _refuse_unmakable(Path(target), asked.target.file)
+
+
+def _refuse_unmakable(folder: Path, facts: Path | None) -> None:
+    """A folder for objects is made within another, which may be that of the new facts."""
+    parent = folder.absolute().parent
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError(
+            f"{folder} is no folder to copy objects into",
+            remedy="--objects FROM TO: TO is a folder, which may be a new one",
+        )
+    if not parent.is_dir() and (facts is None or parent != facts.parent):
+        raise ConfigurationError(
+            f"the folder {folder} for the objects cannot be made: there is no folder {parent}",
+            remedy=f"create {parent}, or correct TO of --objects FROM TO",
         )
 
 
