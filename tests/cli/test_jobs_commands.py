@@ -157,6 +157,17 @@ def test_what_enqueue_refuses(desk: Desk, arguments: list[str], told: str) -> No
     assert desk("jobs", "list", "--json").json == []
 
 
+@pytest.mark.req("JOBS:badinput")
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "\u2028", "a "])
+def test_a_worker_has_a_name_of_one_line(desk: Desk, name: str) -> None:
+    """It stands in listings, histories and logs."""
+    answer = desk("worker", "--burst", "--name", name, "--json")
+    assert answer.code == 2
+    assert answer.err.startswith("error: worker name ")
+    assert len(answer.err.splitlines()) == 1
+    assert answer.json["error"]["details"]["field"] == "worker name"
+
+
 def test_enqueue_can_wait_for_the_result(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The id first, then the result as JSON; in one document for programs."""
     from ergon_framework.jobs import client as module

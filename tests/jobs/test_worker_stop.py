@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.errors import JobError, StoreUnavailableError
 from ergon_framework.jobs import worker as worker_module
 from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -304,6 +304,13 @@ def test_workers_tell_of_themselves_and_leave() -> None:
         assert record.state == "running"
         assert record.executors["python"]["pool_size"] == 1
     assert store.workers() == []
+
+
+def test_a_name_of_two_lines_is_refused() -> None:
+    """One that embeds a worker is told what the command tells."""
+    with pytest.raises(JobError, match=r"worker name holds the control character '\\n'"):
+        worker(MemoryJobStore(), name="a\nb")
+    assert worker(MemoryJobStore(), name="").name
 
 
 def test_threads_are_not_left_behind() -> None:

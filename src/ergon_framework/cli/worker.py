@@ -47,6 +47,8 @@ def worker(
     set_up_logging(log_level, log_format)
     for each in queue or ():
         name_of("queue", each)
+    if name:  # an empty one is made up, as none is
+        name_of("worker name", name)
     try:
         setup = job_settings(config, url).kept()
         shape = {"executors": ",".join(setup.executors)}

@@ -26,6 +26,7 @@ from ergon_framework.jobs.burst import Burst
 from ergon_framework.jobs.chores import Fires, Store, WorkerChores
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.commands import allow_descriptors, checked
+from ergon_framework.jobs.fields import name as name_of
 from ergon_framework.jobs.keeper import Keeper, executor_of
 from ergon_framework.jobs.pool import Pool
 from ergon_framework.jobs.selecting import Selecting
@@ -83,7 +84,7 @@ class Worker:
         self.settings = settings or JobsSettings()
         self.executors = {key: checked(key, value) for key, value in executors.items()}
         self.default = default_executor(self.settings, self.executors)
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.name = name_of("worker name", name) if name else _made_up()
         self.judgement = Judgement(self.settings, self.name)
         self.queues = tuple(queues) if queues else None
         self._store = store
@@ -372,6 +373,10 @@ def default_executor(settings: JobsSettings, executors: Mapping[str, ExecutorSet
                 remedy=f"add a table [executors.{wanted}], or correct [jobs]",
             )
     return name
+
+
+def _made_up() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def version() -> str:
