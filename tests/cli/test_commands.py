@@ -264,6 +264,26 @@ def test_a_reader_who_has_left_is_no_traceback(line: str) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["--version", "worker --help", "nonsense"])
+def test_the_package_is_the_command(line: str) -> None:
+    """``python -m ergon_framework`` says what ``ergon`` says, under the same name."""
+    done = [
+        subprocess.run(  # noqa: S603 - our own
+            [sys.executable, "-m", module, *line.split()],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        for module in ("ergon_framework", "ergon_framework.cli")
+    ]
+    told = [(each.returncode, each.stdout, each.stderr) for each in done]
+    assert told[0] == told[1]
+    assert "ergon" in told[0][1] or told[0][0] == 2
+    assert "__main__" not in told[0][1] + told[0][2]
+
+
 # ---- process ------------------------------------------------------------------------------------
 
 
