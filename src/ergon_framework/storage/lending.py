@@ -64,20 +64,21 @@ def _of_alchemy(given: Any) -> Lent | None:
     if orm is not None and isinstance(given, orm.Session | orm.scoped_session):
         session = given() if isinstance(given, orm.scoped_session) else given
         if session.twophase:  # before it begins one, which not every driver can
-            raise _two_phases()
+            raise two_phases()
         connection = session.connection()
     if not isinstance(connection, alchemy.Connection):
         return None
     if isinstance(connection.get_transaction(), alchemy.TwoPhaseTransaction):
-        raise _two_phases()
+        raise two_phases()
     return Lent(connection.connection.driver_connection, connection)
 
 
-def _two_phases() -> StoreError:
+def two_phases() -> StoreError:
     """PostgreSQL prepares no transaction that wakes others, and SQLite prepares none at all."""
     return StoreError(
         "a transaction that is committed in two phases cannot be joined",
-        remedy="give a session without twophase=True, or a connection without begin_twophase()",
+        remedy="give a session without twophase=True, or a connection without begin_twophase()"
+        " or tpc_begin()",
     )
 
 

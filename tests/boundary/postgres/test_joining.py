@@ -127,6 +127,18 @@ def test_sqlalchemy(store: PostgresFactStore, url: str) -> None:
     assert ids(store) == ["a"]
 
 
+def test_two_phases_of_the_driver_are_refused(store: PostgresFactStore, connection: Any) -> None:
+    """A transaction that wakes readers cannot be prepared; the caller's own work is left alone."""
+    connection.tpc_begin("mine")
+    with pytest.raises(StoreError, match="in two phases"):
+        store.append_in(connection, OUTBOUND, [new("a")])
+    assert connection.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+    connection.tpc_rollback()
+    assert store.append_in(connection, OUTBOUND, [new("b")]) == [Appended(1)]
+    connection.commit()
+    assert ids(store) == ["b"]
+
+
 def test_connections_that_do_not_serve(
     store: PostgresFactStore, url: str, postgres_server: PostgresServer, zone: str
 ) -> None:

@@ -270,6 +270,21 @@ def test_a_transaction_in_two_phases_is_refused(store: PostgresJobStore, jobs_ur
     assert ids(store) == ["b"]
 
 
+def test_two_phases_of_the_driver_itself_are_refused(
+    store: PostgresJobStore, jobs_url: str
+) -> None:
+    """Before anything is done that the server would refuse to prepare."""
+    with psycopg.connect(jobs_url) as connection:
+        connection.tpc_begin("mine")
+        with pytest.raises(StoreError, match="in two phases") as caught:
+            store.add_in(connection, [new("a")])
+        assert "tpc_begin()" in caught.value.remedy
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+        connection.tpc_rollback()
+        store.add_in(connection, [new("b")])
+    assert ids(store) == ["b"]
+
+
 def test_a_session_whose_server_is_away(store: PostgresJobStore) -> None:
     """It is the store that cannot be reached, and the same call may succeed later."""
     with socket.socket() as silent:

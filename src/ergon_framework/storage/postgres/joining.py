@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import psycopg
 
 from ergon_framework.errors import StoreError, StoreSchemaError
-from ergon_framework.storage.lending import Lent, lent
+from ergon_framework.storage.lending import Lent, lent, two_phases
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.faults import MISSING, first_line, translate
 
@@ -29,6 +29,8 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
             f"the connection speaks {driver.info.encoding}, in which not every text can be sent",
             remedy="connect with client_encoding=UTF8",
         )
+    if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
+        raise two_phases()
     status = driver.info.transaction_status
     if driver.autocommit and status is psycopg.pq.TransactionStatus.IDLE:
         raise StoreError(
