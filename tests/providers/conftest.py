@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,12 @@ def clock() -> Iterator[VirtualClock]:
     """Time for one test: it passes when everybody waits for it."""
     with VirtualClock() as clock:
         yield clock
+
+
+@pytest.fixture
+def own_place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are held where no other process of this machine holds calls of these names."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("held")))
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from ergon_framework.providers.tasks import Carried, Gate, TaskEnd
 from ergon_framework.testing import VirtualClock
 from tests.providers.task_hands import call, provider, runner
 
-pytestmark = pytest.mark.req("PEF:A-16", "PEF:T-3")
+pytestmark = [pytest.mark.req("PEF:A-16", "PEF:T-3"), pytest.mark.usefixtures("own_place", "clock")]
 
 LANE = LaneKey("t", "rank", "snapshot")
 JSON = st.recursive(
@@ -44,19 +43,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=8,
 )
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls are held where no other process of this machine holds calls of these names."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("held")))
-
-
-@pytest.fixture(autouse=True)
-def clock() -> Iterator[VirtualClock]:
-    """Waits cost no time."""
-    with VirtualClock() as clock:
-        yield clock
 
 
 def key_of(payload: dict[str, Any], **other: Any) -> str:

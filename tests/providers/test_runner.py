@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,20 +31,7 @@ from ergon_framework.providers.tasks import (
 from ergon_framework.testing import VirtualClock
 from tests.providers.task_hands import FlakyStore, call, provider, runner
 
-pytestmark = pytest.mark.req("PROVIDERS:celery")
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls are held where no other process of this machine holds calls of these names."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("held")))
-
-
-@pytest.fixture(autouse=True)
-def clock() -> Iterator[VirtualClock]:
-    """Waits cost no time."""
-    with VirtualClock(start=1_000.0) as clock:
-        yield clock
+pytestmark = [pytest.mark.req("PROVIDERS:celery"), pytest.mark.usefixtures("own_place", "clock")]
 
 
 def noon() -> float:

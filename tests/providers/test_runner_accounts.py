@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,20 +14,7 @@ from ergon_framework.testing import VirtualClock
 from tests.providers.task_hands import FlakyStore, call, runner
 from tests.providers.test_runner import again, letters
 
-pytestmark = pytest.mark.req("PROVIDERS:celery")
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls are held where no other process of this machine holds calls of these names."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("held")))
-
-
-@pytest.fixture(autouse=True)
-def clock() -> Iterator[VirtualClock]:
-    """Waits cost no time."""
-    with VirtualClock(start=1_000.0) as clock:
-        yield clock
+pytestmark = [pytest.mark.req("PROVIDERS:celery"), pytest.mark.usefixtures("own_place", "clock")]
 
 
 @pytest.mark.req("PEF:A-8")
