@@ -107,7 +107,7 @@ def test_a_stop_is_heard_while_many_schedules_are_written() -> None:
     def stop_at_the_third() -> None:
         if len(store.schedules()) == 3:
             subject.stop()
-            wait_until(lambda: subject._keeper._ends, "the end")
+            wait_until(lambda: subject._chores._is_stopped, "the end")
 
     store.between = stop_at_the_third
     assert subject.run().stop_reason == "stopped"
@@ -250,6 +250,18 @@ def test_a_store_that_goes_away_loses_nothing() -> None:
         wait_until(lambda: get(store, "hang").status is JobStatus.FAILED)
         wait_until(lambda: get(store, "later").status is JobStatus.COMPLETED)
     assert subject._keeper.counters["outages"] == 1
+
+
+def test_who_leaves_during_an_outage_claims_no_recovery(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing was left to ask the store, so nobody knows whether it answers."""
+    store = Moody()
+    with at_work(worker(store, settings=quick(lease=10.0, poll=0.05))) as subject:
+        wait_until(store.workers)
+        store.is_away = True
+        wait_until(lambda: store.refusals >= 3)
+        subject.stop()
+    assert "the store does not answer" in caplog.text
+    assert "answers again" not in caplog.text
 
 
 def test_burst_ends_when_only_later_work_is_left() -> None:

@@ -144,14 +144,11 @@ class Keeper:
             self._rests.wait_for(lambda: not self._is_busy, seconds)
 
     def end(self, *, with_chores: bool) -> None:
-        """Settle what is left, then return; waited for with :meth:`join`.
-
-        ``with_chores`` lets those that are under way run to their end.
-        """
-        if not with_chores:
-            self._stop_chores()
+        """Settle what is left, and finish chores under way if so asked; see :meth:`join`."""
         self._may_claim = False
         self._ends = True
+        if not with_chores:
+            self._stop_chores()
         self._bell.ring()
 
     def join(self, seconds: float) -> None:
@@ -180,8 +177,8 @@ class Keeper:
     def _serve(self) -> None:
         while not self._gives_up:
             try:
-                self._once()
-                if self._failures:
+                was_asked = self._once()  # who leaves may have nothing left to ask
+                if self._failures and was_asked:
                     self._recovered()
             except StoreBrokenError:
                 logger.critical("the store takes no more writes; the worker stops", exc_info=True)
@@ -193,8 +190,8 @@ class Keeper:
                 return
             self._sleep()
 
-    def _once(self) -> None:
-        """One exchange, if there is anything to exchange, then what else is due."""
+    def _once(self) -> bool:
+        """One exchange, if there is any, then what else is due; whether the store was asked."""
         self._mind_the_clock()
         began = self._now()
         with self._lock:
@@ -202,8 +199,9 @@ class Keeper:
             ask = self._due_ask()
             self._is_busy = True
         is_delivered = False
+        is_asked = bool(settlements) or ask is not None
         try:
-            if settlements or ask is not None:
+            if is_asked:
                 is_delivered = self._exchange(settlements, ask)
         finally:
             with self._rests:
@@ -212,11 +210,13 @@ class Keeper:
                 self._rests.notify_all()
         self._mind_a_stall(began)
         if is_delivered and self._now() < min(self.leases.next_at, self._chores_at or 0.0):
-            return  # the loop waits for this thread to let it run: nothing else is due
+            return True  # the loop waits for this thread to let it run: nothing else is due
         self.leases.renew_due(self._now())
         self._mind_a_stall(began)
         if self.chores is not None and not self._ends:
             self._chores_at = self.chores.run(self._now())
+            is_asked = is_asked or not self._ends  # the end may have cut them off
+        return is_asked
 
     def _stop_chores(self) -> None:
         if self.chores is not None:
