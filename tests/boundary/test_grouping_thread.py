@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from ergon_framework.boundary.logs.grouping import Grouping
-from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.boundary.logs import grouping as module
+from ergon_framework.boundary.logs.grouping import Grouping, Waiting
+from ergon_framework.errors import StoreError, StoreUnavailableError
 from tests.boundary.test_grouping import WAIT, Caller, Kitchen, crowd, in_line
 
 pytestmark = pytest.mark.req("BOUNDARY:store")
@@ -192,7 +195,7 @@ def test_where_no_thread_can_be_had_callers_take_turns(
     monkeypatch.setattr(threading.Thread, "start", refused)
     second = Caller(grouping, 2)
     in_line(grouping, 1)
-    with pytest.raises(RuntimeError, match="new thread"):
+    with pytest.raises(StoreUnavailableError, match="no thread"):
         grouping.call_soon(3, lambda _: None)
     may_end.set()
     for each in (first, second):
@@ -223,6 +226,7 @@ def test_closing_ends_a_thread_in_the_middle_of_a_crowd(kitchen: Kitchen) -> Non
     grouping.close()
     assert [each.answer for each in callers] == [0, 2, 4, 6, 8]
     assert grouping._thread is not None
+    grouping._thread.join(WAIT)
     assert not grouping._thread.is_alive()
 
 
@@ -253,12 +257,217 @@ def test_a_forked_process_has_a_line_of_its_own(kitchen: Kitchen) -> None:
     assert kitchen.began.wait(WAIT)
     grouping.call_soon(2, lambda _: None)
     in_line(grouping, 1)
-    line, turns, thread = grouping._line, grouping._turns, grouping._thread
-    grouping.renew()  # what happens in the child
+    turns, thread = grouping._turns, grouping._thread
+    grouping.renew()  # what happens in the child, where there is no other thread
     kitchen.may_end.set()
     assert grouping.call(3) == 6
     first.join(WAIT)
-    line.put(None)
+    grouping.close()
     assert thread is not None
     thread.join(WAIT)
     assert turns is not grouping._turns
+
+
+# ---- closing, and what may go wrong ----
+
+
+def come(grouping: Grouping[int, int], callers: list[Caller], *numbers: int) -> None:
+    """Callers come, and stand in line."""
+    callers.extend(Caller(grouping, number) for number in numbers)
+    in_line(grouping, len(numbers))
+
+
+def answered(callers: Sequence[Caller]) -> list[int | None]:
+    """Wait for all of them; what each was answered."""
+    for each in callers:
+        each.join(WAIT)
+        assert not each.is_alive()
+    return [each.answer for each in callers]
+
+
+def test_closing_in_the_middle_of_a_crowd_wakes_who_was_served(
+    stage: Stage, grouping: Grouping[int, int]
+) -> None:
+    """The end of the line is no reason to sleep on."""
+    callers: list[Caller] = []
+    stage.acts = [lambda: come(grouping, callers, 1, 2), grouping.close]
+    grouping.call(0)
+    assert answered(callers) == [2, 4]
+
+
+def test_closing_within_a_call_does_not_wait_for_itself(
+    stage: Stage, grouping: Grouping[int, int]
+) -> None:
+    """As a signal's handler may do; whoever stands in line is served all the same."""
+    callers: list[Caller] = []
+
+    def close() -> None:
+        come(grouping, callers, 1)
+        grouping.close()
+
+    stage.acts = [close]
+    assert grouping.call(0) == 0
+    assert answered(callers) == [2]
+
+
+def test_closing_does_not_wait_for_callers(
+    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: Grouping[int, int]
+) -> None:
+    """A store that hangs keeps them, and nobody else."""
+    monkeypatch.setattr(module, "ENDING", 0.0)
+    began, may_end = stage.wait_once()
+    callers = [Caller(grouping, 1)]
+    assert began.wait(WAIT)
+    come(grouping, callers, 2)
+    grouping.close()
+    may_end.set()
+    assert answered(callers) == [2, 4]
+
+
+def test_an_interrupt_while_the_thread_begins(
+    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: Grouping[int, int]
+) -> None:
+    """Then there may be two of them: they take turns, and both end."""
+    began, may_end = stage.wait_once()
+    first = Caller(grouping, 1)
+    assert began.wait(WAIT)
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "ergon-grouping":
+            started.append(thread)
+            if len(started) == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        grouping.call(2)
+    callers = [first]
+    come(grouping, callers, 3, 4)
+    may_end.set()
+    assert answered(callers) == [2, 6, 8]
+    grouping.close()
+    assert len(started) == 2
+    for thread in started:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+
+
+class OddError(StoreError):
+    """An error that cannot be copied."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def test_an_error_that_cannot_be_copied_is_told_as_doubt(
+    stage: Stage, grouping: Grouping[int, int]
+) -> None:
+    """And the thread lives to serve the next."""
+    callers: list[Caller] = []
+
+    def fail() -> None:
+        raise OddError("very", "odd")
+
+    stage.acts = [lambda: come(grouping, callers, 1, 2), fail]
+    grouping.call(0)
+    assert answered(callers) == [None, None]
+    assert {type(each.error) for each in callers} == {StoreUnavailableError}
+    stage.acts += [lambda: come(grouping, callers, 4)]
+    at_rest(grouping)
+    grouping.call(3)
+    assert answered(callers) == [None, None, 8]
+
+
+def test_callbacks_may_call_again_and_may_end_as_they_like(
+    stage: Stage, grouping: Grouping[int, int]
+) -> None:
+    """They are called out of turn, and what they raise is logged."""
+    told: list[object] = []
+    ended = threading.Event()
+
+    def leave(_: object) -> None:
+        raise SystemExit
+
+    grouping.call_soon(1, leave)
+    grouping.call_soon(2, lambda _: told.append(grouping.call(5)))
+    grouping.call_soon(3, told.append, ended.set)
+    assert ended.wait(WAIT)
+    assert told == [10, 6]
+
+
+def test_a_thread_that_stumbles_goes_on(
+    monkeypatch: pytest.MonkeyPatch, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever went wrong there, the next ones are served, and closing comes to an end."""
+    grouping: Grouping[int, int] = Grouping(stage.serve)
+    ended = threading.Event()
+
+    class Unhashable:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self) -> None:
+            """Never comes to that."""
+
+    grouping.call_soon(1, lambda _: None, Unhashable())
+    grouping.call_soon(2, lambda _: ended.set())
+    assert ended.wait(WAIT)
+    grouping.close()
+    assert "stumbled" in caplog.text
+
+
+def test_a_wake_up_that_is_interrupted_is_done_again(grouping: Grouping[int, int]) -> None:
+    """Nobody is forgotten before it is woken."""
+
+    class Interrupted:
+        def __init__(self, lock: threading.Lock) -> None:
+            self._lock = lock
+            self.count = 0
+
+        def release(self) -> None:
+            self.count += 1
+            if self.count == 1:
+                raise KeyboardInterrupt
+            self._lock.release()
+
+    first, second = Waiting[int, int](1), Waiting[int, int](2)
+    first.wake = Interrupted(first.wake)  # type: ignore[assignment]
+    grouping._served.extend([first, second])
+    with pytest.raises(KeyboardInterrupt):
+        grouping.let_go()
+    grouping.let_go()
+    assert not second.wake.locked()
+    assert not first.wake._lock.locked()  # type: ignore[attr-defined]
+    grouping.let_go()
+    assert not grouping._served
+
+
+class Request:
+    """Something that can be waited for to go."""
+
+
+def test_a_thread_that_nobody_needs_ends_and_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A zone that was forgotten without being closed is collected."""
+    monkeypatch.setattr(module, "IDLE", 0.05)
+    grouping: Grouping[Request, Request] = Grouping(list)
+    ended = threading.Event()
+    request = Request()
+    gone = weakref.ref(request)
+    grouping.call_soon(request, lambda _: None, ended.set)
+    del request
+    assert ended.wait(WAIT)
+    pause = threading.Event()
+    for _ in range(2000):
+        if grouping._thread is None:
+            break
+        pause.wait(0.01)
+    gc.collect()
+    assert gone() is None
+    assert grouping._thread is None
+    ended.clear()
+    grouping.call_soon(Request(), lambda _: None, ended.set)
+    assert ended.wait(WAIT)
+    grouping.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary import zone as module
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
@@ -78,3 +79,56 @@ def test_nobody_sleeps_on_while_artifacts_are_looked_for(monkeypatch: pytest.Mon
     with pytest.raises(ArtifactError):
         zone.append(*message("1", artifact))
     assert told == ["let go", "asked"]
+
+
+def test_nobody_sleeps_on_while_large_facts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was served is let go in any case after some milliseconds."""
+    zone = Zone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
+    told: list[str] = []
+    monkeypatch.setattr(zone._appends, "let_go", lambda: told.append("let go"))
+    monkeypatch.setattr(module, "GOOD_TIME", -1.0)
+    zone.append(*message("1"))
+    assert told == ["let go"]
+
+
+class Text(str):
+    """Text of somebody's own kind."""
+
+    __slots__ = ()
+
+
+def test_an_odd_fact_is_refused_alone(tmp_path: Path) -> None:
+    """Whoever shares its group hears nothing of it."""
+    errors: list[BaseException] = []
+
+    def produce(number: int) -> None:
+        for turn in range(EACH):
+            envelope, fact = message(f"{number}/{turn}")
+            try:
+                zone.append(envelope, {**fact, "predicate": Text("odd")} if not number else fact)
+            except BaseException as error:
+                errors.append(error)
+
+    with Zone.open("plant-a", ZoneSettings(data=str(tmp_path))) as zone:
+        producers = [threading.Thread(target=produce, args=(n,)) for n in range(4)]
+        for each in producers:
+            each.start()
+        for each in producers:
+            each.join(WAIT)
+        assert zone.store.logs()[0].head == 3 * EACH
+    assert {type(each) for each in errors} == {FactInvalidError}
+    assert len(errors) == EACH
+    assert "plain text" in str(errors[0])
+
+
+class OtherStore(MemoryFactStore):
+    """A store that was made elsewhere, before there was such a thing."""
+
+    watch_waits = None  # type: ignore[assignment]
+
+
+def test_a_store_that_tells_nothing_of_its_waits() -> None:
+    """Whoever was served is woken at once then."""
+    zone = Zone("plant-a", OtherStore("plant-a"), MemoryObjectStore())  # type: ignore[arg-type]
+    assert zone.append(*message("1")).offset == 1
+    assert zone._appends._lets_go is False

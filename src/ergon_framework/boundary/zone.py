@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias
 
 from ergon_framework.boundary.answering import Answering
 from ergon_framework.boundary.facts.answers import store_trouble
-from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larger
+from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larger, unreadable
 from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.grouping import Grouping
@@ -51,6 +51,10 @@ Message: TypeAlias = tuple[EnvelopeLike, FactLike]
 
 PEER = "zone:"
 """What precedes the peer's name in the name of the consumer it pulls through."""
+ODD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What somebody's own kinds of text and mappings raise when they are read."""
+GOOD_TIME = 0.003
+"""Seconds for checking facts, after which those who were served before are let go in any case."""
 HARD, SOFT = 0.8, 0.5
 """Of the capacity: where appends are refused, and where the operator is warned."""
 
@@ -77,10 +81,12 @@ class Zone:
         self.answering = Answering(name, self.settings, self.telling)
         store.watch_commits(self.telling.committed)
         self.blobs = BlobGuard()
+        watch_waits = getattr(store, "watch_waits", None)  # one made elsewhere may not know it
         self._appends: Grouping[Message, Receipt | BoundaryError] = Grouping(
-            self._append_group, name="ergon-zone", lets_go=True
+            self._append_group, name="ergon-zone", lets_go=watch_waits is not None
         )
-        store.watch_waits(self._appends.let_go)
+        if watch_waits is not None:
+            watch_waits(self._appends.let_go)
         self.gates: dict[str, dict[str, Any]] = {}
         """How the link to each peer stands, kept by whoever pulls from it."""
         self.certificate_expiry: float | None = None
@@ -137,7 +143,13 @@ class Zone:
         """Serve producers that came together: many threads that check at once only get in each
         other's way.
         """
-        return self.append_all([self._attempted(*message) for message in asked])
+        until = time.perf_counter() + GOOD_TIME
+        admissions = []
+        for message in asked:
+            admissions.append(self._attempted(*message))
+            if time.perf_counter() > until:  # those who were served have waited long enough
+                self._appends.let_go()
+        return self.append_all(admissions)
 
     def _attempted(self, envelope: EnvelopeLike, fact: FactLike) -> Admission | BoundaryError:
         try:
@@ -150,6 +162,10 @@ class Zone:
         except BoundaryError as error:
             self.answering.refused(error)
             return error
+        except ODD as error:  # of its own making, and no reason to refuse those of others
+            told = unreadable(error)
+            self.answering.refused(told)
+            return told
         return admission
 
     def append_all(

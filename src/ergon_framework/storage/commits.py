@@ -34,7 +34,12 @@ class Writer:
         self._maintenance = Maintenance(path)
 
     def write(
-        self, work: Callable[[sqlite3.Connection], T], patience: float, *, is_synced: bool = True
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        patience: float,
+        *,
+        is_synced: bool = True,
+        before_waiting: Callable[[], None] | None = None,
     ) -> T:
         """Run ``work`` in a transaction of its own or in one shared with others."""
         turns, me = self.turns, get_ident()
@@ -42,15 +47,22 @@ class Writer:
             raise nested()
         try:
             if turns.try_enter(me):
-                return self._commit_one(work, patience, is_synced=is_synced)
+                return self._commit_one(work, patience, before_waiting, is_synced=is_synced)
+            if before_waiting is not None:
+                before_waiting()
             caller = Caller(work, patience, is_synced=is_synced)
             if turns.wait(caller, MOST):
                 if len(turns.group) == 1:
                     return self._commit_one(work, patience, is_synced=is_synced)
                 self._commit_group(turns.group)
         finally:
-            if turns.leader == me:  # asked and not remembered: an interrupt may come anywhere
-                turns.leave()
+            try:
+                if turns.leader == me:  # asked and not remembered: an interrupt may come anywhere
+                    turns.leave()
+            except BaseException:  # an interrupt at the first step of leaving
+                if turns.leader == me:
+                    turns.leave()
+                raise
         result: T = caller.outcome()
         return result
 
@@ -75,8 +87,13 @@ class Writer:
                     return self._commit_one(work, left, is_synced=is_synced)
                 self._commit_group(turns.group, within=left)
         finally:
-            if turns.leader == me:
-                turns.leave()
+            try:
+                if turns.leader == me:
+                    turns.leave()
+            except BaseException:  # an interrupt at the first step of leaving
+                if turns.leader == me:
+                    turns.leave()
+                raise
         result: T = caller.outcome()
         return result
 
@@ -111,8 +128,13 @@ class Writer:
                 turns.wait(Caller(None, 0.0), 1, timeout)
             yield
         finally:
-            if turns.leader == me:
-                turns.leave()
+            try:
+                if turns.leader == me:
+                    turns.leave()
+            except BaseException:  # an interrupt at the first step of leaving
+                if turns.leader == me:
+                    turns.leave()
+                raise
 
     def _leads_in_time(self, caller: Caller, seconds: float) -> bool:
         try:
@@ -123,10 +145,15 @@ class Writer:
             ) from None
 
     def _commit_one(
-        self, work: Callable[[sqlite3.Connection], T], patience: float, *, is_synced: bool
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        patience: float,
+        before_waiting: Callable[[], None] | None = None,
+        *,
+        is_synced: bool,
     ) -> T:
         held = self._held
-        connection = held.begin(patience, is_synced=is_synced)
+        connection = held.begin(patience, before_waiting, is_synced=is_synced)
         try:
             result = work(connection)
             held.commit()

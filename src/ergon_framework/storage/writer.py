@@ -62,6 +62,7 @@ class Database:
         *,
         is_synced: bool = True,
         within: float | None = None,
+        before_waiting: Callable[[], None] | None = None,
     ) -> T:
         """Run ``work`` in a transaction, and return what it returns once that is on disk.
 
@@ -74,14 +75,17 @@ class Database:
         all rows before returning: no cursor may leave ``work``.
 
         ``within`` is for who cannot wait as long as others do: so many seconds until ``work``
-        begins, in line and for the lock.
+        begins, in line and for the lock. ``before_waiting`` is called, if at all, before others are
+        waited for; ``within`` knows nothing of it.
         """
         file = self._file or self._refuse_closed()
         if self._is_read_only:
             raise StoreReadOnlyError(f"{self.path} was opened for reading only")
         if within is not None:
             return file.writer.write_within(work, within, is_synced=is_synced)
-        return file.writer.write(work, self._patience, is_synced=is_synced)
+        return file.writer.write(
+            work, self._patience, is_synced=is_synced, before_waiting=before_waiting
+        )
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run ``work`` on the state of the last commit; it is not held up by writers.

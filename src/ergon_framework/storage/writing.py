@@ -54,7 +54,9 @@ class WritingConnection:
             self._schemas.remove(schema)
             raise
 
-    def begin(self, patience: float, *, is_synced: bool) -> sqlite3.Connection:
+    def begin(
+        self, patience: float, before_waiting: Callable[[], None] | None = None, *, is_synced: bool
+    ) -> sqlite3.Connection:
         """Start a transaction, waiting for other writers as long as patience allows."""
         watch = self._watch
         connection = self._connection
@@ -72,6 +74,8 @@ class WritingConnection:
         try:
             self._execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
+            if before_waiting is not None:
+                before_waiting()
             if connection.in_transaction:  # left by an interrupt at the wrong moment
                 connection = self._open(patience)
             elif not is_busy(error):

@@ -79,6 +79,20 @@ def test_who_watches_is_told_before_the_disk_is_waited_for(
     assert seen == [0, 1]
 
 
+def test_who_watches_is_told_before_the_file_is_waited_for(open_store: Open, path: Path) -> None:
+    """Another process may have it for longer than anybody should be kept."""
+    store = open_store(busy_timeout=0.05)
+    put(store, "a")
+    told: list[str] = []
+    store.watch_waits(lambda: told.append("waiting"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailableError):
+            put(store, "b")
+        assert told == ["waiting"]
+        other.execute("ROLLBACK")
+
+
 def test_a_file_of_another_zone(open_store: Open) -> None:
     """It is refused with both names, and nothing is changed."""
     first = open_store()

@@ -187,6 +187,13 @@ def admitted(
     return Admission(new_fact, _warnings(envelope, found, strict_ids, clock))
 
 
+def unreadable(error: Exception) -> FactInvalidError:
+    """The refusal of something that only looks like a fact, say with a text of one's own kind."""
+    text = f"cannot be read: {type(error).__name__}: {error}"
+    remedy = "use plain text, numbers, booleans, null, and lists and dicts of these"
+    return refusal(Problem("fact", "type", text, remedy))
+
+
 def refuse_larger(fact: NewFact, largest: int) -> None:
     """Refuse a fact that the server of a store would not take, however often it is sent."""
     size = len(fact.envelope) + len(fact.fact)

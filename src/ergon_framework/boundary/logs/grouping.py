@@ -34,6 +34,10 @@ HEAVY = 4096
 LINGER = 0.005
 """Seconds for which the thread waits for the next ones of a crowd before it lets callers serve
 themselves again."""
+IDLE = 10.0
+"""Seconds after which a thread ends that nobody needed; it would keep all that it serves alive."""
+ENDING = 1.0
+"""Seconds for which closing waits to see the thread end."""
 
 
 class Waiting(Generic[Request, Answer]):
@@ -60,9 +64,9 @@ class Waiting(Generic[Request, Answer]):
 
 
 class Left(Generic[Request, Answer]):
-    """A request whose caller has gone on."""
+    """A request whose caller has gone on, and wants to be called back."""
 
-    __slots__ = ("done", "group_done", "request")
+    __slots__ = ("done", "group_done", "outcome", "request")
 
     is_gone = False
 
@@ -75,10 +79,11 @@ class Left(Generic[Request, Answer]):
         self.request = request
         self.done = done
         self.group_done = group_done
+        self.outcome: Answer | BaseException | None = None
 
     def tell(self, answer: Answer | BaseException) -> None:
-        """Call back."""
-        _tell(self.done, answer)
+        """What it will be told."""
+        self.outcome = answer
 
     fail = tell
 
@@ -114,8 +119,11 @@ class Grouping(Generic[Request, Answer]):
         """In a forked process: the thread and those in line are the parent's."""
         self._turns = Turns()
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._line: SimpleQueue[InLine[Request, Answer] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._left = 0
+        """How many have yet to be called back."""
         self._served: deque[Waiting[Request, Answer]] = deque()
         """Those who have their answer and sleep."""
 
@@ -133,8 +141,15 @@ class Grouping(Generic[Request, Answer]):
                 if turns.try_enter(me):
                     return self._serve((request,))[0]
             finally:
-                if turns.leader == me:  # asked and not remembered: an interrupt may come anywhere
-                    turns.leave()
+                try:
+                    if (
+                        turns.leader == me
+                    ):  # asked and not remembered: an interrupt may come anywhere
+                        turns.leave()
+                except BaseException:  # an interrupt at the first step of leaving
+                    if turns.leader == me:
+                        turns.leave()
+                    raise
         if before_waiting is not None:
             before_waiting()
         waiting: Waiting[Request, Answer] = Waiting(request)
@@ -160,39 +175,67 @@ class Grouping(Generic[Request, Answer]):
         When all of a group have been told, each ``group_done`` among them is called once.
         """
         if not self._stands_in_line(Left(request, done, group_done)):
-            raise StoreUnavailableError("the store is closed", remedy="open it again")
+            if self._is_closed:
+                raise StoreUnavailableError("the store is closed", remedy="open it again")
+            raise StoreUnavailableError(
+                "no thread can be begun to write to the store",
+                remedy="let the process have more threads, or fewer of its own, and try again",
+            )
 
     def let_go(self) -> None:
-        """Wake those who were served; to be called by ``serve``, or by any thread on its behalf."""
+        """Wake those who were served; to be called by ``serve``, or by any thread on its behalf.
+
+        Each is woken before it is forgotten: after an interrupt it is woken again, and none sleeps
+        on.
+        """
         served = self._served
-        with suppress(IndexError):
-            while served:
-                served.popleft().wake.release()  # nobody gets the same one from it
+        while served:
+            try:
+                first = served[0]
+            except IndexError:  # another thread was faster
+                return
+            try:  # noqa: SIM105 - suppress() would take longer than all the rest
+                first.wake.release()
+            except RuntimeError:  # woken before, and not up yet
+                pass
+            try:  # noqa: SIM105
+                served.remove(first)
+            except ValueError:
+                pass
 
     def close(self) -> None:
-        """Let the thread answer what was left to it, and end it. Closing twice is fine."""
+        """Take nothing more, and return when all who left something have been called back.
+
+        Callers in line are not waited for, they wait themselves. Closing twice is fine.
+        """
         with self._lock:
             thread = self._thread
             if not self._is_closed:
                 self._is_closed = True
                 self._line.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            if self._turns.leader == get_ident() or thread is threading.current_thread():
+                return  # within a call, which would wait for itself
+            self._changed.wait_for(lambda: self._left <= 0)
+        if thread is not None:
+            thread.join(ENDING)
 
     def _stands_in_line(self, asked: InLine[Request, Answer]) -> bool:
         with self._lock:
-            if self._is_closed:
+            if self._is_closed or not (self._thread or self._begin()):
                 return False
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # there are too many, or the interpreter is on its way out
-                    if isinstance(asked, Left):
-                        raise
-                    return False
-                self._thread = thread
+            if isinstance(asked, Left):
+                self._left += 1
             self._line.put(asked)
+        return True
+
+    def _begin(self) -> bool:
+        """Start the thread; whether that was possible."""
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many, or the interpreter is on its way out
+            return False
+        self._thread = thread  # after an interrupt a second one is started, and they take turns
         return True
 
     def _alone(self, request: Request) -> Answer:
@@ -202,18 +245,51 @@ class Grouping(Generic[Request, Answer]):
             turns.wait(Caller(None, 0.0), 1)
             return self._serve((request,))[0]
         finally:
-            if turns.leader == me:
-                turns.leave()
+            try:
+                if turns.leader == me:
+                    turns.leave()
+            except BaseException:  # an interrupt at the first step of leaving
+                if turns.leader == me:
+                    turns.leave()
+                raise
+
+    # ---- in the thread ----
 
     def _run(self) -> None:
-        line, turns = self._line, self._turns
-        while (asked := line.get()) is not None:
-            turns.wait(Caller(None, 0.0), 1)  # whoever serves itself ends first
+        while (first := self._awaited()) is not None:
+            try:
+                self._serve_crowd(first)
+            except BaseException:  # an error of our own: whoever comes next is served
+                logger.exception("the thread %s stumbled", self._name)
+            del first  # nothing of it stays here while nobody comes
+
+    def _awaited(self) -> InLine[Request, Answer] | None:
+        """The first of a crowd; nobody at the end, or when nobody has come for a while."""
+        while True:
+            with suppress(Empty):
+                return self._kept(self._line.get(timeout=IDLE))
+            with self._lock:
+                if self._line.empty():
+                    if self._thread is threading.current_thread():
+                        self._thread = None
+                    return None
+
+    def _serve_crowd(self, first: InLine[Request, Answer]) -> None:
+        """Serve group after group until nobody comes any more."""
+        turns, me = self._turns, get_ident()
+        asked: InLine[Request, Answer] | None = first
+        try:
             while asked is not None:
+                if turns.leader != me:
+                    turns.wait(Caller(None, 0.0), 1)  # whoever serves itself ends first
                 group = self._gathered(asked)
                 self._serve_group(group)
+                self._call_back([each for each in group if isinstance(each, Left)])
                 asked = self._next(is_crowded=len(group) > 1)
-            turns.leave()
+        finally:
+            self.let_go()
+            if turns.leader == me:
+                turns.leave()
 
     def _gathered(self, first: InLine[Request, Answer]) -> list[InLine[Request, Answer]]:
         """The first and all behind it who can be served together."""
@@ -258,10 +334,21 @@ class Grouping(Generic[Request, Answer]):
         self._served.extend(waiting)
         if not self._lets_go:
             self.let_go()
-        if len(waiting) < len(group):
-            left = [each for each in group if isinstance(each, Left)]
+
+    def _call_back(self, left: Sequence[Left[Request, Answer]]) -> None:
+        """Tell those who have gone on; out of turn, for they may want to call again."""
+        if not left:
+            return
+        self._turns.leave()
+        try:
+            for each in left:
+                _tell(each.done, each.outcome)
             for group_done in {each.group_done: None for each in left if each.group_done}:
                 _tell(group_done)
+        finally:
+            with self._lock:
+                self._left -= len(left)
+                self._changed.notify_all()
 
 
 def nothing() -> None:
@@ -271,16 +358,18 @@ def nothing() -> None:
 def _tell(tell: Callable[..., None], *answer: object) -> None:
     try:
         tell(*answer)
-    except Exception:
+    except BaseException:  # whatever it is, it is not the thread's
         logger.exception("a callback that was told about a commit failed")
 
 
 def _retold(error: BaseException) -> BaseException:
     """The error for one of several callers: each gets an instance of its own to raise."""
+    told: Exception
     if isinstance(error, StoreError | BoundaryError):
-        told: Exception = copy(error)  # with its code, its reason and what else it says
-        told.__cause__ = error.__cause__
-        return told
+        with suppress(Exception):  # one whose kind cannot be copied is told as doubt
+            told = copy(error)  # with its code, its reason and what else it says
+            told.__cause__ = error.__cause__
+            return told
     told = StoreUnavailableError(
         "a commit was given up, and whether it was made is not known",
         remedy="do the same again: nothing is stored twice",

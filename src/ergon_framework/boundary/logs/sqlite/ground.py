@@ -110,7 +110,14 @@ class SqliteGround(Ground):
                 remedy="bring the first one back, or start the node again to use this one",
             )
 
-    def _write(self, work: Callable[[SqliteBooks], T], call: str, *, is_synced: bool = True) -> T:
+    def _write(
+        self,
+        work: Callable[[SqliteBooks], T],
+        call: str,
+        *,
+        is_synced: bool = True,
+        before_waiting: Callable[[], None] | None = None,
+    ) -> T:
         """Run one transaction."""
 
         def whole(connection: sqlite3.Connection) -> T:
@@ -120,7 +127,7 @@ class SqliteGround(Ground):
             failpoint(BEFORE[call])
             return result
 
-        result = self._database.write(whole, is_synced=is_synced)
+        result = self._database.write(whole, is_synced=is_synced, before_waiting=before_waiting)
         failpoint(AFTER[call])
         return result
 

@@ -118,10 +118,10 @@ class SqliteLogs(TableLogs, SqliteGround):
             outcomes = [entry.append(each.log, each.facts, each.capacity) for each in asked]
             added = entry.finish()
             self._upkeep.pay(books, added)
-            self._before_waiting()
+            self._before_waiting()  # for the disk
             return outcomes, added
 
-        return self._write(self._careful(work), "append")
+        return self._write(self._careful(work), "append", before_waiting=self._before_waiting)
 
     def _take_in(self, peer: str, arrived: receiving.Arrival) -> tuple[list[Outcome], int]:
         def work(books: SqliteBooks) -> tuple[list[Outcome], int]:

@@ -1,0 +1,68 @@
+"""An interrupt at the very first step of leaving: somebody else can lead afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ergon_framework.boundary.logs.grouping import Grouping
+from ergon_framework.storage.turns import Turns
+from ergon_framework.storage.writer import Database
+from tests.storage.conftest import WAIT, add, items
+
+Call = Callable[[Database], Any]
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first who leaves is interrupted before it has done anything."""
+    leave, left = Turns.leave, list[str]()
+
+    def once(turns: Turns) -> None:
+        left.append("")
+        if len(left) == 1:
+            raise KeyboardInterrupt
+        leave(turns)
+
+    monkeypatch.setattr(Turns, "leave", once)
+    return left
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda database: database.write(add("a")),
+        lambda database: database.write(add("a"), within=WAIT),
+        lambda database: database.maintain(),
+    ],
+    ids=["write", "write within", "turn"],
+)
+def test_others_can_write_afterwards(
+    database: Database, interrupted: list[str], call: Call
+) -> None:
+    """The turn is not kept by somebody who is gone."""
+    with pytest.raises(KeyboardInterrupt):
+        call(database)
+    other = threading.Thread(target=database.write, args=(add("b"),))
+    other.start()
+    other.join(WAIT)
+    assert not other.is_alive()
+    assert "b" in items(database)
+    assert len(interrupted) >= 2
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["by itself", "without a thread"])
+def test_others_are_served_afterwards(interrupted: list[str], is_closed: bool) -> None:
+    """In whatever way a turn was taken."""
+    grouping: Grouping[int, int] = Grouping(list)
+    with pytest.raises(KeyboardInterrupt):
+        grouping._alone(1) if is_closed else grouping.call(1)
+    answers: list[int] = []
+    other = threading.Thread(target=lambda: answers.append(grouping.call(2)))
+    other.start()
+    other.join(WAIT)
+    assert answers == [2]
+    assert interrupted
