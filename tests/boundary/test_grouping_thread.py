@@ -324,6 +324,26 @@ def test_closing_does_not_wait_for_callers(
     assert answered(callers) == [2, 4]
 
 
+def test_a_signal_that_closes_while_a_caller_comes(
+    monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: Grouping[int, int]
+) -> None:
+    """Its handler does not wait for the thread that it runs in, and the caller is served."""
+    began, may_end = stage.wait_once()
+    first = Caller(grouping, 1)
+    assert began.wait(WAIT)
+    start = threading.Thread.start
+
+    def closing(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "ergon-grouping":
+            may_end.set()
+            grouping.close()  # while this very thread puts itself in line
+
+    monkeypatch.setattr(threading.Thread, "start", closing)
+    assert grouping.call(2) == 4
+    assert answered([first]) == [2]
+
+
 def test_an_interrupt_while_the_thread_begins(
     monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: Grouping[int, int]
 ) -> None:

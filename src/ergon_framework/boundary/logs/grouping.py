@@ -118,7 +118,7 @@ class Grouping(Generic[Request, Answer]):
     def renew(self) -> None:
         """In a forked process: the thread and those in line are the parent's."""
         self._turns = Turns()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may close at any step of its thread
         self._changed = threading.Condition(self._lock)
         self._line: SimpleQueue[InLine[Request, Answer] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -220,16 +220,19 @@ class Grouping(Generic[Request, Answer]):
             thread.join(ENDING)
 
     def _stands_in_line(self, asked: InLine[Request, Answer]) -> bool:
+        is_left = isinstance(asked, Left)
         with self._lock:
-            if self._is_closed or not (self._thread or self._begin()):
+            has_thread = self._thread is not None or self._begin()
+            if self._is_closed or not has_thread:
                 return False
-            if isinstance(asked, Left):
-                self._left += 1
+            self._left += is_left  # a signal's handler cannot close between the look and these two
             self._line.put(asked)
         return True
 
     def _begin(self) -> bool:
-        """Start the thread; whether that was possible."""
+        """Start the thread; whether there is one now."""
+        if self._is_closed:
+            return False
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
             thread.start()
