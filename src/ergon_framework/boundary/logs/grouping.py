@@ -142,9 +142,7 @@ class Grouping(Generic[Request, Answer]):
                     return self._serve((request,))[0]
             finally:
                 try:
-                    if (
-                        turns.leader == me
-                    ):  # asked and not remembered: an interrupt may come anywhere
+                    if turns.leader == me:  # asked, not remembered: an interrupt comes anywhere
                         turns.leave()
                 except BaseException:  # an interrupt at the first step of leaving
                     if turns.leader == me:
@@ -157,7 +155,7 @@ class Grouping(Generic[Request, Answer]):
             return self._alone(request)
         try:
             waiting.wake.acquire()
-        except BaseException:
+        except BaseException:  # an interrupt: nobody waits for the answer any more
             waiting.is_gone = True
             raise
         if waiting.error is not None:
