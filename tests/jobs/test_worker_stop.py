@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ergon_framework.core.job import JobStatus
+from ergon_framework.core.job import JobStatus, LeaseExpired
 from ergon_framework.errors import JobError, StoreUnavailableError
 from ergon_framework.jobs import worker as worker_module
+from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Ask, Schedule
+from ergon_framework.ports.jobstore import Ask, Job, Schedule, Search
 from tests.jobs.workplace import (
     PATIENCE,
     at_work,
@@ -181,6 +182,25 @@ def test_a_burst_waits_for_jobs_of_workers_that_may_be_dead() -> None:
     report = worker(store, settings=quick(lease=0.5), burst=True).run()
     assert report.completed == 1
     assert report.rescued == 1
+
+
+def test_a_burst_leaves_no_job_that_was_rescued_while_it_looked() -> None:
+    """It was held when the burst asked what is due, and no longer when it asked what is held."""
+
+    class Rescued(MemoryJobStore):
+        """A store where somebody rescues the dead worker's job just before the second question."""
+
+        def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
+            for held in [*super().search(search)]:
+                back = Judgement(quick(), "saviour").decided(held, LeaseExpired(), self.now())
+                super().exchange([back], None)
+            return super().search(search, limit)
+
+    store = Rescued()
+    store.add([job("echo")])
+    store.exchange([], Ask(worker="dead", lease=60.0, slots={"python": 9}, default="python"))
+    report = worker(store, settings=quick(), burst=True).run()
+    assert (report.completed, report.rescued) == (1, 0)
 
 
 @pytest.mark.req("X12")

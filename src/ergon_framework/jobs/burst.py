@@ -40,11 +40,13 @@ class Burst:
         self._probes: int | None = None  # how many there were when we asked for one
         self._look_at = 0.0
         self._leases: dict[str, float] = {}
+        self._is_nothing_held = False
 
     def is_over(self, now: float) -> bool:
         """Whether the worker may leave; ``error`` says so when it leaves work behind."""
         if not self._is_idle():
             self._probes = None
+            self._is_nothing_held = False
             return False
         if self._probes is None:
             self._probes = self._keeper.probes
@@ -54,12 +56,19 @@ class Burst:
             return False
         self._look_at = now + LOOK_AGAIN
         self._probes = None  # what is decided now rests on a fresh look
+        was_nothing_held, self._is_nothing_held = self._is_nothing_held, False
         if self._keeper.is_left:
             return self._is_hopeless()
         due_at = self._keeper.due_at
         if due_at is not None and due_at <= now + LINGER:
             return False  # as good as due: a short backoff must not decide what is left behind
-        return not self._is_held_elsewhere()
+        if was_nothing_held:
+            return True
+        if not self._is_held_elsewhere():
+            # What was held when we asked for work may have been rescued since: ask once more.
+            self._is_nothing_held = True
+            self._look_at = now
+        return False
 
     def _is_idle(self) -> bool:
         keeper = self._keeper
