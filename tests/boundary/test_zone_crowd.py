@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary import zone as module
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.producing import crowd as module
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ArtifactError, FactInvalidError
@@ -33,8 +33,8 @@ def message(name: str, value: Any = 1) -> tuple[dict[str, Any], dict[str, Any]]:
     return envelope, {"subject": "order:1", "predicate": "was_told", "object_json": value}
 
 
-def test_each_producer_hears_of_its_own_facts(tmp_path: Path) -> None:
-    """Also of those that are refused, or came before, in the middle of a crowd."""
+def produce_in_a_crowd(zone: Zone) -> None:
+    """Each producer hears of its own facts: of new ones, of those it told before, of bad ones."""
     heard: dict[str, Receipt] = {}
     refused: list[str] = []
 
@@ -48,15 +48,14 @@ def test_each_producer_hears_of_its_own_facts(tmp_path: Path) -> None:
             except FactInvalidError:
                 refused.append(name)
 
-    with Zone.open("plant-a", ZoneSettings(data=str(tmp_path))) as zone:
-        producers = [threading.Thread(target=produce, args=(n,)) for n in range(PRODUCERS)]
-        for each in producers:
-            each.start()
-        for each in producers:
-            each.join(WAIT)
-            assert not each.is_alive()
-        kept = zone.store.page(OUTBOUND, 0, 10_000, 1 << 24).facts
-        flaws = [each for each in zone.store.verify(OUTBOUND) if isinstance(each, Flaw)]
+    producers = [threading.Thread(target=produce, args=(n,)) for n in range(PRODUCERS)]
+    for each in producers:
+        each.start()
+    for each in producers:
+        each.join(WAIT)
+        assert not each.is_alive()
+    kept = zone.store.page(OUTBOUND, 0, 10_000, 1 << 24).facts
+    flaws = [each for each in zone.store.verify(OUTBOUND) if isinstance(each, Flaw)]
     assert flaws == []
     assert len(kept) == len(refused) == PRODUCERS * EACH
     for fact in kept:
@@ -69,11 +68,17 @@ def test_each_producer_hears_of_its_own_facts(tmp_path: Path) -> None:
     assert zone.telling.counts["duplicates", ""] == PRODUCERS * EACH
 
 
+def test_each_producer_hears_of_its_own_facts(tmp_path: Path) -> None:
+    """Also of those that are refused, or came before, in the middle of a crowd."""
+    with Zone.open("plant-a", ZoneSettings(data=str(tmp_path))) as zone:
+        produce_in_a_crowd(zone)
+
+
 def test_nobody_sleeps_on_while_artifacts_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects may lie on a server that takes its time."""
     zone = Zone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
     told: list[str] = []
-    monkeypatch.setattr(zone._appends, "let_go", lambda: told.append("let go"))
+    monkeypatch.setattr(zone._crowd.grouping, "let_go", lambda: told.append("let go"))
     monkeypatch.setattr(zone, "check_bytes", lambda _: told.append("asked"))
     artifact = {"bucket": "b", "key": "k", "digest": "sha256:" + "0" * 64, "size": 5}
     with pytest.raises(ArtifactError):
@@ -85,7 +90,7 @@ def test_nobody_sleeps_on_while_large_facts_are_checked(monkeypatch: pytest.Monk
     """Who was served is let go in any case after some milliseconds."""
     zone = Zone("plant-a", MemoryFactStore("plant-a"), MemoryObjectStore())
     told: list[str] = []
-    monkeypatch.setattr(zone._appends, "let_go", lambda: told.append("let go"))
+    monkeypatch.setattr(zone._crowd.grouping, "let_go", lambda: told.append("let go"))
     monkeypatch.setattr(module, "GOOD_TIME", -1.0)
     zone.append(*message("1"))
     assert told == ["let go"]
@@ -131,4 +136,4 @@ def test_a_store_that_tells_nothing_of_its_waits() -> None:
     """Whoever was served is woken at once then."""
     zone = Zone("plant-a", OtherStore("plant-a"), MemoryObjectStore())  # type: ignore[arg-type]
     assert zone.append(*message("1")).offset == 1
-    assert zone._appends._lets_go is False
+    assert zone._crowd.grouping._lets_go is False

@@ -14,16 +14,16 @@ from typing import Any, Self, TypeAlias
 
 from ergon_framework.boundary.answering import Answering
 from ergon_framework.boundary.facts.answers import store_trouble
-from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larger, unreadable
+from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larger
 from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.folder import DataFolder
-from ergon_framework.boundary.logs.grouping import Grouping
 from ergon_framework.boundary.logs.refusing import no_fact, no_object
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.objects.blobs import BlobGuard
 from ergon_framework.boundary.objects.shared import SharedObjects
 from ergon_framework.boundary.opening import clock_of, folders_of, open_stores
 from ergon_framework.boundary.producing import joining
+from ergon_framework.boundary.producing.crowd import Crowd
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telling import Telling
 from ergon_framework.errors import (
@@ -47,14 +47,9 @@ from ergon_framework.ports.objectstore import Blob, ObjectStore, Upload
 
 EnvelopeLike: TypeAlias = Envelope | Mapping[str, Any]
 FactLike: TypeAlias = Fact | Mapping[str, Any]
-Message: TypeAlias = tuple[EnvelopeLike, FactLike]
 
 PEER = "zone:"
 """What precedes the peer's name in the name of the consumer it pulls through."""
-ODD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What somebody's own kinds of text and mappings raise when they are read."""
-GOOD_TIME = 0.003
-"""Seconds for checking facts, after which those who were served before are let go in any case."""
 HARD, SOFT = 0.8, 0.5
 """Of the capacity: where appends are refused, and where the operator is warned."""
 
@@ -81,12 +76,7 @@ class Zone:
         self.answering = Answering(name, self.settings, self.telling)
         store.watch_commits(self.telling.committed)
         self.blobs = BlobGuard()
-        watch_waits = getattr(store, "watch_waits", None)  # one made elsewhere may not know it
-        self._appends: Grouping[Message, Receipt | BoundaryError] = Grouping(
-            self._append_group, name="ergon-zone", lets_go=watch_waits is not None
-        )
-        if watch_waits is not None:
-            watch_waits(self._appends.let_go)
+        self._crowd = Crowd(self)
         self.gates: dict[str, dict[str, Any]] = {}
         """How the link to each peer stands, kept by whoever pulls from it."""
         self.certificate_expiry: float | None = None
@@ -125,7 +115,7 @@ class Zone:
     def append(self, envelope: EnvelopeLike, fact: FactLike) -> Receipt:
         """Append one fact; the answer means that it is on disk."""
         began = time.perf_counter()
-        told = self._appends.call((envelope, fact))
+        told = self._crowd.append(envelope, fact)
         self.telling.append_seconds.add(time.perf_counter() - began)
         if isinstance(told, BoundaryError):
             raise told
@@ -138,35 +128,6 @@ class Zone:
         session, to the same database. While it is open nobody else can append here: commit soon.
         """
         return joining.append_in(self, connection, envelope, fact)
-
-    def _append_group(self, asked: Sequence[Message]) -> list[Receipt | BoundaryError]:
-        """Serve producers that came together: many threads that check at once only get in each
-        other's way.
-        """
-        until = time.perf_counter() + GOOD_TIME
-        admissions = []
-        for message in asked:
-            admissions.append(self._attempted(*message))
-            if time.perf_counter() > until:  # those who were served have waited long enough
-                self._appends.let_go()
-        return self.append_all(admissions)
-
-    def _attempted(self, envelope: EnvelopeLike, fact: FactLike) -> Admission | BoundaryError:
-        try:
-            admission = self.admit(envelope, fact)
-            if admission.new_fact.references:
-                self._appends.let_go()  # the store will be asked
-                self.check_bytes(self.prepared(admission))
-        except StoreError as error:
-            return self.failed(error)
-        except BoundaryError as error:
-            self.answering.refused(error)
-            return error
-        except ODD as error:  # of its own making, and no reason to refuse those of others
-            told = unreadable(error)
-            self.answering.refused(told)
-            return told
-        return admission
 
     def append_all(
         self, admissions: Sequence[Admission | BoundaryError]
@@ -341,7 +302,7 @@ class Zone:
 
     def close(self) -> None:
         """Let go of the stores and of the folders."""
-        self._appends.close()
+        self._crowd.close()
         self.objects.close()
         self.store.close()
         self._held.close()

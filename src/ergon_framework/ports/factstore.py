@@ -301,6 +301,16 @@ class LinkBook(Protocol):
         """What operators did, newest first: instant, action, details as text."""
 
 
+class Meanwhile(Protocol):
+    """What is called by a store that is about to wait."""
+
+    def __call__(self, is_over: Callable[[], bool] | None = None, /) -> None:
+        """``is_over`` says whether there is nothing to wait for any more, and lets others run.
+
+        With it, something may be done meanwhile that ends soon after.
+        """
+
+
 class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
     """All of it, in one place, so that one commit can span it."""
 
@@ -321,7 +331,7 @@ class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
     def unsubscribe(self, wake: Callable[[], None]) -> None:
         """No longer; one who never subscribed is fine."""
 
-    def watch_waits(self, seen: Callable[[], None]) -> None:
+    def watch_waits(self, seen: Meanwhile) -> None:
         """Tell, in any thread, when an append is about to wait: for its commit, or for others."""
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:

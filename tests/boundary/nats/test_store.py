@@ -56,7 +56,7 @@ def test_who_watches_is_told_before_the_server_is_waited_for(open_store: Open) -
     """Nothing is in the log by then."""
     store = open_store()
     seen: list[int] = []
-    store.watch_waits(lambda: seen.append(store.logs()[0].head))
+    store.watch_waits(lambda _=None, /: seen.append(store.logs()[0].head))
     store.append(OUTBOUND, [new("a")])
     store.append(OUTBOUND, [new("b")])
     assert seen == [0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,13 +12,19 @@ from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND
 from tests.boundary.postgres.test_store import ids, put
 
+LOOKS = 10_000_000
+"""More than fit into the time of a test."""
 pytestmark = pytest.mark.req("SCALE:boundary-postgres")
 
 
 def test_who_watches_is_told_before_an_append_waits(store: PostgresFactStore) -> None:
     """With care, with hope, and with a statement that was forgotten: each time it is sent."""
     told: list[int] = []
-    store.watch_waits(lambda: told.append(store._memory.logs[OUTBOUND].head if told else 0))
+
+    def look(_: object = None, /) -> None:
+        told.append(store._memory.logs[OUTBOUND].head if told else 0)
+
+    store.watch_waits(look)
     put(store, "a")
     assert told
     count = len(told)
@@ -31,7 +38,7 @@ def test_who_watches_is_told_before_a_connection_is_waited_for(store: PostgresFa
     put(store, "a")
     told: list[str] = []
 
-    store.watch_waits(lambda: told.append("waiting"))
+    store.watch_waits(lambda _=None, /: told.append("waiting"))
     for idle in store._database._connections._idle:
         idle.close()
 
@@ -44,4 +51,20 @@ def test_who_watches_is_told_before_a_connection_is_waited_for(store: PostgresFa
         with pytest.raises(StoreUnavailableError, match="away"):
             put(store, "b")
     put(store, "b")
+    assert ids(store) == ["a", "b"]
+
+
+def test_who_watches_hears_when_the_answer_is_there(store: PostgresFactStore) -> None:
+    """So that it can do something else meanwhile, and no longer than that."""
+    ends: list[bool] = []
+
+    def look(is_over: Callable[[], bool] | None = None, /) -> None:
+        if is_over is not None:
+            ends.append(any(is_over() for _ in range(LOOKS)))
+
+    put(store, "a")
+    store.watch_waits(look)
+    put(store, "b")
+    assert ends
+    assert all(ends)
     assert ids(store) == ["a", "b"]

@@ -68,7 +68,7 @@ def test_who_watches_is_told_before_the_disk_is_waited_for(
     """All is written by then, and nothing is committed."""
     seen: list[int] = []
 
-    def look() -> None:
+    def look(_: object = None, /) -> None:
         with closing(sqlite3.connect(path)) as other:
             [[found]] = other.execute("SELECT count(*) FROM ergon_boundary_facts").fetchall()
             seen.append(found)
@@ -84,7 +84,7 @@ def test_who_watches_is_told_before_the_file_is_waited_for(open_store: Open, pat
     store = open_store(busy_timeout=0.05)
     put(store, "a")
     told: list[str] = []
-    store.watch_waits(lambda: told.append("waiting"))
+    store.watch_waits(lambda _=None, /: told.append("waiting"))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailableError):

@@ -16,16 +16,14 @@ from contextlib import suppress
 from copy import copy
 from queue import Empty, SimpleQueue
 from threading import get_ident
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic
 
+from ergon_framework.boundary.logs.in_line import Answer, InLine, Left, Request, Waiting
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import BoundaryError, StoreError, StoreUnavailableError
 from ergon_framework.storage.turns import Caller, Turns, nested
 
 logger = logging.getLogger("ergon_framework.boundary")
-
-Request = TypeVar("Request")
-Answer = TypeVar("Answer")
 
 MOST = 512
 """Callers served at once."""
@@ -38,65 +36,17 @@ IDLE = 10.0
 """Seconds after which a thread ends that nobody needed; it would keep all that it serves alive."""
 ENDING = 1.0
 """Seconds for which closing waits to see the thread end."""
-
-
-class Waiting(Generic[Request, Answer]):
-    """A caller that waits in line."""
-
-    __slots__ = ("answer", "error", "is_gone", "request", "wake")
-
-    answer: Answer
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.error: BaseException | None = None
-        self.is_gone = False
-        self.wake = wake = threading.Lock()
-        wake.acquire()
-
-    def tell(self, answer: Answer) -> None:
-        """What it will find when it is woken."""
-        self.answer = answer
-
-    def fail(self, error: BaseException) -> None:
-        """What it will raise."""
-        self.error = error
-
-
-class Left(Generic[Request, Answer]):
-    """A request whose caller has gone on, and wants to be called back."""
-
-    __slots__ = ("done", "group_done", "outcome", "request")
-
-    is_gone = False
-
-    def __init__(
-        self,
-        request: Request,
-        done: Callable[[Answer | BaseException], None],
-        group_done: Callable[[], None] | None,
-    ) -> None:
-        self.request = request
-        self.done = done
-        self.group_done = group_done
-        self.outcome: Answer | BaseException | None = None
-
-    def tell(self, answer: Answer | BaseException) -> None:
-        """What it will be told."""
-        self.outcome = answer
-
-    fail = tell
-
-
-InLine: TypeAlias = Waiting[Request, Answer] | Left[Request, Answer]
+IN_VAIN = 8
+"""Looks for the next one in line during a wait, after which nobody is expected before its end."""
 
 
 class Grouping(Generic[Request, Answer]):
     """Gathers requests of many threads. ``serve`` answers all of a group, or raises for all.
 
-    With ``lets_go``, ``serve`` calls ``let_go`` as soon as it has to wait for anything, and those
-    who were served before are woken then. Woken earlier, they would only stand in its way: in one
-    interpreter one thread runs at a time.
+    With ``lets_go``, ``serve`` calls ``meanwhile`` as soon as it has to wait for anything, and who
+    was served before is woken then. Woken earlier, they would only stand in its way: in one
+    interpreter one thread runs at a time. ``look`` does for a request what needs no turn; who comes
+    during such a wait is looked at before it ends.
     """
 
     def __init__(
@@ -104,11 +54,13 @@ class Grouping(Generic[Request, Answer]):
         serve: Callable[[Sequence[Request]], Sequence[Answer]],
         *,
         weigh: Callable[[Request], int] = lambda _: 1,
+        look: Callable[[Request], None] | None = None,
         name: str = "ergon-grouping",
         lets_go: bool = False,
     ) -> None:
         self._serve = serve
         self._weigh = weigh
+        self._look = look
         self._name = name
         self._lets_go = lets_go
         self._is_closed = False
@@ -126,6 +78,10 @@ class Grouping(Generic[Request, Answer]):
         """How many have yet to be called back."""
         self._served: deque[Waiting[Request, Answer]] = deque()
         """Those who have their answer and sleep."""
+        self._seen: deque[InLine[Request, Answer]] = deque()
+        """Those at the head of the line who were looked at."""
+        self._server: int | None = None
+        """The thread, while it serves."""
 
     def call(self, request: Request, before_waiting: Callable[[], None] | None = None) -> Answer:
         """Answer one request, together with those of others when there are any.
@@ -201,6 +157,30 @@ class Grouping(Generic[Request, Answer]):
             except ValueError:
                 pass
 
+    def meanwhile(self, is_over: Callable[[], bool] | None = None) -> None:
+        """Wake those who were served; to be called by ``serve`` before it waits.
+
+        With ``is_over``, which lets other threads run and says whether there is nothing to wait for
+        any more, those who come are looked at until then, or until nobody comes.
+        """
+        self.let_go()
+        look = self._look
+        if is_over is None or look is None or self._server != get_ident():
+            return
+        in_vain = 0
+        while in_vain < IN_VAIN and len(self._seen) < MOST and not is_over():
+            try:
+                asked = self._kept(self._line.get_nowait())
+            except Empty:
+                in_vain += 1
+                continue
+            if asked is None:
+                return
+            in_vain = 0
+            self._seen.append(asked)
+            with suppress(BaseException):  # serving it meets it again, in the group it belongs to
+                look(asked.request)
+
     def close(self) -> None:
         """Take nothing more, and return when all who left something have been called back.
 
@@ -268,9 +248,9 @@ class Grouping(Generic[Request, Answer]):
         """The first of a crowd; nobody at the end, or when nobody has come for a while."""
         while True:
             with suppress(Empty):
-                return self._kept(self._line.get(timeout=IDLE))
+                return self._taken() if self._seen else self._kept(self._line.get(timeout=IDLE))
             with self._lock:
-                if self._line.empty():
+                if self._line.empty() and not self._seen:
                     if self._thread is threading.current_thread():
                         self._thread = None
                     return None
@@ -283,11 +263,13 @@ class Grouping(Generic[Request, Answer]):
             while asked is not None:
                 if turns.leader != me:
                     turns.wait(Caller(None, 0.0), 1)  # whoever serves itself ends first
+                self._server = me
                 group = self._gathered(asked)
                 self._serve_group(group)
                 self._call_back([each for each in group if isinstance(each, Left)])
                 asked = self._next(is_crowded=len(group) > 1)
         finally:
+            self._server = None
             self.let_go()
             if turns.leader == me:
                 turns.leave()
@@ -297,7 +279,7 @@ class Grouping(Generic[Request, Answer]):
         group, weight = [first], self._weigh(first.request)
         with suppress(Empty):
             while len(group) < MOST and weight < HEAVY:
-                asked = self._kept(self._line.get_nowait())
+                asked = self._taken()
                 if asked is None:
                     break
                 group.append(asked)
@@ -307,12 +289,18 @@ class Grouping(Generic[Request, Answer]):
     def _next(self, *, is_crowded: bool) -> InLine[Request, Answer] | None:
         """Whoever comes next; nobody when callers may serve themselves again."""
         with suppress(Empty):
-            return self._kept(self._line.get_nowait())
+            return self._taken()
         self.let_go()
         with suppress(Empty):
             if is_crowded:
                 return self._kept(self._line.get(timeout=LINGER))
         return None
+
+    def _taken(self) -> InLine[Request, Answer] | None:
+        """The first in line; raises Empty."""
+        with suppress(IndexError):
+            return self._seen.popleft()
+        return self._kept(self._line.get_nowait())
 
     def _kept(self, asked: InLine[Request, Answer] | None) -> InLine[Request, Answer] | None:
         """What came out of the line. The end of it goes back: it is what the thread looks for."""
@@ -352,7 +340,7 @@ class Grouping(Generic[Request, Answer]):
                 self._changed.notify_all()
 
 
-def nothing() -> None:
+def nothing(_is_over: Callable[[], bool] | None = None, /) -> None:
     """What most have to do before they wait."""
 
 

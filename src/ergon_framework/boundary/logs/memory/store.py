@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ergon_framework.boundary.logs.memory.moving import MemoryMoving
 from ergon_framework.errors import StoreError
+from ergon_framework.ports.factstore import Meanwhile
 
 
 class MemoryFactStore(MemoryMoving):
@@ -34,7 +35,7 @@ class MemoryFactStore(MemoryMoving):
             if wake in self._wakes:
                 self._wakes.remove(wake)
 
-    def watch_waits(self, seen: Callable[[], None]) -> None:
+    def watch_waits(self, seen: Meanwhile) -> None:
         """Nothing is waited for here."""
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:

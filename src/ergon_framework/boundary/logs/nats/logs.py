@@ -20,6 +20,7 @@ from ergon_framework.ports.factstore import (
     Full,
     Gap,
     LogInfo,
+    Meanwhile,
     NewFact,
     Outcome,
     Page,
@@ -54,7 +55,7 @@ class NatsLogs(Ground):
         read_only: bool = False,
     ) -> None:
         self._watch: Callable[[int, float], None] | None = None
-        self._before_waiting: Callable[[], None] = nothing
+        self._before_waiting: Meanwhile = nothing
         self._appends: Grouping[Append, list[Outcome]] = Grouping(
             self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
         )
@@ -99,7 +100,7 @@ class NatsLogs(Ground):
             raise too_large(self.url)
         return Append(log, prepared, capacity)
 
-    def watch_waits(self, seen: Callable[[], None]) -> None:
+    def watch_waits(self, seen: Meanwhile) -> None:
         """Tell when an append is about to wait."""
         self._before_waiting = seen
 

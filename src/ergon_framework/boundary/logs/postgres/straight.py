@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import DiagnosticField, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 
+from ergon_framework.ports.factstore import Meanwhile
 from ergon_framework.storage.postgres.arrays import Packed
 from ergon_framework.storage.postgres.connections import Connection
 
@@ -44,13 +45,13 @@ class Straight:
         statements: Sequence[Statement],
         *,
         is_planned: bool,
-        meanwhile: Callable[[], None],
+        meanwhile: Meanwhile,
     ) -> None:
         """Execute these as one transaction, commit and announce, in one round trip.
 
         Raises what the server refuses. What lies between two syncs of a pipeline is a transaction
         by itself, so nobody has to say BEGIN. ``is_planned``: the tables that are searched may have
-        grown since a plan was made. ``meanwhile`` is called while the server works.
+        grown since a plan was made. ``meanwhile`` is called before the server is waited for.
         """
         answers = self._sent(connection, statements, meanwhile, is_planned=is_planned)
         if any(map(_is_forgotten, answers)):
@@ -62,7 +63,7 @@ class Straight:
         self,
         connection: Connection,
         statements: Sequence[Statement],
-        meanwhile: Callable[[], None],
+        meanwhile: Meanwhile,
         *,
         is_planned: bool,
     ) -> list[PGresult]:
@@ -94,7 +95,7 @@ class Straight:
         self,
         connection: Connection,
         statements: Sequence[Statement],
-        meanwhile: Callable[[], None],
+        meanwhile: Meanwhile,
     ) -> None:
         known = self._prepared.setdefault(connection, set())
         for name, values in (*statements, (_ANNOUNCE, ())):
@@ -113,7 +114,7 @@ def _called(name: str) -> bytes:
     return f"ergon.{name}".encode()
 
 
-def _answers(line: PGconn, meanwhile: Callable[[], None]) -> tuple[list[PGresult], list[PGresult]]:
+def _answers(line: PGconn, meanwhile: Meanwhile) -> tuple[list[PGresult], list[PGresult]]:
     """What came before the first sync, and what came before the second.
 
     An error at the commit itself comes behind the answers to all statements.
@@ -125,11 +126,11 @@ def _answers(line: PGconn, meanwhile: Callable[[], None]) -> tuple[list[PGresult
         meanwhile()
         wait.poll()
         line.consume_input()
-    meanwhile()
     wait.modify(line.socket, select.POLLIN)
     while len(found) < 3:
         # Asked for too early, an answer would be waited for while no other thread can run.
         while line.is_busy():
+            meanwhile(lambda: bool(wait.poll(0)))
             wait.poll()
             line.consume_input()
         answer = line.get_result()

@@ -18,6 +18,7 @@ from ergon_framework.ports.factstore import (
     Gap,
     Link,
     LogInfo,
+    Meanwhile,
     NewFact,
     Outcome,
     Page,
@@ -40,7 +41,7 @@ class TableLogs(Ground):
     def __init__(self, *place: Any, **settings: Any) -> None:
         super().__init__(*place, **settings)
         self._watch: Callable[[int, float], None] | None = None
-        self._before_waiting: Callable[[], None] = nothing
+        self._before_waiting: Meanwhile = nothing
         self._aged: dict[str, tuple[float, int]] = {}
         self._appends: Grouping[Append, list[Outcome]] = Grouping(
             self._append_all, weigh=lambda asked: len(asked.facts), name="ergon-append"
@@ -142,7 +143,7 @@ class TableLogs(Ground):
             self._wake()
         return outcomes
 
-    def watch_waits(self, seen: Callable[[], None]) -> None:
+    def watch_waits(self, seen: Meanwhile) -> None:
         """Tell when an append is about to wait."""
         self._before_waiting = seen
 
