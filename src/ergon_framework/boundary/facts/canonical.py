@@ -77,11 +77,20 @@ def canonical(value: Any, field: str = OBJECT) -> bytes:
     try:
         form = _encode_sorted(value)
         marks = form.translate(_MARKS)
-        is_whole = form.find(b".0") >= 0
-        # Only numbers that look like these can have another canonical form.
-        again = _decode(form) if is_whole or marks.find(b"9e") >= 0 else _decode_plain(form)
-        if again == value and _is_plain(form, marks, again):
-            return _encode_sorted(again) if is_whole else form
+        # To ask with `in` takes longer: it first tries whether the bytes are a number.
+        if (
+            form.find(b".0") < 0
+            and marks.find(b"9e") < 0
+            and marks.find(_LONG) < 0
+            and marks.count(b"[") <= DEEPEST
+            and (form.isascii() or marks.find(b"4") < 0)
+        ):  # as nearly every fact: nothing in it can have another canonical form
+            if _decode_plain(form) == value:
+                return form
+        else:
+            again = _decode(form)
+            if again == value and _is_plain(form, marks, again):
+                return _encode_sorted(again)
     except (_OddError, RecursionError, TypeError, ValueError):
         pass  # the slow way does it, or says what is wrong
     problems = list(flaws(value, field))
@@ -214,7 +223,6 @@ def _is_plain(form: bytes, marks: bytes, value: Any) -> bool:
     Its keys are in the order of their code points, which is that of UTF-16 up to U+FFFF, and its
     integers are of any size.
     """
-    # To ask with `in` takes longer: it first tries whether the bytes are a number.
     if marks.find(_LONG) >= 0 and _BEYOND.search(form):
         return False
     if marks.count(b"[") > DEEPEST and not _is_shallow(value):

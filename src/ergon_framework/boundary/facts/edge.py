@@ -164,13 +164,14 @@ def admitted(
     if known_zones is not None and envelope.to_zone not in known_zones:
         text = "is not a zone that is known here"
         raise refusal(Problem("envelope.to_zone", "range", text, "address a configured zone"))
-    spellings = _spellings(fact.object_json, limits)
-    form = spellings[0]
+    given = fact.object_json
+    form, raw = _spellings(given, limits) if isinstance(given, Raw) else (canonical(given), None)
     if len(form) > limits.fact_bytes:
         raise _too_large(f"takes {len(form):,} bytes in canonical form", limits.fact_bytes)
+    message_id = envelope.message_id
     new_fact = NewFact(
         envelope.from_zone,
-        envelope.message_id,
+        message_id,
         envelope.to_zone,
         identity_digest(envelope, fact, form),
         _encode(envelope),
@@ -178,11 +179,9 @@ def admitted(
         references(decode(form)) if form.find(MARK) >= 0 else (),
         source_offset,
     )
-    message_id = envelope.message_id
-    found = lint(message_id) or hash_of_object(message_id, *spellings)
+    found = lint(message_id) or hash_of_object(message_id, form, raw)
     if found is None and is_thorough and is_digest(message_id) and len(form) <= _HASHED:
-        given = fact.object_json
-        value = decode(spellings[-1]) if isinstance(given, Raw) else given
+        value = decode(raw or form) if isinstance(given, Raw) else given
         found = hash_of_python(message_id, value)
     return Admission(new_fact, _warnings(envelope, found, strict_ids, clock))
 
@@ -313,14 +312,12 @@ def _too_large(problem: str, limit: int) -> FactInvalidError:
     return refusal(Problem(OBJECT, "too_large", f"{problem}, and the limit is {limit:,}", remedy))
 
 
-def _spellings(given: Any, limits: LimitSettings) -> tuple[bytes, ...]:
+def _spellings(given: Raw, limits: LimitSettings) -> tuple[bytes, bytes | None]:
     """The object's canonical form, and how it was spelled if that is another."""
-    if not isinstance(given, Raw):
-        return (canonical(given),)
     raw = bytes(given)
     _check_spelling(len(raw), limits)
     form = read(raw)[1]
-    return (form,) if form == raw else (form, raw)
+    return form, None if form == raw else raw
 
 
 def _warnings(

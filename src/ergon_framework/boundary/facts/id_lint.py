@@ -90,17 +90,16 @@ def is_digest(message_id: str) -> bool:
     return len(message_id.rpartition(":")[2]) in _HASHES
 
 
-def hash_of_object(message_id: str, *spellings: bytes) -> str | None:
-    """Whether an id is nothing but the hash of the object, or None.
+def hash_of_object(message_id: str, form: bytes, raw: bytes | None = None) -> str | None:
+    """Whether an id is nothing but the hash of the object in one of its spellings, or None.
 
     Such an id changes with every field of the object, and two equal events would have the same one.
     """
     digits = message_id.rpartition(":")[2]  # what precedes it may name the hash
     hashed = _HASHES.get(len(digits))
     if hashed is not None:
-        digits = digits.lower()
-        for spelling in spellings:
-            if hashed(spelling, usedforsecurity=False).hexdigest() == digits:
+        for spelling in (form,) if raw is None else (form, raw):
+            if hashed(spelling, usedforsecurity=False).hexdigest() == digits.lower():
                 return "the hash of object_json"
     return None
 
@@ -111,7 +110,8 @@ def hash_of_python(message_id: str, value: Any) -> str | None:
         spellings = {json.dumps(value), json.dumps(value, sort_keys=True)}
     except (TypeError, ValueError, RecursionError):
         return None  # then nobody has hashed that
-    return hash_of_object(message_id, *(each.encode() for each in spellings))
+    first, *others = (each.encode() for each in spellings)
+    return hash_of_object(message_id, first, *others)
 
 
 def _number(digits: str) -> str:

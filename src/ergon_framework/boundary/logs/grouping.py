@@ -276,14 +276,15 @@ class Grouping(Generic[Request, Answer]):
 
     def _gathered(self, first: InLine[Request, Answer]) -> list[InLine[Request, Answer]]:
         """The first and all behind it who can be served together."""
-        group, weight = [first], self._weigh(first.request)
+        group, weigh = [first], self._weigh
+        weight = weigh(first.request)
         with suppress(Empty):
             while len(group) < MOST and weight < HEAVY:
                 asked = self._taken()
                 if asked is None:
                     break
                 group.append(asked)
-                weight += self._weigh(asked.request)
+                weight += weigh(asked.request)
         return [each for each in group if not each.is_gone]
 
     def _next(self, *, is_crowded: bool) -> InLine[Request, Answer] | None:
@@ -298,8 +299,9 @@ class Grouping(Generic[Request, Answer]):
 
     def _taken(self) -> InLine[Request, Answer] | None:
         """The first in line; raises Empty."""
-        with suppress(IndexError):
-            return self._seen.popleft()
+        if self._seen:
+            with suppress(IndexError):  # another thread was faster
+                return self._seen.popleft()
         return self._kept(self._line.get_nowait())
 
     def _kept(self, asked: InLine[Request, Answer] | None) -> InLine[Request, Answer] | None:

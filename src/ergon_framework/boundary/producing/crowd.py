@@ -64,7 +64,10 @@ class Crowd:
         until = time.perf_counter() + GOOD_TIME
         admissions = []
         for asked in group:
-            admissions.append(self._admitted(asked))
+            found = self._checked(asked) if asked.admission is None else asked.admission
+            if isinstance(found, Admission) and found.new_fact.references:
+                found = self._with_bytes(found)
+            admissions.append(found)
             if time.perf_counter() > until:  # those who were served have waited long enough
                 self.grouping.let_go()
         return self._zone.append_all(admissions)
@@ -72,12 +75,6 @@ class Crowd:
     def _look(self, asked: Asked) -> None:
         """Check what will be in the next group."""
         asked.admission = self._checked(asked)
-
-    def _admitted(self, asked: Asked) -> Admission | BoundaryError:
-        found = self._checked(asked) if asked.admission is None else asked.admission
-        if isinstance(found, Admission) and found.new_fact.references:
-            return self._with_bytes(found)
-        return found
 
     def _checked(self, asked: Asked) -> Admission | BoundaryError:
         """What can be said of a fact without a look into the store."""
