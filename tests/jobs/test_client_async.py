@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Coroutine
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from ergon_framework.core.job import Succeeded
+from ergon_framework.core.job import JobStatus, Succeeded
 from ergon_framework.errors import (
     JobError,
     JobFailedError,
@@ -285,3 +288,34 @@ def test_a_loop_that_is_gone_does_not_stop_the_waiting_thread() -> None:
 
     run(again())
     assert not abandoned.done()
+
+
+@pytest.mark.req("SCALE:transaction")
+def test_a_job_in_a_transaction_on_sqlite(tmp_path: Path) -> None:
+    """Its connection belongs to the thread of the event loop, and is used there."""
+
+    async def work() -> None:
+        path = tmp_path / "work.db"
+        async with AsyncJobClient(f"sqlite:///{path}") as client:
+            with closing(sqlite3.connect(path)) as mine:
+                await client.enqueue("h", id="a", connection=mine)
+                mine.rollback()
+                jobs = [{"handler": "h", "id": "b"}, {"handler": "h", "id": "c"}]
+                await client.enqueue_many(jobs, connection=mine)
+                mine.commit()
+            assert await client.status("c") is JobStatus.PENDING
+            with pytest.raises(JobNotFoundError):
+                await client.status("a")
+
+    run(work())
+
+
+def test_a_store_that_takes_part_in_no_transaction() -> None:
+    """Says so, as it does to the other client."""
+
+    async def work() -> None:
+        async with client_of(MemoryJobStore()) as client:
+            with pytest.raises(JobError, match="another's transaction"):
+                await client.enqueue("h", connection=object())
+
+    run(work())

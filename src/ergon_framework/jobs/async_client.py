@@ -26,6 +26,7 @@ from ergon_framework.jobs.results import POLL, found, result_of, timed_out
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.watcher import Watcher
 from ergon_framework.ports.jobstore import Job
+from ergon_framework.storage.async_lending import work_on
 
 T = TypeVar("T")
 
@@ -61,11 +62,21 @@ class AsyncJobClient:
         handler: str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
+        *,
+        connection: Any = None,
         **options: Unpack[JobOptions],
     ) -> AsyncEnqueuedJob:
-        """Store one job; see :meth:`JobClient.enqueue`."""
-        done = await self._call(lambda: self._sync().enqueue(handler, args, kwargs, **options))
-        return AsyncEnqueuedJob.like(done, self)
+        """Store one job; see :meth:`JobClient.enqueue`.
+
+        ``connection`` may be an asynchronous one of psycopg, or of SQLAlchemy with psycopg, or an
+        ``AsyncSession``. Any other is used where it is, and the event loop waits for it. A call
+        with a connection that is cancelled is waited for: its transaction is yours to roll back.
+        """
+
+        def add(lent: Any) -> EnqueuedJob:
+            return self._sync().enqueue(handler, args, kwargs, connection=lent, **options)
+
+        return AsyncEnqueuedJob.like(await self._add(add, connection), self)
 
     async def enqueue_many(
         self,
@@ -73,17 +84,21 @@ class AsyncJobClient:
         *,
         chunk: int | None = None,
         progress: Progress | None = None,
+        connection: Any = None,
         **options: Unpack[JobOptions],
     ) -> list[AsyncEnqueuedJob]:
         """Store many jobs in one commit; see :meth:`JobClient.enqueue_many`.
 
-        The iterable is read, and ``progress`` called, in another thread.
+        The iterable is read, and ``progress`` called, in another thread. For ``connection`` see
+        :meth:`enqueue`.
         """
 
-        def add() -> list[EnqueuedJob]:
-            return self._sync().enqueue_many(jobs, chunk=chunk, progress=progress, **options)
+        def add(lent: Any) -> list[EnqueuedJob]:
+            return self._sync().enqueue_many(
+                jobs, chunk=chunk, progress=progress, connection=lent, **options
+            )
 
-        return [AsyncEnqueuedJob.like(done, self) for done in await self._call(add)]
+        return [AsyncEnqueuedJob.like(done, self) for done in await self._add(add, connection)]
 
     async def announce(self) -> None:
         """Wake workers after a commit of one's own that brought jobs."""
@@ -170,6 +185,12 @@ class AsyncJobClient:
         await self.close()
 
     # ---- inside, in threads ----
+
+    async def _add(self, add: Callable[[Any], T], connection: Any) -> T:
+        if connection is None:
+            return await self._call(lambda: add(None))
+        await self._call(self._sync)  # opening the store may take its time
+        return await work_on(connection, add, self._call)
 
     async def _call(self, call: Callable[[], T]) -> T:
         # In a copy of the context, so that the trace of the caller is that of the job.

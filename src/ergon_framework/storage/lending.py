@@ -35,7 +35,7 @@ class Lent(NamedTuple):
         """
         is_news = self.alchemy is not None and not self.alchemy.in_transaction()
         if is_news:
-            with _in_our_words(self.alchemy):
+            with in_our_words(self.alchemy):
                 self.alchemy.begin()
         return is_news
 
@@ -44,7 +44,7 @@ def lent(given: Any) -> Lent:
     """What lies under a connection or session of SQLAlchemy, or under one of Django's connections;
     anything else as it is.
     """
-    with _in_our_words(given):
+    with in_our_words(given):
         return _of_django(given) or _of_alchemy(given) or Lent(given)
 
 
@@ -83,7 +83,8 @@ def two_phases() -> StoreError:
 
 
 @contextmanager
-def _in_our_words(given: Any) -> Iterator[None]:
+def in_our_words(given: Any) -> Iterator[None]:
+    """Tell what the library of a connection raises as what it means here."""
     try:
         yield
     except _faults("sqlalchemy.exc", "SQLAlchemyError") as error:

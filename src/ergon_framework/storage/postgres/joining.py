@@ -68,7 +68,7 @@ def _of_psycopg(given: Lent) -> Connection:
         " engine.begin()"
     )
     if type(driver).__name__.startswith("Async"):
-        remedy = "give a connection or session that is not asynchronous"
+        remedy = "await AsyncJobClient.enqueue(…) with it, or give one that is not asynchronous"
     raise StoreError(
         f"{type(driver).__qualname__} is no connection of psycopg, nor one of SQLAlchemy or Django,"
         " or a session, with psycopg under it",

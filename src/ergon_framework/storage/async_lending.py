@@ -1,0 +1,122 @@
+"""Asynchronous connections that callers lend, for work that is done by a thread.
+
+Stores wait in threads. Under an asynchronous connection of psycopg there is the same connection of
+libpq as under any other: while its lock is held nobody else speaks on it, and a thread may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from ergon_framework.errors import StoreError
+from ergon_framework.storage.lending import in_our_words, two_phases
+
+T = TypeVar("T")
+
+PATIENCE = 5.0
+"""Seconds for asking a server to cancel what it is doing."""
+
+
+async def work_on(
+    given: Any, work: Callable[[Any], T], in_thread: Callable[[Callable[[], T]], Awaitable[T]]
+) -> T:
+    """Let ``work`` be done on what a thread can use in place of an asynchronous connection or
+    session; on anything else it is done here and now, as whatever else the caller does with it.
+    """
+    with in_our_words(given):
+        driver = await _driver_of(given)
+    psycopg = sys.modules.get("psycopg")
+    if psycopg is None or not isinstance(driver, psycopg.AsyncConnection):
+        return work(driver)
+    await _begin(driver)
+    async with driver.lock:
+        guest, leave = _guest(driver)
+        try:
+            return await _to_the_end(in_thread(lambda: work(guest)), driver)
+        finally:
+            leave()
+
+
+async def _driver_of(given: Any) -> Any:
+    """The driver's connection under one of SQLAlchemy, or under a session; or what was given."""
+    alchemy = sys.modules.get("sqlalchemy.ext.asyncio")
+    if alchemy is None:
+        return given
+    if isinstance(given, alchemy.async_scoped_session):
+        given = given()
+    if isinstance(given, alchemy.AsyncSession):
+        if given.sync_session.twophase:
+            raise two_phases()
+        given = await given.connection()
+    if not isinstance(given, alchemy.AsyncConnection):
+        return given
+    if not given.in_transaction():  # it commits only what it has begun itself
+        await given.begin()
+    return (await given.get_raw_connection()).driver_connection
+
+
+async def _begin(driver: Any) -> None:
+    """Let the connection begin its transaction, where it does so with the first statement: how
+    isolated it is to be, only the connection knows.
+    """
+    import psycopg
+
+    if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
+        raise two_phases()
+    if driver.pgconn.pipeline_status:
+        raise StoreError(
+            "the connection is in the middle of a pipeline",
+            remedy="leave `async with connection.pipeline()` before the job is enqueued",
+        )
+    is_idle = driver.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+    if is_idle and not driver.autocommit and not driver.closed:
+        await driver.execute("SELECT 1")
+
+
+def _guest(driver: Any) -> tuple[Any, Callable[[], None]]:
+    """A connection for a thread, and what takes it away again.
+
+    What the server says unasked is for the owner, who hears of it afterwards in its own thread.
+    """
+    import psycopg
+
+    line = driver.pgconn
+    handlers = line.notice_handler, line.notify_handler
+    notices: list[Any] = []
+    notifies: list[Any] = []
+    guest = psycopg.Connection(line)
+    if driver.autocommit and guest.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
+        guest.autocommit = True  # whoever joins refuses that
+    line.notice_handler, line.notify_handler = notices.append, notifies.append
+
+    def leave() -> None:
+        line.notice_handler, line.notify_handler = handlers
+        del guest.pgconn  # it is not the guest's to close
+        for handler, told in zip(handlers, (notices, notifies), strict=True):
+            for each in told if handler is not None else ():
+                handler(each)
+
+    return guest, leave
+
+
+async def _to_the_end(work: Awaitable[T], driver: Any) -> T:
+    """Wait for a thread, also when nobody wants its answer any more: what it has in its hands is
+    the caller's. The server is asked to make an end of it then.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        ends = {task, asyncio.ensure_future(driver.cancel_safe(timeout=PATIENCE))}
+        while not all(each.done() for each in ends):
+            try:
+                await asyncio.wait(ends)
+            except asyncio.CancelledError:  # once more, and no reason to let go
+                continue
+        for each in ends:
+            if not each.cancelled():
+                each.exception()  # it was looked at: nobody is told that it was missed
+        raise

@@ -1,0 +1,288 @@
+"""Enqueueing inside the caller's own transaction from an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+
+from ergon_framework.errors import DuplicateJobError, StoreError
+from ergon_framework.jobs.async_client import AsyncJobClient
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.ports.jobstore import Search, Topic
+
+pytestmark = pytest.mark.req("SCALE:transaction", "SCALE:jobs-postgres")
+PATIENCE = 15.0
+INSERT = "INSERT INTO shop.orders VALUES ('pie')"
+
+
+@pytest.fixture(autouse=True)
+def shop(jobs_url: str) -> None:
+    """A table of the caller's own."""
+    with psycopg.connect(jobs_url, autocommit=True) as first:
+        first.execute("DROP SCHEMA IF EXISTS shop CASCADE")
+        first.execute("CREATE SCHEMA shop")
+        first.execute("CREATE TABLE shop.orders (name text PRIMARY KEY)")
+
+
+def stored(jobs_url: str) -> tuple[list[str], list[str]]:
+    """The ids of all jobs, and the orders."""
+    store = PostgresJobStore(jobs_url)
+    with psycopg.connect(jobs_url) as connection:
+        orders = [row[0] for row in connection.execute("SELECT name FROM shop.orders")]
+    ids = sorted(job.id for job in store.search(Search()))
+    store.close()
+    return ids, orders
+
+
+@asynccontextmanager
+async def at_work(jobs_url: str) -> AsyncIterator[tuple[AsyncJobClient, psycopg.AsyncConnection]]:
+    """A client, and the caller's own connection to the same database."""
+    async with (
+        AsyncJobClient(jobs_url) as client,
+        await psycopg.AsyncConnection.connect(jobs_url) as mine,
+    ):
+        yield client, mine
+        await mine.rollback()
+
+
+@asynccontextmanager
+async def engine_of(jobs_url: str) -> AsyncIterator[AsyncEngine]:
+    """One of SQLAlchemy."""
+    engine = create_async_engine(jobs_url.replace("postgresql://", "postgresql+psycopg://", 1))
+    yield engine
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["commit", "rollback"])
+def test_a_job_shares_the_fate_of_its_transaction(jobs_url: str, is_kept: bool) -> None:
+    """Until the commit there is nothing to be claimed; the commit wakes the workers."""
+    store = PostgresJobStore(jobs_url)
+    bell = store.listen(Topic.WORK)
+
+    async def main() -> None:
+        async with at_work(jobs_url) as (client, mine):
+            await mine.execute(INSERT)
+            job = await client.enqueue("ship", ["pie"], id="a", connection=mine)
+            assert str(job) == "a"
+            assert stored(jobs_url) == ([], [])
+            await (mine.commit() if is_kept else mine.rollback())
+
+    asyncio.run(main())
+    assert stored(jobs_url) == ((["a"], ["pie"]) if is_kept else ([], []))
+    if is_kept:
+        assert bell.wait(PATIENCE)
+    bell.close()
+    store.close()
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["commit", "rollback"])
+@pytest.mark.parametrize("kind", ["connection", "session", "scoped session"])
+def test_whatever_sqlalchemy_has_for_event_loops(jobs_url: str, kind: str, is_kept: bool) -> None:
+    """Also where the job is the first thing that happens in the transaction."""
+
+    async def main() -> None:
+        async with AsyncJobClient(jobs_url) as client, engine_of(jobs_url) as engine:
+            given: Any = AsyncSession(engine)
+            if kind == "connection":
+                given = await engine.connect()
+            elif kind == "scoped session":
+                given = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+            await client.enqueue("ship", ["pie"], id="a", connection=given)
+            await given.execute(text(INSERT))
+            await client.enqueue("ship", ["pie"], id="b", connection=given)
+            await (given.commit() if is_kept else given.rollback())
+            await given.close()
+
+    asyncio.run(main())
+    assert stored(jobs_url) == ((["a", "b"], ["pie"]) if is_kept else ([], []))
+
+
+def test_many_jobs(jobs_url: str) -> None:
+    """In the same transaction, as often as one likes."""
+
+    async def main() -> None:
+        async with at_work(jobs_url) as (client, mine):
+            for begin in (0, 3):
+                jobs = [{"handler": "ship", "id": f"{n}"} for n in range(begin, begin + 3)]
+                done = await client.enqueue_many(jobs, connection=mine)
+                assert [str(each) for each in done] == [each["id"] for each in jobs]
+            await mine.commit()
+
+    asyncio.run(main())
+    assert stored(jobs_url)[0] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_a_refused_job_leaves_the_transaction_usable(jobs_url: str) -> None:
+    """Only what was done for the job is undone."""
+
+    async def main() -> None:
+        async with at_work(jobs_url) as (client, mine):
+            await client.enqueue("ship", id="a")
+            await mine.execute(INSERT)
+            with pytest.raises(DuplicateJobError):
+                await client.enqueue("ship", id="a", connection=mine)
+            await client.enqueue("ship", id="b", connection=mine)
+            await mine.commit()
+
+    asyncio.run(main())
+    assert stored(jobs_url) == (["a", "b"], ["pie"])
+
+
+def test_the_transaction_is_begun_as_its_connection_would(jobs_url: str) -> None:
+    """How isolated it is to be, is said with its first statement."""
+
+    async def main() -> None:
+        async with at_work(jobs_url) as (client, mine):
+            await mine.set_isolation_level(psycopg.IsolationLevel.SERIALIZABLE)
+            await client.enqueue("ship", id="a", connection=mine)
+            found = await mine.execute("SHOW transaction_isolation")
+            assert await found.fetchall() == [("serializable",)]
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_commits_by_itself(jobs_url: str) -> None:
+    """Within a transaction of its own it is fine; without one the job would be there at once."""
+
+    async def main() -> None:
+        async with at_work(jobs_url) as (client, mine):
+            await mine.set_autocommit(True)
+            with pytest.raises(StoreError, match="no transaction open"):
+                await client.enqueue("ship", id="a", connection=mine)
+            async with mine.transaction():
+                await client.enqueue("ship", id="b", connection=mine)
+
+    asyncio.run(main())
+    assert stored(jobs_url)[0] == ["b"]
+
+
+async def _in_pipeline(client: AsyncJobClient, mine: psycopg.AsyncConnection) -> None:
+    async with mine.pipeline():
+        await client.enqueue("ship", connection=mine)
+
+
+async def _in_two_phases(client: AsyncJobClient, mine: psycopg.AsyncConnection) -> None:
+    await mine.tpc_begin(mine.xid(1, "a", "b"))
+    try:
+        await client.enqueue("ship", connection=mine)
+    finally:
+        await mine.tpc_rollback()
+
+
+async def _closed(client: AsyncJobClient, mine: psycopg.AsyncConnection) -> None:
+    other = await psycopg.AsyncConnection.connect(mine.info.dsn, password="")
+    await other.close()
+    await client.enqueue("ship", connection=other)
+
+
+async def _elsewhere(client: AsyncJobClient, _: psycopg.AsyncConnection) -> None:
+    await client.enqueue("ship", connection=object())
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (_in_pipeline, "pipeline"),
+        (_in_two_phases, "two phases"),
+        (_closed, "closed"),
+        (_elsewhere, "no connection of psycopg"),
+    ],
+    ids=["pipeline", "two phases", "closed", "something else"],
+)
+def test_what_cannot_carry_a_job_is_refused(
+    jobs_url: str,
+    call: Callable[[AsyncJobClient, psycopg.AsyncConnection], Awaitable[None]],
+    told: str,
+) -> None:
+    """In words of our own, with what to do."""
+
+    async def main() -> None:
+        async with at_work(jobs_url) as (client, mine):
+            with pytest.raises(StoreError, match=told) as caught:
+                await call(client, mine)
+            assert caught.value.remedy
+
+    asyncio.run(main())
+    assert stored(jobs_url)[0] == []
+
+
+def test_what_the_server_says_unasked_is_told_to_the_owner(jobs_url: str) -> None:
+    """In the thread of its event loop."""
+    heard: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with at_work(jobs_url) as (client, mine):
+            await mine.execute("LISTEN shop_news")
+            await mine.commit()
+
+            def hear(notify: psycopg.Notify) -> None:
+                assert asyncio.get_running_loop() is loop
+                heard.append(notify.payload)
+
+            mine.add_notify_handler(hear)
+            async with await psycopg.AsyncConnection.connect(jobs_url, autocommit=True) as other:
+                await other.execute("NOTIFY shop_news, 'fresh pie'")
+            await client.enqueue("ship", id="a", connection=mine)
+            await mine.commit()
+
+    asyncio.run(main())
+    assert heard == ["fresh pie"]
+
+
+def test_a_cancelled_call_is_waited_for_and_does_not_last(jobs_url: str) -> None:
+    """The connection is whole afterwards, and the server was asked to make an end of it."""
+
+    async def main() -> None:
+        async with (
+            at_work(jobs_url) as (client, mine),
+            await psycopg.AsyncConnection.connect(jobs_url) as other,
+        ):
+            await client.enqueue("ship", id="a", connection=other)  # and the id is waited for
+            task = asyncio.create_task(client.enqueue("ship", id="a", connection=mine))
+            async with await psycopg.AsyncConnection.connect(jobs_url, autocommit=True) as third:
+                await _until_it_waits(third, mine.info.backend_pid)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, PATIENCE)
+            await mine.rollback()
+            await mine.execute(INSERT)
+            await mine.commit()
+            await other.rollback()
+
+    asyncio.run(main())
+    assert stored(jobs_url) == ([], ["pie"])
+
+
+async def _until_it_waits(connection: psycopg.AsyncConnection, backend: int) -> None:
+    question = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+    for _ in range(10_000):
+        found = await (await connection.execute(question, (backend,))).fetchall()
+        if found == [(True,)]:
+            return
+    raise AssertionError("it never waited")
+
+
+def test_a_connection_that_is_not_asynchronous_is_used_where_it_is(jobs_url: str) -> None:
+    """As whatever else the caller does with it."""
+
+    async def main() -> None:
+        async with AsyncJobClient(jobs_url) as client:
+            with psycopg.connect(jobs_url) as mine:
+                await client.enqueue("ship", id="a", connection=mine)
+
+    asyncio.run(main())
+    assert stored(jobs_url)[0] == ["a"]
