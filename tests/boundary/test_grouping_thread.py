@@ -348,7 +348,7 @@ def test_a_signal_that_closes_while_a_caller_comes(
 def test_an_interrupt_while_the_thread_begins(
     monkeypatch: pytest.MonkeyPatch, stage: Stage, grouping: Grouping[int, int]
 ) -> None:
-    """Then there may be two of them: they take turns, and both end."""
+    """Then it says itself that it is there, and a second one would go at once."""
     began, may_end = stage.wait_once()
     first = Caller(grouping, 1)
     assert began.wait(WAIT)
@@ -369,7 +369,6 @@ def test_an_interrupt_while_the_thread_begins(
     may_end.set()
     assert answered(callers) == [2, 6, 8]
     grouping.close()
-    assert len(started) == 2
     for thread in started:
         thread.join(WAIT)
         assert not thread.is_alive()

@@ -179,8 +179,11 @@ def test_those_looked_at_are_served_although_the_group_before_failed(desk: Desk)
     assert isinstance(desk.callers[0].error, StoreUnavailableError)
 
 
-def test_those_looked_at_are_served_although_the_line_is_closed(desk: Desk) -> None:
+def test_those_looked_at_are_served_although_the_line_is_closed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever stood in line before the end is answered; the end is not lost behind them."""
+    monkeypatch.setattr(module, "IDLE", 2 * WAIT)  # after which the thread would end by itself
 
     def close() -> None:
         desk.come(2)
@@ -253,3 +256,81 @@ def test_a_caller_that_leaves_after_it_was_looked_at_is_not_served(desk: Desk) -
     assert desk.callers[2].answer == 6
     gone[0].wake.release()  # as an interrupt would
     desk.callers[1].join(WAIT)
+
+
+def test_who_was_served_is_woken_before_anybody_is_looked_at(desk: Desk) -> None:
+    """They come back with the next request, which can be looked at then."""
+    seen: list[object] = []
+
+    def wait() -> None:
+        desk.come(2)
+
+    def wait_again() -> None:
+        desk.grouping.meanwhile(lambda: True)
+        desk.callers[0].join(WAIT)
+        seen.append(desk.callers[0].answer)
+
+    desk.acts = [wait, wait_again]
+    desk.begin()
+    assert desk.answers() == [2, 4]
+    assert seen == [2]
+
+
+def test_a_forked_process_has_looked_at_nobody(desk: Desk) -> None:
+    """Those are the parent's, and so is the thread that serves."""
+
+    def wait() -> None:
+        desk.come(2)
+        desk.grouping.meanwhile(lambda: bool(desk.looked))
+        seen, server = desk.grouping._seen, desk.grouping._server
+        line, turns, thread = desk.grouping._line, desk.grouping._turns, desk.grouping._thread
+        desk.grouping.renew()  # what happens in the child
+        assert not desk.grouping._seen
+        assert desk.grouping._server is None
+        desk.grouping._seen, desk.grouping._server = seen, server
+        desk.grouping._line, desk.grouping._turns = line, turns
+        desk.grouping._thread = thread
+
+    desk.acts = [wait]
+    desk.begin()
+    assert desk.answers() == [2, 4]
+
+
+def test_a_start_that_is_interrupted_makes_no_second_thread(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that runs says so itself, and whoever comes next finds it."""
+    start = threading.Thread.start
+    begun: list[threading.Thread] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "ergon-grouping":
+            begun.append(thread)
+            if len(begun) == 1:
+                raise KeyboardInterrupt
+
+    def wait() -> None:
+        desk.callers.append(Caller(desk.grouping, 1))
+        desk.callers[0].join(WAIT)
+        assert isinstance(desk.callers[0].error, KeyboardInterrupt)
+        desk.until(lambda: desk.grouping._thread is not None)
+        desk.callers.append(Caller(desk.grouping, 2))
+        desk.until(lambda: len(desk.grouping._turns._waiting) == 1)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    desk.acts = [wait]
+    assert desk.grouping.call(0) == 0
+    assert desk.answers() == [None, 4]
+    assert begun == [desk.grouping._thread]
+
+
+def test_a_second_thread_goes_at_once(desk: Desk) -> None:
+    """Two would take from one line."""
+    desk.begin()
+    assert desk.answers() == [2]
+    second = threading.Thread(target=desk.grouping._run)
+    second.start()
+    second.join(WAIT)
+    assert not second.is_alive()
+    assert desk.grouping._thread is not second

@@ -12,6 +12,7 @@ import pytest
 from ergon_framework.core.job import JobStatus, LeaseExpired
 from ergon_framework.errors import JobError, StoreUnavailableError
 from ergon_framework.jobs import worker as worker_module
+from ergon_framework.jobs.burst import Burst
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -201,6 +202,39 @@ def test_a_burst_leaves_no_job_that_was_rescued_while_it_looked() -> None:
     store.exchange([], Ask(worker="dead", lease=60.0, slots={"python": 9}, default="python"))
     report = worker(store, settings=quick(), burst=True).run()
     assert (report.completed, report.rescued) == (1, 0)
+
+
+def test_a_burst_ends_although_its_store_is_slower_than_its_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store far away answers after several turns, each of which finds its question under way."""
+    turns = threading.Semaphore(0)
+    looks = 0
+    is_over = Burst.is_over
+
+    def counted(self: Burst, now: float) -> bool:
+        nonlocal looks
+        looks += 1
+        turns.release()
+        return is_over(self, now) or looks > 5000
+
+    class Far(MemoryJobStore):
+        """Answers when the loop has gone round three times."""
+
+        def exchange(self, *args: Any, **kwargs: Any) -> Any:
+            while turns.acquire(blocking=False):
+                pass
+            for _ in range(3):
+                turns.acquire(timeout=0.5)  # before the loop runs, and at its end, nobody turns
+            return super().exchange(*args, **kwargs)
+
+    monkeypatch.setattr(Burst, "is_over", counted)
+    monkeypatch.setattr(worker_module, "BURST_TURN", 0.001)
+    store = Far()
+    store.add([job("echo")])
+    report = worker(store, settings=quick(), burst=True).run()
+    assert report.completed == 1
+    assert looks <= 5000
 
 
 @pytest.mark.req("X12")

@@ -1,7 +1,7 @@
 """When a worker that should only clear what is due may leave.
 
 Nothing due is left, nothing is in its hands, and no job is held by a worker that may be dead: each
-lease of another worker was seen to be renewed, or has come to its end.
+lease of another worker was seen to be renewed, has come to its end, or was taken while we looked.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ class Burst:
 
     def is_over(self, now: float) -> bool:
         """Whether the worker may leave; ``error`` says so when it leaves work behind."""
+        was_asked = self._probes is not None
+        if was_asked and (self._keeper.probes == self._probes or now < self._look_at):
+            return False  # the keeper is busy with our question, for as long as the store takes
         if not self._is_idle():
             self._probes = None
             self._is_nothing_held = False
@@ -51,8 +54,6 @@ class Burst:
         if self._probes is None:
             self._probes = self._keeper.probes
             self._keeper.probe()
-            return False
-        if self._keeper.probes == self._probes or now < self._look_at:
             return False
         self._look_at = now + LOOK_AGAIN
         self._probes = None  # what is decided now rests on a fresh look

@@ -46,7 +46,7 @@ class Grouping(Generic[Request, Answer]):
     With ``lets_go``, ``serve`` calls ``meanwhile`` as soon as it has to wait for anything, and who
     was served before is woken then. Woken earlier, they would only stand in its way: in one
     interpreter one thread runs at a time. ``look`` does for a request what needs no turn; who comes
-    during such a wait is looked at before it ends.
+    soon during such a wait is looked at before it ends.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Grouping(Generic[Request, Answer]):
             thread.start()
         except RuntimeError:  # there are too many, or the interpreter is on its way out
             return False
-        self._thread = thread  # after an interrupt a second one is started, and they take turns
+        self._thread = thread  # unless there is an interrupt: then it says so itself
         return True
 
     def _alone(self, request: Request) -> Answer:
@@ -237,6 +237,11 @@ class Grouping(Generic[Request, Answer]):
     # ---- in the thread ----
 
     def _run(self) -> None:
+        with self._lock:  # which whoever began it lets go of when it is known, or was interrupted
+            me = threading.current_thread()
+            if self._thread not in {None, me}:
+                return  # another one was begun meanwhile: two would take from one line
+            self._thread = me
         while (first := self._awaited()) is not None:
             try:
                 self._serve_crowd(first)

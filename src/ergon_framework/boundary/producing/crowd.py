@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from ergon_framework.boundary.facts.edge import Admission, unreadable
 from ergon_framework.boundary.logs.grouping import Grouping
-from ergon_framework.boundary.model import Receipt
+from ergon_framework.boundary.model import Envelope, Fact, Receipt
 from ergon_framework.errors import BoundaryError, StoreError
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ GOOD_TIME = 0.003
 """Seconds for checking facts, after which those who were served before are let go in any case."""
 
 
+_PLAIN = frozenset({Envelope, Fact, dict})
+
+
 class Asked:
     """One producer's fact, and what came of checking it."""
 
@@ -34,7 +38,7 @@ class Asked:
     def __init__(self, envelope: EnvelopeLike, fact: FactLike) -> None:
         self.envelope = envelope
         self.fact = fact
-        self.admission: Admission | BoundaryError | None = None
+        self.admission: Admission | None = None
 
 
 class Crowd:
@@ -64,7 +68,7 @@ class Crowd:
         until = time.perf_counter() + GOOD_TIME
         admissions = []
         for asked in group:
-            found = self._checked(asked) if asked.admission is None else asked.admission
+            found = asked.admission or self._checked(asked)
             if isinstance(found, Admission) and found.new_fact.references:
                 found = self._with_bytes(found)
             admissions.append(found)
@@ -73,8 +77,14 @@ class Crowd:
         return self._zone.append_all(admissions)
 
     def _look(self, asked: Asked) -> None:
-        """Check what will be in the next group."""
-        asked.admission = self._checked(asked)
+        """Check what will be in the next group, while the store is at work on the last one.
+
+        Nothing of somebody else's is called in the middle of that: neither what reads a mapping of
+        their own kind, nor who listens to refusals. That is for the group it belongs to.
+        """
+        if type(asked.envelope) in _PLAIN and type(asked.fact) in _PLAIN:
+            with suppress(Exception):
+                asked.admission = self._zone.admit(asked.envelope, asked.fact)
 
     def _checked(self, asked: Asked) -> Admission | BoundaryError:
         """What can be said of a fact without a look into the store."""

@@ -1,0 +1,184 @@
+"""Facts that are checked while the store is at work on those before them."""
+
+from __future__ import annotations
+
+import threading
+from collections import UserDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.model import Receipt
+from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import (
+    ArtifactError,
+    BoundaryError,
+    FactInvalidError,
+    NodeUnavailableError,
+    StoreUnavailableError,
+)
+from ergon_framework.ports.factstore import Meanwhile, NewFact, Outcome
+from tests.boundary.test_zone_crowd import WAIT, message
+
+pytestmark = pytest.mark.req("P1", "P7", "BOUNDARY:store")
+
+
+class Producer(threading.Thread):
+    """Appends one fact."""
+
+    def __init__(self, zone: Zone, envelope: Any, fact: Any) -> None:
+        super().__init__()
+        self._zone, self._envelope, self._fact = zone, envelope, fact
+        self.told: Receipt | BoundaryError | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Append."""
+        try:
+            self.told = self._zone.append(self._envelope, self._fact)
+        except BoundaryError as error:
+            self.told = error
+
+
+class Slow(MemoryFactStore):
+    """A store that waits for something after each append, as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__("plant-a")
+        self.acts: list[Callable[[], None]] = []
+        self.sizes: list[int] = []
+
+    def watch_waits(self, seen: Meanwhile) -> None:
+        """Remember whom to tell."""
+        self.seen = seen
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        """Append, and wait."""
+        self.sizes.append(len(facts))
+        outcomes = super().append(log, facts, capacity=capacity)
+        if self.acts:
+            self.acts.pop(0)()
+        return outcomes
+
+
+class Scene:
+    """A zone where some producers come while the store waits, and are looked at meanwhile."""
+
+    def __init__(self) -> None:
+        self.store = Slow()
+        self.zone = Zone("plant-a", self.store, MemoryObjectStore())
+        self.looked: list[bool] = []
+        """Of each that was looked at, whether it was found to be good."""
+        self.counted: dict[tuple[str, str], int] = {}
+        """What had been told by the end of the wait."""
+        grouping = self.zone._crowd.grouping
+        look = grouping._look
+        assert look is not None
+
+        def noted(asked: Any) -> None:
+            look(asked)
+            self.looked.append(asked.admission is not None)
+
+        grouping._look = noted
+
+    def play(self, *messages: tuple[Any, Any]) -> list[Receipt | BoundaryError | None]:
+        """The answers to those who come meanwhile."""
+        grouping, producers = self.zone._crowd.grouping, []
+
+        def first() -> None:
+            producers.append(Producer(self.zone, *message("behind")))
+            _until(lambda: len(grouping._turns._waiting) == 1)  # the thread is there, with it
+
+        def second() -> None:
+            for each in messages:
+                size = grouping._line.qsize()
+                producers.append(Producer(self.zone, *each))
+                _until(lambda before=size: grouping._line.qsize() > before)  # type: ignore[misc]
+            self.store.seen(lambda: len(self.looked) == len(messages))
+            self.counted = dict(self.zone.telling.counts)
+
+        self.store.acts = [first, second]
+        self.zone.append(*message("alone"))
+        for each in producers:
+            each.join(WAIT)
+            assert not each.is_alive()
+        self.zone.close()
+        return [each.told for each in producers[1:]]
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(int(WAIT * 100)):
+        if is_so():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never came to that")
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A fresh one."""
+    return Scene()
+
+
+def test_what_was_checked_meanwhile_is_appended_with_the_next_group(scene: Scene) -> None:
+    """In the order of coming."""
+    told = scene.play(message("1"), message("2"))
+    assert scene.looked == [True, True]
+    assert [each.offset for each in told if isinstance(each, Receipt)] == [3, 4]
+    assert scene.store.sizes == [1, 1, 2]
+
+
+def test_a_bad_fact_is_refused_in_its_group(scene: Scene) -> None:
+    """Alone, and told once: whoever listens is not called in the middle of a commit."""
+    bad, good = scene.play(message("1", float("nan")), message("2"))
+    assert scene.looked == [False, True]
+    assert scene.counted == {}
+    assert isinstance(bad, FactInvalidError)
+    assert isinstance(good, Receipt)
+    assert scene.zone.telling.counts["append_failures", "range"] == 1
+
+
+def test_a_mapping_of_ones_own_kind_is_not_read_meanwhile(scene: Scene) -> None:
+    """It may take its time, and the store would stand still."""
+    envelope, fact = message("1")
+    [told] = scene.play((UserDict(envelope), fact))
+    assert scene.looked == [False]
+    assert isinstance(told, Receipt)
+
+
+def artifact(zone: Zone) -> dict[str, Any]:
+    """Bytes with a name, as a fact refers to them."""
+    receipt = zone.put("b", "k", b"bytes")
+    return {"bucket": "b", "key": "k", "digest": receipt.digest, "size": receipt.size}
+
+
+def test_the_bytes_of_what_was_checked_meanwhile_are_looked_for(scene: Scene) -> None:
+    """A fact whose artifact the disk has lost is refused, whenever it was checked."""
+    referred = artifact(scene.zone)
+    scene.zone.objects.delete(bytes.fromhex(referred["digest"].removeprefix("sha256:")))
+    bad, good = scene.play(message("1", referred), message("2"))
+    assert scene.looked == [True, True]
+    assert isinstance(bad, ArtifactError)
+    assert isinstance(good, Receipt)
+    assert scene.zone.telling.counts["append_failures", bad.reason or bad.code] == 1
+
+
+def test_a_store_that_cannot_tell_of_an_artifact(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only whoever refers to it hears of the trouble."""
+    referred = artifact(scene.zone)
+
+    def away(*_: object) -> None:
+        raise StoreUnavailableError("away")
+
+    monkeypatch.setattr(scene.store, "object", away)
+    bad, good = scene.play(message("1", referred), message("2"))
+    assert isinstance(bad, NodeUnavailableError)
+    assert isinstance(good, Receipt)
