@@ -325,8 +325,9 @@ def test_a_start_that_is_interrupted_makes_no_second_thread(
     assert begun == [desk.grouping._thread]
 
 
-def test_a_second_thread_goes_at_once(desk: Desk) -> None:
+def test_a_second_thread_goes_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two would take from one line."""
+    monkeypatch.setattr(module, "IDLE", 2 * WAIT)
     desk.begin()
     assert desk.answers() == [2]
     second = threading.Thread(target=desk.grouping._run)
