@@ -333,7 +333,7 @@ def test_a_pause_by_hand_holds_too(store: Store, clock: Clock) -> None:
 
 @pytest.mark.req("JOBS:cron")
 def test_a_fire_becomes_a_job(store: Store, clock: Clock) -> None:
-    """Not before its time, once, and the next one is known."""
+    """Not before its time, once, what was due first before the rest, and the next one is known."""
     worker = scheduler(store, a={**HOURLY, "args": [1]}, b={"every": "45m", "handler": "tick"})
     worker.sync()
     assert worker.fire_due() == NOON + 45 * 60
@@ -341,7 +341,7 @@ def test_a_fire_becomes_a_job(store: Store, clock: Clock) -> None:
     clock.at = NOON + 3600
     assert worker.fire_due() == NOON + 90 * 60
     assert worker.fire_due() == NOON + 90 * 60
-    assert ids(store) == ["a@2026-06-01T13:00:00Z", "b@2026-06-01T12:45:00Z"]
+    assert ids(store) == ["b@2026-06-01T12:45:00Z", "a@2026-06-01T13:00:00Z"]
     job = store.find("a@2026-06-01T13:00:00Z")
     assert job is not None
     assert (job.status, job.args, job.run_at) == (JobStatus.PENDING, b"[1]", clock.at)

@@ -18,8 +18,8 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.leases import is_stall
-from ergon_framework.jobs.schedules import Synced
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.timetable import Fires, Timetable
 from ergon_framework.ports.jobstore import JobDesk, JobStore, WorkerRecord
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -38,19 +38,6 @@ declare("worker.before_rescue")
 
 class Store(JobStore, JobDesk, Protocol):
     """A store that serves workers and operators."""
-
-
-class Fires(Protocol):
-    """Cron, seen from here."""
-
-    def sync(self) -> Synced:
-        """Bring the stored schedules in line with the settings."""
-
-    def fire_due(self) -> float | None:
-        """Fire what is due; answers the next instant by the store's clock."""
-
-    def stop(self) -> None:
-        """Write nothing more; thousands of schedules would keep a worker that wants to leave."""
 
 
 class WorkerChores:
@@ -74,14 +61,16 @@ class WorkerChores:
         self._record = record
         self._holds = holds
         self._report = report
-        self._schedules = schedules
         self._prepare = prepare
         self._has_twin = False
         self._was_told = False
         self._now = SYSTEM_CLOCK.now
+        self._timetable: Timetable | None = None
+        if schedules is not None:
+            lease = settings.claimed_for
+            self._timetable = Timetable(schedules, self._now, lease, self._tell_lost)
         self.rescued = 0
         self.known: frozenset[str] = frozenset()  # executors of other workers
-        self._is_synced = False
         self._is_stopped = False
         self._due: dict[Callable[[], float], float] = {}
         self._failures: dict[Callable[[], float], int] = {}
@@ -97,9 +86,9 @@ class WorkerChores:
             self._sweep: 0.0,
             self._maintain: now + MAINTAIN_EVERY,
         }
-        if self._schedules is not None:
+        if self._timetable is not None:
             self._due[self._fire] = 0.0
-            self._is_synced = False
+            self._timetable.bounce()
 
     def stalled(self) -> None:
         """The store hung, and with it the renewals of others: rescue nothing before those came.
@@ -111,8 +100,13 @@ class WorkerChores:
     def stop(self) -> None:
         """Begin nothing more, and come to an end soon with what is begun."""
         self._is_stopped = True
-        if self._schedules is not None:
-            self._schedules.stop()
+        if self._timetable is not None:
+            self._timetable.stop()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something was begun that the next turns go on with."""
+        return self._timetable is not None and self._timetable.is_under_way
 
     def run(self, now: float) -> float:
         """Do what is due; answers when to come again."""
@@ -201,16 +195,19 @@ class WorkerChores:
         Then what the settings say is gone as well, and cron and limits with it.
         """
         lost = [*self._prepare()] if self._prepare is not None else []
-        if self._schedules is not None:
-            lost += self._schedules.sync().added
+        if self._timetable is not None:
+            self._timetable.write_again(lost)
             self._due[self._fire] = 0.0
-        if lost:
-            logger.error(
-                "the store has lost what was written there, and may have lost jobs as well;"
-                " limits and schedules of the settings were written again: %s",
-                ", ".join(lost),
-            )
-            self._report("store.emptied", {})
+        elif lost:
+            self._tell_lost(lost)
+
+    def _tell_lost(self, lost: list[str]) -> None:
+        logger.error(
+            "the store has lost what was written there, and may have lost jobs as well;"
+            " limits and schedules of the settings were written again: %s",
+            ", ".join(lost),
+        )
+        self._report("store.emptied", {})
 
     def _rescue(self) -> float:
         asked_at = self._now()
@@ -249,12 +246,9 @@ class WorkerChores:
         return MAINTAIN_EVERY
 
     def _fire(self) -> float:
-        if self._schedules is None:
-            return SWEEP_EVERY
-        if not self._is_synced:
-            self._schedules.sync()
-            self._is_synced = True
-        at = self._schedules.fire_due()
+        at = self._timetable.turn() if self._timetable is not None else None
+        if self.is_under_way:
+            return 0.0
         wait = SWEEP_EVERY if at is None else at - self._store.now()
         return min(max(wait, 0.01), SWEEP_EVERY)
 

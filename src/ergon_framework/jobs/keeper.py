@@ -22,8 +22,8 @@ from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.leases import Leases, is_stall
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.slots import Slots
-from ergon_framework.ports.jobstore import Ask, Claimed, JobStore, Leased, Settlement, Topic
+from ergon_framework.jobs.slots import Slots, by_executor
+from ergon_framework.ports.jobstore import Ask, Claimed, JobStore, Settlement, Topic
 from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,10 @@ declare("worker.claimed", "worker.before_settle")
 
 class Chores(Protocol):
     """What has to be done now and then by somebody who may talk to the store."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something was begun that the next turns go on with."""
 
     def run(self, now: float) -> float:
         """Do what is due; answers when to come again."""
@@ -170,7 +174,9 @@ class Keeper:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is held, and nothing waits to be written."""
-        return not self._settlements and not self._is_busy and not self.leases.claims
+        is_under_way = self.chores is not None and self.chores.is_under_way
+        is_written = not self._settlements and not self._is_busy
+        return is_written and not is_under_way and not self.leases.claims
 
     # ---- the thread ----
 
@@ -312,7 +318,7 @@ class Keeper:
         self.due_at = None if wait is None else now + max(0.0, wait)
         self._next_at = soonest if self.due_at is None else min(soonest, self.due_at)
         with self._lock:
-            is_filled = self._slots.take(ask.slots, _by_executor(ask, claimed.jobs))
+            is_filled = self._slots.take(ask.slots, by_executor(ask, claimed.jobs))
             self._news = self._news or is_filled
         if ask.asks_more:  # no other claim has looked
             self.is_left = claimed.more
@@ -384,16 +390,3 @@ class Keeper:
 def _is_refusal(error: BaseException) -> bool:
     """Whether the store works, and takes a value for impossible: it will say so each time."""
     return isinstance(error, StoreError) and bool(error.details.get("is_refused"))
-
-
-def _by_executor(ask: Ask, jobs: Sequence[Leased]) -> dict[str, int]:
-    taken: dict[str, int] = {}
-    for job in jobs:
-        name = executor_of(ask, job)
-        taken[name] = taken.get(name, 0) + 1
-    return taken
-
-
-def executor_of(ask: Ask, job: Leased) -> str:
-    """Which executor runs a job."""
-    return job.executor or ask.routes.get(job.queue, ask.default)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Protocol, Self
 
@@ -221,45 +221,45 @@ class Scheduler:
         self._settings = dict(settings or {})
         self._source = source
         self._unreadable: set[Schedule] = set()
+        self._left: list[str] | None = None  # what a sync under way has not looked at, last first
         self._is_stopped = False
 
-    def sync(self, now: float | None = None) -> Synced:
+    def sync(
+        self, now: float | None = None, *, goes_on: Callable[[], bool] = lambda: True
+    ) -> Synced:
         """Put what is new or differs, drop what is gone from these settings; nothing else.
 
-        What a stop leaves undone differs still, so that the next worker does it.
+        ``goes_on`` is asked before each; when it says no, the next call does the rest. What a stop
+        leaves undone differs still, so that the next worker does it.
         """
         now = self._store.now() if now is None else now
+        # Read with each call, for others fire and operators pause in between. But no name is put
+        # twice: two workers with other settings would write over one another for ever.
         stored = {schedule.name: schedule for schedule in self._store.schedules()}
-        wanted = {name: self._wanted(name, stored.get(name), now) for name in self._settings}
-        changed = [name for name, schedule in wanted.items() if schedule != stored.get(name)]
-        gone = [
-            name
-            for name, schedule in stored.items()
-            if schedule.source == self._source and name not in wanted
-        ]
-        put = [name for name in changed if self._was_put(wanted[name])]
-        dropped = [name for name in gone if self._was_dropped(name)]
-        for name in dropped:
-            logger.warning(
-                "schedule %r is gone from %r, and is dropped; if another application has it, let"
-                " each have a name: [jobs] application",
-                name,
-                self._source,
-            )
+        if self._left is None:
+            self._left = [*self._settings][::-1]
+        put = [*self._put(self._left, stored, goes_on, now)]
+        dropped = [] if self._left else [*self._dropped(stored.values(), goes_on)]
         return Synced(
             added=tuple(name for name in put if name not in stored),
             changed=tuple(name for name in put if name in stored),
             dropped=tuple(dropped),
         )
 
-    def fire_due(self) -> float | None:
+    def sync_anew(self) -> None:
+        """Let the next sync look at everything, though one was under way."""
+        self._left = None
+
+    def fire_due(self, goes_on: Callable[[], bool] = lambda: True) -> float | None:
         """Enqueue the jobs of all that is due; the instant to come back at, or None for never.
 
         That instant is about what the store holds now: whoever waits for longer than he wants to
-        overlook a new schedule comes back earlier.
+        overlook a new schedule comes back earlier. ``goes_on`` is asked before each fire; what it
+        leaves is due still, and the first of the next call, for the oldest come first.
         """
         now = self._store.now()
-        wakes = [self._fired(schedule, now) for schedule in self._store.schedules()]
+        found = sorted(self._store.schedules(), key=lambda each: each.next_at or 0.0)
+        wakes = [self._fired(schedule, now, goes_on) for schedule in found]
         return min((at for at in wakes if at is not None), default=None)
 
     def stop(self) -> None:
@@ -270,14 +270,40 @@ class Scheduler:
         """Every stored schedule with its next fires."""
         return [_previewed(schedule, count) for schedule in self._store.schedules()]
 
-    def _was_put(self, schedule: Schedule) -> bool:
-        if not self._is_stopped:
-            self._store.put_schedule(schedule)
-            return True
-        return False
+    def _put(
+        self,
+        left: list[str],
+        stored: Mapping[str, Schedule],
+        goes_on: Callable[[], bool],
+        now: float,
+    ) -> Iterator[str]:
+        """Look at what is left, and put what is not as it should be; the names of that."""
+        while left and not self._is_stopped and goes_on():
+            name = left[-1]
+            old = stored.get(name)
+            wanted = self._wanted(name, old, now)
+            if wanted != old:
+                self._store.put_schedule(wanted)
+                yield name
+            left.pop()
 
-    def _was_dropped(self, name: str) -> bool:
-        return not self._is_stopped and self._store.drop_schedule(name)
+    def _dropped(self, stored: Iterable[Schedule], goes_on: Callable[[], bool]) -> Iterator[str]:
+        """Drop what is gone from the settings, which is the last part of a sync; the names."""
+        for name in [each.name for each in stored if self._is_gone(each)]:
+            if self._is_stopped or not goes_on():
+                return
+            if self._store.drop_schedule(name):
+                logger.warning(
+                    "schedule %r is gone from %r, and is dropped; if another application has it,"
+                    " let each have a name: [jobs] application",
+                    name,
+                    self._source,
+                )
+                yield name
+        self._left = None
+
+    def _is_gone(self, schedule: Schedule) -> bool:
+        return schedule.source == self._source and schedule.name not in self._settings
 
     def _wanted(self, name: str, old: Schedule | None, now: float) -> Schedule:
         if old and old.source != self._source:
@@ -289,11 +315,11 @@ class Scheduler:
             return msgspec.structs.replace(new, is_paused=True)
         return new
 
-    def _fired(self, schedule: Schedule, now: float) -> float | None:
+    def _fired(self, schedule: Schedule, now: float, goes_on: Callable[[], bool]) -> float | None:
         expected = schedule.next_at
         if expected is None or schedule.is_paused:
             return None
-        if expected > now or self._is_stopped:
+        if expected > now or self._is_stopped or not goes_on():
             return expected
         try:
             plan = _planned(schedule, expected, now)

@@ -6,7 +6,9 @@ way. It must not be forgotten then, or the pool would be owed slots that it does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from ergon_framework.ports.jobstore import Ask, Leased
 
 
 class Slots:
@@ -44,3 +46,17 @@ class Slots:
         self._dry |= asked.keys()
         self._dry -= filled
         return bool(filled)
+
+
+def by_executor(ask: Ask, jobs: Sequence[Leased]) -> dict[str, int]:
+    """How many of the jobs each executor runs."""
+    taken: dict[str, int] = {}
+    for job in jobs:
+        name = executor_of(ask, job)
+        taken[name] = taken.get(name, 0) + 1
+    return taken
+
+
+def executor_of(ask: Ask, job: Leased) -> str:
+    """Which executor runs a job."""
+    return job.executor or ask.routes.get(job.queue, ask.default)

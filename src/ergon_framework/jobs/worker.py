@@ -23,14 +23,16 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, JobStatus, Seen
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.burst import Burst
-from ergon_framework.jobs.chores import Fires, Store, WorkerChores
+from ergon_framework.jobs.chores import Store, WorkerChores
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.commands import allow_descriptors, checked
 from ergon_framework.jobs.fields import name as name_of
-from ergon_framework.jobs.keeper import Keeper, executor_of
+from ergon_framework.jobs.keeper import Keeper
 from ergon_framework.jobs.pool import Pool
 from ergon_framework.jobs.selecting import Selecting
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
+from ergon_framework.jobs.slots import executor_of
+from ergon_framework.jobs.timetable import Fires
 from ergon_framework.jobs.tracing import came_back
 from ergon_framework.ports.jobstore import Ask, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice

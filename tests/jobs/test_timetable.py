@@ -1,0 +1,357 @@
+"""Schedules by the thousand: writing and firing them leaves time for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.jobs import chores as chores_module
+from ergon_framework.jobs import keeper as keeper_module
+from ergon_framework.jobs import timetable as timetable_module
+from ergon_framework.jobs.burst import Burst
+from ergon_framework.jobs.chores import WorkerChores
+from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.keeper import Keeper
+from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings, schedule_of
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.timetable import Slice
+from ergon_framework.ports.jobstore import Ask, Schedule, Search, WorkerRecord
+from tests.jobs.workplace import get, job, wait_until, worker
+
+pytestmark = pytest.mark.req("X13", "JOBS:cron")
+
+LEASE = 15.0
+STEP = LEASE / 20
+"""Seconds that one write of a schedule takes: all of them take several leases."""
+COUNT = 60
+HOURLY = ScheduleSettings(every=3600, handler="echo")
+MANY = {f"s{n:02}": HOURLY for n in range(COUNT)}
+
+
+class Clock:
+    """The time, for the store and for those who ask it."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000_000.0
+
+    def now(self) -> float:
+        """What it says."""
+        return self.seconds
+
+
+class Slow(MemoryJobStore):
+    """Takes a while for each schedule; ``between`` happens then."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock=clock.now)
+        self.time = clock
+        self.between: Callable[[], object] = lambda: None
+        self.fired: list[str] = []
+
+    def _pass_time(self) -> None:
+        self.time.seconds += STEP
+        self.between()
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        self._pass_time()
+        super().put_schedule(schedule)
+
+    def drop_schedule(self, name: str) -> bool:
+        self._pass_time()
+        return super().drop_schedule(name)
+
+    def fire(self, name: str, *rest: Any) -> bool:
+        self._pass_time()
+        is_ours = super().fire(name, *rest)
+        self.fired.append(name)
+        return is_ours
+
+    def names(self) -> list[str]:
+        """Of the schedules that it holds."""
+        return [schedule.name for schedule in self.schedules()]
+
+    def lose_everything(self) -> None:
+        """As a server without a disk does when it restarts."""
+        self._schedules.clear()
+        self._workers.clear()
+
+
+class Bench:
+    """What a worker's thread does, by hand, with a job in its hands."""
+
+    def __init__(self, clock: Clock, schedules: Mapping[str, ScheduleSettings]) -> None:
+        self.clock = clock
+        self.store = Slow(clock)
+        self.told: list[str] = []
+        settings = JobsSettings(lease=LEASE)
+        ask = Ask(worker="me", lease=settings.claimed_for, slots={"python": 1}, default="python")
+        self.keeper = Keeper(
+            self.store,
+            settings,
+            lambda _slots, *, is_thorough: ask,
+            lambda _claims: None,
+            lambda _settlements: None,
+            lambda name, _fields: self.told.append(name),
+        )
+        self.keeper.offset = self.store.now() - clock.now()
+        self.chores = self.keeper.chores = WorkerChores(
+            self.store,
+            settings,
+            Judgement(settings, "me"),
+            self._record,
+            self.keeper.leases.holds,
+            lambda name, _fields: self.told.append(name),
+            Scheduler(self.store, schedules),
+        )
+        self.store.add([job("echo")])
+        self.keeper.offer("python", 1)
+
+    def _record(self) -> WorkerRecord:
+        now = self.clock.now()
+        return WorkerRecord(id="me", host="here", pid=1, version="1", started_at=now, seen_at=now)
+
+    def turn(self) -> bool:
+        """One turn of the thread; whether it is to go on at once."""
+        self.keeper._once()
+        return self.chores.is_under_way
+
+    def finish(self) -> int:
+        """Turns until nothing is under way."""
+        turns = 1
+        while self.turn():
+            turns += 1
+        return turns
+
+    def is_lost(self) -> bool:
+        """Whether another worker may take the job that is held."""
+        assert get(self.store, "echo").status is JobStatus.ACTIVE
+        return bool(self.store.overdue(1))
+
+
+Make = Callable[..., Bench]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes one with a clock that only the store and the test move."""
+    clock = Clock()
+    for module in (chores_module, keeper_module):
+        monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
+    return lambda schedules=MANY: Bench(clock, schedules)
+
+
+def test_leases_are_renewed_while_schedules_are_written(bench: Make) -> None:
+    """However many there are, no running job looks lost, and nothing counts as a hang."""
+    subject = bench()
+    store, losses = subject.store, []
+    store.between = lambda: losses.append(subject.is_lost())
+    began = subject.clock.seconds
+    assert subject.finish() > 5
+    assert subject.clock.seconds - began > 2 * LEASE
+    assert store.names() == [*MANY]
+    assert len(losses) == COUNT
+    assert not any(losses)
+
+
+def test_leases_are_renewed_while_schedules_fire(bench: Make) -> None:
+    """All of them at the same instant; each fires once, and the worker comes back in time."""
+    subject = bench()
+    store, losses = subject.store, []
+    subject.finish()
+    subject.clock.seconds += 3600.0
+    subject.keeper.leases.hurry()
+    subject.keeper.leases.renew_due(subject.clock.seconds)
+    store.between = lambda: losses.append(subject.is_lost())
+    assert subject.finish() > 5
+    assert store.fired == [*MANY]
+    assert not any(losses)
+    jobs = [each.id for each in store.search(Search()) if "@" in each.id]
+    assert len(jobs) == COUNT
+
+
+def test_leases_are_renewed_while_schedules_are_dropped(bench: Make) -> None:
+    """An application that had thousands, and has none any more."""
+    subject = bench({})
+    store, losses = subject.store, []
+    Scheduler(store, MANY).sync()
+    store.between = lambda: losses.append(subject.is_lost())
+    assert subject.finish() > 5
+    assert store.names() == []
+    assert len(losses) == COUNT
+    assert not any(losses)
+
+
+def test_a_stop_between_two_pieces_is_heard(bench: Make) -> None:
+    """Nothing more is written; the next worker does the rest."""
+    subject = bench()
+    assert subject.turn()
+    written = len(subject.store.names())
+    assert 0 < written < COUNT
+    subject.chores.stop()
+    subject.turn()
+    assert len(subject.store.names()) == written
+    assert len(Scheduler(subject.store, MANY).sync().added) == COUNT - written
+
+
+def test_nothing_fires_before_all_is_written(bench: Make) -> None:
+    """What the store holds may be of earlier settings, or gone from these."""
+    subject = bench()
+    states: list[tuple[bool, bool]] = []
+    Scheduler(subject.store, {"gone": HOURLY, "s59": HOURLY}).sync()
+    subject.clock.seconds += 3600.0
+    subject.store.between = lambda: states.append(
+        (subject.store.names() == [*MANY], bool(subject.store.fired))
+    )
+    subject.finish()
+    assert subject.store.fired == ["s59"]
+    assert (False, True) not in states
+
+
+def test_what_waits_longest_fires_first(bench: Make) -> None:
+    """Else those that fire all the time would keep the others from firing at all."""
+    often = {f"a{n}": ScheduleSettings(every=1, handler="echo") for n in range(9)}
+    subject = bench({**often, "z": ScheduleSettings(every=60, handler="echo")})
+    while "z" not in subject.store.names():
+        subject.turn()
+    subject.clock.seconds += 60.0
+    for _ in range(30):
+        subject.turn()
+    assert "z" in subject.store.fired
+
+
+def test_what_others_do_meanwhile_stays(bench: Make) -> None:
+    """An operator pauses one, and another worker fires one, between two pieces."""
+    subject = bench({name: changed(HOURLY, priority=1) for name in MANY})
+    store = subject.store
+    Scheduler(store, MANY).sync()
+    at = next(each.next_at for each in store.schedules() if each.name == "s59")
+    assert at is not None
+    assert subject.turn()
+    paused = next(each for each in store.schedules() if each.name == "s58")
+    MemoryJobStore.put_schedule(store, msgspec.structs.replace(paused, is_paused=True))
+    assert MemoryJobStore.fire(store, "s59", at, at + 3600.0, [])
+    subject.finish()
+    found = {each.name: each for each in store.schedules()}
+    assert found["s58"].is_paused
+    assert found["s59"].next_at == at + 3600.0
+    assert found["s59"].job == found["s00"].job  # and the rest of it is as the settings say
+
+
+def test_two_with_other_settings_come_to_an_end(bench: Make) -> None:
+    """They write the same names piece by piece, in turns; the last has its way."""
+    store = bench().store
+
+    def scheduler(priority: int) -> Scheduler:
+        return Scheduler(store, {name: changed(HOURLY, priority=priority) for name in MANY})
+
+    def is_whole(subject: Scheduler) -> bool:
+        piece = Slice(store.now, 0.0)
+        subject.sync(goes_on=piece)
+        return not piece.is_cut
+
+    writing = [scheduler(1), scheduler(2)]
+    for _ in range(COUNT):
+        writing = [each for each in writing if not is_whole(each)]
+    assert writing == []
+    wanted = schedule_of("s00", changed(HOURLY, priority=2)).job
+    assert {each.job for each in store.schedules()} == {wanted}
+
+
+def test_an_emptied_store_is_told_of_once_and_wholly(
+    bench: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When everything is written again, however many pieces that took."""
+    subject = bench()
+    subject.finish()
+    subject.store.lose_everything()
+    subject.clock.seconds += LEASE / 3
+    assert subject.turn()
+    assert "store.emptied" not in subject.told
+    subject.finish()
+    assert subject.told == ["store.emptied"]
+    assert f"were written again: {', '.join(MANY)}" in caplog.text
+    subject.clock.seconds += LEASE
+    subject.finish()
+    assert subject.told == ["store.emptied"]
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_only_what_was_written_is_lost(
+    bench: Make, caplog: pytest.LogCaptureFixture, is_emptied: bool
+) -> None:
+    """The worker's record is gone while it writes for the first time: by a namesake, or not."""
+    subject = bench()
+    subject.turn()
+    written = subject.store.names()
+    if is_emptied:
+        subject.store.lose_everything()
+    else:
+        subject.store._workers.clear()
+    subject.clock.seconds += LEASE / 3
+    subject.finish()
+    assert subject.store.names() == [*MANY]
+    assert subject.told == (["store.emptied"] if is_emptied else [])
+    assert (f"were written again: {', '.join(written)}" in caplog.text) is is_emptied
+
+
+def test_what_fails_is_tried_again_and_waited_for_by_nobody(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst may leave; a worker that stays goes on where it failed."""
+    subject = bench()
+    assert subject.turn()
+
+    def put(_schedule: Schedule) -> None:
+        raise StoreUnavailableError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subject.store, "put_schedule", put)
+        assert not subject.turn()
+    subject.clock.seconds += 1.0
+    assert subject.turn()
+    subject.finish()
+    assert subject.store.names() == [*MANY]
+
+
+@pytest.mark.slow
+def test_a_burst_waits_until_all_have_fired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes the schedules and runs what is due by them, however many pieces that takes."""
+    looks = 0
+    is_over = Burst.is_over
+
+    def look(burst: Burst, now: float) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_over(burst, now)
+
+    class Looked(MemoryJobStore):
+        """Lets the burst ask a few times whether it is over before each schedule is written."""
+
+        def put_schedule(self, schedule: Schedule) -> None:
+            until = looks + 3
+            wait_until(lambda: looks >= until or subject._keeper._ends)
+            super().put_schedule(schedule)
+
+    monkeypatch.setattr(timetable_module, "SLICE", 0.0)
+    monkeypatch.setattr(Burst, "is_over", look)
+    store = Looked()
+    some = {name: MANY[name] for name in [*MANY][:20]}
+    due = {name: MANY[name] for name in ("s05", "s10", "s11")}
+    with monkeypatch.context() as patch:
+        patch.setattr(Looked, "put_schedule", MemoryJobStore.put_schedule)
+        Scheduler(store, due).sync(now=store.now() - 7200.0)
+    subject = worker(store, schedules=Scheduler(store, some), burst=True)
+    report = subject.run()
+    assert report.completed == len(due)
+    assert [schedule.name for schedule in store.schedules()] == [*some]
+
+
+def changed(settings: ScheduleSettings, **changes: Any) -> ScheduleSettings:
+    """The same schedule with something else in it."""
+    return settings.model_copy(update=changes)
