@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ergon_framework.app.jobs import job_settings, resolve_url
-from ergon_framework.errors import ConfigurationError, SettingsError, StoreUnavailableError
+from ergon_framework.errors import (
+    ConfigurationError,
+    JobError,
+    SettingsError,
+    StoreUnavailableError,
+)
+from ergon_framework.jobs.edge import new_job
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 
 pytestmark = pytest.mark.req("JOBS:operator")
+STORE = '[store]\nurl = "sqlite:///work.db"'
 WHOLE = """
 [store]
 url = "sqlite:///work.db"
@@ -141,6 +149,32 @@ def test_limits_of_queues_go_into_the_store(tmp_path: Path) -> None:
     setup.limit_queues(store)
     (queue,) = store.queues()
     assert (queue.name, queue.max_active, queue.rate) == ("mail", 2, 1.5)
+
+
+@pytest.mark.req("JOBS:badinput")
+@pytest.mark.parametrize("table", ["queues.{}", "routes"])
+@pytest.mark.parametrize("name", ["a\nb", "", " a", "a ", "\x85b", "a\u2028", "é" * 256])
+def test_a_queue_that_no_job_can_name_is_refused(tmp_path: Path, table: str, name: str) -> None:
+    """In one line with the words that a client hears, under the key as it was written."""
+    with pytest.raises(JobError) as told:
+        new_job("h", queue=name)
+    key = json.dumps(name, ensure_ascii=False)
+    text = f"[jobs.{table.format(key)}]" + (f'\n{key} = "python"' if table == "routes" else "")
+    with pytest.raises(SettingsError) as refused:
+        job_settings(written(tmp_path, f"{STORE}\n{text}\n"), environ={})
+    assert told.value.message.removeprefix("queue ") in refused.value.message
+    assert str(told.value.remedy) in refused.value.message
+    shown = name if len(name) > 9 else json.dumps(name)
+    assert f".{shown}: " in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["é", "a b", "a.b", "😀", "x" * 255])
+def test_any_queue_that_a_job_can_name_may_be_limited(tmp_path: Path, name: str) -> None:
+    """Settings are no stricter than clients."""
+    text = f"{STORE}\n[jobs.queues.{json.dumps(name, ensure_ascii=False)}]\nmax_active = 1\n"
+    setup = job_settings(written(tmp_path, text), environ={})
+    assert [*setup.jobs.queues] == [new_job("h", queue=name).queue] == [name]
 
 
 def test_defaults_without_any_section() -> None:

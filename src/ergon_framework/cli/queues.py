@@ -84,7 +84,7 @@ def limit(
 
 def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> None:
     from ergon_framework.jobs.desk_shape import queue_settings_shape
-    from ergon_framework.jobs.fields import name
+    from ergon_framework.jobs.names import name
     from ergon_framework.telemetry.telling import tell
 
     changed = client.store.set_queue(name("queue", queue), **changes)

@@ -42,7 +42,7 @@ def worker(
     from ergon_framework.app.observation import finish_telemetry, set_up_logging
     from ergon_framework.app.running.working import work
     from ergon_framework.app.settings import load_settings
-    from ergon_framework.jobs.fields import name as name_of
+    from ergon_framework.jobs.names import name as name_of
 
     set_up_logging(log_level, log_format)
     for each in queue or ():

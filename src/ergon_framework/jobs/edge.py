@@ -21,14 +21,12 @@ from ergon_framework.jobs.fields import (
     choice,
     encode_retry,
     instant,
-    name,
-    refusal,
     seconds,
-    text,
     trace,
     whole,
 )
 from ergon_framework.jobs.ids import new_id
+from ergon_framework.jobs.names import name, refusal, text
 from ergon_framework.jobs.payload import encode_args, encode_kwargs
 from ergon_framework.ports.jobstore import NewJob, OnDuplicate
 

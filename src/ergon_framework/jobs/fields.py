@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -13,51 +12,17 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from ergon_framework.core.instants import parse_instant
-from ergon_framework.errors import JobError
+from ergon_framework.jobs.names import FORBIDDEN, Check, refusal
 from ergon_framework.jobs.settings import RetrySettings
 from ergon_framework.ports.document import explain
 
 DAY = 86_400.0
 TEN_YEARS = 3653 * DAY
-LONGEST = 255
 LONGEST_ID = 200
 LONGEST_TRACE = 16 * 1024
 
 Instant: TypeAlias = float | datetime | str
 RetryPolicy: TypeAlias = RetrySettings | Mapping[str, Any]
-Check: TypeAlias = Callable[[str, Any], Any]
-
-# Control characters, what ends a line somewhere, and what UTF-8 cannot carry.
-_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
-def name(field: str, value: Any) -> str:
-    """The name of a handler or a queue."""
-    found = _text(field, value, LONGEST)
-    if found[0] == " " or found[-1] == " ":
-        raise refusal(field, "begins or ends with a blank", "write it without")
-    return found
-
-
-def text(longest: int = LONGEST) -> Check:
-    """A key of so many characters at most."""
-    return lambda field, value: _text(field, value, longest)
-
-
-def _text(field: str, value: Any, longest: int) -> str:
-    if not isinstance(value, str):
-        raise refusal(field, f"must be text, not {type(value).__name__}", "write it as text")
-    if not value:
-        raise refusal(field, "is empty", "give it at least one character")
-    if len(value) > longest:
-        problem = f"has {len(value):,} characters, and the limit is {longest}"
-        raise refusal(field, problem, "shorten it, for example to a hash")
-    if not (value.isascii() and value.isprintable()):
-        found = _FORBIDDEN.search(value)
-        if found is not None:
-            problem = f"holds the control character {found[0]!a} at position {found.start()}"
-            raise refusal(field, problem, "use printable characters only")
-    return value if type(value) is str else str(value)
 
 
 def whole(low: int, high: int) -> Check:
@@ -124,7 +89,7 @@ def trace(field: str, value: Any) -> dict[str, str]:
     for key, item in value.items():
         if not (isinstance(key, str) and isinstance(item, str)):
             raise refusal(field, "must hold text under text", remedy)
-        if _FORBIDDEN.search(key) or _FORBIDDEN.search(item):
+        if FORBIDDEN.search(key) or FORBIDDEN.search(item):
             raise refusal(field, "holds a control character", remedy)
         size += len(key) + len(item)
     if size > LONGEST_TRACE:
@@ -162,8 +127,3 @@ def _number(field: str, value: Any) -> float:
 
 def _short(value: int) -> str:
     return str(value) if abs(value) < 10**12 else "too large"
-
-
-def refusal(field: str, problem: str, remedy: str) -> JobError:
-    """An error that names the field."""
-    return JobError(f"{field} {problem}", remedy=remedy, details={"field": field})

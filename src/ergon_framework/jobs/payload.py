@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.errors import JobError
-from ergon_framework.jobs.fields import refusal
+from ergon_framework.jobs.names import refusal
 
 REMEDY = "pass text, numbers, true or false, None, and lists and dicts of these"
 

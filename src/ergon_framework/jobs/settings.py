@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.job import JOB_RETRIES, JobRule
 from ergon_framework.core.retry import Backoff, RetryRule
+from ergon_framework.errors import JobError
+from ergon_framework.jobs.names import name
 from ergon_framework.ports.document import (
     Count,
     CountOrZero,
@@ -49,8 +51,17 @@ def _named(command: tuple[str, ...]) -> tuple[str, ...]:
     return command
 
 
+def _queue(value: str) -> str:
+    try:
+        return name("it", value)
+    except JobError as error:
+        raise ValueError(f"names no queue: {error.message}; {error.remedy}") from None
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Command = Annotated[tuple[str, ...], BeforeValidator(_command), AfterValidator(_named)]
+Queue = Annotated[str, AfterValidator(_queue)]
+"""The name of a queue, as a job may name it."""
 Words = Annotated[Mapping[str, str], AfterValidator(FrozenDict)]
 
 
@@ -92,7 +103,9 @@ class JobsSettings(Document):
     store: Annotated[SecretStr | None, OrNone] = None
     application: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*$", max_length=100)] = ""
     default_executor: str = ""
-    routes: Words = Field(default_factory=FrozenDict)
+    routes: Annotated[Mapping[Queue, str], AfterValidator(FrozenDict)] = Field(
+        default_factory=FrozenDict
+    )
     max_attempts: Count = 5
     max_deliveries: Annotated[Count | None, OrNone] = None
     timeout: Positive = 300.0
@@ -120,7 +133,7 @@ class JobsSettings(Document):
     cancelled_ttl: PositiveOrZero = DAY
     max_payload: Count = 1024 * 1024
     poll: Annotated[Positive, Field(ge=0.05)] = 1.0
-    queues: Annotated[Mapping[str, QueueSettings], AfterValidator(FrozenDict)] = Field(
+    queues: Annotated[Mapping[Queue, QueueSettings], AfterValidator(FrozenDict)] = Field(
         default_factory=FrozenDict
     )
 

@@ -26,8 +26,8 @@ from ergon_framework.jobs.burst import Burst
 from ergon_framework.jobs.chores import Store, WorkerChores
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.commands import allow_descriptors, checked
-from ergon_framework.jobs.fields import name as name_of
 from ergon_framework.jobs.keeper import Keeper
+from ergon_framework.jobs.names import name as name_of
 from ergon_framework.jobs.pool import Pool
 from ergon_framework.jobs.selecting import Selecting
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings

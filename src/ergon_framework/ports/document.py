@@ -6,8 +6,9 @@ accept what an environment variable can hold.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn, Self, get_args
 
@@ -88,6 +89,16 @@ def explain(details: ErrorDetails) -> str:
     return phrase.format(**context) if phrase else f"is wrong: {details['msg']}"
 
 
+def dotted(path: Iterable[object]) -> str:
+    """A path of keys as settings write it: what breaks a line or is easily overlooked is quoted."""
+    return ".".join(_key(part) for part in path if part != "[key]")
+
+
+def _key(part: object) -> str:
+    key = str(part)
+    return key if key.isprintable() and key.strip(" ") == key != "" else json.dumps(key)
+
+
 def _text(details: ErrorDetails, model: type[BaseModel]) -> str:
     if details["type"] == "extra_forbidden":
         return unknown_key(str(details["loc"][-1]), model)
@@ -95,9 +106,10 @@ def _text(details: ErrorDetails, model: type[BaseModel]) -> str:
     if details["type"] == "model_type" and isinstance(value, BaseModel):
         return f"must be {model.__name__}, not {type(value).__name__}"
     problem = explain(details)
-    field = ".".join(str(part) for part in details["loc"]) or model.__name__
+    field = dotted(details["loc"]) or model.__name__
     # Text where a table belongs may be a URL with a password in it.
     is_shown = isinstance(value, str | int | float | None) and not problem.endswith("table")
+    is_shown = is_shown and details["loc"][-1:] != ("[key]",)  # the field's name ends with it
     if details["type"] == "missing" or not is_shown or not _is_short(value):
         return f"{field} {problem}"
     return f"{field} {problem}, not {value!r}"

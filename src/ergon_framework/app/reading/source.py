@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from ergon_framework.app.reading.toml_lines import Path as KeyPath
 from ergon_framework.app.reading.toml_lines import key_lines, line_of
 from ergon_framework.errors import SettingsError
-from ergon_framework.ports.document import explain
+from ergon_framework.ports.document import dotted, explain
 
 T = TypeVar("T")
 
@@ -114,8 +114,7 @@ class Source:
     ) -> None:
         """Note a mistake."""
         place = self.where(path) if variable is None else Place(variable=variable)
-        key = ".".join(str(part) for part in path)
-        mistake = Mistake(place, key, problem, remedy)
+        mistake = Mistake(place, dotted(path), problem, remedy)
         if mistake not in self.mistakes:  # two parts may stumble over the same thing
             self.mistakes.append(mistake)
         self.mistaken.add(path)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ergon_framework.errors import ConfigurationError, JobError
 from ergon_framework.jobs.edge import check_options
-from ergon_framework.jobs.fields import name
+from ergon_framework.jobs.names import name
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.document import explain
 
