@@ -51,6 +51,20 @@ def lost(name: str, error: BaseException) -> StoreUnavailableError:
     )
 
 
+def closed(name: str) -> StoreUnavailableError:
+    """We hung up ourselves, and nothing was asked."""
+    return StoreUnavailableError(f"{name} is closed", remedy="open it again")
+
+
+def closed_meanwhile(name: str) -> StoreUnavailableError:
+    """We hung up ourselves, and an answer was waited for."""
+    return StoreUnavailableError(
+        f"{name} is closed, and whether the call under way was carried out is not known",
+        remedy="open it again; then look what is there before repeating the call",
+        details={"outcome": "unknown"},
+    )
+
+
 def translate(error: exceptions.ResponseError, name: str) -> ErgonError:
     """The error for what the server refused."""
     text = first_line(error)

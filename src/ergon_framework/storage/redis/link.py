@@ -16,7 +16,14 @@ from redis.retry import Retry
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.storage.reconnecting import told_again
 from ergon_framework.storage.redis.address import Address
-from ergon_framework.storage.redis.faults import away, is_deposed, lost, translate
+from ergon_framework.storage.redis.faults import (
+    away,
+    closed,
+    closed_meanwhile,
+    is_deposed,
+    lost,
+    translate,
+)
 from ergon_framework.storage.redis.scripts import Script
 from ergon_framework.storage.redis.tls import EncryptedConnection, fault_of
 
@@ -141,12 +148,14 @@ class RedisLink:
         except exceptions.TimeoutError as error:
             self._silent_until = time.monotonic() + REST
             raise lost(self.name, error) from error
-        except _CUT_OFF as error:
-            raise lost(self.name, error) from error
+        except Exception as error:
+            if self._is_closed:  # then the driver stumbles over anything
+                raise closed_meanwhile(self.name) from error
+            if isinstance(error, _CUT_OFF):
+                raise lost(self.name, error) from error
+            raise
         finally:
-            if not is_whole:  # nobody knows what comes next on it
-                connection.disconnect()
-            pool.release(connection)
+            self._give_back(pool, connection, is_whole)
 
     def _borrow(self) -> tuple[Any, Any]:
         """An idle connection that the server has not closed, or a new one."""
@@ -160,8 +169,21 @@ class RedisLink:
             return pool, pool.get_connection(*_LENT)
         except exceptions.ResponseError as error:
             raise self._outside(translate(error, self.name)) from error
-        except _CUT_OFF as error:
-            raise self._refused(error) from error
+        except Exception as error:
+            self._refuse_when_closed()  # then the driver stumbles over anything
+            if isinstance(error, _CUT_OFF):
+                raise self._refused(error) from error
+            raise
+
+    def _give_back(self, pool: Any, connection: Any, is_whole: bool) -> None:
+        if self._is_closed:
+            with suppress(Exception):  # whoever closes does the same at this moment
+                connection.disconnect()
+                pool.release(connection)
+            return
+        if not is_whole:  # nobody knows what comes next on it
+            connection.disconnect()
+        pool.release(connection)
 
     def _refused(self, error: BaseException) -> ErgonError:
         """Why no connection came about."""
@@ -212,7 +234,7 @@ class RedisLink:
 
     def _refuse_when_closed(self) -> None:
         if self._is_closed:
-            raise StoreUnavailableError(f"{self.name} is closed", remedy="open it again")
+            raise closed(self.name)
 
     @staticmethod
     def _new_pool(address: Address) -> Any:
