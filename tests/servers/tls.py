@@ -7,10 +7,11 @@ import socket
 import ssl
 import struct
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from cryptography.hazmat.primitives.serialization import (
@@ -137,6 +138,21 @@ class Door:
         found = socket.socket(socket.AF_UNIX)
         found.connect(self._target)
         return found
+
+
+Opened = Callable[..., Door]
+
+
+@contextmanager
+def doors(target: Target, signed: Papers, *, asks_first: bool = False) -> Iterator[Opened]:
+    """Opens doors to one server, each as it is asked for, and closes them all at the end."""
+    with ExitStack() as stack:
+
+        def opened(**how: Any) -> Door:
+            door = Door(target, signed, asks_first=asks_first, **how)
+            return stack.enter_context(closing(door))
+
+        yield opened
 
 
 def _relay(inside: ssl.SSLSocket, behind: socket.socket) -> None:
