@@ -297,3 +297,28 @@ def test_an_outage_tells_each_reason_once(bench: Bench, caplog: pytest.LogCaptur
     told = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
     assert told == ["hung up", "wrong password"]
     assert keeper.counters["outages"] == 1
+
+
+def test_connections_that_drop_now_and_then_put_off_no_rescue(bench: Bench) -> None:
+    """Each is replaced at once: nobody's lease has ended by that."""
+    keeper = bench.keeper()
+    until = bench.clock.seconds + LEASE + 4.0
+    while not bench.is_rescued() and bench.clock.seconds < until:
+        bench.clock.seconds += 1.0
+        keeper._began = bench.clock.now()
+        keeper._outage(StoreUnavailableError("the connection was lost"))
+        bench.clock.seconds += 0.1
+        keeper._once()
+        keeper._recovered()
+    assert bench.is_rescued()
+
+
+def test_an_outage_of_many_short_failures_puts_off_a_rescue(bench: Bench) -> None:
+    """It is as long as all of them together, and others could not renew either."""
+    keeper = bench.keeper()
+    keeper._began = bench.clock.now()
+    while bench.clock.seconds < 1_000_000.0 + LEASE + 4.0:
+        keeper._outage(StoreUnavailableError("away"))
+        bench.clock.seconds += 1.0
+    keeper._once()
+    assert not bench.is_rescued()

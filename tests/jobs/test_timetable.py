@@ -355,3 +355,20 @@ def test_a_burst_waits_until_all_have_fired(monkeypatch: pytest.MonkeyPatch) -> 
 def changed(settings: ScheduleSettings, **changes: Any) -> ScheduleSettings:
     """The same schedule with something else in it."""
     return settings.model_copy(update=changes)
+
+
+@pytest.mark.req("SCALE:fleet-outage", "SCALE:fleet-versions")
+def test_after_an_outage_the_schedules_of_whoever_started_last_stay(bench: Make) -> None:
+    """An older worker that lost its connection does not bring its own back."""
+    old = bench({"report": HOURLY, "removed": HOURLY})
+    old.finish()
+    half_hourly = ScheduleSettings(every=1800, handler="echo")
+    newer = Scheduler(old.store, {"report": half_hourly, "added": HOURLY})
+    newer.sync()
+    before = list(old.store.schedules())
+    old.keeper._outage(StoreUnavailableError("the connection was lost"))
+    old.clock.seconds += LEASE
+    old.keeper._outage(StoreUnavailableError("away for long"))
+    old.finish()
+    assert list(old.store.schedules()) == before
+    assert [each.name for each in before] == ["added", "report"]

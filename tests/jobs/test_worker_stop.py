@@ -318,6 +318,20 @@ def test_who_leaves_during_an_outage_claims_no_recovery(caplog: pytest.LogCaptur
     assert "answers again" not in caplog.text
 
 
+def test_outcomes_that_the_store_never_took_are_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those jobs run again: somebody will ask why."""
+    monkeypatch.setattr(worker_module, "LEAVING", 0.1)
+    store = Moody()
+    store.add([job("hang", timeout=0.2, max_attempts=1)])
+    with at_work(worker(store, settings=quick(lease=10.0))) as subject:
+        wait_until(lambda: store.is_away)
+        wait_until(lambda: subject._keeper._settlements)
+        subject.stop()
+    assert "did not take how 1 job(s) ended, which will be rescued: hang" in caplog.text
+
+
 def test_burst_ends_when_only_later_work_is_left() -> None:
     """Scheduled jobs and retries that are not due stay behind."""
     report, store = burst(

@@ -79,16 +79,22 @@ class WorkerChores:
 
     def bounce(self) -> None:
         """Everything is due but a rescue: whoever lives has a lease's time to renew it."""
-        now = self._now()
+        self.hurry()
+        self._due[self._rescue] = self._now() + self._settings.lease
+
+    def hurry(self) -> None:
+        """Everything is due, and a rescue when it was.
+
+        Schedules are not compared anew: whoever started last has its way with them, and that may
+        be another. A store that has forgotten them has forgotten this worker, too.
+        """
         self._due |= {
             self._tell: 0.0,
-            self._rescue: now + self._settings.lease,
             self._sweep: 0.0,
-            self._maintain: now + MAINTAIN_EVERY,
+            self._maintain: self._now() + MAINTAIN_EVERY,
         }
         if self._timetable is not None:
             self._due[self._fire] = 0.0
-            self._timetable.bounce()
 
     def stalled(self) -> None:
         """The store hung, and with it the renewals of others: rescue nothing before those came.

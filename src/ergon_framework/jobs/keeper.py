@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ErgonError, StoreBrokenError, StoreError
 from ergon_framework.jobs.claims import Claim
+from ergon_framework.jobs.keeping import Chores, MakeAsk
 from ergon_framework.jobs.leases import Leases, is_stall
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.slots import Slots, by_executor
@@ -31,39 +32,12 @@ logger = logging.getLogger(__name__)
 OUTAGE = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
 ENDING_WAIT = 0.2
 """Seconds between two questions to a store that is away while the worker wants to leave."""
+MOST_IDS = 20
+"""Jobs that are named in one line of the log."""
 MOST_REASONS = 8
 """Reasons of one outage that are logged."""
 
 declare("worker.claimed", "worker.before_settle")
-
-
-class Chores(Protocol):
-    """What has to be done now and then by somebody who may talk to the store."""
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether something was begun that the next turns go on with."""
-
-    def run(self, now: float) -> float:
-        """Do what is due; answers when to come again."""
-
-    def bounce(self) -> None:
-        """The store was away, or its clock was set: look at everything anew, but rescue nothing
-        before all who live have had the time to renew their leases.
-        """
-
-    def stalled(self) -> None:
-        """The store answered after so long that others may look dead: rescue nothing yet."""
-
-    def stop(self) -> None:
-        """Begin nothing more."""
-
-
-class MakeAsk(Protocol):
-    """How the worker asks for jobs."""
-
-    def __call__(self, slots: Mapping[str, int], *, is_thorough: bool) -> Ask:
-        """Thoroughly: look for what nobody can run, and for what is left, too."""
 
 
 class Keeper:
@@ -105,6 +79,7 @@ class Keeper:
         self._next_at: float | None = None  # … or will be then, by our clock
         self._chores_at: float | None = None
         self._failures = 0
+        self._began = self._away_since = 0.0  # the turn, and the outage
         self._reasons: set[str] = set()  # that were logged in this outage
         self._now = SYSTEM_CLOCK.now
         self._bell = store.listen(Topic.WORK)
@@ -163,8 +138,15 @@ class Keeper:
             self._stop_chores()
             self._bell.ring()
             self._thread.join(1.0)
+            self._tell_unsettled()
         if self._thread is None or not self._thread.is_alive():
             self._bell.close()
+
+    def _tell_unsettled(self) -> None:
+        ids = [*self.leases.claims]
+        if ids:
+            text = "the store did not take how %d job(s) ended, which will be rescued: %s"
+            logger.error(text, len(ids), _listed(ids))
 
     @property
     def is_dry(self) -> bool:
@@ -199,7 +181,8 @@ class Keeper:
     def _once(self) -> bool:
         """One exchange, if there is any, then what else is due; whether the store was asked."""
         self._mind_the_clock()
-        began = self._now()
+        began = self._began = self._now()
+        self._mind_an_outage()
         with self._lock:
             settlements, self._settlements = self._settlements, []
             ask = self._due_ask()
@@ -238,6 +221,15 @@ class Keeper:
             if self.chores is not None:
                 self.chores.bounce()
         self.offset = offset
+
+    def _mind_an_outage(self) -> None:
+        """Others had none to renew with either, unless it was so short that no lease ended by it;
+        half as long as a stall, as they may ask for the store's return a little later.
+        """
+        if self.chores is None or not self._failures:
+            return
+        is_long = is_stall(2 * (self._now() - self._away_since), self._settings.claimed_for)
+        (self.chores.bounce if is_long else self.chores.hurry)()
 
     def _mind_a_stall(self, since: float) -> None:
         """Others waited for the same answer, and may not have renewed their leases yet."""
@@ -307,7 +299,7 @@ class Keeper:
         self._settled([each for each, was_applied in pairs if was_applied])
         for settlement in (each for each, was_applied in pairs if not was_applied):
             self.counters["late"] += 1
-            text = "job %s: a late result was ignored; somebody else holds the job"
+            text = "job %s: a late result was ignored; somebody else has the job, or it is gone"
             logger.warning(text, settlement.id)
             self._report("job.late", {"job_id": settlement.id})
 
@@ -368,9 +360,10 @@ class Keeper:
         if not isinstance(error, ErgonError):
             logger.error("the store raised something unexpected", exc_info=error)
         self._failures += 1
+        if self._failures == 1:
+            self._away_since = self._began
         self.leases.hurry()
-        if self.chores is not None:
-            self.chores.bounce()  # so that the next round asks the store for certain
+        self._mind_an_outage()  # so that the next round asks the store for certain
         if self._failures == 1:
             self.counters["outages"] += 1
             self._report("store.lost", {"error": str(error)})
@@ -390,3 +383,9 @@ class Keeper:
 def _is_refusal(error: BaseException) -> bool:
     """Whether the store works, and takes a value for impossible: it will say so each time."""
     return isinstance(error, StoreError) and bool(error.details.get("is_refused"))
+
+
+def _listed(ids: Sequence[str]) -> str:
+    """The first of many ids."""
+    more = f" and {len(ids) - MOST_IDS} more" if len(ids) > MOST_IDS else ""
+    return ", ".join(ids[:MOST_IDS]) + more

@@ -266,3 +266,29 @@ def test_memory_is_no_place_to_move_to_or_from(way: tuple[str, str], tmp_path: P
     if source != "memory://":
         with closing(open_store(source)) as store:
             assert claim(store) == ["a"]
+
+
+@pytest.mark.parametrize("has_others", [False, True], ids=["emptied", "replaced"])
+def test_a_source_that_was_emptied_takes_no_copy_with_it(
+    places: tuple[str, str], has_others: bool
+) -> None:
+    """The earlier copy may be all there is of its jobs."""
+    moved(*places)
+    before = job_sums(places[1])
+    old = Place(places[0]).file
+    assert old is not None
+    old.unlink()
+    with_jobs(places[0], lambda s: s.put("other") if has_others else None)
+    with pytest.raises(StoreError, match="emptied or replaced") as caught:
+        moved(*places)
+    assert "empty store" in caught.value.remedy
+    assert job_sums(places[1]) == before
+
+
+def test_what_was_moved_to_one_place_is_not_copied_to_another(
+    places: tuple[str, str], tmp_path: Path
+) -> None:
+    """There would be two stores to work with, and all would be done twice."""
+    moved(*places, shuts=True)
+    with pytest.raises(StoreError, match=r"was moved to .*new\.db"):
+        moved(places[0], f"sqlite:///{tmp_path}/third.db")

@@ -7,7 +7,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.errors import StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.storage.postgres import connections
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.database import PostgresDatabase
@@ -96,3 +96,29 @@ def test_a_password_that_was_changed(own_postgres: PostgresServer) -> None:
             assert "password" in refusal(database, "does not let this user in").remedy
             admin.execute("ALTER ROLE guest PASSWORD 'right'")
             assert asked(database) == (1,)
+
+
+def test_a_server_that_could_only_be_read_for_a_while(postgres_server: PostgresServer) -> None:
+    """A session that began then would be refused for ever; another one writes."""
+    url = postgres_server.new_database()
+
+    def write(connection: Connection) -> None:
+        connection.execute("CREATE TABLE IF NOT EXISTS pies (name text)")
+
+    def restrict(is_on: str) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            name = connection.info.dbname
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute(
+                f'ALTER DATABASE "{name}" SET default_transaction_read_only = {is_on}'.encode()
+            )
+
+    with closing(PostgresDatabase(url, schema=ONE)) as database:
+        restrict("on")
+        hang_up(url)
+        asked(database)  # the new session is one that may only read
+        with pytest.raises(StoreReadOnlyError):
+            database.run(write)
+        restrict("off")
+        database.run(write)
+    postgres_server.drop_database(url)

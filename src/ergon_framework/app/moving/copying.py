@@ -122,6 +122,22 @@ def refuse_other(part: Part) -> None:
             " undo what was done meanwhile",
             remedy="go on with that store, or name an empty one; nothing was changed",
         )
+    _refuse_foreign(part)
+
+
+def _refuse_foreign(part: Part) -> None:
+    """Jobs leave a store one by one. Where all have left, it is another store of the same name, or
+    one that was emptied, and what was copied before may be all there is.
+    """
+    if JobCopy not in part.kinds or not part.target.dump(JobCopy, None, 1):
+        return
+    steps = differences(part.source, part.target, JobCopy)
+    if not any(step in (Step.SAME, Step.CHANGED) for step, _ in steps):
+        raise StoreError(
+            f"none of the jobs that were moved to {part.where} before is in the other store any"
+            " more: it was emptied or replaced, and moving again would discard them all",
+            remedy="name an empty store as TO; nothing was changed",
+        )
 
 
 def _is_untouched(part: Part, sums: dict[str, tuple[int, str]]) -> bool:

@@ -98,8 +98,7 @@ def _begin(asked: Asked, parts: Sequence[Part]) -> None:
     """Refuse what cannot be before anything is written, and then leave word."""
     for part in parts:
         copying.refuse_other(part)
-        if asked.shuts:
-            shutting.refuse_elsewhere(part.source, asked.source.name, part.where)
+        shutting.refuse_elsewhere(part.source, asked.source.name, part.where)
     if not asked.is_trial:
         for part in parts:
             copying.begin(part)

@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 PATIENCE = 30.0
 """Seconds for a transaction; then the connection is shut, whatever the server is doing."""
+_READ_ONLY = "25006"
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"
 _UNSAFE = (
     "SELECT string_agg(name, ' and ') FROM pg_settings"
@@ -172,6 +173,8 @@ class PostgresDatabase:
                 return work(connection)
         except psycopg.Error as error:
             _undo(connection)
+            if error.sqlstate == _READ_ONLY:
+                connection.close()  # a new one may write, when the server lets them again
             if wait.is_over:
                 raise StoreUnavailableError(
                     f"{self.name} did not answer within {seconds:g} seconds",
