@@ -203,6 +203,18 @@ def test_a_connector_rescues_nothing_right_after_an_outage(
     assert bench.is_rescued()
 
 
+def test_a_chore_that_the_store_refuses_is_told_in_a_line(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the store says is enough; only what nobody expects comes with a traceback."""
+    bench.store.refused = ("sweep",)
+    bench.chores.hurry()
+    bench.chores.run(bench.clock.now())
+    [record] = [each for each in caplog.records if "a chore failed" in each.getMessage()]
+    assert record.getMessage().endswith("sweep: sweep takes too long")
+    assert record.exc_info is None
+
+
 @pytest.mark.parametrize(("refused", "rescues"), [(("sweep",), True), (("sweep", "tell"), False)])
 def test_one_chore_that_always_fails_is_no_outage(
     bench: Bench, refused: tuple[str, ...], rescues: bool

@@ -11,6 +11,7 @@ from ergon_framework.core.job import LeaseExpired, Refused
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import (
+    ErgonError,
     StoreBrokenError,
     StoreError,
     StoreReadOnlyError,
@@ -145,7 +146,10 @@ class WorkerChores:
         if self._is_stopped:  # nobody tries it again, and the store may have been closed meanwhile
             return now
         failures = self._failures[chore] = self._failures.get(chore, 0) + 1
-        logger.error("a chore failed, and is tried again: %s", chore.__name__, exc_info=failure)
+        is_told = isinstance(failure, ErgonError)  # in a line; anything else is not expected
+        text = "a chore failed, and is tried again: %s: %s"
+        name = chore.__name__.strip("_")
+        logger.error(text, name, failure, exc_info=None if is_told else failure)
         # From its end: one that fails by taking long must leave the others time in between.
         longest = max(SWEEP_EVERY, self._settings.lease)
         return self._now() + min(longest, TROUBLE.delay(failures - 1))
