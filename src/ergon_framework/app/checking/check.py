@@ -20,7 +20,7 @@ from ergon_framework.app.journal import journal_path
 from ergon_framework.app.reading.references import load
 from ergon_framework.app.reading.sections import TaskSettings
 from ergon_framework.app.reading.store_files import check_folder
-from ergon_framework.app.reading.store_urls import store_url
+from ergon_framework.app.reading.store_urls import check_kind, store_url
 from ergon_framework.app.running.ensemble import Row, rows, startable
 from ergon_framework.app.settings import examine_settings
 from ergon_framework.errors import ErgonError, WiringError
@@ -46,7 +46,10 @@ def check(config: str | Path | None = None, environ: Mapping[str, str] | None = 
     _check_telemetry(desk)
     if not desk.is_mistaken("store"):
         with desk.noting("store", "url"):
-            check_folder(file_of(store_url(settings)))
+            url = store_url(settings)
+            if url:
+                check_kind(url)
+            check_folder(file_of(url))
     check_made(desk)
     source.stop_if_mistaken()
     return list(rows(settings))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.reading.sections import Settings
-from ergon_framework.app.reading.store_urls import call_stores
+from ergon_framework.app.reading.store_urls import call_stores, store_url
 from ergon_framework.app.settings import revealed
 from ergon_framework.errors import ErgonError, describe
 from ergon_framework.storage.observing import Observation
@@ -46,8 +46,8 @@ def engines_of(settings: Settings) -> dict[str, list[str]]:
     for name, zone in zones_of(settings).items():
         for place in (zone.settings.store, zone.settings.objects):
             found.setdefault(revealed(place) or "", []).append(f"zone {name}")
-    if settings.store.url is not None and not found:
-        found[revealed(settings.store.url) or ""] = ["store"]
+    if settings.store.url is not None:  # also when every part has one of its own: commands use it
+        found.setdefault(store_url(settings), ["store"])
     return {url: list(dict.fromkeys(parts)) for url, parts in found.items() if "://" in url}
 
 

@@ -7,12 +7,21 @@ from contextlib import closing
 
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.reading.sections import Settings
-from ergon_framework.errors import ErgonError
+from ergon_framework.app.reading.store_files import file_has_table, has_jobs
+from ergon_framework.app.reading.store_urls import is_in_memory, store_url
+from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.ports.moving import mark_of, refuse_unsettled
+from ergon_framework.storage.urls import file_of
 
 
 def examine_jobs(settings: Settings, *, connects: bool) -> Iterator[Finding]:
-    """One finding for each executor and for the store; nothing without executors or ``[jobs]``."""
+    """One finding for each executor and for the store.
+
+    Without executors or ``[jobs]`` only jobs that the store of everything already has.
+    """
     if not {"executors", "jobs"} & settings.extensions.keys():
+        if connects:
+            yield from _shared(settings)
         return
     from ergon_framework.app.jobs import setup_of
     from ergon_framework.jobs.commands import checked
@@ -39,6 +48,37 @@ def examine_jobs(settings: Settings, *, connects: bool) -> Iterator[Finding]:
             yield Finding("job store", Status.OK, store.durability)
     except ErgonError as error:
         yield _bad("job store", error)
+
+
+def _shared(settings: Settings) -> Iterator[Finding]:
+    """Whether the jobs there can be worked with, as commands do it; no table is made.
+
+    Of a URL that is wrong, or a server that is away, the row of the store tells.
+    """
+    from ergon_framework.jobs.stores.opening import check_url, open_store
+
+    url = store_url(settings)
+    try:
+        check_url(url)
+    except ErgonError:
+        return
+    try:
+        if not _are_there(url):
+            return
+        with closing(open_store(url, read_only=True)) as store:
+            refuse_unsettled(mark_of(store))
+            yield Finding("job store", Status.OK, store.durability)
+    except StoreUnavailableError:
+        return
+    except ErgonError as error:
+        yield _bad("job store", error)
+
+
+def _are_there(url: str) -> bool:
+    file = file_of(url)
+    if file is not None:
+        return file.exists() and file_has_table(file, "ergon_jobs")
+    return not is_in_memory(url) and has_jobs(url)
 
 
 def _bad(check: str, error: ErgonError) -> Finding:

@@ -18,6 +18,7 @@ from ergon_framework.app.checking.engines import is_observed
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.reading.addresses import examine_server, examine_store
 from ergon_framework.app.reading.secret_values import masked
+from ergon_framework.app.reading.store_urls import check_kind, store_url
 from ergon_framework.app.settings import Settings
 from ergon_framework.errors import ConnectorError, ErgonError, describe
 from ergon_framework.task.mixins.utils import run_with_timeout
@@ -39,15 +40,23 @@ def examine_parts(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Find
     for name, service in settings.services.items():
         make = partial(service_maker, name, service)
         yield _part(f"service {name}", make, service.options, timeout)
-    url = "" if settings.store.url is None else settings.store.url.get_secret_value()
+    url = store_url(settings)
     if url and not is_observed(url):
-        yield examine_store(url, timeout)
+        yield _store(url, timeout)
 
 
 def examine_endpoint(environ: Mapping[str, str], timeout: float = TIMEOUT) -> Iterator[Finding]:
     """Where OpenTelemetry's exporters send everything, if that is said."""
     if environ.get(ENDPOINT):
         yield examine_server("telemetry endpoint", environ[ENDPOINT], timeout)
+
+
+def _store(url: str, timeout: float) -> Finding:
+    try:
+        check_kind(url)
+    except ErgonError as error:
+        return Finding("store", Status.BAD, error.message, error.remedy)
+    return examine_store(url, timeout)
 
 
 def _part(

@@ -8,7 +8,15 @@ from pydantic import SecretStr
 
 from ergon_framework.app.reading.secret_values import revealed
 from ergon_framework.app.reading.sections import Settings
-from ergon_framework.storage.urls import SQLITE
+from ergon_framework.storage.urls import SQLITE, taken_apart
+
+_KINDS = ("sqlite", "memory", "postgresql", "redis", "rediss", "nats")
+_FORMS = "write sqlite:///work.db, postgresql://host/name, redis://host:6379/0 or nats://host:4222"
+
+
+def check_kind(url: str) -> None:
+    """Refuse the URL of a store that no part could use; nothing is opened."""
+    taken_apart(url, _KINDS, _FORMS)
 
 
 def store_url(settings: Settings, *own: SecretStr | None) -> str:

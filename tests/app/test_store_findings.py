@@ -1,0 +1,92 @@
+"""``ergon doctor`` and ``ergon check`` on the store of everything, whoever uses it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from ergon_framework.app.checking.check import check
+from ergon_framework.app.checking.doctor import examine
+from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.cli import invoke
+from ergon_framework.errors import SettingsError
+from ergon_framework.jobs.stores.opening import open_store
+
+pytestmark = pytest.mark.req("SCALE:doctor")
+
+
+def found(tmp_path: Path, text: str) -> dict[str, Finding]:
+    """Everything that the doctor finds with such settings, by what it looked at."""
+    file = tmp_path / "ergon.toml"
+    file.write_text(text)
+    return {each.check: each for each in examine(file)}
+
+
+def test_a_store_beside_that_of_the_jobs_is_looked_at(tmp_path: Path) -> None:
+    """Commands and parts without a store of their own still use it."""
+    url = "postgresql://me:hunter2@127.0.0.1:1/none"
+    seen = found(tmp_path, f'[store]\nurl = "{url}"\n[jobs]\nstore = "sqlite:///work.db"\n')
+    assert seen["job store"].status is Status.OK
+    assert seen["postgresql (store)"].status is Status.BAD
+    assert "hunter2" not in f"{seen}"
+
+
+def refused_jobs(tmp_path: Path, url: str) -> None:
+    """What a command that enqueues is refused, the doctor says beforehand."""
+    seen = found(tmp_path, f'[store]\nurl = "{url}"\n')["job store"]
+    assert (seen.status, "99" in seen.found, bool(seen.remedy)) == (Status.BAD, True, True)
+    assert invoke(["enqueue", "mail", "--config", str(tmp_path / "ergon.toml")]) != 0
+
+
+def test_tables_in_a_file_that_are_too_new(tmp_path: Path) -> None:
+    """Also when the settings name nothing but the store."""
+    url = f"sqlite:///{tmp_path}/work.db"
+    open_store(url).close()
+    assert found(tmp_path, f'[store]\nurl = "{url}"\n')["job store"].status is Status.OK
+    with closing(sqlite3.connect(tmp_path / "work.db")) as connection:
+        connection.execute("UPDATE ergon_schema SET version = 99 WHERE part = 'jobs'")
+        connection.commit()
+    refused_jobs(tmp_path, url)
+
+
+def test_tables_on_a_server_that_are_too_new(tmp_path: Path, postgres_url: str) -> None:
+    """The server itself is in order."""
+    open_store(postgres_url).close()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("UPDATE ergon_schema SET version = 99, compatible = 99")
+    refused_jobs(tmp_path, postgres_url)
+
+
+def test_a_store_without_jobs_gets_none_by_looking(tmp_path: Path, postgres_url: str) -> None:
+    """Nobody asked for them."""
+    for url in (f"sqlite:///{tmp_path}/work.db", postgres_url, "memory://"):
+        assert "job store" not in found(tmp_path, f'[store]\nurl = "{url}"\n')
+    assert not (tmp_path / "work.db").exists()
+    with psycopg.connect(postgres_url) as connection:
+        [[table]] = connection.execute("SELECT to_regclass('ergon_jobs')").fetchall()
+    assert table is None
+
+
+@pytest.mark.parametrize("url", ["mysql://me:hunter2@127.0.0.1:1/x", "sqlite:work.db"])
+def test_a_store_of_no_known_kind(tmp_path: Path, url: str) -> None:
+    """Whether somebody answers there does not matter: no part could use it."""
+    seen = found(tmp_path, f'[store]\nurl = "{url}"\n')["store"]
+    assert (seen.status, bool(seen.remedy)) == (Status.BAD, True)
+    assert "store" in seen.found
+    assert "hunter2" not in f"{seen}"
+    with pytest.raises(SettingsError, match=r"store\.url"):
+        check(tmp_path / "ergon.toml", {})
+
+
+def test_the_file_of_a_store_is_beside_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever somebody asks from."""
+    (tmp_path / "etc" / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    seen = found(tmp_path / "etc", '[store]\nurl = "sqlite:///data/work.db"\n')["store"]
+    assert seen.status is Status.OK
