@@ -11,7 +11,8 @@ from ergon_framework.app.checking.doctor import examine
 from ergon_framework.app.checking.engines import engines_of, examine_engines
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.settings import load_settings
-from tests.servers.redis import RedisServer
+from tests.servers.redis import DURABLE, RedisServer
+from tests.servers.server import started
 
 pytestmark = pytest.mark.req("SCALE:doctor")
 
@@ -111,3 +112,17 @@ def test_the_whole_doctor_speaks_of_engines(
     assert "postgresql (jobs) latency" in checks
     assert "store" not in checks
     assert not any("postgresql" in each.check for each in examine(file, connects=False))
+
+
+@pytest.mark.parametrize("text", [WORKER, ""])
+def test_nobody_waits_longer_for_a_frozen_server_than_was_said(tmp_path: Path, text: str) -> None:
+    """However long its store would wait for an answer."""
+    file = tmp_path / "ergon.toml"
+    with started(lambda: RedisServer(DURABLE)) as server:
+        file.write_text(f'[store]\nurl = "{server.url}"\n{text}')
+        server.freeze()
+        seen = {each.check: each for each in examine(file, timeout=0.2)}
+    names = {"redis (jobs)", "job store"} if text else {"redis (store)"}
+    late = {name for name, each in seen.items() if "did not answer within 0.2 s" in each.found}
+    assert late == names
+    assert all(seen[name].status is Status.BAD and seen[name].remedy for name in names)

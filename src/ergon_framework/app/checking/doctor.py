@@ -18,8 +18,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from ergon_framework.app.checking.engines import examine_engines
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.job_findings import examine_jobs
+from ergon_framework.app.checking.patience import TIMEOUT
 from ergon_framework.app.checking.provider_findings import examine_providers
-from ergon_framework.app.checking.reachability import TIMEOUT, examine_endpoint, examine_parts
+from ergon_framework.app.checking.reachability import examine_endpoint, examine_parts
 from ergon_framework.app.checking.zone_findings import examine_zones
 from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import SettingsError, describe
@@ -169,9 +170,10 @@ def _settings(config: Path | None, timeout: float | None) -> Iterator[Finding]:
         return
     found = "none needed" if settings.file is None else f"{settings.file} is in order"
     yield Finding("settings", Status.OK, found)
-    yield from examine_jobs(settings, connects=timeout is not None)
-    yield from examine_providers(settings, connects=timeout is not None)
-    yield from examine_zones(settings, connects=timeout is not None)
-    if timeout is not None:
-        yield from examine_engines(settings)
-        yield from examine_parts(settings, timeout)
+    connects, seconds = timeout is not None, TIMEOUT if timeout is None else timeout
+    yield from examine_jobs(settings, connects=connects, timeout=seconds)
+    yield from examine_providers(settings, connects=connects, timeout=seconds)
+    yield from examine_zones(settings, connects=connects, timeout=seconds)
+    if connects:
+        yield from examine_engines(settings, seconds)
+        yield from examine_parts(settings, seconds)

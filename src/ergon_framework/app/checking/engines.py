@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.checking.patience import TIMEOUT, overdue
 from ergon_framework.app.reading.sections import Settings
 from ergon_framework.app.reading.store_urls import call_stores, store_url
 from ergon_framework.app.settings import revealed
 from ergon_framework.errors import ErgonError, describe
 from ergon_framework.storage.observing import Observation
+from ergon_framework.task.mixins.utils import run_with_timeout
 
 Observe = Callable[[str], Iterator[Observation]]
 
 
-def examine_engines(settings: Settings) -> Iterator[Finding]:
+def examine_engines(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Finding]:
     """Each server once, however many parts use it; files are looked at by their parts."""
     for url, parts in engines_of(settings).items():
         name = f"{_kind(url)} ({', '.join(parts)})"
@@ -24,7 +26,7 @@ def examine_engines(settings: Settings) -> Iterator[Finding]:
             yield Finding(name, Status.BAD, error.message, error.remedy)
         else:
             if observe is not None:
-                yield from _examined(name, url, observe)
+                yield from _examined(name, url, observe, timeout)
 
 
 def is_observed(url: str) -> bool:
@@ -87,14 +89,26 @@ def _observer(url: str) -> Observe | None:
     return None
 
 
-def _examined(name: str, url: str, observe: Observe) -> Iterator[Finding]:
+def _examined(name: str, url: str, observe: Observe, timeout: float) -> Iterator[Finding]:
+    """All that was seen in time, and then what went wrong."""
+    told: list[Observation] = []
+    trouble = _looked(name, lambda: told.extend(observe(url)), timeout)
+    for seen in told.copy():  # who did not end in time may go on telling
+        yield Finding(f"{name} {seen.what}", _status(seen), seen.found, seen.remedy)
+    if trouble is not None:
+        yield trouble
+
+
+def _looked(name: str, look: Callable[[], None], timeout: float) -> Finding | None:
     try:
-        for seen in observe(url):
-            yield Finding(f"{name} {seen.what}", _status(seen), seen.found, seen.remedy)
+        run_with_timeout(look, timeout)
+    except TimeoutError:
+        return overdue(name, timeout)
     except ErgonError as error:
-        yield Finding(name, Status.BAD, error.message, error.remedy)
+        return Finding(name, Status.BAD, error.message, error.remedy)
     except Exception as error:
-        yield Finding(name, Status.BAD, f"could not be looked at: {describe(error)}")
+        return Finding(name, Status.BAD, f"could not be looked at: {describe(error)}")
+    return None
 
 
 def _status(seen: Observation) -> Status:

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.checking.patience import TIMEOUT, in_time
 from ergon_framework.app.reading.sections import Settings
 from ergon_framework.app.reading.store_files import file_has_table, has_jobs
 from ergon_framework.app.reading.store_urls import is_in_memory, store_url
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.ports.moving import mark_of, refuse_unsettled
 from ergon_framework.storage.urls import file_of
+from ergon_framework.task.mixins.utils import run_with_timeout
+
+STORE = "job store"
+"""What the finding about it is called."""
 
 
-def examine_jobs(settings: Settings, *, connects: bool) -> Iterator[Finding]:
+def examine_jobs(
+    settings: Settings, *, connects: bool, timeout: float = TIMEOUT
+) -> Iterator[Finding]:
     """One finding for each executor and for the store.
 
     Without executors or ``[jobs]`` only jobs that the store of everything already has.
     """
     if not {"executors", "jobs"} & settings.extensions.keys():
         if connects:
-            yield from _shared(settings)
+            yield from _shared(settings, timeout)
         return
     from ergon_framework.app.jobs import setup_of
     from ergon_framework.jobs.commands import checked
-    from ergon_framework.jobs.stores.opening import open_store
     from ergon_framework.jobs.worker import default_executor
 
     setup = setup_of(settings)
@@ -43,35 +49,47 @@ def examine_jobs(settings: Settings, *, connects: bool) -> Iterator[Finding]:
             yield _bad("default executor", error)
     if not connects or not setup.url:
         return
+    yield in_time(STORE, lambda: _opened(setup.url), timeout)
+
+
+def _opened(url: str) -> Finding:
+    from ergon_framework.jobs.stores.opening import open_store
+
     try:
-        with closing(open_store(setup.url)) as store:
-            yield Finding("job store", Status.OK, store.durability)
+        with closing(open_store(url)) as store:
+            return Finding(STORE, Status.OK, store.durability)
     except ErgonError as error:
-        yield _bad("job store", error)
+        return _bad(STORE, error)
 
 
-def _shared(settings: Settings) -> Iterator[Finding]:
+def _shared(settings: Settings, timeout: float) -> Iterator[Finding]:
     """Whether the jobs there can be worked with, as commands do it; no table is made.
 
     Of a URL that is wrong, or a server that is away, the row of the store tells.
     """
-    from ergon_framework.jobs.stores.opening import check_url, open_store
+    from ergon_framework.jobs.stores.opening import check_url
 
     url = store_url(settings)
-    try:
+    with suppress(ErgonError, TimeoutError):
         check_url(url)
-    except ErgonError:
-        return
+        found = run_with_timeout(lambda: _looked_into(url), timeout)
+        if found is not None:
+            yield found
+
+
+def _looked_into(url: str) -> Finding | None:
+    from ergon_framework.jobs.stores.opening import open_store
+
     try:
         if not _are_there(url):
-            return
+            return None
         with closing(open_store(url, read_only=True)) as store:
             refuse_unsettled(mark_of(store))
-            yield Finding("job store", Status.OK, store.durability)
+            return Finding(STORE, Status.OK, store.durability)
     except StoreUnavailableError:
-        return
+        return None
     except ErgonError as error:
-        yield _bad("job store", error)
+        return _bad(STORE, error)
 
 
 def _are_there(url: str) -> bool:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.checking.patience import TIMEOUT, in_time
 from ergon_framework.app.reading.sections import Settings
 from ergon_framework.app.reading.store_urls import call_stores
 from ergon_framework.errors import ErgonError
 
 
-def examine_providers(settings: Settings, *, connects: bool) -> Iterator[Finding]:
+def examine_providers(
+    settings: Settings, *, connects: bool, timeout: float = TIMEOUT
+) -> Iterator[Finding]:
     """A finding for each store that ``[providers]`` or one of its providers names."""
     section = settings.extensions.get("providers")
     if not connects or section is None:
@@ -20,7 +24,7 @@ def examine_providers(settings: Settings, *, connects: bool) -> Iterator[Finding
     for name, url in call_stores(settings).items():
         label = f"provider store of {name}" if name else "provider store"
         if name or section.store is not None or not _may_keep_calls(url):
-            yield _examined(label, url)
+            yield in_time(label, partial(_examined, label, url), timeout)
 
 
 def _may_keep_calls(url: str) -> bool:

@@ -16,6 +16,7 @@ from ergon_framework.app.assembly.building import Maker, connector_maker, servic
 from ergon_framework.app.assembly.parts import offered
 from ergon_framework.app.checking.engines import is_observed
 from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.checking.patience import TIMEOUT
 from ergon_framework.app.reading.addresses import examine_server, examine_store
 from ergon_framework.app.reading.secret_values import masked
 from ergon_framework.app.reading.store_urls import check_kind, store_url
@@ -23,8 +24,6 @@ from ergon_framework.app.settings import Settings
 from ergon_framework.errors import ConnectorError, ErgonError, describe
 from ergon_framework.task.mixins.utils import run_with_timeout
 
-TIMEOUT = 5.0
-"""Seconds for each of them."""
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _REMEDY = "check that what it connects to is there, and that its options are right"
 _OPEN = ("aopen", "init_async", "open")

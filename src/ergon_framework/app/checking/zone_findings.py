@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from ergon_framework.app.boundary import ZoneSetup, zones_of
 from ergon_framework.app.boundary_stores import unsaid
 from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.checking.patience import TIMEOUT, in_time
 from ergon_framework.app.reading.sections import Settings
 from ergon_framework.app.running.ensemble import lives_here
 from ergon_framework.boundary.opening import check_stores, fact_file, folders_of, open_facts
@@ -18,13 +20,15 @@ from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.ports.moving import mark_of, refuse_unsettled
 
 
-def examine_zones(settings: Settings, *, connects: bool) -> Iterator[Finding]:
+def examine_zones(
+    settings: Settings, *, connects: bool, timeout: float = TIMEOUT
+) -> Iterator[Finding]:
     """One finding for each zone whose node is kept here."""
     for zone in zones_of(settings).values():
         if lives_here(settings, zone.name):
             check = f"zone {zone.name}"
             try:
-                yield _found(check, zone, connects)
+                yield in_time(check, partial(_found, check, zone, connects), timeout)
             except ErgonError as error:
                 yield Finding(check, Status.BAD, error.message, error.remedy)
 
