@@ -11,6 +11,7 @@ from ergon_framework.app.checking.doctor import examine
 from ergon_framework.app.checking.engines import engines_of, examine_engines
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.settings import load_settings
+from ergon_framework.jobs.stores.opening import open_store
 from tests.servers.redis import DURABLE, RedisServer
 from tests.servers.server import started
 
@@ -126,3 +127,27 @@ def test_nobody_waits_longer_for_a_frozen_server_than_was_said(tmp_path: Path, t
     late = {name for name, each in seen.items() if "did not answer within 0.2 s" in each.found}
     assert late == names
     assert all(seen[name].status is Status.BAD and seen[name].remedy for name in names)
+
+
+@pytest.mark.parametrize("jobs", [WORKER, ""])
+def test_no_part_is_in_order_on_an_unsafe_server(
+    tmp_path: Path, postgres_url: str, jobs: str
+) -> None:
+    """Its own row says what an acknowledgement is worth there, and where to look."""
+    open_store(postgres_url).close()
+    file = tmp_path / "ergon.toml"
+    file.write_text(
+        f'[store]\nurl = "{postgres_url}"\n[providers]\nstore = "{postgres_url}"\n'
+        f'[zones.plant]\ndata = "data"\nstore = "{postgres_url}"\n{jobs}'
+    )
+    seen = {each.check: each for each in examine(file)}
+    for check in ("job store", "provider store", "zone plant"):
+        assert (seen[check].status, "durability" in seen[check].remedy) == (Status.NOTE, True)
+        assert set(seen[check].to_dict()) == {"check", "status", "found", "remedy"}
+
+
+def test_parts_on_a_safe_server_are_in_order(tmp_path: Path, redis_url: str) -> None:
+    """Whatever another server is like."""
+    file = tmp_path / "ergon.toml"
+    file.write_text(f'[store]\nurl = "{redis_url}"\n{WORKER}')
+    assert {each.check: each.status for each in examine(file)}["job store"] is Status.OK

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from ergon_framework.boundary.logs.postgres import PostgresFactStore
 from ergon_framework.errors import StoreUnavailableError
@@ -58,6 +60,24 @@ def test_a_server_that_does_not_sync_is_unsafe(name: str) -> None:
     assert seen.remedy == f"set {name} = on"
 
 
+def test_every_setting_that_is_off_is_named() -> None:
+    """Whoever mends one finds the other; that commits do not wait is told all the same."""
+    [seen, note] = observing.durability(FINE | dict.fromkeys(FINE, "off"), "off")
+    assert seen.found.startswith("fsync and full_page_writes are off: ")
+    assert seen.remedy == "set fsync = on and full_page_writes = on"
+    assert note.what == "synchronous_commit"
+
+
+def test_a_database_whose_commits_do_not_wait(postgres_url: str) -> None:
+    """Our own connection turns it on, and still says what those of the user get."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        name = sql.Identifier(connection.info.dbname)
+        connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(name))
+    [note] = [e for e in observing.observe(postgres_url) if e.what == "synchronous_commit"]
+    assert not note.is_grave
+    assert "a job that is enqueued there does not" in note.found
+
+
 def test_commits_that_do_not_wait_are_worth_knowing() -> None:
     """Our own connections wait all the same; those of the user do not."""
     [fine, note] = observing.durability(FINE, "off")
@@ -103,6 +123,8 @@ def test_stores_say_what_an_acknowledgement_is_worth(postgres_url: str) -> None:
     ):
         for sentence in (jobs.durability, facts.acknowledgement):
             assert "where fsync is off: after a power cut" in sentence
+        facts._database._unsafe = "fsync and full_page_writes"
+        assert "where fsync and full_page_writes are off: after" in facts.acknowledgement
         facts._database._unsafe = None
         assert "survives the end of every process and power cuts" in facts.acknowledgement
         assert facts._database.acknowledged("job", "It is synced.") == "It is synced."

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from ergon_framework.app.checking.engines import examine_engines
+from ergon_framework.app.checking.engines import examine_engines, weighed
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.job_findings import examine_jobs
 from ergon_framework.app.checking.patience import TIMEOUT
@@ -171,9 +171,14 @@ def _settings(config: Path | None, timeout: float | None) -> Iterator[Finding]:
     found = "none needed" if settings.file is None else f"{settings.file} is in order"
     yield Finding("settings", Status.OK, found)
     connects, seconds = timeout is not None, TIMEOUT if timeout is None else timeout
-    yield from examine_jobs(settings, connects=connects, timeout=seconds)
-    yield from examine_providers(settings, connects=connects, timeout=seconds)
-    yield from examine_zones(settings, connects=connects, timeout=seconds)
+    parts = [
+        *examine_jobs(settings, connects=connects, timeout=seconds),
+        *examine_providers(settings, connects=connects, timeout=seconds),
+        *examine_zones(settings, connects=connects, timeout=seconds),
+    ]
+    # After the parts, which make what they need there: it is looked at, too.
+    engines = list(examine_engines(settings, seconds)) if connects else []
+    yield from weighed(parts, engines)
+    yield from engines
     if connects:
-        yield from examine_engines(settings, seconds)
         yield from examine_parts(settings, seconds)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.patience import TIMEOUT, overdue
@@ -14,6 +15,8 @@ from ergon_framework.storage.observing import Observation
 from ergon_framework.task.mixins.utils import run_with_timeout
 
 Observe = Callable[[str], Iterator[Observation]]
+
+_SERVER = "see what is said about the durability of its server"
 
 
 def examine_engines(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Finding]:
@@ -27,6 +30,20 @@ def examine_engines(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Fi
         else:
             if observe is not None:
                 yield from _examined(name, url, observe, timeout)
+
+
+def weighed(parts: Iterable[Finding], engines: Iterable[Finding]) -> Iterator[Finding]:
+    """What was found about the parts; none is in order that rests on a server that is unsafe."""
+    unsafe = {
+        each.store
+        for each in engines
+        if each.status is Status.BAD and each.check.endswith(" durability")
+    }
+    for each in parts:
+        if each.status is Status.OK and each.store in unsafe:
+            yield replace(each, status=Status.NOTE, remedy=_SERVER)
+        else:
+            yield each
 
 
 def is_observed(url: str) -> bool:
@@ -94,7 +111,7 @@ def _examined(name: str, url: str, observe: Observe, timeout: float) -> Iterator
     told: list[Observation] = []
     trouble = _looked(name, lambda: told.extend(observe(url)), timeout)
     for seen in told.copy():  # who did not end in time may go on telling
-        yield Finding(f"{name} {seen.what}", _status(seen), seen.found, seen.remedy)
+        yield Finding(f"{name} {seen.what}", _status(seen), seen.found, seen.remedy, url)
     if trouble is not None:
         yield trouble
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -23,7 +23,14 @@ class Finding:
     status: Status
     found: str
     remedy: str = ""
+    store: str = field(default="", repr=False, compare=False)
+    """The URL of the store that it speaks of; it may hold a password, and is never shown."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "status": self.status.value}
+        return {
+            "check": self.check,
+            "status": self.status.value,
+            "found": self.found,
+            "remedy": self.remedy,
+        }

@@ -57,7 +57,7 @@ def _opened(url: str) -> Finding:
 
     try:
         with closing(open_store(url)) as store:
-            return Finding(STORE, Status.OK, store.durability)
+            return Finding(STORE, Status.OK, store.durability, store=url)
     except ErgonError as error:
         return _bad(STORE, error)
 
@@ -85,7 +85,7 @@ def _looked_into(url: str) -> Finding | None:
             return None
         with closing(open_store(url, read_only=True)) as store:
             refuse_unsettled(mark_of(store))
-            return Finding(STORE, Status.OK, store.durability)
+            return Finding(STORE, Status.OK, store.durability, store=url)
     except StoreUnavailableError:
         return None
     except ErgonError as error:

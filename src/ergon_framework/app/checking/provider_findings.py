@@ -45,6 +45,7 @@ def _examined(label: str, url: str) -> Finding:
         # One of our own: closing it must not close that of a program that looks at itself.
         with closing(open_store(url, clock=time.time)) as store:
             store.letters(limit=1)
-            return Finding(label, Status.OK, getattr(store, "durability", "answers"))
+            said = getattr(store, "durability", "answers")
+            return Finding(label, Status.OK, said, store=url)
     except ErgonError as error:
         return Finding(label, Status.BAD, error.message, error.remedy)

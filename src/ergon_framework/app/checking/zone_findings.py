@@ -12,6 +12,7 @@ from ergon_framework.app.boundary import ZoneSetup, zones_of
 from ergon_framework.app.boundary_stores import unsaid
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.patience import TIMEOUT, in_time
+from ergon_framework.app.reading.secret_values import revealed
 from ergon_framework.app.reading.sections import Settings
 from ergon_framework.app.running.ensemble import lives_here
 from ergon_framework.boundary.opening import check_stores, fact_file, folders_of, open_facts
@@ -63,7 +64,7 @@ def _opened(check: str, name: str, settings: ZoneSettings, file: Path | None) ->
         found = f"its server takes facts of {largest:,} bytes, and limits.fact_bytes is {allowed:,}"
         remedy = "raise max_payload of the server, or lower fact_bytes"
         return Finding(check, Status.NOTE, found, remedy)
-    return Finding(check, Status.OK, acknowledgement)
+    return Finding(check, Status.OK, acknowledgement, store=revealed(settings.store) or "")
 
 
 def _refuse_unusable(folder: Path) -> None:

@@ -28,9 +28,14 @@ PATIENCE = 30.0
 _READ_ONLY = "25006"
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::float8"
 _UNSAFE = (
-    "SELECT string_agg(name, ' and ') FROM pg_settings"
+    "SELECT string_agg(name, ' and ' ORDER BY name) FROM pg_settings"
     " WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'"
 )
+
+
+def are_off(names: str) -> str:
+    """That one setting of the server, or several with "and" between them, are off."""
+    return f"{names} {'are' if ' and ' in names else 'is'} off"
 
 
 class PostgresDatabase:
@@ -85,7 +90,7 @@ class PostgresDatabase:
         if self._unsafe is None:
             return sentence
         return (
-            f"An acknowledged {what} is with the PostgreSQL server, where {self._unsafe} is off:"
+            f"An acknowledged {what} is with the PostgreSQL server, where {are_off(self._unsafe)}:"
             " after a power cut the whole database may be lost."
         )
 

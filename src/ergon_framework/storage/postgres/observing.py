@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ergon_framework.storage.observing import Observation, latency, skew
 from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.database import are_off
 from ergon_framework.storage.postgres.upkeep import connected
 
 OLDEST = 130_000
@@ -70,16 +71,16 @@ def standby(connection: Connection) -> Observation:
 
 def durability(settings: Mapping[str, str], commit: str | None) -> Iterator[Observation]:
     """Whether what is acknowledged is on disk."""
-    for name in ("fsync", "full_page_writes"):
-        if settings[name] != "on":
-            yield Observation(
-                "durability",
-                f"{name} is {settings[name]}: after a power cut the database may be lost whole",
-                f"set {name} = on",
-                is_grave=True,
-            )
-            return
-    yield Observation("durability", "fsync and full_page_writes are on")
+    off = [name for name in ("fsync", "full_page_writes") if settings[name] != "on"]
+    if off:
+        yield Observation(
+            "durability",
+            f"{are_off(' and '.join(off))}: after a power cut the database may be lost whole",
+            f"set {' and '.join(f'{name} = on' for name in off)}",
+            is_grave=True,
+        )
+    else:
+        yield Observation("durability", "fsync and full_page_writes are on")
     if commit not in {"on", "remote_apply"}:
         yield Observation(
             "synchronous_commit",
