@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from ergon_framework.boundary.opening import open_fact_store
+from ergon_framework.boundary.serving.status import status as status_of
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.upkeep import backing_up
 from ergon_framework.boundary.upkeep.verifying import Finding, Progress, size_of, verified
@@ -106,6 +107,21 @@ def test_verify_a_zone_that_is_not_all_there(desk: Desk, zone: Zone) -> None:
     assert "alert: move: a move into it has not ended" in told.out
     shape = desk("status", "--data", desk.data, "--json").json
     assert (shape["is_half_moved"], [each["kind"] for each in shape["alerts"]]) == (True, ["move"])
+
+
+@pytest.mark.req("SCALE:move")
+def test_status_of_a_zone_that_was_moved(desk: Desk, zone: Zone, tmp_path: Path) -> None:
+    """Whoever looks, its node or somebody in the folder, hears where everything went."""
+    assert status_of(zone)["moved_to"] is None
+    target = f"sqlite:///{tmp_path}/moved.db"
+    cast("Archive", zone.store).set_mark(msgspec.json.encode(Mark(moved_to=target)))
+    told = {each["kind"]: each for each in status_of(zone)["alerts"]}
+    assert told["moved"]["place"] == target
+    zone.close()
+    answer = desk("status", "--data", desk.data)
+    assert answer.code == 1
+    assert f"alert: moved: what it held was moved to {target}" in answer.out
+    assert desk("status", "--data", desk.data, "--json").json["moved_to"] == target
 
 
 def test_verify_moves_a_bar(zone: Zone) -> None:

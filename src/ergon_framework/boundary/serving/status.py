@@ -11,7 +11,7 @@ from ergon_framework.boundary.serving.object_watch import objects_trouble
 from ergon_framework.boundary.serving.pages import consumer_shape, link_shape, milliseconds
 from ergon_framework.boundary.settings import DAY
 from ergon_framework.ports.factstore import ConsumerInfo, LogInfo
-from ergon_framework.ports.moving import is_half_moved
+from ergon_framework.ports.moving import mark_of
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.zone import Zone
@@ -29,7 +29,7 @@ def status(zone: Zone) -> dict[str, Any]:
     now = zone.clock()
     store = zone.store
     is_file = isinstance(store, SqliteFactStore)
-    info = store.info()
+    info, mark = store.info(), mark_of(store)
     logs, consumers = store.logs(), store.consumers()
     quarantined = store.quarantine()
     links = [{**link_shape(link), **zone.gates.get(link.peer, {})} for link in store.links()]
@@ -54,7 +54,8 @@ def status(zone: Zone) -> dict[str, Any]:
         "sqlite_version": sqlite3.sqlite_version if is_file else None,
         "certificate_expires_unix_ms": milliseconds(zone.certificate_expiry),
         "is_read_only": zone.is_broken,
-        "is_half_moved": is_half_moved(store),
+        "is_half_moved": mark.is_half,
+        "moved_to": mark.moved_to or None,
         "objects_trouble": objects_trouble(zone),
     }
     shape["alerts"] = list(_alerts(shape, consumers, now))
@@ -77,8 +78,7 @@ def _log_shape(log: LogInfo, zone: Zone) -> dict[str, Any]:
 def _alerts(
     shape: dict[str, Any], consumers: list[ConsumerInfo], now: float
 ) -> Iterator[dict[str, Any]]:
-    if shape["is_half_moved"]:
-        yield _alert("move", "a move into it has not ended: run the same `ergon move` again")
+    yield from _move_alerts(shape)
     if shape["is_read_only"]:
         yield _alert("read_only", "the disk did not confirm a write: start the node again")
     if shape["objects_trouble"] is not None:
@@ -100,6 +100,14 @@ def _alerts(
     if expiry is not None and expiry / 1000 - now < EXPIRY:
         days = max(0, int((expiry / 1000 - now) / DAY))
         yield _alert("certificate", f"the certificate ends in {days} days")
+
+
+def _move_alerts(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if shape["is_half_moved"]:
+        yield _alert("move", "a move into it has not ended: run the same `ergon move` again")
+    if shape["moved_to"] is not None:
+        text = f"what it held was moved to {shape['moved_to']}: nothing more is taken in here"
+        yield _alert("moved", text, place=shape["moved_to"])
 
 
 def _link_alerts(link: dict[str, Any]) -> Iterator[dict[str, Any]]:
