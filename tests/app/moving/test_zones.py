@@ -170,13 +170,13 @@ def test_a_zone_that_went_on_is_refused(places: tuple[Path, Path]) -> None:
 
 
 def test_a_damaged_fact_stops_the_move(places: tuple[Path, Path]) -> None:
-    """It is named, and the new store cannot be taken for a whole one."""
+    """It is named with the store it lies in, and the new store cannot be taken for a whole one."""
     places[1].mkdir()
     source, target = facts_in(places[0]), facts_in(places[1])
     with closing(sqlite3.connect(places[0] / "facts.db")) as connection:
         connection.execute("UPDATE ergon_boundary_facts SET fact = x'00' WHERE id & 255 = 5")
         connection.commit()
-    with pytest.raises(DataLossError, match="the fact at 5 of outbound"):
+    with pytest.raises(DataLossError, match=rf"the fact at 5 of outbound in {places[0]}/facts\.db"):
         moved(source, target)
     with pytest.raises(StoreError, match="has not ended"):
         Zone.open(ZONE, ZoneSettings(data=str(places[1])))

@@ -100,10 +100,10 @@ def refuse_other_chain(copy: FactCopy, chain: bytes) -> None:
         )
 
 
-def corrupted(log: str, offset: int) -> DataLossError:
-    """What is said of a row that cannot be copied."""
+def corrupted(log: str, offset: int, place: str) -> DataLossError:
+    """What is said of a row that cannot be read, and where it lies."""
     return DataLossError(
-        f"the fact at {offset} of {log} is not what was stored there",
+        f"the fact at {offset} of {log} in {place} is not what was stored there",
         reason="corrupted",
         remedy="see what `verify` says, and restore a backup",
         details={"log": log, "offset": offset},

@@ -8,9 +8,9 @@ from dataclasses import replace
 from ergon_framework.boundary.logs.losses import in_order
 from ergon_framework.boundary.logs.memory.shelf import Shelf
 from ergon_framework.boundary.logs.memory.state import State, Steps
+from ergon_framework.boundary.logs.moving import corrupted
 from ergon_framework.boundary.logs.refusing import conflicting
 from ergon_framework.core.frontier import leads_to
-from ergon_framework.errors import DataLossError
 from ergon_framework.ports.factstore import (
     INBOUND,
     OUTBOUND,
@@ -80,12 +80,7 @@ class MemoryLogs(Steps):
             shelf = state.logs.get(log) or Shelf(log)
             page = shelf.page(after, limit, max_bytes, to_zone)
             if not page.facts and page.through < page.head:
-                raise DataLossError(
-                    f"the fact at {page.through + 1} of {log} is not what was stored there",
-                    reason="corrupted",
-                    remedy="see what `verify` says, and restore a backup",
-                    details={"log": log, "offset": page.through + 1},
-                )
+                raise corrupted(log, page.through + 1, "memory")
             return page
 
     def logs(self) -> list[LogInfo]:

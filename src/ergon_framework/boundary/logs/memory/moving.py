@@ -105,7 +105,7 @@ def _facts(state: State) -> Iterator[FactCopy]:
     for shelf in sorted(state.logs.values(), key=lambda each: each.number):
         for row in shelf.rows:
             if not shelf.is_sound(row):
-                raise corrupted(shelf.name, row.fact.offset)
+                raise corrupted(shelf.name, row.fact.offset, "memory")
             yield FactCopy(shelf.number, shelf.name, row.seen(None), row.chain)
 
 

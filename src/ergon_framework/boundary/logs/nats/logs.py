@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from ergon_framework.boundary.logs.grouping import Grouping, nothing
+from ergon_framework.boundary.logs.moving import corrupted
 from ergon_framework.boundary.logs.nats import pages
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.entering import Entering
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.records import Prepared, key_of, prepare
-from ergon_framework.errors import DataLossError, StoreError
+from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import (
     Flaw,
     Found,
@@ -166,12 +167,7 @@ class NatsLogs(Ground):
                 return pages.empty(after)
             stretch = pages.read(books, shelf, after, limit, max_bytes, to_zone)
             if stretch.corrupted is not None and not stretch.page.facts:
-                raise DataLossError(
-                    f"the fact at {stretch.corrupted} of {log} is not what was stored there",
-                    reason="corrupted",
-                    remedy="see what `verify` says, and restore a backup",
-                    details={"log": log, "offset": stretch.corrupted},
-                )
+                raise corrupted(log, stretch.corrupted, self.url)
             return stretch.page
 
         return self._look(work)

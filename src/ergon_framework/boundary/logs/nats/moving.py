@@ -39,7 +39,7 @@ class NatsMoving(NatsRetention):
         if kind is IdCopy:
             found = self._look(lambda books: list(islice(_ids(books, after or b""), limit)))
             return cast("list[C]", found)
-        read = _DUMPS.get(kind)
+        read = partial(_facts, self.url) if kind is FactCopy else _DUMPS.get(kind)
         if read is None:
             return dump_books(cast("Any", self), kind, after, limit)
         return self._look(lambda books: list(bounded(read(books, after), limit)))
@@ -147,7 +147,7 @@ def _logs(books: Books, after: int | None) -> Iterator[LogCopy]:
             )
 
 
-def _facts(books: Books, after: tuple[int, int] | None) -> Iterator[FactCopy]:
+def _facts(place: str, books: Books, after: tuple[int, int] | None) -> Iterator[FactCopy]:
     number, offset = after or (0, 0)
     for shelf in sorted(books.shelves(), key=lambda each: each.number):
         if shelf.number < number:
@@ -155,7 +155,7 @@ def _facts(books: Books, after: tuple[int, int] | None) -> Iterator[FactCopy]:
         start = offset if shelf.number == number else 0
         for each in pages.all_after(books, shelf, start):
             if isinstance(each, pages.Hole):
-                raise corrupted(shelf.name, each.offset)
+                raise corrupted(shelf.name, each.offset, place)
             yield FactCopy(shelf.number, shelf.name, each.seen(None), each.chain)
 
 
@@ -179,7 +179,6 @@ def _notes(books: Books, after: int | None) -> Iterator[NoteCopy]:
 
 _DUMPS: dict[type[Copy], Callable[[Books, Any], Iterator[Any]]] = {
     LogCopy: _logs,
-    FactCopy: _facts,
     ItemCopy: _items,
     AwaitedCopy: _awaited,
     NoteCopy: _notes,

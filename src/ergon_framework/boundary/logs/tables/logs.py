@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import Any
 
 from ergon_framework.boundary.logs.grouping import Grouping, nothing
+from ergon_framework.boundary.logs.moving import corrupted
 from ergon_framework.boundary.logs.records import Prepared, prepare
 from ergon_framework.boundary.logs.tables import pages, receiving, retention
 from ergon_framework.boundary.logs.tables.ground import Books, Ground
 from ergon_framework.boundary.logs.tables.rows import all_logs, gaps_of, log_named
-from ergon_framework.errors import DataLossError
 from ergon_framework.ports.factstore import (
     Gap,
     Link,
@@ -93,12 +93,7 @@ class TableLogs(Ground):
 
         stretch = self._read(work)
         if stretch.corrupted is not None and not stretch.page.facts:
-            raise DataLossError(
-                f"the fact at {stretch.corrupted} of {log} is not what was stored there",
-                reason="corrupted",
-                remedy="see what `verify` says, and restore a backup",
-                details={"log": log, "offset": stretch.corrupted},
-            )
+            raise corrupted(log, stretch.corrupted, self._place)
         return stretch.page
 
     def logs(self) -> list[LogInfo]:

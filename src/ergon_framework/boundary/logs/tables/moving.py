@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 from ergon_framework.boundary.logs.moving import bounded, corrupted, dump_books
@@ -56,7 +57,7 @@ class TableMoving(Ground):
         """The copies of a kind after a place, in order."""
         if kind is IdCopy:
             return cast("list[C]", self._dump_ids(after or b"", limit))
-        read = _DUMPS.get(kind)
+        read = partial(_facts, self._place) if kind is FactCopy else _DUMPS.get(kind)
         if read is None:
             return dump_books(cast("Any", self), kind, after, limit)
         return self._read(lambda books: list(bounded(read(books, after, limit), limit)))
@@ -120,7 +121,9 @@ def _logs(books: Books, after: int | None, _limit: int) -> Iterator[LogCopy]:
     return (placing.copy_of(books, log) for log in logs if log.id > (after or 0))
 
 
-def _facts(books: Books, after: tuple[int, int] | None, limit: int) -> Iterator[FactCopy]:
+def _facts(
+    place: str, books: Books, after: tuple[int, int] | None, limit: int
+) -> Iterator[FactCopy]:
     number, offset = after or (0, 0)
     names = {log.id: log.name for log in all_logs(books)}
     zones = Zones(books)
@@ -128,7 +131,7 @@ def _facts(books: Books, after: tuple[int, int] | None, limit: int) -> Iterator[
         number, offset = row[0] >> OFFSET_BITS, row[0] & LAST
         fact, proof = fact_of(row, zones[row[1]], offset - 1), read_proof(row[4])
         if fact is None or proof is None:
-            raise corrupted(names[number], offset)
+            raise corrupted(names[number], offset, place)
         yield FactCopy(number, names[number], fact, proof.chain)
 
 
@@ -150,7 +153,6 @@ def _notes(books: Books, after: int | None, limit: int) -> Iterator[NoteCopy]:
 
 _DUMPS: dict[type[Copy], Callable[[Books, Any, int], Iterator[Any]]] = {
     LogCopy: _logs,
-    FactCopy: _facts,
     ItemCopy: _items,
     AwaitedCopy: _awaited,
     NoteCopy: _notes,
