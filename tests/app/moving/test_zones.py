@@ -27,6 +27,7 @@ from tests.app.moving.stock import (
     fact_sums,
     moved,
     with_facts,
+    with_jobs,
 )
 from tests.cli.boundary_desk import message
 
@@ -36,6 +37,12 @@ pytestmark = pytest.mark.req("SCALE:move")
 def facts_in(folder: Path) -> str:
     """The URL of the facts in a folder."""
     return f"sqlite:///{folder}/facts.db"
+
+
+def tables_of(file: Path) -> list[str]:
+    """What a file has, by name."""
+    with closing(sqlite3.connect(file)) as connection:
+        return [name for (name,) in connection.execute("SELECT name FROM sqlite_master ORDER BY 1")]
 
 
 @pytest.fixture
@@ -217,6 +224,26 @@ def test_a_zone_that_a_server_does_not_have(
     assert not (tmp_path / "new").exists()
     with pytest.raises(ErgonError):
         open_fact_store(place, zone="plant-z", read_only=True)
+
+
+@pytest.mark.parametrize("how", [{}, {"is_trial": True}, {"shuts": True}, {"is_forced": True}])
+def test_a_zone_that_a_file_does_not_have(tmp_path: Path, how: dict[str, bool]) -> None:
+    """A file of jobs does not become one of facts, and nothing is made on the other side."""
+    file = tmp_path / "work.db"
+    with_jobs(f"sqlite:///{file}", lambda s: s.put("a"))
+    before = tables_of(file)
+    with pytest.raises(ConfigurationError, match=r"work\.db has no zone 'plnt'; it keeps jobs"):
+        moved(f"sqlite:///{file}", tmp_path / "new", zone="plnt", **how)
+    assert tables_of(file) == before
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("is_trial", [False, True])
+def test_a_file_that_is_another_zone(places: tuple[Path, Path], is_trial: bool) -> None:
+    """Which one it is is told before anything is made."""
+    with pytest.raises(ConfigurationError, match="no zone 'plant-z'; did you mean 'plant-a'"):
+        moved(facts_in(places[0]), places[1], zone="plant-z", is_trial=is_trial)
+    assert not places[1].exists()
 
 
 def test_objects_come_from_a_folder_that_is_there(zone: Path, tmp_path: Path) -> None:

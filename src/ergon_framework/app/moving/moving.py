@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from ergon_framework.app.moving import copying, objects, opening, shutting
 from ergon_framework.app.moving.opening import Asked
 from ergon_framework.app.moving.parts import Moved, Part, Tell
-from ergon_framework.app.moving.places import Place
-from ergon_framework.app.tables import zones_there
+from ergon_framework.app.moving.zones import zones_at
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.moving import mark_of
 
@@ -56,17 +55,10 @@ def _move_work(asked: Asked, tell: Tell) -> Outcome:
                 outcome.moved += _moved(asked, part, tell)
         outcome.is_shut = _are_shut(parts)
     outcome.notes += [
-        f"the facts of zone {zone} stay: --zone {zone} moves them" for zone in _zones(asked.source)
+        f"the facts of zone {zone} stay: --zone {zone} moves them"
+        for zone in zones_at(asked.source)
     ]
     return outcome
-
-
-def _zones(place: Place) -> list[str]:
-    """Whose facts lie beside the jobs."""
-    if place.file is None:
-        return zones_there(place.url) if place.is_database else []
-    zone = place.zone()
-    return [] if zone is None else [zone]
 
 
 def _move_zone(asked: Asked, tell: Tell) -> Outcome:

@@ -12,8 +12,8 @@ from ergon_framework.app.moving.objects import Bytes
 from ergon_framework.app.moving.parts import Part
 from ergon_framework.app.moving.places import Place
 from ergon_framework.app.moving.quiet import refuse_readers, refuse_workers
-from ergon_framework.app.reading.source import did_you_mean
-from ergon_framework.app.tables import tables_in, zones_there
+from ergon_framework.app.moving.zones import zone_meant
+from ergon_framework.app.tables import tables_in
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.objects.s3_url import bucket_of
@@ -74,7 +74,7 @@ class Asked:
 def sources(asked: Asked, stack: ExitStack) -> dict[str, Archive]:
     """What can be shut at a place, opened for writing, by the names of parts."""
     if asked.is_zone:
-        store = open_fact_store(asked.source.url, zone=_zone_of(asked))
+        store = open_fact_store(asked.source.url, zone=zone_meant(asked.zone, asked.source))
         return {"facts": cast("Archive", stack.enter_context(closing(store)))}
     found: dict[str, Archive] = {}
     calls = _calls_of(asked.source)
@@ -156,34 +156,9 @@ def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
 # ---- a zone -------------------------------------------------------------------------------------
 
 
-def _zone_of(asked: Asked) -> str:
-    zone = asked.zone or asked.source.zone()
-    if zone is None:
-        raise ConfigurationError(
-            f"nothing says which zone of {asked.source.name} is meant", remedy="give --zone NAME"
-        )
-    _refuse_unknown(zone, asked.source)
-    return zone
-
-
-def _refuse_unknown(zone: str, place: Place) -> None:
-    """A zone that a server does not have: to open it for writing would make it."""
-    if place.file is not None:
-        return
-    if not place.is_database:
-        open_fact_store(place.url, zone=zone, read_only=True).close()
-        return
-    there = zones_there(place.url)
-    if zone not in there:
-        raise ConfigurationError(
-            f"{place.name} has no zone {zone!r}; {did_you_mean(zone, there)}",
-            remedy="correct --zone",
-        )
-
-
 def zone_part(asked: Asked, stack: ExitStack) -> Part:
     """The facts of a zone; folders are locked on both sides."""
-    zone = _zone_of(asked)
+    zone = zone_meant(asked.zone, asked.source)
     if asked.source.file is not None and not asked.is_forced:
         stack.enter_context(closing(DataFolder.lock(asked.source.file.parent)))
     if asked.target.file is not None and not asked.is_trial:
