@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.app.moving.stock import with_facts, with_jobs
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import Zone
+from tests.app.moving.stock import ZONE, with_facts, with_jobs
+from tests.cli.boundary_desk import message
 
 SERVERS = pytest.mark.slow
 
@@ -38,3 +42,15 @@ def facts(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     file = f"sqlite:///{tmp_path}/old/facts.db"
     url = file if request.param == "file" else request.getfixturevalue(request.param)
     return with_facts(url, lambda s: s.put(*"abc"))
+
+
+@pytest.fixture
+def zone(tmp_path: Path) -> Path:
+    """The folder of a zone with objects."""
+    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "zone"))) as found:
+        found.put("files", "one", b"one" * 1000)
+        found.put("files", "also-one", b"one" * 1000)
+        found.put("files", "two", b"two" * 500_000)
+        asked = json.loads(message("m-1"))
+        found.append(asked["envelope"], asked["fact"])
+    return tmp_path / "zone"

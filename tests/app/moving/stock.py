@@ -41,6 +41,11 @@ def with_jobs(url: str, work: Callable[[JobSubject], Any] = job_checks.fill) -> 
     return url
 
 
+def facts_in(folder: Path) -> str:
+    """The URL of the facts in a folder."""
+    return f"sqlite:///{folder}/facts.db"
+
+
 def with_facts(url: str, work: Callable[[FactSubject], Any] = fact_checks.fill) -> str:
     """A fact store in which something was done; its URL."""
     clock = HandClock()

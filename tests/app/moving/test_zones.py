@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sqlite3
 from contextlib import closing
@@ -25,18 +24,13 @@ from tests.app.moving.stock import (
     discarded,
     ergon,
     fact_sums,
+    facts_in,
     moved,
     with_facts,
     with_jobs,
 )
-from tests.cli.boundary_desk import message
 
 pytestmark = pytest.mark.req("SCALE:move")
-
-
-def facts_in(folder: Path) -> str:
-    """The URL of the facts in a folder."""
-    return f"sqlite:///{folder}/facts.db"
 
 
 def tables_of(file: Path) -> list[str]:
@@ -51,18 +45,6 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     (tmp_path / "old").mkdir()
     with_facts(facts_in(tmp_path / "old"))
     return tmp_path / "old", tmp_path / "new"
-
-
-@pytest.fixture
-def zone(tmp_path: Path) -> Path:
-    """The folder of a zone with objects."""
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "zone"))) as found:
-        found.put("files", "one", b"one" * 1000)
-        found.put("files", "also-one", b"one" * 1000)
-        found.put("files", "two", b"two" * 500_000)
-        asked = json.loads(message("m-1"))
-        found.append(asked["envelope"], asked["fact"])
-    return tmp_path / "zone"
 
 
 def test_a_zone_arrives_whole(places: tuple[Path, Path]) -> None:
@@ -335,40 +317,3 @@ def test_objects_that_are_cut_off_go_on(point: str, zone: Path, tmp_path: Path) 
     assert died.returncode == -signal.SIGKILL, died.stderr
     moved(zone, tmp_path / "new")
     assert fact_sums(facts_in(tmp_path / "new")) == fact_sums(facts_in(zone))
-
-
-@pytest.mark.slow
-def test_objects_go_to_a_bucket_and_back(zone: Path, tmp_path: Path, s3_url: str) -> None:
-    """Each is hashed on its way, and the same again copies none."""
-    for name in ("new", "last"):
-        (tmp_path / name).mkdir()
-    away = (str(zone / "objects"), s3_url)
-    back = (s3_url, str(tmp_path / "last" / "objects"))
-    first = facts_in(tmp_path / "new")
-    assert copied(moved(zone, first, objects=away))["objects"] == 2
-    assert copied(moved(zone, first, objects=away)) == {}
-    assert copied(moved(first, facts_in(tmp_path / "last"), objects=back))["objects"] == 2
-    with Zone.open(ZONE, ZoneSettings(data=str(tmp_path / "last"))) as found:
-        for kept in found.store.objects():
-            assert found.objects.verify(kept.digest, kept.size) is None
-
-
-def test_a_trial_leaves_a_bucket_alone(zone: Path, tmp_path: Path, s3_url: str) -> None:
-    """It does not even become the zone's; that of another zone is refused all the same."""
-    target = facts_in(tmp_path)
-    places = (str(zone / "objects"), s3_url)
-    found = moved(zone, target, objects=places, is_trial=True)
-    assert copied(found)["objects"] == 3
-    open_object_store(s3_url, zone="another").close()
-    with pytest.raises(ConfigurationError, match="holds the objects of zone 'another'"):
-        moved(zone, target, objects=places, is_trial=True)
-
-
-def test_a_bucket_that_is_not_there(zone: Path, tmp_path: Path, s3_url: str) -> None:
-    """It is refused before anything is written: TO can be used as before."""
-    absent = s3_url.replace("s3://", "s3://absent-", 1)
-    (tmp_path / "new").mkdir()
-    target = facts_in(tmp_path / "new")
-    with pytest.raises(ConfigurationError, match="no bucket"):
-        moved(zone, target, objects=(str(zone / "objects"), absent))
-    open_fact_store(target, zone=ZONE).close()

@@ -66,9 +66,8 @@ def _move_zone(asked: Asked, tell: Tell) -> Outcome:
     opening.refuse_objects(asked)  # before any store is made
     with ExitStack() as stack:
         part = opening.zone_part(asked, stack)
-        copying.refuse_other(part)
-        stores = opening.object_stores(asked, part, stack)  # before the mark: it may not be there
         _begin(asked, [part])
+        stores = opening.object_stores(asked, part, stack)  # a bucket that fails now leaves a mark
         if stores is None:
             outcome.notes.append("objects stay where they are: --objects FROM TO copies them")
         elif asked.is_trial:

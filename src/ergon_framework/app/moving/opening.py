@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ergon_framework.app.moving import shutting
 from ergon_framework.app.moving.objects import Bytes
 from ergon_framework.app.moving.parts import Part
 from ergon_framework.app.moving.places import Place
@@ -18,6 +19,7 @@ from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.objects.s3_url import bucket_of
 from ergon_framework.boundary.opening import (
+    check_object_place,
     clock_of,
     is_folder,
     open_fact_store,
@@ -30,7 +32,7 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import Archive
+from ergon_framework.ports.moving import Archive, refuse_half_moved
 
 if TYPE_CHECKING:
     from ergon_framework.app.moving.providers import ProviderArchive
@@ -105,6 +107,7 @@ def job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
     stack.enter_context(closing(source))
     if not asked.is_forced:
         refuse_workers(source, source.now(), asked.source.name)
+    _refuse_unfit(asked, source)
     target = _target(asked, _open_target, MemoryJobStore)
     stack.enter_context(closing(target))
     refuse_workers(target, target.now(), asked.target.name)
@@ -161,12 +164,13 @@ def zone_part(asked: Asked, stack: ExitStack) -> Part:
     zone = zone_meant(asked.zone, asked.source)
     if asked.source.file is not None and not asked.is_forced:
         stack.enter_context(closing(DataFolder.lock(asked.source.file.parent)))
-    if asked.target.file is not None and not asked.is_trial:
-        stack.enter_context(closing(DataFolder.lock(asked.target.file.parent)))
     source = open_fact_store(asked.source.url, zone=zone, read_only=asked.only_looks)
     stack.enter_context(closing(source))
     if asked.source.file is None and not asked.is_forced:
         refuse_readers(source, clock_of(source), asked.source.name)
+    _refuse_unfit(asked, source)
+    if asked.target.file is not None and not asked.is_trial:
+        stack.enter_context(closing(DataFolder.lock(asked.target.file.parent)))
 
     def opened(url: str, **how: Any) -> Any:
         return open_fact_store(url, zone=zone, **how)
@@ -192,9 +196,9 @@ def _heads(store: FactStore) -> list[tuple[str, int, int]]:
 
 
 def refuse_objects(asked: Asked) -> None:
-    """Objects come from a folder that is there, and go to one that can be made.
+    """Objects come from where they are, and go to a folder that can be made or a zone's bucket.
 
-    Nothing is made by looking for it.
+    Nothing is made by looking for it: a zone without its objects would be one that nodes start on.
     """
     if asked.objects is None:
         return
@@ -206,6 +210,13 @@ def refuse_objects(asked: Asked) -> None:
         )
     if is_folder(target):
         _refuse_unmakable(Path(target), asked.target.file)
+    check_object_place(source)
+    check_object_place(target)
+    if not is_folder(source):
+        open_object_store(source, read_only=True).close()
+    if not is_folder(target):
+        zone = zone_meant(asked.zone, asked.source)
+        open_object_store(target, zone=zone, read_only=True).close()
 
 
 def _refuse_unmakable(folder: Path, facts: Path | None) -> None:
@@ -236,6 +247,13 @@ def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
     stack.enter_context(closing(target))
     origin = places[0] if is_folder(places[0]) else bucket_of(places[0]).place
     return Bytes(part.source, source, target, origin)
+
+
+def _refuse_unfit(asked: Asked, source: object) -> None:
+    """Refuse what a source can be refused for before the target is opened, which makes it."""
+    refuse_half_moved(source)
+    if asked.shuts:
+        shutting.refuse_elsewhere(cast("Archive", source), asked.source.name, asked.target.name)
 
 
 def _target(asked: Asked, opens: Callable[..., S], empty: Callable[[], Any]) -> S:
