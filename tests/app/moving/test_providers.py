@@ -17,6 +17,7 @@ from ergon_framework.app.moving.places import Place
 from ergon_framework.app.moving.providers import ProviderArchive, RowCopy
 from ergon_framework.app.moving.reopening import reopen
 from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreSchemaError
+from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.providers.migrations import running
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, metadata
@@ -188,6 +189,30 @@ def test_half_moved_rows_are_not_worked_with(
     moved(source, target, shuts=True)
     assert sums(target) == sums(source)
     opened(target).close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["file", "postgres_url"])
+@pytest.mark.parametrize(
+    "step", ["move.jobs.after_commit=kill", "move.part.copied=kill@2", "move.part.verified=kill@2"]
+)
+def test_nobody_works_with_rows_before_the_jobs_are_there(
+    step: str, server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Else the same command could not end: it would undo the calls that were made meanwhile."""
+    source = with_jobs(with_calls(f"sqlite:///{tmp_path}/old.db"))
+    file = f"sqlite:///{tmp_path}/new.db"
+    target = file if server == "file" else request.getfixturevalue(server)
+    died = ergon("move", source, target, failpoints=step)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    with pytest.raises(StoreSchemaError, match=r"a move of provider calls .*has not ended"):
+        opened(target)
+    with pytest.raises(StoreError, match="has not ended"):
+        open_job_store(target)
+    moved(source, target)
+    assert (sums(target), job_sums(target)) == (sums(source), job_sums(source))
+    opened(target).close()
+    open_job_store(target).close()
 
 
 @pytest.mark.parametrize("server", ["file", pytest.param("postgres_url", marks=pytest.mark.slow)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ergon_framework.app.moving import shutting
@@ -58,7 +58,7 @@ def begin(part: Part) -> None:
 
 
 def move(part: Part, tell: Tell, *, shuts: bool = False) -> list[Moved]:
-    """Copy, compare both sides, and leave word that it is done; :func:`begin` comes before.
+    """Copy and compare both sides; :func:`begin` comes before, and :func:`end` after.
 
     What came into the source meanwhile is copied as well, a few times over. With ``shuts`` the
     source takes nothing more from when it was copied first, so that the last comparison holds.
@@ -78,7 +78,7 @@ def move(part: Part, tell: Tell, *, shuts: bool = False) -> list[Moved]:
         if sums is not None:
             part.aside()
         if sums is not None and part.pulse() == pulse:
-            return _ended(part, found, sums)
+            return _compared(found, sums)
         tell(Told(part.name, "copying what came meanwhile", 0))
     raise StoreError(
         f"{part.name} keep coming into the store that is moved: it was copied {MOST_TURNS} times,"
@@ -87,15 +87,18 @@ def move(part: Part, tell: Tell, *, shuts: bool = False) -> list[Moved]:
     )
 
 
-def _ended(part: Part, found: list[Moved], sums: list[Sum]) -> list[Moved]:
-    """Leave word that everything is there."""
+def _compared(found: list[Moved], sums: list[Sum]) -> list[Moved]:
     for moved, each in zip(found, sums, strict=True):
         moved.sum = each
     failpoint("move.part.verified")
-    done = {moved.kind: (each.count, each.digest) for moved, each in zip(found, sums, strict=True)}
+    return found
+
+
+def end(part: Part, found: Sequence[Moved]) -> None:
+    """Leave word that everything is there; when all parts of a move are, and not before."""
+    done = {moved.kind: (moved.sum.count, moved.sum.digest) for moved in found if moved.sum}
     part.target.set_mark(encode_mark(Mark(part.identity, done)))
     failpoint("move.part.ended")
-    return found
 
 
 def refuse_other(part: Part) -> None:

@@ -42,7 +42,7 @@ def _move_work(asked: Asked, tell: Tell) -> Outcome:
     """Move jobs and provider calls."""
     outcome = Outcome()
     with ExitStack() as stack:
-        # Jobs come last: until they are there, nobody works with what else is there.
+        # Jobs come last, also when word is left that each is there: workers call providers.
         parts = [*opening.call_part(asked, outcome.notes), *opening.job_part(asked, stack)]
         if not parts:
             raise ConfigurationError(
@@ -50,9 +50,7 @@ def _move_work(asked: Asked, tell: Tell) -> Outcome:
                 remedy="--zone NAME moves the facts of a zone",
             )
         _begin(asked, parts)
-        with _open_again_unless_done(asked, parts):
-            for part in parts:
-                outcome.moved += _moved(asked, part, tell)
+        outcome.moved += _moved(asked, parts, tell)
         outcome.is_shut = _are_shut(parts)
     outcome.notes += [
         f"the facts of zone {zone} stay: --zone {zone} moves them"
@@ -76,8 +74,7 @@ def _move_zone(asked: Asked, tell: Tell) -> Outcome:
             moved = objects.move(stores, tell)
             outcome.moved.append(moved)
             part = replace(part, aside=lambda: objects.settle(stores, moved, tell))
-        with _open_again_unless_done(asked, [part]):
-            outcome.moved += _moved(asked, part, tell)
+        outcome.moved += _moved(asked, [part], tell)
         outcome.is_shut = _are_shut([part])
     return outcome
 
@@ -95,10 +92,15 @@ def _begin(asked: Asked, parts: Sequence[Part]) -> None:
             copying.begin(part)
 
 
-def _moved(asked: Asked, part: Part, tell: Tell) -> list[Moved]:
+def _moved(asked: Asked, parts: Sequence[Part], tell: Tell) -> list[Moved]:
+    """Copy each part; nobody works with any of them in the target before all are there."""
     if asked.is_trial:
-        return copying.look(part, tell)
-    return copying.move(part, tell, shuts=asked.shuts)
+        return [each for part in parts for each in copying.look(part, tell)]
+    with _open_again_unless_done(asked, parts):
+        found = [copying.move(part, tell, shuts=asked.shuts) for part in parts]
+        for part, moved in zip(parts, found, strict=True):
+            copying.end(part, moved)
+    return [each for moved in found for each in moved]
 
 
 def _are_shut(parts: Sequence[Part]) -> bool:
@@ -112,7 +114,7 @@ def _open_again_unless_done(asked: Asked, parts: Sequence[Part]) -> Iterator[Non
     try:
         yield
     except BaseException:
-        if asked.shuts and not asked.is_trial:
+        if asked.shuts:
             for part in was_open:
                 with suppress(StoreError):  # why the move failed is what is told; --reopen is left
                     shutting.reopen(part.source)
