@@ -292,3 +292,12 @@ def test_what_was_moved_to_one_place_is_not_copied_to_another(
     moved(*places, shuts=True)
     with pytest.raises(StoreError, match=r"was moved to .*new\.db"):
         moved(places[0], f"sqlite:///{tmp_path}/third.db")
+
+
+def test_jobs_have_no_objects(tmp_path: Path) -> None:
+    """Who names objects meant a zone, and is told that before anything is made."""
+    source = with_jobs(f"sqlite:///{tmp_path}/old.db", lambda s: s.put("a"))
+    places = (str(tmp_path), str(tmp_path / "objects"))
+    with pytest.raises(ConfigurationError, match="only a zone has objects"):
+        moved(source, f"sqlite:///{tmp_path}/new.db", objects=places)
+    assert not (tmp_path / "new.db").exists()

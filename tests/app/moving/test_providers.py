@@ -16,7 +16,12 @@ from ergon_framework.app.moving.moving import Asked
 from ergon_framework.app.moving.places import Place
 from ergon_framework.app.moving.providers import ProviderArchive, RowCopy
 from ergon_framework.app.moving.reopening import reopen
-from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreSchemaError
+from ergon_framework.errors import (
+    ConfigurationError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreSchemaError,
+)
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
 from ergon_framework.providers.migrations import running
 from ergon_framework.providers.migrations.database import database_of
@@ -147,6 +152,13 @@ def test_redis_keeps_no_provider_calls(tmp_path: Path, redis_url: str) -> None:
     assert outcome.notes == [
         "provider calls and their dead letters stay: only SQLite and PostgreSQL keep them"
     ]
+
+
+def test_calls_alone_have_no_place_on_redis(tmp_path: Path) -> None:
+    """Why nothing can be moved is told, and no server is asked."""
+    source = with_calls(f"sqlite:///{tmp_path}/old.db")
+    with pytest.raises(ConfigurationError, match=r"redis://.* cannot keep provider calls"):
+        moved(source, "redis://127.0.0.1:1/0")
 
 
 def test_nothing_is_written_when_one_part_is_refused(tmp_path: Path) -> None:

@@ -40,15 +40,17 @@ def run(asked: Asked, tell: Tell) -> Outcome:
 
 def _move_work(asked: Asked, tell: Tell) -> Outcome:
     """Move jobs and provider calls."""
+    if asked.objects is not None:
+        raise ConfigurationError(
+            "only a zone has objects, and jobs are what would be moved",
+            remedy="leave out --objects, or give --zone NAME",
+        )
     outcome = Outcome()
     with ExitStack() as stack:
         # Jobs come last, also when word is left that each is there: workers call providers.
         parts = [*opening.call_part(asked, outcome.notes), *opening.job_part(asked, stack)]
         if not parts:
-            raise ConfigurationError(
-                f"{asked.source.name} keeps neither jobs nor provider calls",
-                remedy="--zone NAME moves the facts of a zone",
-            )
+            raise _nothing(asked, outcome.notes)
         _begin(asked, parts)
         outcome.moved += _moved(asked, parts, tell)
         outcome.is_shut = _are_shut(parts)
@@ -57,6 +59,20 @@ def _move_work(asked: Asked, tell: Tell) -> Outcome:
         for zone in zones_at(asked.source)
     ]
     return outcome
+
+
+def _nothing(asked: Asked, notes: Sequence[str]) -> ConfigurationError:
+    """The error of a move that has no parts; notes tell what would have to stay."""
+    if notes:
+        return ConfigurationError(
+            f"{asked.source.name} keeps provider calls and no jobs, and {asked.target.name} cannot"
+            " keep provider calls",
+            remedy="name a store on SQLite or PostgreSQL as TO",
+        )
+    return ConfigurationError(
+        f"{asked.source.name} keeps neither jobs nor provider calls",
+        remedy="--zone NAME moves the facts of a zone",
+    )
 
 
 def _move_zone(asked: Asked, tell: Tell) -> Outcome:
