@@ -252,8 +252,7 @@ def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
 def _refuse_unfit(asked: Asked, source: object) -> None:
     """Refuse what a source can be refused for before the target is opened, which makes it."""
     refuse_half_moved(source)
-    if asked.shuts:
-        shutting.refuse_elsewhere(cast("Archive", source), asked.source.name, asked.target.name)
+    shutting.refuse_elsewhere(cast("Archive", source), asked.source.name, asked.target.name)
 
 
 def _target(asked: Asked, opens: Callable[..., S], empty: Callable[[], Any]) -> S:
