@@ -87,6 +87,7 @@ class Bench:
 
     def __init__(self, clock: Clock, schedules: Mapping[str, ScheduleSettings]) -> None:
         self.clock = clock
+        self.began = clock.now()
         self.store = Slow(clock)
         self.told: list[str] = []
         settings = JobsSettings(lease=LEASE)
@@ -114,7 +115,8 @@ class Bench:
 
     def _record(self) -> WorkerRecord:
         now = self.clock.now()
-        return WorkerRecord(id="me", host="here", pid=1, version="1", started_at=now, seen_at=now)
+        since = self.began
+        return WorkerRecord(id="me", host="here", pid=1, version="1", started_at=since, seen_at=now)
 
     def turn(self) -> bool:
         """One turn of the thread; whether it is to go on at once."""
@@ -365,6 +367,9 @@ def test_after_an_outage_the_schedules_of_whoever_started_last_stay(bench: Make)
     half_hourly = ScheduleSettings(every=1800, handler="echo")
     newer = Scheduler(old.store, {"report": half_hourly, "added": HOURLY})
     newer.sync()
+    now = old.store.now()
+    record = WorkerRecord(id="newer", host="there", pid=2, version="2", started_at=now, seen_at=now)
+    old.store.tell(record)
     before = list(old.store.schedules())
     old.keeper._outage(StoreUnavailableError("the connection was lost"))
     old.clock.seconds += LEASE
@@ -372,3 +377,14 @@ def test_after_an_outage_the_schedules_of_whoever_started_last_stay(bench: Make)
     old.finish()
     assert list(old.store.schedules()) == before
     assert [each.name for each in before] == ["added", "report"]
+
+
+@pytest.mark.req("SCALE:fleet-outage")
+def test_after_an_outage_the_last_to_start_writes_what_was_lost(bench: Make) -> None:
+    """A store that does not sync may have kept the worker's record, and lost its schedules."""
+    subject = bench({"report": HOURLY})
+    subject.finish()
+    subject.store._schedules.clear()
+    subject.keeper._outage(StoreUnavailableError("it restarts"))
+    subject.finish()
+    assert subject.store.names() == ["report"]

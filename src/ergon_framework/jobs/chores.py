@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -65,6 +65,7 @@ class WorkerChores:
         self._prepare = prepare
         self._has_twin = False
         self._was_told = False
+        self._was_away = False
         self._now = SYSTEM_CLOCK.now
         self._timetable: Timetable | None = None
         if schedules is not None:
@@ -84,11 +85,8 @@ class WorkerChores:
         self._due[self._rescue] = self._now() + self._settings.lease
 
     def hurry(self) -> None:
-        """Everything is due, and a rescue when it was.
-
-        Schedules are not compared anew: whoever started last has its way with them, and that may
-        be another. A store that has forgotten them has forgotten this worker, too.
-        """
+        """Everything is due, and a rescue when it was."""
+        self._was_away = True
         self._due |= {
             self._tell: 0.0,
             self._sweep: 0.0,
@@ -178,8 +176,10 @@ class WorkerChores:
         if self._was_told:
             told = next((each for each in found if each.id == mine.id), None)
             self._mind_what_is_told(mine, told)
+        if self._was_away:
+            self._mind_schedules(mine, found)
         self._store.tell(mine)
-        self._was_told = True
+        self._was_told, self._was_away = True, False
         names: set[str] = {*mine.executors}
         lately = self._store.now() - 3 * self._settings.lease
         for other in found:
@@ -187,6 +187,14 @@ class WorkerChores:
                 names.update(other.executors)
         self.known = frozenset(names)
         return self._settings.lease / 3
+
+    def _mind_schedules(self, mine: WorkerRecord, found: Sequence[WorkerRecord]) -> None:
+        """A store that does not sync may have lost what was written last, and this worker may be
+        the only one to know. But whoever started last has its way with schedules.
+        """
+        is_last = all(other.started_at <= mine.started_at for other in found)
+        if is_last and self._timetable is not None:
+            self._timetable.compare_anew()
 
     def _mind_what_is_told(self, mine: WorkerRecord, told: WorkerRecord | None) -> None:
         """What the store says of this worker should be what was told last."""

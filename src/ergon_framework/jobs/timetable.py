@@ -73,15 +73,15 @@ class Timetable:
         self._added: set[str] = set()
         self._lost: list[str] | None = None
 
-    def bounce(self) -> None:
-        """Compare everything anew: the store was away, and may have forgotten something."""
-        self._is_synced = False
-        self._schedules.sync_anew()
-
     def write_again(self, lost: list[str]) -> None:
         """The store may have lost everything, and has lost these; tell it when all is written."""
         self._lost = [*(self._lost or ()), *lost]
-        self.bounce()
+        self.compare_anew()
+
+    def compare_anew(self) -> None:
+        """Write what is not there, or not as the settings say."""
+        self._is_synced = False
+        self._schedules.sync_anew()
 
     def stop(self) -> None:
         """Write nothing more."""
@@ -92,11 +92,11 @@ class Timetable:
 
         When ``is_under_way`` is set, there is more to do before that.
         """
+        is_under_way = False  # after an error it is tried again, but nobody waits for that
         try:
-            at, self.is_under_way = self._turned()
-        except BaseException:
-            self.is_under_way = False  # it is tried again, but nobody waits for that
-            raise
+            at, is_under_way = self._turned()
+        finally:
+            self.is_under_way = is_under_way
         return at
 
     def _turned(self) -> tuple[float | None, bool]:

@@ -64,6 +64,8 @@ async def _begin(driver: Any) -> None:
     """
     import psycopg
 
+    from ergon_framework.storage.postgres.faults import translate
+
     if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
         raise two_phases()
     if driver.pgconn.pipeline_status:
@@ -72,8 +74,12 @@ async def _begin(driver: Any) -> None:
             remedy="leave `async with connection.pipeline()` before the job is enqueued",
         )
     is_idle = driver.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
-    if is_idle and not driver.autocommit and not driver.closed:
+    if not is_idle or driver.autocommit or driver.closed:
+        return
+    try:
         await driver.execute("SELECT 1")
+    except psycopg.Error as error:
+        raise translate(error, "the connection") from error
 
 
 def _guest(driver: Any) -> tuple[Any, Callable[[], None]]:

@@ -188,6 +188,13 @@ async def _closed(client: AsyncJobClient, mine: psycopg.AsyncConnection) -> None
     await client.enqueue("ship", connection=other)
 
 
+async def _hung_up(client: AsyncJobClient, mine: psycopg.AsyncConnection) -> None:
+    other = await psycopg.AsyncConnection.connect(mine.info.dsn, password="")
+    async with other:
+        await mine.execute("SELECT pg_terminate_backend(%s)", (other.info.backend_pid,))
+        await client.enqueue("ship", connection=other)
+
+
 async def _elsewhere(client: AsyncJobClient, _: psycopg.AsyncConnection) -> None:
     await client.enqueue("ship", connection=object())
 
@@ -198,9 +205,10 @@ async def _elsewhere(client: AsyncJobClient, _: psycopg.AsyncConnection) -> None
         (_in_pipeline, "pipeline"),
         (_in_two_phases, "two phases"),
         (_closed, "closed"),
+        (_hung_up, "the connection"),
         (_elsewhere, "no connection of psycopg"),
     ],
-    ids=["pipeline", "two phases", "closed", "something else"],
+    ids=["pipeline", "two phases", "closed", "hung up", "something else"],
 )
 def test_what_cannot_carry_a_job_is_refused(
     jobs_url: str,
