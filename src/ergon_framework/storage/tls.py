@@ -5,6 +5,7 @@ The drivers pass on what OpenSSL says, each in its own wrapping: the text is wha
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -104,6 +105,19 @@ def context_of(
     except (OSError, ValueError) as error:
         raise unreadable(options.own, error) from error
     return context
+
+
+def last_words(line: socket.socket, context: ssl.SSLContext, host: str) -> str:
+    """What a server says about our certificate when nobody interrupts; nothing when it is content.
+
+    It speaks after the handshake, and hangs up: whoever talks meanwhile hears of that alone.
+    """
+    try:
+        with context.wrap_socket(line, server_hostname=host) as wrapped:
+            wrapped.recv(1)
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def no_passphrase() -> str:

@@ -16,7 +16,7 @@ import pytest
 from ergon_framework.boundary.opening import is_server, open_fact_store
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.storage.nats import Line, address_of, connecting
+from ergon_framework.storage.nats import Line, address_of, asking, connecting
 from ergon_framework.storage.nats.client import QuickClient
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.servers.by_url import doctor, refused
@@ -81,6 +81,26 @@ def test_a_certificate_of_ours(served: Started, signed: Papers, strange: Papers)
     for wrong in ({}, own(strange)):
         with refused("wants a certificate of ours", "tls_cert"):
             version(url(server, tls_ca=signed.ca, **wrong))
+
+
+@pytest.mark.parametrize("first", ["no", "yes"])
+def test_a_server_that_hung_up_before_we_listened(
+    served: Started, signed: Papers, strange: Papers, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """What it said about our certificate is lost with the connection: it is asked once more."""
+    shake = f", handshake_first: {'true' if first == 'yes' else 'false'}"
+    server = served(more=f', ca_file: "{signed.ca}", verify: true{shake}')
+
+    async def cut(*_: object, **__: object) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(QuickClient, "connect", cut)
+    for wrong in ({}, own(strange)):
+        with refused("wants a certificate of ours", "tls_cert"):
+            version(url(server, tls_ca=signed.ca, tls_first=first, **wrong))
+    monkeypatch.setattr(asking, "ASKED", 0.1)  # it is content, and waits for us to speak
+    with pytest.raises(StoreUnavailableError, match="reset"):
+        version(url(server, tls_ca=signed.ca, tls_first=first, **own(signed)))
 
 
 def test_an_authority_that_nobody_knows(served: Started, strange: Papers) -> None:

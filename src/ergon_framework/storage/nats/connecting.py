@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ergon_framework.errors import ErgonError
 from ergon_framework.storage.nats.address import TLS_OPTIONS, Address
+from ergon_framework.storage.nats.asking import last_words
 from ergon_framework.storage.nats.client import PlainServerError, QuickClient
 from ergon_framework.storage.nats.faults import away, expired, refused
 from ergon_framework.storage.nats.signing import Signer, signer_of
@@ -52,7 +54,8 @@ async def connect(address: Address, when_over: Callable[[], None]) -> QuickClien
         reconnect_time_wait=0,
         connect_timeout=int(CONNECTING),
         ping_interval=5,
-        tls=_context(address),
+        # Without one it trusts whom this machine trusts, should the server ask for TLS.
+        tls=_context(address) if address.has_tls else None,
         tls_handshake_first=address.is_tls_first,
         error_cb=trouble,
         closed_cb=over,
@@ -68,8 +71,17 @@ async def connect(address: Address, when_over: Callable[[], None]) -> QuickClien
         causes = [*reversed(troubles), error]
         told = (refused(address, cause) for cause in causes)
         found = next((each for each in told if each is not None), None)
+        found = found or await _unheard(address, causes)
         raise found or away(address.name, causes[0]) from error
     return client
+
+
+async def _unheard(address: Address, causes: list[Exception]) -> ErgonError | None:
+    """What the server had against us, when it hung up before anybody listened."""
+    if not (address.has_tls and any(isinstance(each, ConnectionError) for each in causes)):
+        return None
+    said = await asyncio.to_thread(last_words, address, _context(address))
+    return refused(address, OSError(said))
 
 
 async def quietly(client: Client, seconds: float = CONNECTING) -> None:
@@ -89,10 +101,7 @@ def _identity(address: Address, signer: Signer | None) -> dict[str, Any]:
     return {"signature_cb": signer.sign, "user_jwt_cb": claim}
 
 
-def _context(address: Address) -> ssl.SSLContext | None:
-    """Without one the library trusts whom this machine trusts, should the server ask for TLS."""
-    if not address.has_tls:
-        return None
+def _context(address: Address) -> ssl.SSLContext:
     return context_of(TLS_OPTIONS, address.tls_ca, address.tls_cert, address.tls_key)
 
 

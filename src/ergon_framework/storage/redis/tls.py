@@ -14,7 +14,7 @@ from ergon_framework.storage.redis.address import TLS_OPTIONS, Address
 
 SHAKEN = 3.0
 """Seconds for the two sides to agree on how to encrypt."""
-_PROBED = 1.0  # seconds for a server to say what is wrong
+_PROBED = 3.0  # seconds for a server to say what is wrong
 _PLAIN = (b"+", b"-")  # how one without TLS begins, whatever it thinks of the question
 _CUT = ("reset", "closed", "EOF", "Broken pipe", "Protocol Error")
 
@@ -110,13 +110,8 @@ def _speaks_tls(address: Address) -> bool:
 
 
 def _last_words(address: Address, context: ssl.SSLContext) -> str:
-    """What the server says about our certificate after the handshake, when nobody interrupts."""
     try:
-        with (
-            _line(address) as line,
-            context.wrap_socket(line, server_hostname=address.options["host"]) as wrapped,
-        ):
-            wrapped.recv(1)
+        with _line(address) as line:
+            return tls.last_words(line, context, address.options["host"])
     except OSError as error:
         return str(error)
-    return ""
