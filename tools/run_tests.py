@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import compileall
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -93,13 +94,24 @@ class Run:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     began_at: float = field(default_factory=time.monotonic)
+    computed: float = 0.0
+    """Seconds of processors that it took, with all that it started and waited for."""
+
+    def is_over(self) -> bool:
+        """Whether it has ended; what it took is known from then on."""
+        before = _computed()
+        if self.process.poll() is None:
+            return False
+        self.computed = _computed() - before
+        return True
 
     def report(self) -> int:
         """Print what it said; its exit code."""
         code = self.process.wait()
         self.output.seek(0)
         seconds = time.monotonic() - self.began_at
-        print(f"== {self.name}: exit code {code} after {seconds:.0f} s", flush=True)
+        took = f"after {seconds:.0f} s, {self.computed:.0f} s of processors"
+        print(f"== {self.name}: exit code {code} {took}", flush=True)
         sys.stdout.buffer.write(self.output.read())
         sys.stdout.flush()
         self.output.close()
@@ -129,7 +141,7 @@ def run_all(waiting: Mapping[str, Group], most: int) -> int:
         while left or running:
             while left and len(running) < most:
                 running.append(begin(*left.pop(0)))
-            for run in [run for run in running if run.process.poll() is not None]:
+            for run in [run for run in running if run.is_over()]:
                 running.remove(run)
                 worst = max(worst, abs(run.report()))
             if running and time.monotonic() - told_at > TELL_EVERY:
@@ -138,6 +150,12 @@ def run_all(waiting: Mapping[str, Group], most: int) -> int:
                 print(f"== still at work: {names}", flush=True)
             time.sleep(_LOOK)
     return worst
+
+
+def _computed() -> float:
+    """Seconds of processors that children took who have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @contextmanager
