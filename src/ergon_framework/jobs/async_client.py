@@ -1,8 +1,9 @@
 """The client for event loops: the same calls as coroutines.
 
-What blocks is done by a few threads of the client's own; results are waited for by one thread more,
-however many are awaited. A call that is cancelled is given up, not undone: an ``enqueue`` that was
-under way may have stored its job. Give it an id and ask, when that matters.
+What blocks is done by a few threads of the client's own, and by one for each connection that is
+lent; results are waited for by one thread more, however many are awaited. A call that is cancelled
+is given up, not undone: an ``enqueue`` that was under way may have stored its job. Give it an id
+and ask, when that matters.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ T = TypeVar("T")
 
 THREADS = 8
 """Enqueues that may be under way at once; those of one moment share a commit."""
+GUESTS = 100_000
+"""The same on connections that are lent, of which no server has so many. Who had to wait for a
+thread might be the one whose commit all the others wait for."""
 
 
 class AsyncJobClient:
@@ -54,6 +58,7 @@ class AsyncJobClient:
         self._client: JobClient | None = None
         self._watcher: Watcher | None = None
         self._threads = ThreadPoolExecutor(THREADS, "ergon-client")
+        self._guests = ThreadPoolExecutor(GUESTS, "ergon-guest")  # started as they are needed
 
     # ---- putting jobs in ----
 
@@ -166,6 +171,7 @@ class AsyncJobClient:
     def shut(self) -> None:
         """The same for code that is not in an event loop."""
         self._threads.shutdown()
+        self._guests.shutdown()
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
@@ -189,18 +195,23 @@ class AsyncJobClient:
     async def _add(self, add: Callable[[Any], T], connection: Any) -> T:
         if connection is None:
             return await self._call(lambda: add(None))
-        await self._call(self._sync)  # opening the store may take its time
-        return await work_on(connection, add, self._call)
+        await self._visit(self._sync)  # opening the store may take its time
+        return await work_on(connection, add, self._visit)
 
     async def _call(self, call: Callable[[], T]) -> T:
+        return await self._under_way(call, self._threads)
+
+    def _visit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        return self._under_way(call, self._guests)
+
+    def _under_way(self, call: Callable[[], T], threads: ThreadPoolExecutor) -> asyncio.Future[T]:
         # In a copy of the context, so that the trace of the caller is that of the job.
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         try:
-            under_way = loop.run_in_executor(self._threads, context.run, call)
+            return loop.run_in_executor(threads, context.run, call)
         except RuntimeError as error:  # its threads take no more calls
             raise StoreUnavailableError("the client is closed", remedy="open another") from error
-        return await under_way
 
     def _sync(self) -> JobClient:
         with self._lock:

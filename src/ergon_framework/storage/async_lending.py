@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ergon_framework.errors import StoreError
@@ -18,13 +20,17 @@ T = TypeVar("T")
 
 PATIENCE = 5.0
 """Seconds for asking a server to cancel what it is doing."""
+AGAIN = 0.5
+"""Seconds until it is asked once more."""
 
 
 async def work_on(
-    given: Any, work: Callable[[Any], T], in_thread: Callable[[Callable[[], T]], Awaitable[T]]
+    given: Any, work: Callable[[Any], T], in_thread: Callable[[Callable[[], T]], asyncio.Future[T]]
 ) -> T:
     """Let ``work`` be done on what a thread can use in place of an asynchronous connection or
     session; on anything else it is done here and now, as whatever else the caller does with it.
+
+    ``in_thread`` must not wait for a thread that others may hold: they may wait for this work.
     """
     with in_our_words(given):
         driver = await _driver_of(given)
@@ -35,7 +41,7 @@ async def work_on(
     async with driver.lock:
         guest, leave = _guest(driver)
         try:
-            return await _to_the_end(in_thread(lambda: work(guest)), driver)
+            return await _to_the_end(in_thread(lambda: work(guest)), guest)
         finally:
             leave()
 
@@ -108,21 +114,39 @@ def _guest(driver: Any) -> tuple[Any, Callable[[], None]]:
     return guest, leave
 
 
-async def _to_the_end(work: Awaitable[T], driver: Any) -> T:
+async def _to_the_end(work: asyncio.Future[T], guest: Any) -> T:
     """Wait for a thread, also when nobody wants its answer any more: what it has in its hands is
     the caller's. The server is asked to make an end of it then.
+
+    No task waits in between: whoever cancels all tasks of a loop would cancel that one, too.
     """
-    task = asyncio.ensure_future(work)
     try:
-        return await asyncio.shield(task)
+        await asyncio.wait({work})
     except asyncio.CancelledError:
-        ends = {task, asyncio.ensure_future(driver.cancel_safe(timeout=PATIENCE))}
-        while not all(each.done() for each in ends):
-            try:
-                await asyncio.wait(ends)
-            except asyncio.CancelledError:  # once more, and no reason to let go
-                continue
-        for each in ends:
-            if not each.cancelled():
-                each.exception()  # it was looked at: nobody is told that it was missed
+        if not work.done():
+            await _hurried(work, guest)
+        work.exception()  # it was looked at: nobody is told that it was missed
         raise
+    return work.result()
+
+
+async def _hurried(work: asyncio.Future[Any], guest: Any) -> None:
+    """Wait for the thread and for whoever asks the server: what came late would be taken for a
+    wish to cancel the caller's next statement.
+    """
+    ended = threading.Event()
+    work.add_done_callback(lambda _: ended.set())
+    asked = asyncio.get_running_loop().run_in_executor(None, _hurry, guest, ended)
+    while not (work.done() and asked.done()):
+        with suppress(asyncio.CancelledError):  # once more, and no reason to let go
+            await asyncio.wait({work, asked})
+
+
+def _hurry(guest: Any, ended: threading.Event) -> None:
+    """Ask the server to make an end of it, and again: between two statements it has none to end."""
+    import psycopg
+
+    while not ended.is_set():
+        with suppress(psycopg.Error):
+            guest.cancel_safe(timeout=PATIENCE)
+        ended.wait(AGAIN)

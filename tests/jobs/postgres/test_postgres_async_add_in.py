@@ -3,67 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import (
-    AsyncEngine,
-    AsyncSession,
-    async_scoped_session,
-    async_sessionmaker,
-    create_async_engine,
-)
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 
 from ergon_framework.errors import DuplicateJobError, StoreError
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.ports.jobstore import Search, Topic
+from ergon_framework.ports.jobstore import Topic
+from tests.jobs.postgres.event_loops import INSERT, at_work, engine_of, open_shop, stored
 
 pytestmark = pytest.mark.req("SCALE:transaction", "SCALE:jobs-postgres")
 PATIENCE = 15.0
-INSERT = "INSERT INTO shop.orders VALUES ('pie')"
 
 
 @pytest.fixture(autouse=True)
 def shop(jobs_url: str) -> None:
     """A table of the caller's own."""
-    with psycopg.connect(jobs_url, autocommit=True) as first:
-        first.execute("DROP SCHEMA IF EXISTS shop CASCADE")
-        first.execute("CREATE SCHEMA shop")
-        first.execute("CREATE TABLE shop.orders (name text PRIMARY KEY)")
-
-
-def stored(jobs_url: str) -> tuple[list[str], list[str]]:
-    """The ids of all jobs, and the orders."""
-    store = PostgresJobStore(jobs_url)
-    with psycopg.connect(jobs_url) as connection:
-        orders = [row[0] for row in connection.execute("SELECT name FROM shop.orders")]
-    ids = sorted(job.id for job in store.search(Search()))
-    store.close()
-    return ids, orders
-
-
-@asynccontextmanager
-async def at_work(jobs_url: str) -> AsyncIterator[tuple[AsyncJobClient, psycopg.AsyncConnection]]:
-    """A client, and the caller's own connection to the same database."""
-    async with (
-        AsyncJobClient(jobs_url) as client,
-        await psycopg.AsyncConnection.connect(jobs_url) as mine,
-    ):
-        yield client, mine
-        await mine.rollback()
-
-
-@asynccontextmanager
-async def engine_of(jobs_url: str) -> AsyncIterator[AsyncEngine]:
-    """One of SQLAlchemy."""
-    engine = create_async_engine(jobs_url.replace("postgresql://", "postgresql+psycopg://", 1))
-    yield engine
-    await engine.dispose()
+    open_shop(jobs_url)
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["commit", "rollback"])
@@ -249,39 +210,6 @@ def test_what_the_server_says_unasked_is_told_to_the_owner(jobs_url: str) -> Non
 
     asyncio.run(main())
     assert heard == ["fresh pie"]
-
-
-def test_a_cancelled_call_is_waited_for_and_does_not_last(jobs_url: str) -> None:
-    """The connection is whole afterwards, and the server was asked to make an end of it."""
-
-    async def main() -> None:
-        async with (
-            at_work(jobs_url) as (client, mine),
-            await psycopg.AsyncConnection.connect(jobs_url) as other,
-        ):
-            await client.enqueue("ship", id="a", connection=other)  # and the id is waited for
-            task = asyncio.create_task(client.enqueue("ship", id="a", connection=mine))
-            async with await psycopg.AsyncConnection.connect(jobs_url, autocommit=True) as third:
-                await _until_it_waits(third, mine.info.backend_pid)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(task, PATIENCE)
-            await mine.rollback()
-            await mine.execute(INSERT)
-            await mine.commit()
-            await other.rollback()
-
-    asyncio.run(main())
-    assert stored(jobs_url) == ([], ["pie"])
-
-
-async def _until_it_waits(connection: psycopg.AsyncConnection, backend: int) -> None:
-    question = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
-    for _ in range(10_000):
-        found = await (await connection.execute(question, (backend,))).fetchall()
-        if found == [(True,)]:
-            return
-    raise AssertionError("it never waited")
 
 
 def test_a_connection_that_is_not_asynchronous_is_used_where_it_is(jobs_url: str) -> None:

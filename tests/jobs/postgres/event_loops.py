@@ -1,0 +1,66 @@
+"""What programs with an event loop have in their hands when they enqueue in their transaction."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psycopg
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from ergon_framework.jobs.async_client import AsyncJobClient
+from ergon_framework.jobs.stores.postgres import PostgresJobStore
+from ergon_framework.ports.jobstore import Search
+
+INSERT = "INSERT INTO shop.orders VALUES ('pie')"
+_WAITING = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
+def open_shop(jobs_url: str) -> None:
+    """Make a table of the caller's own."""
+    with psycopg.connect(jobs_url, autocommit=True) as first:
+        first.execute("DROP SCHEMA IF EXISTS shop CASCADE")
+        first.execute("CREATE SCHEMA shop")
+        first.execute("CREATE TABLE shop.orders (name text PRIMARY KEY)")
+
+
+def stored(jobs_url: str) -> tuple[list[str], list[str]]:
+    """The ids of all jobs, and the orders."""
+    store = PostgresJobStore(jobs_url)
+    with psycopg.connect(jobs_url) as connection:
+        orders = [row[0] for row in connection.execute("SELECT name FROM shop.orders")]
+    ids = sorted(job.id for job in store.search(Search()))
+    store.close()
+    return ids, orders
+
+
+@asynccontextmanager
+async def at_work(jobs_url: str) -> AsyncIterator[tuple[AsyncJobClient, psycopg.AsyncConnection]]:
+    """A client, and the caller's own connection to the same database."""
+    async with (
+        AsyncJobClient(jobs_url) as client,
+        await psycopg.AsyncConnection.connect(jobs_url) as mine,
+    ):
+        yield client, mine
+        await mine.rollback()
+
+
+@asynccontextmanager
+async def engine_of(jobs_url: str) -> AsyncIterator[AsyncEngine]:
+    """One of SQLAlchemy."""
+    engine = create_async_engine(jobs_url.replace("postgresql://", "postgresql+psycopg://", 1))
+    yield engine
+    await engine.dispose()
+
+
+async def until_waiting(jobs_url: str, number: int = 1) -> None:
+    """Until so many connections wait for what others have locked."""
+    async with await psycopg.AsyncConnection.connect(jobs_url, autocommit=True) as third:
+        for _ in range(10_000):
+            [[waiting]] = await (await third.execute(_WAITING)).fetchall()
+            if waiting >= number:
+                return
+    raise AssertionError("they never waited")
