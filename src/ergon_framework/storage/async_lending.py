@@ -11,10 +11,15 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ergon_framework.errors import StoreError
-from ergon_framework.storage.lending import in_our_words, two_phases
+from ergon_framework.storage.lending import (
+    IN_ALCHEMY,
+    in_our_words,
+    no_transaction,
+    two_phases,
+)
 
 T = TypeVar("T")
 
@@ -22,6 +27,13 @@ PATIENCE = 5.0
 """Seconds for asking a server to cancel what it is doing."""
 AGAIN = 0.5
 """Seconds until it is asked once more."""
+
+
+class _Lent(NamedTuple):
+    """The driver's own connection, and that of SQLAlchemy above it, if there is one."""
+
+    driver: Any
+    alchemy: Any = None
 
 
 async def work_on(
@@ -33,12 +45,14 @@ async def work_on(
     ``in_thread`` must not wait for a thread that others may hold: they may wait for this work.
     """
     with in_our_words(given):
-        driver = await _driver_of(given)
+        loan = await _lent(given)
+    driver = loan.driver
     psycopg = sys.modules.get("psycopg")
     if psycopg is None or not isinstance(driver, psycopg.AsyncConnection):
         return work(driver)
-    await _begin(driver)
+    await _begin(loan)
     async with driver.lock:
+        _refuse_busy(driver)
         guest, leave = _guest(driver)
         try:
             return await _to_the_end(in_thread(lambda: work(guest)), guest)
@@ -46,11 +60,11 @@ async def work_on(
             leave()
 
 
-async def _driver_of(given: Any) -> Any:
-    """The driver's connection under one of SQLAlchemy, or under a session; or what was given."""
+async def _lent(given: Any) -> _Lent:
+    """What lies under a connection of SQLAlchemy, or under a session; or what was given."""
     alchemy = sys.modules.get("sqlalchemy.ext.asyncio")
     if alchemy is None:
-        return given
+        return _Lent(given)
     if isinstance(given, alchemy.async_scoped_session):
         given = given()
     if isinstance(given, alchemy.AsyncSession):
@@ -58,20 +72,25 @@ async def _driver_of(given: Any) -> Any:
             raise two_phases()
         given = await given.connection()
     if not isinstance(given, alchemy.AsyncConnection):
-        return given
-    if not given.in_transaction():  # it commits only what it has begun itself
-        await given.begin()
-    return (await given.get_raw_connection()).driver_connection
+        return _Lent(given)
+    return _Lent((await given.get_raw_connection()).driver_connection, given)
 
 
-async def _begin(driver: Any) -> None:
-    """Let the connection begin its transaction, where it does so with the first statement: how
-    isolated it is to be, only the connection knows.
-    """
+async def _begin(loan: _Lent) -> None:
+    """Let SQLAlchemy know of the transaction: it commits only what it has begun itself."""
     import psycopg
 
-    from ergon_framework.storage.postgres.faults import translate
+    if loan.alchemy is None:
+        return
+    is_idle = loan.driver.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+    if loan.driver.autocommit and is_idle:
+        raise no_transaction(IN_ALCHEMY)
+    if not loan.alchemy.in_transaction():
+        with in_our_words(loan.alchemy):
+            await loan.alchemy.begin()
 
+
+def _refuse_busy(driver: Any) -> None:
     if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
         raise two_phases()
     if driver.pgconn.pipeline_status:
@@ -79,13 +98,21 @@ async def _begin(driver: Any) -> None:
             "the connection is in the middle of a pipeline",
             remedy="leave `async with connection.pipeline()` before the job is enqueued",
         )
-    is_idle = driver.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
-    if not is_idle or driver.autocommit or driver.closed:
-        return
-    try:
-        await driver.execute("SELECT 1")
-    except psycopg.Error as error:
-        raise translate(error, "the connection") from error
+
+
+class _Notice:
+    """What a result of libpq said, which is gone when its receiver returns."""
+
+    def __init__(self, result: Any) -> None:
+        from psycopg.pq import DiagnosticField
+
+        self._fields: dict[int, bytes | None] = {
+            field: result.error_field(field) for field in DiagnosticField
+        }
+
+    def error_field(self, field: int) -> bytes | None:
+        """As the result had it."""
+        return self._fields[field]
 
 
 def _guest(driver: Any) -> tuple[Any, Callable[[], None]]:
@@ -100,9 +127,11 @@ def _guest(driver: Any) -> tuple[Any, Callable[[], None]]:
     notices: list[Any] = []
     notifies: list[Any] = []
     guest = psycopg.Connection(line)
-    if driver.autocommit and guest.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
-        guest.autocommit = True  # whoever joins refuses that
-    line.notice_handler, line.notify_handler = notices.append, notifies.append
+    guest.prepare_threshold = None  # the names of what is prepared are for the owner to give
+    if guest.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
+        _begin_alike(guest, driver)
+    line.notice_handler = lambda result: notices.append(_Notice(result))
+    line.notify_handler = notifies.append
 
     def leave() -> None:
         line.notice_handler, line.notify_handler = handlers
@@ -112,6 +141,14 @@ def _guest(driver: Any) -> tuple[Any, Callable[[], None]]:
                 handler(each)
 
     return guest, leave
+
+
+def _begin_alike(guest: Any, driver: Any) -> None:
+    """Let the guest begin a transaction as its owner would."""
+    guest.isolation_level = driver.isolation_level
+    guest.read_only = driver.read_only
+    guest.deferrable = driver.deferrable
+    guest.autocommit = driver.autocommit  # whoever joins refuses that
 
 
 async def _to_the_end(work: asyncio.Future[T], guest: Any) -> T:

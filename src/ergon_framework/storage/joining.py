@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.storage.connections import same_file
 from ergon_framework.storage.faults import translate
-from ergon_framework.storage.lending import Lent, lent
+from ergon_framework.storage.lending import Lent, lent, no_transaction
 
 Joinable: TypeAlias = Any
 """A connection of sqlite3; one of SQLAlchemy or Django, or a session, with sqlite3 under it."""
@@ -91,10 +91,7 @@ def _begin(loan: Lent, cursor: sqlite3.Cursor, path: Path, lock: str) -> None:
     # Newer Pythons have a second way to leave transactions to the caller.
     is_bare = connection.isolation_level is None or getattr(connection, "autocommit", 0) is True
     if not connection.in_transaction and is_bare:
-        raise StoreError(
-            "the connection has no transaction open, and begins none by itself",
-            remedy=loan.remedy or "execute BEGIN IMMEDIATE first",
-        )
+        raise no_transaction(loan.remedy or "execute BEGIN IMMEDIATE first")
     try:
         if not connection.in_transaction:
             cursor.execute("BEGIN IMMEDIATE")

@@ -17,6 +17,9 @@ from ergon_framework.errors import StoreError, StoreUnavailableError
 _AWAY = frozenset({"InterfaceError", "OperationalError", "TimeoutError"})
 """Both libraries name their errors as drivers do; the last is that of a pool with none left."""
 
+IN_ALCHEMY = "give a connection or session whose isolation_level is not AUTOCOMMIT"
+"""How a transaction is begun on a server with SQLAlchemy."""
+
 
 class Lent(NamedTuple):
     """What a caller gave."""
@@ -71,6 +74,13 @@ def _of_alchemy(given: Any) -> Lent | None:
     if isinstance(connection.get_transaction(), alchemy.TwoPhaseTransaction):
         raise two_phases()
     return Lent(connection.connection.driver_connection, connection)
+
+
+def no_transaction(remedy: str) -> StoreError:
+    """What is stored on a connection like that would be there at once, whatever follows."""
+    return StoreError(
+        "the connection has no transaction open, and begins none by itself", remedy=remedy
+    )
 
 
 def two_phases() -> StoreError:

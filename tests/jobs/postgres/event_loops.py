@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -63,4 +64,14 @@ async def until_waiting(jobs_url: str, number: int = 1) -> None:
             [[waiting]] = await (await third.execute(_WAITING)).fetchall()
             if waiting >= number:
                 return
+    raise AssertionError("they never waited")
+
+
+async def until_queued(connection: psycopg.AsyncConnection, number: int) -> None:
+    """Until so many wait for the lock of a connection."""
+    for _ in range(1_000_000):
+        waiters = connection.lock._waiters
+        if len(waiters or ()) >= number:
+            return
+        await asyncio.sleep(0)
     raise AssertionError("they never waited")

@@ -240,12 +240,14 @@ def test_what_sqlalchemy_cannot_lend_says_why(store: PostgresJobStore, jobs_url:
     engine = sqlalchemy.create_engine(jobs_url.replace("postgresql:", "postgresql+psycopg:"))
     closed = engine.connect()
     closed.close()
-    with Session(engine, twophase=True) as phased:
+    bare = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    with Session(engine, twophase=True) as phased, bare:
         for given, why, remedy in (
             (engine, "Engine is no connection", "engine.begin()"),
             (closed, "This Connection is closed", "one that is open"),
             (Session(), "not bound to a single Engine", "session.connection(…)"),
             (phased, "in two phases", "without twophase=True"),
+            (bare, "no transaction open", "not AUTOCOMMIT"),
         ):
             with pytest.raises(StoreError, match=why) as caught:
                 store.add_in(given, [new("a")])

@@ -11,11 +11,18 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 
-from ergon_framework.errors import DuplicateJobError, StoreError
+from ergon_framework.errors import DuplicateJobError, JobError, StoreError, StoreReadOnlyError
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import Topic
-from tests.jobs.postgres.event_loops import INSERT, at_work, engine_of, open_shop, stored
+from tests.jobs.postgres.event_loops import (
+    INSERT,
+    at_work,
+    engine_of,
+    open_shop,
+    stored,
+    until_queued,
+)
 
 pytestmark = pytest.mark.req("SCALE:transaction", "SCALE:jobs-postgres")
 PATIENCE = 15.0
@@ -103,14 +110,60 @@ def test_a_refused_job_leaves_the_transaction_usable(jobs_url: str) -> None:
 
 
 def test_the_transaction_is_begun_as_its_connection_would(jobs_url: str) -> None:
-    """How isolated it is to be, is said with its first statement."""
+    """How isolated it is to be, is said with its first statement; what its owner makes of rows does
+    not matter.
+    """
+
+    def refuse(_: object) -> Any:
+        raise AssertionError("no rows of theirs")
 
     async def main() -> None:
         async with at_work(jobs_url) as (client, mine):
             await mine.set_isolation_level(psycopg.IsolationLevel.SERIALIZABLE)
+            await mine.set_deferrable(True)
+            rows, mine.row_factory = mine.row_factory, refuse
             await client.enqueue("ship", id="a", connection=mine)
+            mine.row_factory = rows
+            for name, value in (("isolation", "serializable"), ("deferrable", "on")):
+                found = await mine.execute(f"SHOW transaction_{name}".encode())
+                assert await found.fetchall() == [(value,)]
+            await mine.rollback()
+            await mine.set_read_only(True)
+            with pytest.raises(StoreReadOnlyError, match="read-only transaction"):
+                await client.enqueue("ship", id="b", connection=mine)
+
+    asyncio.run(main())
+
+
+def test_the_transaction_is_begun_alike_when_another_one_was_ended_just_before(
+    jobs_url: str,
+) -> None:
+    """By somebody who shares the connection, and who was first."""
+
+    async def main() -> None:
+        async with at_work(jobs_url) as (client, mine):
+            await mine.set_isolation_level(psycopg.IsolationLevel.SERIALIZABLE)
+            await mine.execute("SELECT 1")
+            async with mine.lock:
+                ending = asyncio.create_task(mine.commit())
+                await asyncio.sleep(0)
+                enqueued = asyncio.create_task(client.enqueue("ship", connection=mine))
+                await until_queued(mine, 2)
+            await asyncio.gather(ending, enqueued)
             found = await mine.execute("SHOW transaction_isolation")
             assert await found.fetchall() == [("serializable",)]
+
+    asyncio.run(main())
+
+
+def test_nothing_is_begun_for_a_job_that_cannot_be(jobs_url: str) -> None:
+    """Bad input is refused before the connection is used."""
+
+    async def main() -> None:
+        async with at_work(jobs_url) as (client, mine):
+            with pytest.raises(JobError, match="handler is empty"):
+                await client.enqueue("", connection=mine)
+            assert mine.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
 
     asyncio.run(main())
 
@@ -128,6 +181,23 @@ def test_a_connection_that_commits_by_itself(jobs_url: str) -> None:
 
     asyncio.run(main())
     assert stored(jobs_url)[0] == ["b"]
+
+
+def test_a_connection_of_sqlalchemy_that_commits_by_itself(jobs_url: str) -> None:
+    """It is refused with what helps, as by the other client, and can be used as before."""
+
+    async def main() -> None:
+        async with AsyncJobClient(jobs_url) as client, engine_of(jobs_url) as engine:
+            mine = await engine.connect()
+            await mine.execution_options(isolation_level="AUTOCOMMIT")
+            with pytest.raises(StoreError, match="no transaction open") as caught:
+                await client.enqueue("ship", id="a", connection=mine)
+            assert "AUTOCOMMIT" in caught.value.remedy
+            assert not mine.in_transaction()
+            await mine.close()
+
+    asyncio.run(main())
+    assert stored(jobs_url)[0] == []
 
 
 async def _in_pipeline(client: AsyncJobClient, mine: psycopg.AsyncConnection) -> None:
@@ -166,7 +236,7 @@ async def _elsewhere(client: AsyncJobClient, _: psycopg.AsyncConnection) -> None
         (_in_pipeline, "pipeline"),
         (_in_two_phases, "two phases"),
         (_closed, "closed"),
-        (_hung_up, "the connection"),
+        (_hung_up, "cannot be used for now"),
         (_elsewhere, "no connection of psycopg"),
     ],
     ids=["pipeline", "two phases", "closed", "hung up", "something else"],
@@ -210,6 +280,26 @@ def test_what_the_server_says_unasked_is_told_to_the_owner(jobs_url: str) -> Non
 
     asyncio.run(main())
     assert heard == ["fresh pie"]
+
+
+def test_notices_are_told_in_full(jobs_url: str) -> None:
+    """What the server said is gone when the thread goes on, and was kept for the owner."""
+    heard: list[tuple[str | None, str | None]] = []
+
+    def hear(said: psycopg.errors.Diagnostic) -> None:
+        heard.append((said.severity, said.message_primary))
+
+    async def main() -> None:
+        async with at_work(jobs_url) as (client, mine):
+            await mine.execute("SET client_min_messages = debug2")
+            mine.add_notice_handler(hear)
+            await client.enqueue("ship", id="a", connection=mine)
+            mine.remove_notice_handler(hear)
+            await mine.commit()
+
+    asyncio.run(main())
+    assert heard
+    assert all(severity and message for severity, message in heard)
 
 
 def test_a_connection_that_is_not_asynchronous_is_used_where_it_is(jobs_url: str) -> None:

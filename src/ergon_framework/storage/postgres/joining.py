@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 import psycopg
 
 from ergon_framework.errors import StoreError, StoreSchemaError
-from ergon_framework.storage.lending import Lent, lent, two_phases
+from ergon_framework.storage.lending import IN_ALCHEMY, Lent, lent, no_transaction, two_phases
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.faults import MISSING, first_line, translate
 
 Joinable: TypeAlias = Any
 """A connection of psycopg; one of SQLAlchemy or Django, or a session, with psycopg under it."""
+
+_BEGIN = "begin one first, say with connection.transaction()"
 
 
 @contextmanager
@@ -33,10 +35,7 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
         raise two_phases()
     status = driver.info.transaction_status
     if driver.autocommit and status is psycopg.pq.TransactionStatus.IDLE:
-        raise StoreError(
-            "the connection has no transaction open, and begins none by itself",
-            remedy=given.remedy or "begin one first, say with connection.transaction()",
-        )
+        raise no_transaction(given.remedy or (_BEGIN if given.alchemy is None else IN_ALCHEMY))
     given.begin()
     try:
         _bare(driver, b"SAVEPOINT ergon_joined")
