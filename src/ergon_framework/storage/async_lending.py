@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from ergon_framework.errors import StoreError
 from ergon_framework.storage.lending import (
     IN_ALCHEMY,
     in_our_words,
@@ -52,7 +51,8 @@ async def work_on(
         return work(driver)
     await _begin(loan)
     async with driver.lock:
-        _refuse_busy(driver)
+        if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
+            raise two_phases()
         guest, leave = _guest(driver)
         try:
             return await _to_the_end(in_thread(lambda: work(guest)), guest)
@@ -88,16 +88,6 @@ async def _begin(loan: _Lent) -> None:
     if not loan.alchemy.in_transaction():
         with in_our_words(loan.alchemy):
             await loan.alchemy.begin()
-
-
-def _refuse_busy(driver: Any) -> None:
-    if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
-        raise two_phases()
-    if driver.pgconn.pipeline_status:
-        raise StoreError(
-            "the connection is in the middle of a pipeline",
-            remedy="leave `async with connection.pipeline()` before the job is enqueued",
-        )
 
 
 class _Notice:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.storage.connections import same_file
 from ergon_framework.storage.faults import translate
-from ergon_framework.storage.lending import Lent, lent, no_transaction
+from ergon_framework.storage.lending import Lent, kind_of, lent, no_transaction
 
 Joinable: TypeAlias = Any
 """A connection of sqlite3; one of SQLAlchemy or Django, or a session, with sqlite3 under it."""
@@ -53,7 +53,7 @@ def _of_sqlite(loan: Lent, path: Path) -> sqlite3.Connection:
     connection = loan.driver
     if not isinstance(connection, sqlite3.Connection):
         raise StoreError(
-            f"{type(connection).__qualname__} is no connection of sqlite3, nor one of SQLAlchemy or"
+            f"{kind_of(connection)} is no connection of sqlite3, nor one of SQLAlchemy or"
             " Django, or a session, with sqlite3 under it",
             remedy=f"connect to {path} with sqlite3.connect(…), or with create_engine('sqlite:///…')"
             " and engine.begin(); or leave the connection out",

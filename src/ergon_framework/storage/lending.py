@@ -76,6 +76,13 @@ def _of_alchemy(given: Any) -> Lent | None:
     return Lent(connection.connection.driver_connection, connection)
 
 
+def kind_of(driver: Any) -> str:
+    """What somebody gave, in words: most drivers call theirs simply a connection."""
+    kind = type(driver)
+    is_plain = kind.__module__ == "builtins"
+    return kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def no_transaction(remedy: str) -> StoreError:
     """What is stored on a connection like that would be there at once, whatever follows."""
     return StoreError(

@@ -127,6 +127,15 @@ def test_sqlalchemy(store: PostgresFactStore, url: str) -> None:
     assert ids(store) == ["a"]
 
 
+def test_the_middle_of_a_pipeline_is_refused(store: PostgresFactStore, connection: Any) -> None:
+    """What the server says of a fact would come after it was said to be appended."""
+    with connection.pipeline(), pytest.raises(StoreError, match="middle of a pipeline"):
+        store.append_in(connection, OUTBOUND, [new("a")])
+    assert store.append_in(connection, OUTBOUND, [new("b")]) == [Appended(1)]
+    connection.commit()
+    assert ids(store) == ["b"]
+
+
 def test_two_phases_of_the_driver_are_refused(store: PostgresFactStore, connection: Any) -> None:
     """A transaction that wakes readers cannot be prepared; the caller's own work is left alone."""
     connection.tpc_begin("mine")

@@ -208,6 +208,9 @@ def test_what_is_no_connection_is_refused(store: PostgresJobStore) -> None:
     """The error says what can be given."""
     with pytest.raises(StoreError, match="no connection of psycopg"):
         store.add_in(object(), [new("a")])
+    foreign = type("Connection", (), {"__module__": "asyncpg.connection"})()
+    with pytest.raises(StoreError, match=r"^asyncpg\.connection\.Connection is no connection of"):
+        store.add_in(foreign, [new("a")])
 
 
 def test_sqlalchemy_connections_and_sessions(store: PostgresJobStore, jobs_url: str) -> None:
@@ -284,6 +287,39 @@ def test_two_phases_of_the_driver_itself_are_refused(
         assert connection.execute("SELECT 1").fetchone() == (1,)
         connection.tpc_rollback()
         store.add_in(connection, [new("b")])
+    assert ids(store) == ["b"]
+
+
+def test_the_middle_of_a_pipeline_is_refused(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """There a key that somebody else has would be told after the job was said to be stored."""
+    mine.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    assert orders(mine) == []
+    store.add([new("there", unique_key="k")])
+    key = new("x", unique_key="k", on_duplicate=OnDuplicate.EXISTING)
+    with mine.pipeline():
+        mine.execute("INSERT INTO shop.orders VALUES ('pie')")
+        with pytest.raises(StoreError, match="middle of a pipeline") as caught:
+            store.add_in(mine, [key])
+        assert "leave connection.pipeline()" in caught.value.remedy
+    assert store.add_in(mine, [key])[0].id == "there"
+    mine.commit()
+    assert orders(mine) == ["pie"]
+
+
+def test_a_transaction_that_has_failed_is_refused(
+    store: PostgresJobStore, mine: psycopg.Connection
+) -> None:
+    """With what helps; after that it can be joined."""
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        mine.execute("SELECT 1 / 0")
+    with pytest.raises(StoreError, match="has failed before") as caught:
+        store.add_in(mine, [new("a")])
+    assert "roll it back" in caught.value.remedy
+    mine.rollback()
+    store.add_in(mine, [new("b")])
+    mine.commit()
     assert ids(store) == ["b"]
 
 

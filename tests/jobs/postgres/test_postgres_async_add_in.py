@@ -226,6 +226,12 @@ async def _hung_up(client: AsyncJobClient, mine: psycopg.AsyncConnection) -> Non
         await client.enqueue("ship", connection=other)
 
 
+async def _failed(client: AsyncJobClient, mine: psycopg.AsyncConnection) -> None:
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        await mine.execute("SELECT 1 / 0")
+    await client.enqueue("ship", connection=mine)
+
+
 async def _elsewhere(client: AsyncJobClient, _: psycopg.AsyncConnection) -> None:
     await client.enqueue("ship", connection=object())
 
@@ -237,9 +243,10 @@ async def _elsewhere(client: AsyncJobClient, _: psycopg.AsyncConnection) -> None
         (_in_two_phases, "two phases"),
         (_closed, "closed"),
         (_hung_up, "cannot be used for now"),
+        (_failed, "has failed before"),
         (_elsewhere, "no connection of psycopg"),
     ],
-    ids=["pipeline", "two phases", "closed", "hung up", "something else"],
+    ids=["pipeline", "two phases", "closed", "hung up", "failed", "something else"],
 )
 def test_what_cannot_carry_a_job_is_refused(
     jobs_url: str,
@@ -256,6 +263,18 @@ def test_what_cannot_carry_a_job_is_refused(
 
     asyncio.run(main())
     assert stored(jobs_url)[0] == []
+
+
+def test_an_engine_is_no_connection(jobs_url: str) -> None:
+    """Nobody is told to give it to the client that has just refused it."""
+
+    async def main() -> None:
+        async with AsyncJobClient(jobs_url) as client, engine_of(jobs_url) as engine:
+            with pytest.raises(StoreError, match="AsyncEngine is no connection") as caught:
+                await client.enqueue("ship", connection=engine)
+            assert "engine.begin()" in caught.value.remedy
+
+    asyncio.run(main())
 
 
 def test_what_the_server_says_unasked_is_told_to_the_owner(jobs_url: str) -> None:

@@ -9,7 +9,14 @@ from typing import Any, TypeAlias
 import psycopg
 
 from ergon_framework.errors import StoreError, StoreSchemaError
-from ergon_framework.storage.lending import IN_ALCHEMY, Lent, lent, no_transaction, two_phases
+from ergon_framework.storage.lending import (
+    IN_ALCHEMY,
+    Lent,
+    kind_of,
+    lent,
+    no_transaction,
+    two_phases,
+)
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.faults import MISSING, first_line, translate
 
@@ -17,6 +24,8 @@ Joinable: TypeAlias = Any
 """A connection of psycopg; one of SQLAlchemy or Django, or a session, with psycopg under it."""
 
 _BEGIN = "begin one first, say with connection.transaction()"
+_AWAITED = frozenset({"AsyncConnection", "AsyncSession", "async_scoped_session"})
+"""Of psycopg and of SQLAlchemy."""
 
 
 @contextmanager
@@ -24,18 +33,7 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
     """The driver's connection; an error undoes what was done on it here, and only that."""
     given = lent(connection)
     driver = _of_psycopg(given)
-    if driver.closed:
-        raise StoreError("the connection is closed", remedy="connect again, and begin anew")
-    if driver.info.encoding != "utf-8":
-        raise StoreError(
-            f"the connection speaks {driver.info.encoding}, in which not every text can be sent",
-            remedy="connect with client_encoding=UTF8",
-        )
-    if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
-        raise two_phases()
-    status = driver.info.transaction_status
-    if driver.autocommit and status is psycopg.pq.TransactionStatus.IDLE:
-        raise no_transaction(given.remedy or (_BEGIN if given.alchemy is None else IN_ALCHEMY))
+    _refuse_unfit(given, driver)
     given.begin()
     try:
         _bare(driver, b"SAVEPOINT ergon_joined")
@@ -58,6 +56,31 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
         raise translate(error, name) from error
 
 
+def _refuse_unfit(given: Lent, driver: Connection) -> None:
+    if driver.closed:
+        raise StoreError("the connection is closed", remedy="connect again, and begin anew")
+    if driver.info.encoding != "utf-8":
+        raise StoreError(
+            f"the connection speaks {driver.info.encoding}, in which not every text can be sent",
+            remedy="connect with client_encoding=UTF8",
+        )
+    if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
+        raise two_phases()
+    if driver.pgconn.pipeline_status:  # what the server refuses would be told too late
+        raise StoreError(
+            "the connection is in the middle of a pipeline",
+            remedy="leave connection.pipeline() first: whether it was stored has to be heard",
+        )
+    status = driver.info.transaction_status
+    if driver.autocommit and status is psycopg.pq.TransactionStatus.IDLE:
+        raise no_transaction(given.remedy or (_BEGIN if given.alchemy is None else IN_ALCHEMY))
+    if status is psycopg.pq.TransactionStatus.INERROR:
+        raise StoreError(
+            "the transaction of the connection has failed before: a statement in it was refused",
+            remedy="roll it back, or back to a savepoint of your own, and do it again",
+        )
+
+
 def _of_psycopg(given: Lent) -> Connection:
     driver = given.driver
     if isinstance(driver, psycopg.Connection):
@@ -66,10 +89,10 @@ def _of_psycopg(given: Lent) -> Connection:
         "connect with psycopg.connect(…), or with create_engine('postgresql+psycopg://…') and"
         " engine.begin()"
     )
-    if type(driver).__name__.startswith("Async"):
-        remedy = "await AsyncJobClient.enqueue(…) with it, or give one that is not asynchronous"
+    if type(driver).__name__ in _AWAITED:
+        remedy = "give one that is not asynchronous, or enqueue jobs on it with AsyncJobClient"
     raise StoreError(
-        f"{type(driver).__qualname__} is no connection of psycopg, nor one of SQLAlchemy or Django,"
+        f"{kind_of(driver)} is no connection of psycopg, nor one of SQLAlchemy or Django,"
         " or a session, with psycopg under it",
         remedy=remedy,
     )
