@@ -22,7 +22,8 @@ SCHEMA = PostgresSchema("jobs", f"{SQL}.schema")
 
 _CHANNELS = {topic: f"ergon_jobs_{topic.value}" for topic in Topic}
 _SQL = statements("jobs.sql")
-_CONFLICTS = 4
+CONFLICTS = 4
+"""How often work is done again that others have spoiled."""
 # Every statement is written for an index, and for few rows of a table that may be empty now and
 # have a million rows in a minute. What the planner remembers of it must hold then, too.
 _GREETING = (
@@ -143,7 +144,7 @@ class Ground:
 
     def insist(self, work: Callable[[Words], T], call: str, *, topics: Iterable[Topic]) -> T:
         """The same for work that others may spoil by adding a job of the same id or key first."""
-        for _ in range(_CONFLICTS):
+        for _ in range(CONFLICTS):
             try:
                 return self.step(work, call, topics=topics)
             except StoreError as error:

@@ -15,6 +15,8 @@ from ergon_framework.ports.jobstore import Added, NewJob
 from ergon_framework.storage.postgres.joining import Joinable, joined
 
 _SQL = statements("joining.sql")
+_SEEING = frozenset({"read committed", "read uncommitted"})
+"""Each statement sees what was committed before it."""
 
 
 class Joining:
@@ -25,20 +27,25 @@ class Joining:
         self._home: Row | None = None
 
     def add(
-        self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str] | None = None
+        self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str]
     ) -> list[Added]:
-        """Add jobs in the caller's transaction, with the holders of keys that it may not see."""
+        """Add jobs in the caller's transaction.
+
+        ``unseen``: the holders of keys, for a transaction that sees others as they were when it
+        began. Any other looks for itself.
+        """
         *home, namespace = self._found()
         with joined(connection, self._ground.name) as driver:
             words = self._ground.words(driver)
-            with _looking_in(words, namespace):
+            with _looking_in(words, namespace) as isolation:
                 [found] = words.say(_SQL["home"]).fetchall()
                 if list(found[:-1]) != home:
                     raise StoreError(
                         f"the connection is not one to {self._ground.name}",
                         remedy="connect to that very database, or leave the connection out",
                     )
-                adding = Adding(words, jobs, is_guest=True, unseen=unseen or {})
+                hidden = {} if isolation in _SEEING else unseen
+                adding = Adding(words, jobs, is_guest=True, unseen=hidden)
                 added = adding.all()
                 self._ground.notify(words, topics_of(is_work=True, is_done=adding.is_done))
         return added
@@ -50,12 +57,12 @@ class Joining:
 
 
 @contextmanager
-def _looking_in(words: Words, namespace: str) -> Iterator[None]:
-    """Find our tables for a while, wherever the caller looks for its own.
+def _looking_in(words: Words, namespace: str) -> Iterator[str]:
+    """Find our tables for a while, wherever the caller looks for its own; how isolated it is.
 
     After an error the caller's savepoint puts it back.
     """
-    [[before]] = words.say(_SQL["path"]).fetchall()
+    [[before, isolation]] = words.say(_SQL["habits"]).fetchall()
     words.say(_SQL["set_path"], {"path": f'"{namespace}"'})
-    yield
+    yield isolation
     words.say(_SQL["set_path"], {"path": before})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ergon_framework.errors import DuplicateJobError, StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.postgres.adding import (
@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.postgres.adding import (
     taken,
 )
 from ergon_framework.jobs.stores.postgres.exchanging import Exchange, Unsure
-from ergon_framework.jobs.stores.postgres.ground import topics_of
+from ergon_framework.jobs.stores.postgres.ground import CONFLICTS, topics_of
 from ergon_framework.jobs.stores.postgres.joining import Joining
 from ergon_framework.jobs.stores.postgres.moving import PostgresMoving
 from ergon_framework.jobs.stores.postgres.rows import jobs_from
@@ -103,24 +103,32 @@ class PostgresJobStore(PostgresMoving):
         if not jobs:
             return []
         self.refuse_to_write()
-        try:
-            return self._joining.add(connection, jobs)
-        except StoreError as error:
-            if not is_conflict(error):
-                raise
-            self._refuse_taken(jobs, self.look(lambda words: taken(words, jobs)))
-            return self._add_in_again(connection, jobs)
+        unseen: dict[str, str] = {}
+        for _ in range(CONFLICTS):
+            try:
+                return self._joining.add(connection, jobs, unseen)
+            except StoreError as error:
+                if not is_conflict(error):
+                    raise
+                self._refuse_taken(jobs, self.look(lambda words: taken(words, jobs)))
+            unseen = self._holders_of(jobs)
+        return self._add_in_at_last(connection, jobs, unseen)
 
-    def _add_in_again(self, connection: Joinable, jobs: Sequence[NewJob]) -> list[Added]:
-        """Somebody else has a key. A transaction whose view is older than that never sees it."""
+    def _holders_of(self, jobs: Sequence[NewJob]) -> dict[str, str]:
+        """By unique key, as it is outside of the caller's transaction."""
         keys = {job.unique_key for job in jobs if job.unique_key is not None}
-        unseen = {key: holder for key in keys if (holder := self.holder(key)) is not None}
+        return {key: holder for key in keys if (holder := self.holder(key)) is not None}
+
+    def _add_in_at_last(
+        self, connection: Joinable, jobs: Sequence[NewJob], unseen: Mapping[str, str]
+    ) -> list[Added]:
         try:
             return self._joining.add(connection, jobs, unseen)
         except StoreError as error:
-            if not is_conflict(error):
+            keyed = next((job for job in jobs if job.unique_key is not None), None)
+            if keyed is None or not is_conflict(error):
                 raise
-            raise key_held(next(job for job in jobs if job.unique_key is not None)) from None
+            raise key_held(keyed) from None
 
     def _add_plain(self, jobs: Sequence[NewJob]) -> list[Added]:
         refuse_twins(jobs)

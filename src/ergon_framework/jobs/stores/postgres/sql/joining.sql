@@ -6,8 +6,8 @@ SELECT
 FROM (SELECT to_regclass('ergon_jobs')::oid AS oid) AS c
 LEFT JOIN pg_class AS t ON t.oid = c.oid LEFT JOIN pg_namespace AS n ON n.oid = t.relnamespace;
 
--- path: where tables are looked for
-SELECT current_setting('search_path');
+-- habits: where tables are looked for, and what is seen of others
+SELECT current_setting('search_path'), current_setting('transaction_isolation');
 
 -- set_path: look for them there until the transaction ends
 SELECT set_config('search_path', %(path)s, true);
