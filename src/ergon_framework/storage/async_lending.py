@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from ergon_framework.errors import StoreError
 from ergon_framework.storage.lending import (
     IN_ALCHEMY,
     in_our_words,
@@ -50,6 +51,17 @@ async def work_on(
     if psycopg is None or not isinstance(driver, psycopg.AsyncConnection):
         return work(driver)
     await _begin(loan)
+    try:
+        return await _visit(driver, work, in_thread)
+    except StoreError as error:
+        if driver.closed and loan.alchemy is not None:
+            await loan.alchemy.invalidate(error)  # it would meet that when it rolls back
+        raise
+
+
+async def _visit(
+    driver: Any, work: Callable[[Any], T], in_thread: Callable[[Callable[[], T]], asyncio.Future[T]]
+) -> T:
     async with driver.lock:
         if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
             raise two_phases()

@@ -42,6 +42,13 @@ class Lent(NamedTuple):
                 self.alchemy.begin()
         return is_news
 
+    def give_up(self, error: Exception) -> None:
+        """Let SQLAlchemy know that the connection is lost: it would meet that when it rolls back,
+        and raise it in place of our error.
+        """
+        if self.alchemy is not None:
+            self.alchemy.invalidate(error)
+
 
 def lent(given: Any) -> Lent:
     """What lies under a connection or session of SQLAlchemy, or under one of Django's connections;

@@ -337,6 +337,28 @@ def test_a_session_whose_server_is_away(store: PostgresJobStore) -> None:
     assert "can be reached" in caught.value.remedy
 
 
+def test_a_session_whose_connection_is_lost(
+    store: PostgresJobStore, mine: psycopg.Connection, jobs_url: str
+) -> None:
+    """It is told so: what its block raises is our error, and after that it connects anew."""
+    engine = sqlalchemy.create_engine(jobs_url.replace("postgresql:", "postgresql+psycopg:"))
+    asked = sqlalchemy.text("SELECT pg_backend_pid()")
+
+    def cut_off(session: Session) -> None:
+        with session.begin():
+            process = session.execute(asked).scalar_one()
+            mine.execute("SELECT pg_terminate_backend(%s, 10000)", (process,))
+            store.add_in(session, [new("a")])
+
+    with Session(engine) as session:
+        with pytest.raises(StoreUnavailableError):
+            cut_off(session)
+        with session.begin():
+            store.add_in(session, [new("b")])
+    engine.dispose()
+    assert ids(store) == ["b"]
+
+
 def test_an_asynchronous_connection_is_refused(store: PostgresJobStore, jobs_url: str) -> None:
     """It would have to be awaited."""
 

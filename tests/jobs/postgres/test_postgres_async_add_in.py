@@ -11,7 +11,13 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 
-from ergon_framework.errors import DuplicateJobError, JobError, StoreError, StoreReadOnlyError
+from ergon_framework.errors import (
+    DuplicateJobError,
+    JobError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
 from ergon_framework.jobs.async_client import AsyncJobClient
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import Topic
@@ -198,6 +204,31 @@ def test_a_connection_of_sqlalchemy_that_commits_by_itself(jobs_url: str) -> Non
 
     asyncio.run(main())
     assert stored(jobs_url)[0] == []
+
+
+def test_a_session_whose_connection_is_lost(jobs_url: str) -> None:
+    """It is told so: what its block raises is our error, and after that it connects anew."""
+
+    async def main() -> None:
+        async with (
+            at_work(jobs_url) as (client, mine),
+            engine_of(jobs_url) as engine,
+            AsyncSession(engine) as session,
+        ):
+
+            async def cut_off() -> None:
+                async with session.begin():
+                    pid = (await session.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+                    await mine.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
+                    await client.enqueue("ship", id="a", connection=session)
+
+            with pytest.raises(StoreUnavailableError):
+                await cut_off()
+            async with session.begin():
+                await client.enqueue("ship", id="b", connection=session)
+
+    asyncio.run(main())
+    assert stored(jobs_url)[0] == ["b"]
 
 
 async def _in_pipeline(client: AsyncJobClient, mine: psycopg.AsyncConnection) -> None:

@@ -47,6 +47,8 @@ def joined(connection: Joinable, name: str) -> Iterator[Connection]:
             if not driver.closed:
                 _bare(driver, b"RELEASE SAVEPOINT ergon_joined")
     except psycopg.Error as error:
+        if driver.closed:
+            given.give_up(error)
         if error.sqlstate in MISSING:
             raise StoreSchemaError(
                 f"the database of the connection lacks a table of {name}: {first_line(error)}",
