@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -23,11 +24,12 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.edge import JobOptions, JobSpec
 from ergon_framework.jobs.enqueued import AsyncEnqueuedJob, EnqueuedJob
 from ergon_framework.jobs.requests import Progress, Store
-from ergon_framework.jobs.results import POLL, found, result_of, timed_out
+from ergon_framework.jobs.results import POLL, found, result_of, timed_out, unanswered
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.watcher import Watcher
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.storage.async_lending import work_on
+from ergon_framework.storage.hurry import ASKING, LEAST
 
 T = TypeVar("T")
 
@@ -36,6 +38,8 @@ THREADS = 8
 GUESTS = 100_000
 """The same on connections that are lent, of which no server has so many. Who had to wait for a
 thread might be the one whose commit all the others wait for."""
+SLACK = 2 * LEAST
+"""Seconds after which a thread that asks the store in a hurry is left behind."""
 
 
 class AsyncJobClient:
@@ -136,12 +140,15 @@ class AsyncJobClient:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits in it
                 loop.call_soon_threadsafe(_give, ended, what)
 
-        watcher = await self._call(lambda: self._watching(poll))
+        until = None if timeout is None else loop.time() + timeout
+        in_time = partial(self._call_in_time, job_id, timeout, until)
+        watcher = await in_time(lambda: self._watching(poll))
         watcher.add(job_id, told)
         try:
-            return result_of(await asyncio.wait_for(ended, timeout))
+            left = None if until is None else until - loop.time()
+            return result_of(await asyncio.wait_for(ended, left))
         except TimeoutError:
-            job = await self._call(lambda: found(self._sync().store, job_id))
+            job = await in_time(lambda: found(self._sync().store, job_id))
             if job.status.is_final:  # just now
                 return result_of(job)
             raise timed_out(job, timeout) from None
@@ -212,6 +219,24 @@ class AsyncJobClient:
             return loop.run_in_executor(threads, context.run, call)
         except RuntimeError as error:  # its threads take no more calls
             raise StoreUnavailableError("the client is closed", remedy="open another") from error
+
+    async def _call_in_time(
+        self, job_id: str, said: float | None, until: float | None, call: Callable[[], T]
+    ) -> T:
+        """Have it done for one who waits for a job; a thread that is not back by then is left."""
+        if until is None or said is None:
+            return await self._call(call)
+        loop = asyncio.get_running_loop()
+        seconds = max(0.0, until - loop.time())
+        try:
+            under_way = self._call(lambda: ASKING.hurried(seconds, call))
+            return await asyncio.wait_for(under_way, seconds + SLACK)
+        except StoreUnavailableError as error:
+            if loop.time() < until:
+                raise
+            raise unanswered(job_id, said, error) from error
+        except TimeoutError as error:
+            raise unanswered(job_id, said, None) from error
 
     def _sync(self) -> JobClient:
         with self._lock:

@@ -23,6 +23,7 @@ from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.timetable import Fires, Timetable
 from ergon_framework.ports.jobstore import JobDesk, JobStore, WorkerRecord
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.hurry import ASKING
 
 logger = logging.getLogger(__name__)
 
@@ -166,10 +167,10 @@ class WorkerChores:
             return False
         return True
 
-    def leave(self) -> None:
-        """Tell that this worker is gone."""
+    def leave(self, seconds: float) -> None:
+        """Tell that this worker is gone, unless the store does not answer for so long."""
         with suppress(Exception):  # the record dies by itself when it is not renewed
-            self._store.tell(_gone(self._record()))
+            ASKING.hurried(seconds, lambda: self._store.tell(_gone(self._record())))
 
     def _tell(self) -> float:
         mine, found = self._record(), self._store.workers()

@@ -20,7 +20,7 @@ from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.edge import JobOptions, JobSpec, new_job, spread
 from ergon_framework.jobs.enqueued import EnqueuedJob
 from ergon_framework.jobs.requests import Progress, Store, ask, batches, purge_all, requeue_all
-from ergon_framework.jobs.results import POLL, Ear, found, result_of, wait_for
+from ergon_framework.jobs.results import POLL, Ear, found, result_of, wait_in_time
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.shape import job_shape
 from ergon_framework.ports.context import current_attempt
@@ -149,10 +149,11 @@ class JobClient:
     def result(self, job_id: str, timeout: float | None = None, *, poll: float = POLL) -> Any:
         """What the job returned, waiting for its end at most ``timeout`` seconds.
 
-        Raises JobFailedError when it ended otherwise, ResultTimeoutError when it has not ended.
+        Raises JobFailedError when it ended otherwise, ResultTimeoutError when it has not ended, or
+        when the store has not told by then; one that is away is told at once.
         """
         ear = self._ears.setdefault(os.getpid(), Ear(self.store))
-        return result_of(wait_for(self.store, ear, str(job_id), timeout, poll))
+        return result_of(wait_in_time(self.store, ear, str(job_id), timeout, poll))
 
     # ---- moving ----
 

@@ -116,11 +116,11 @@ class Keeper:
         self._is_probing = self._news = True
         self._bell.ring()
 
-    def stop_claiming(self, seconds: float) -> None:
-        """Take no more jobs, and wait for a claim that is under way."""
+    def stop_claiming(self, seconds: float) -> bool:
+        """Take no more jobs, and wait for a claim that is under way; whether none is."""
         with self._rests:
             self._may_claim = False
-            self._rests.wait_for(lambda: not self._is_busy, seconds)
+            return self._rests.wait_for(lambda: not self._is_busy, seconds)
 
     def end(self, *, with_chores: bool) -> None:
         """Settle what is left, and finish chores under way if so asked; see :meth:`join`."""

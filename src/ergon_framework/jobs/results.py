@@ -10,9 +10,15 @@ from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import JobFailedError, JobNotFoundError, ResultTimeoutError
+from ergon_framework.errors import (
+    JobFailedError,
+    JobNotFoundError,
+    ResultTimeoutError,
+    StoreUnavailableError,
+)
 from ergon_framework.jobs.shape import decoded, error_shape
 from ergon_framework.ports.jobstore import Bell, Job, JobStore, Topic
+from ergon_framework.storage.hurry import ASKING
 
 APART = 0.005
 """Seconds between two looks at the store: in a busy one, jobs end all the time."""
@@ -93,6 +99,17 @@ class Share:
         self._ear.leave()
 
 
+def wait_in_time(store: JobStore, ear: Ear, job_id: str, timeout: float | None, poll: float) -> Job:
+    """The same as :func:`wait_for`, also when the store does not answer for longer than that."""
+    began = time.monotonic()
+    try:
+        return ASKING.hurried(timeout, lambda: wait_for(store, ear, job_id, timeout, poll))
+    except StoreUnavailableError as error:
+        if timeout is None or time.monotonic() < began + timeout:
+            raise
+        raise unanswered(job_id, timeout, error) from error
+
+
 def wait_for(
     store: JobStore,
     ear: Ear,
@@ -157,4 +174,16 @@ def timed_out(job: Job, timeout: float | None) -> ResultTimeoutError:
         f"the job {job.id} is still {job.status} after {timeout:g} seconds",
         remedy="wait longer; the job goes on",
         details={"job_id": job.id, "status": job.status.value},
+    )
+
+
+def unanswered(
+    job_id: str, timeout: float, error: StoreUnavailableError | None
+) -> ResultTimeoutError:
+    """The store did not say in time how the job stands."""
+    reason = "" if error is None else f": {error.message}"
+    return ResultTimeoutError(
+        f"the store did not tell within {timeout:g} seconds how the job {job_id} stands{reason}",
+        remedy="see that the server of the store runs; the job goes on",
+        details={"job_id": job_id},
     )

@@ -36,6 +36,7 @@ from ergon_framework.jobs.timetable import Fires
 from ergon_framework.jobs.tracing import came_back
 from ergon_framework.ports.jobstore import Ask, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
+from ergon_framework.storage.hurry import LEAST
 from ergon_framework.telemetry.fan_out import FanOut, has_listeners
 
 logger = logging.getLogger(__name__)
@@ -226,12 +227,14 @@ class Worker:
         for pool in self._pools.values():  # after an error of our own: leave nobody behind
             if not pool.is_gone:
                 pool.end(at_once=True)
-        self._keeper.stop_claiming(LEAVING)
+        since = self.selecting.now()
+        if self._keeper.stop_claiming(self._store_has(since)):
+            since = self.selecting.now()  # it answers, and may have brought something
         self.selecting.turn(self.selecting.now())  # what was claimed at the last moment goes back
         self._hand_over()
         self._keeper.end(with_chores=not self._stops)  # a burst has time for schedules
-        self._keeper.join(LEAVING)
-        self._chores.leave()
+        self._keeper.join(self._store_has(since))
+        self._chores.leave(self._store_has(since))
         self.selecting.close()
         counts = self._counts
         report = WorkerReport(
@@ -247,6 +250,12 @@ class Worker:
         )
         self.tell("worker.stopped", worker=self.name, report=report)
         return report
+
+    def _store_has(self, since: float) -> float:
+        """Seconds left for a store that may not answer: when nothing is owed to it, the grace."""
+        is_owed = bool(self._keeper.leases.claims)
+        most = LEAVING if is_owed else min(LEAVING, max(LEAST, self.settings.grace))
+        return max(0.0, since + most - self.selecting.now())
 
     # ---- for the pools ----
 

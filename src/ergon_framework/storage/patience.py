@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
+from ergon_framework.storage.hurry import ASKING
 
 _LOOK = 0.25  # seconds between two looks
 _IDLE_LOOKS = 40  # without anything to look after, before the thread ends
@@ -29,18 +30,18 @@ class Line(Protocol):
 class Wait:
     """What is done within it may take so long; then its connection is shut."""
 
-    __slots__ = ("_patience", "_seconds", "is_over", "line", "until")
+    __slots__ = ("_patience", "is_over", "line", "seconds", "until")
 
     def __init__(self, patience: Patience, seconds: float, line: Line) -> None:
         self._patience = patience
-        self._seconds = seconds
+        self.seconds = seconds
         self.line = line
         self.until = 0.0
         self.is_over = False
         """Whether it came to that."""
 
     def __enter__(self) -> None:
-        self.until = self._patience.ticks() + self._seconds
+        self.until = self._patience.ticks() + self.seconds
         self._patience.add(self)
 
     def __exit__(self, *_: object) -> None:
@@ -61,8 +62,8 @@ class Patience:
         self._is_watched = False
 
     def at_most(self, seconds: float, line: Line) -> Wait:
-        """How long to wait for what is done on a connection."""
-        return Wait(self, seconds, line)
+        """How long to wait for what is done on a connection; less for one who has less time."""
+        return Wait(self, ASKING.at_most(seconds), line)
 
     def add(self, wait: Wait) -> None:
         """Look after somebody who begins to wait."""

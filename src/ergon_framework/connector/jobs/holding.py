@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 Report = Callable[[str, dict[str, Any]], None]
 SHORTEST_NAP = 0.05
 LEAVING = 5.0
-"""Seconds that the thread has to end."""
+"""Seconds that the thread has to end, and the store to be told of it."""
 
 
 class Holding:
@@ -76,7 +76,7 @@ class Holding:
         self._ending.set()
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(LEAVING)
-            self._chores.leave()
+            self._chores.leave(LEAVING)
 
     # ---- claims ----
 

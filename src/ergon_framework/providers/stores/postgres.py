@@ -33,10 +33,10 @@ from ergon_framework.providers.stores.late import Late
 from ergon_framework.providers.stores.moves import FIND_MARK, MARKS, refuse_unsettled_tables
 from ergon_framework.providers.stores.postgres_faults import translate, turns_for
 from ergon_framework.providers.stores.postgres_hand import PostgresHand
-from ergon_framework.providers.stores.postgres_reaching import reached
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.patience import Line, Patience
 from ergon_framework.storage.postgres.pooling import pooling_of, refuse_shared
+from ergon_framework.storage.postgres.reaching import reached
 from ergon_framework.storage.server_clock import ServerClock
 
 T = TypeVar("T")

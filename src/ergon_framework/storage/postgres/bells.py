@@ -19,6 +19,7 @@ from psycopg import sql
 
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.storage.hurry import ASKING
 from ergon_framework.storage.memory_bells import Belfry as Bells
 from ergon_framework.storage.memory_bells import MemoryBell
 from ergon_framework.storage.postgres.connections import Connection, Connections
@@ -28,6 +29,7 @@ logger = logging.getLogger("ergon.storage")
 AGAIN = Backoff(base=0.1, factor=2.0, cap=5.0, low=0.8, high=1.2)
 _HEARD = 5.0  # seconds until a new channel is listened to, with a server that answers
 _ASKED = 5.0  # seconds for a server to answer that it is there
+_LEFT = 2.0  # seconds that closing waits for the thread, which a frozen server may keep longer
 _ALIVE = 15.0  # seconds without a word after which the server is asked whether it still is there
 
 
@@ -75,7 +77,8 @@ class Belfry:
             elif channel not in self._heard:
                 self._rouse()
             self._changed.wait_for(
-                lambda: channel in self._heard or self._is_away or self._closing.is_set(), _HEARD
+                lambda: channel in self._heard or self._is_away or self._closing.is_set(),
+                ASKING.at_most(_HEARD),
             )
             if channel not in self._heard:
                 self._late.add(channel)
@@ -89,7 +92,7 @@ class Belfry:
             if thread is not None:
                 self._rouse()
         if thread is not None and thread is not threading.current_thread():
-            thread.join(2 * _ASKED)
+            thread.join(_LEFT)
         with self._lock:
             wake, self._wake = self._wake, None
             if thread is None or not thread.is_alive():

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import select
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import psycopg
 
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
+from ergon_framework.storage.hurry import ASKING
 from ergon_framework.storage.patience import Patience, Wait
 from ergon_framework.storage.postgres.address import Address
 from ergon_framework.storage.postgres.faults import refused, translate
 from ergon_framework.storage.postgres.pooling import pooling_of, refuse_shared
+from ergon_framework.storage.postgres.reaching import reached
 from ergon_framework.storage.reconnecting import told_again
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -25,6 +29,7 @@ FREE = 10.0
 """Seconds that a caller waits for a connection that others use."""
 REST = 0.5
 """Seconds for which a server that did not answer is not asked again."""
+_CONNECTED = 3.0  # seconds that a server has for a connection, unless the URL says otherwise
 _GREETED = 5.0  # seconds for an answer that costs the server nothing
 # A server that syncs before it answers is what an acknowledgement stands for, and who waited for a
 # lock has to see what happened meanwhile; whatever the server's defaults are.
@@ -76,7 +81,7 @@ class Connections:
         if not is_free:
             if before_waiting is not None:
                 before_waiting()
-            is_free = free.acquire(timeout=FREE)
+            is_free = free.acquire(timeout=ASKING.at_most(FREE))
         if not is_free:
             raise StoreUnavailableError(
                 f"all {self._size} connections to {self._address.name} are in use",
@@ -116,9 +121,10 @@ class Connections:
         try:
             connection = self._connect()
         except psycopg.Error as error:
-            self._silent_until = time.monotonic() + REST
             told = self._told(error)
-            self._silence = told.message, told.remedy
+            if not ASKING.is_short(_CONNECTED):  # others may have more time than this caller had
+                self._silent_until = time.monotonic() + REST
+                self._silence = told.message, told.remedy
             raise told from error
         try:
             self._refuse_other_letters(connection)
@@ -138,7 +144,9 @@ class Connections:
         return self._patience.at_most(seconds, connection)
 
     def _connect(self) -> Connection:
-        return psycopg.connect(**self._address.options, autocommit=True)
+        connect = partial(psycopg.connect, **self._address.options, autocommit=True)
+        seconds = ASKING.at_most(math.inf)
+        return connect() if seconds == math.inf else reached(connect, seconds)
 
     def _refuse_shared(self, connection: Connection) -> None:
         """Once: who stands before the server is not changed while programs run."""

@@ -11,6 +11,7 @@ import psycopg
 
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError
+from ergon_framework.storage.hurry import ASKING
 from ergon_framework.storage.memory_bells import MemoryBell
 from ergon_framework.storage.patience import Patience
 from ergon_framework.storage.postgres.address import address_of
@@ -151,7 +152,7 @@ class PostgresDatabase:
         try:
             return self.run(work)
         except StoreUnavailableError as error:
-            if not error.details.get("is_lost"):
+            if not error.details.get("is_lost") or ASKING.is_over:
                 raise
             return self.run(work)
 
@@ -182,7 +183,7 @@ class PostgresDatabase:
                 connection.close()  # a new one may write, when the server lets them again
             if wait.is_over:
                 raise StoreUnavailableError(
-                    f"{self.name} did not answer within {seconds:g} seconds",
+                    f"{self.name} did not answer within {wait.seconds:.3g} seconds",
                     remedy="see that the server runs and can be reached, and why it is slow",
                     details={"is_lost": True},
                 ) from error

@@ -23,6 +23,7 @@ from redis import exceptions
 from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ErgonError
+from ergon_framework.storage.hurry import ASKING
 from ergon_framework.storage.memory_bells import Belfry as Bells
 from ergon_framework.storage.memory_bells import MemoryBell
 from ergon_framework.storage.redis.link import RedisLink
@@ -72,7 +73,7 @@ class Belfry:
                     target=self._serve, name="ergon-listen", daemon=True
                 )
                 self._thread.start()
-        if not is_heard.wait(READY):
+        if not is_heard.wait(ASKING.at_most(READY)):
             logger.info("%s is not heard yet", self._link.name)
         bell.wait(0.0)  # what rang so far was for those before
         return bell

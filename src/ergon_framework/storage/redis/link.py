@@ -14,8 +14,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.storage.hurry import ASKING
 from ergon_framework.storage.reconnecting import told_again
 from ergon_framework.storage.redis.address import Address
+from ergon_framework.storage.redis.connecting import PlainConnection
 from ergon_framework.storage.redis.faults import (
     away,
     closed,
@@ -134,6 +136,8 @@ class RedisLink:
         pool, connection = self._borrow()
         is_whole = False
         try:
+            # Its own for this call: whoever had it before may have had less time, or more.
+            connection._sock.settimeout(ASKING.at_most(ANSWERED))  # noqa: SLF001 - it has no other name
             send(connection)
             answer = connection.read_response()
             is_whole = self._was_let_in = True
@@ -146,7 +150,7 @@ class RedisLink:
         except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
             raise self._refused(error) from error  # the driver calls these a broken connection
         except exceptions.TimeoutError as error:
-            self._silent_until = time.monotonic() + REST
+            self._rest(error)
             raise lost(self.name, error) from error
         except Exception as error:
             if self._is_closed:  # then the driver stumbles over anything
@@ -205,13 +209,19 @@ class RedisLink:
             return translate(exceptions.ResponseError(f"WRONGPASS {text}"), self.name)
         if "invalid DB index" in text or "Invalid Database" in text or "out of range" in text:
             return translate(exceptions.ResponseError("DB index is out of range"), self.name)
-        self._silent_until = time.monotonic() + REST
+        self._rest(error)
         wrong = fault_of(self.address, error)
         if wrong is not None:
             return wrong
         if self._is_elsewhere:  # the server that had the slot is gone: ask the first one who has it
             self._go_to(self.address)
         return away(self.name, error)
+
+    def _rest(self, error: BaseException) -> None:
+        """Ask nothing for a moment, unless it was the caller who could not wait any longer."""
+        is_slow = isinstance(error, exceptions.TimeoutError)
+        if not (is_slow and ASKING.is_short(ANSWERED)):
+            self._silent_until = time.monotonic() + REST
 
     def _follow(self, error: exceptions.MovedError) -> None:
         """In a cluster another server has the slot of our keys, with all of them."""
@@ -238,7 +248,7 @@ class RedisLink:
 
     @staticmethod
     def _new_pool(address: Address) -> Any:
-        kind: Any = EncryptedConnection if address.has_tls else redis.Connection
+        kind: Any = EncryptedConnection if address.has_tls else PlainConnection
         return redis.ConnectionPool(
             connection_class=kind,
             max_connections=MOST_CONNECTIONS,

@@ -10,7 +10,9 @@ import redis
 
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage import tls
+from ergon_framework.storage.hurry import ASKING
 from ergon_framework.storage.redis.address import TLS_OPTIONS, Address
+from ergon_framework.storage.redis.connecting import in_time
 
 SHAKEN = 3.0
 """Seconds for the two sides to agree on how to encrypt."""
@@ -30,13 +32,7 @@ class EncryptedConnection(redis.SSLConnection):
         super().__init__(**options, ssl_password=tls.no_passphrase)
 
     def _connect(self) -> Any:
-        patience, self.socket_timeout = self.socket_timeout, SHAKEN
-        try:
-            connected = super()._connect()  # type: ignore[no-untyped-call]
-        finally:
-            self.socket_timeout = patience
-        connected.settimeout(patience)
-        return connected
+        return in_time(self, super()._connect, SHAKEN)
 
 
 def fault_of(address: Address, error: BaseException) -> ConfigurationError | None:
@@ -82,8 +78,9 @@ def _encrypted(name: str) -> ConfigurationError:
 
 
 def _line(address: Address) -> socket.socket:
-    line = socket.create_connection((address.options["host"], address.options["port"]), _PROBED)
-    line.settimeout(_PROBED)
+    seconds = ASKING.at_most(_PROBED)
+    line = socket.create_connection((address.options["host"], address.options["port"]), seconds)
+    line.settimeout(seconds)
     return line
 
 
