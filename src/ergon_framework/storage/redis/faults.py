@@ -51,6 +51,14 @@ def lost(name: str, error: BaseException) -> StoreUnavailableError:
     )
 
 
+def silent(name: str, error: BaseException) -> StoreUnavailableError:
+    """What to tell those who ask while it is left alone; nothing of theirs was asked."""
+    return StoreUnavailableError(
+        f"{name} did not answer: {first_line(error)}",
+        remedy="see that the server runs and can be reached (redis-cli -u URL ping)",
+    )
+
+
 def closed(name: str) -> StoreUnavailableError:
     """We hung up ourselves, and nothing was asked."""
     return StoreUnavailableError(f"{name} is closed", remedy="open it again")

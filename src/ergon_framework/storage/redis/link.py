@@ -24,6 +24,7 @@ from ergon_framework.storage.redis.faults import (
     closed_meanwhile,
     is_deposed,
     lost,
+    silent,
     translate,
 )
 from ergon_framework.storage.redis.scripts import Script
@@ -52,6 +53,8 @@ class RedisLink:
         self.address = address
         self._pool = self._new_pool(address)
         self._silent_until = float("-inf")
+        self._silence = ("", "")
+        """What was wrong, and what to do: it is said again until the server is asked again."""
         self._is_closed = False
         self._was_let_in = False
         self._is_elsewhere = False  # on another server of the cluster than the URL says
@@ -150,7 +153,7 @@ class RedisLink:
         except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
             raise self._refused(error) from error  # the driver calls these a broken connection
         except exceptions.TimeoutError as error:
-            self._rest(error)
+            self._rest(error, silent(self.name, error))
             raise lost(self.name, error) from error
         except Exception as error:
             if self._is_closed:  # then the driver stumbles over anything
@@ -165,9 +168,8 @@ class RedisLink:
         """An idle connection that the server has not closed, or a new one."""
         self._refuse_when_closed()
         if time.monotonic() < self._silent_until:
-            raise StoreUnavailableError(
-                f"{self.name} did not answer a moment ago", remedy="see that the server runs"
-            )
+            message, remedy = self._silence  # whoever was told before may be somebody else
+            raise StoreUnavailableError(f"{message}, a moment ago", remedy=remedy)
         pool = self._pool
         try:
             return pool, pool.get_connection(*_LENT)
@@ -209,18 +211,18 @@ class RedisLink:
             return translate(exceptions.ResponseError(f"WRONGPASS {text}"), self.name)
         if "invalid DB index" in text or "Invalid Database" in text or "out of range" in text:
             return translate(exceptions.ResponseError("DB index is out of range"), self.name)
-        self._rest(error)
         wrong = fault_of(self.address, error)
-        if wrong is not None:
-            return wrong
-        if self._is_elsewhere:  # the server that had the slot is gone: ask the first one who has it
-            self._go_to(self.address)
-        return away(self.name, error)
+        if wrong is None and self._is_elsewhere:
+            self._go_to(self.address)  # who had the slot is gone: ask the first one who has it
+        told = wrong or away(self.name, error)
+        self._rest(error, told)
+        return told
 
-    def _rest(self, error: BaseException) -> None:
+    def _rest(self, error: BaseException, told: ErgonError) -> None:
         """Ask nothing for a moment, unless it was the caller who could not wait any longer."""
         is_slow = isinstance(error, exceptions.TimeoutError)
         if not (is_slow and ASKING.is_short(ANSWERED)):
+            self._silence = told.message, told.remedy
             self._silent_until = time.monotonic() + REST
 
     def _follow(self, error: exceptions.MovedError) -> None:
