@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ergon_framework.app.moving import copying, objects, opening, shutting
 from ergon_framework.app.moving.opening import Asked
 from ergon_framework.app.moving.parts import Moved, Part, Tell
-from ergon_framework.app.moving.zones import zones_at
+from ergon_framework.app.moving.zones import no_work_at, zones_at
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.moving import mark_of
 
@@ -69,10 +69,7 @@ def _nothing(asked: Asked, notes: Sequence[str]) -> ConfigurationError:
             " keep provider calls",
             remedy="name a store on SQLite or PostgreSQL as TO",
         )
-    return ConfigurationError(
-        f"{asked.source.name} keeps neither jobs nor provider calls",
-        remedy="--zone NAME moves the facts of a zone",
-    )
+    return no_work_at(asked.source)
 
 
 def _move_zone(asked: Asked, tell: Tell) -> Outcome:

@@ -92,9 +92,10 @@ def sources(asked: Asked, stack: ExitStack) -> dict[str, Archive]:
 
 
 def _has_jobs(place: Place) -> bool:
-    """Whether a database has tables of jobs; Redis has nothing else."""
+    """Whether there is a store of jobs, also an empty one; nothing is made by looking for it."""
     if not place.is_database:
-        return True
+        with closing(open_store(place.url, read_only=True)) as store:
+            return bool(getattr(store, "is_made", True))  # of servers without tables, Redis tells
     tables = tables_in(place.url, has_jobs=True, is_offline=True)
     return any(each.part == "jobs" and each.current() is not None for each in tables)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ergon_framework.app.moving import copying, opening, shutting
 from ergon_framework.app.moving.opening import Asked
 from ergon_framework.app.moving.parts import Part, Tell
+from ergon_framework.app.moving.zones import no_work_at
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
 from ergon_framework.ports.moving import mark_of, moved_away
@@ -25,6 +26,8 @@ def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
     asked.source.refuse_missing()
     with ExitStack() as stack:
         sources = opening.sources(asked, stack)
+        if not sources:
+            raise no_work_at(asked.source)
         for source in sources.values():
             shutting.refuse_elsewhere(source, asked.source.name, asked.target.name)
         shut = [name for name, source in sources.items() if mark_of(source).moved_to]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from ergon_framework.boundary.logs.nats.books import Books
@@ -34,6 +34,13 @@ _CONFIG: dict[str, Any] = {
     "allow_atomic": True,
 }
 _UNLIMITED = {"max_age": 0, "max_msgs": -1}
+
+
+def zones_in_space(url: str) -> list[str]:
+    """The zones whose facts are kept under a URL."""
+    with closing(Line(address_of(url))) as line:
+        said = [each["config"].get("metadata") or {} for each in Account(line).streams()]
+    return sorted(each[_ZONE] for each in said if _ZONE in each)
 
 
 class Opening:

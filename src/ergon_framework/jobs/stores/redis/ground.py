@@ -30,6 +30,8 @@ class Ground:
     """Runs scripts."""
 
     durability: str
+    is_made: bool
+    """Whether anybody has opened the store for writing; keys of other names are not ours."""
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class Ground:
         if version is None and not self._is_read_only:
             self._link.call("SET", key, VERSION, "NX")
             version = self._link.call("GET", key)
+        self.is_made = version is not None
         if version is None or version == b"%d" % VERSION:
             return
         if not version.isdigit():
