@@ -15,7 +15,8 @@ Five methods, which a store has beside those of its other ports:
 - ``mark`` and ``set_mark`` keep a word about the move in the store that is written, and one in the
   store that was read when it is shut afterwards.
 
-A store that others reach has a sixth, ``bar`` (:class:`Barred`).
+A store that others reach has a sixth, ``bar`` (:class:`Barred`), and one whose name may be written
+in many ways, or be given to another one, a seventh, ``birth`` (:class:`Born`).
 
 Copies carry instants as they are: a lease that ran out on the way is rescued in the new store.
 What is the same in every store is done once: ``jobs/stores/moving.py``, ``boundary/logs/moving.py``
@@ -47,6 +48,8 @@ class Mark(msgspec.Struct, frozen=True):
     """When it was done: for each kind how many there were, and the digest over them."""
     moved_to: str = ""
     """Where everything went since; empty while this store is the one to work with."""
+    birth: str = ""
+    """The birth of the other store; empty where it did not tell."""
 
     @property
     def is_half(self) -> bool:
@@ -89,6 +92,17 @@ class Barred(Protocol):
         """
 
 
+@runtime_checkable
+class Born(Protocol):
+    """A store that is told from one of the same name that is put in its place."""
+
+    def birth(self) -> str:
+        """What this very store has since it was made, however it is reached; empty if unknown.
+
+        It is not copied by a move, and outlives all that the store holds.
+        """
+
+
 _decode = msgspec.json.Decoder(Mark).decode
 encode_mark = msgspec.json.Encoder().encode
 
@@ -96,6 +110,11 @@ encode_mark = msgspec.json.Encoder().encode
 def mark_of(store: object) -> Mark:
     """What was written down in a store; nothing for one that is neither copy nor shut."""
     return read_mark(store.mark() if isinstance(store, Archive) else None)
+
+
+def birth_of(store: object) -> str:
+    """By what a store is told from any other; empty where it does not tell."""
+    return store.birth() if isinstance(store, Born) else ""
 
 
 def read_mark(found: bytes | None) -> Mark:

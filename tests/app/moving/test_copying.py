@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.moving import copying
+from ergon_framework.app.moving import copying, earlier
 from ergon_framework.app.moving.comparing import PAGE, summed
 from ergon_framework.app.moving.parts import Part, Told, tell_now_and_then
 from ergon_framework.app.moving.quiet import refuse_readers
@@ -40,7 +40,7 @@ SEEDS = range(6)
 
 def brought(part: Part) -> None:
     """Move, and see for ourselves that both hold the same."""
-    copying.refuse_other(part)
+    earlier.refuse_other(part)
     copying.begin(part)
     copying.end(part, copying.move(part, lambda _: None))
     for kind in part.kinds:

@@ -29,6 +29,7 @@ from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, me
 from ergon_framework.providers.stores.opening import open_store as open_provider_store
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.app.moving.stock import copied, discarded, ergon, job_sums, moved, with_jobs
+from tests.servers.postgres import name_of
 
 pytestmark = pytest.mark.req("SCALE:move")
 
@@ -141,6 +142,11 @@ def test_rows_go_to_postgresql_and_back(tmp_path: Path, postgres_url: str) -> No
     assert sums(postgres_url) == sums(source)
     moved(postgres_url, target)
     assert sums(target) == sums(source)
+    name = name_of(postgres_url)
+    same = postgres_url.replace(f"/{name}?", "/?") + f"&dbname={name}"  # the server tells
+    assert copied(moved(same, target)) == {}
+    with pytest.raises(ConfigurationError, match="into itself"):
+        moved(same, postgres_url)
 
 
 @pytest.mark.slow

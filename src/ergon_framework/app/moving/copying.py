@@ -12,21 +12,12 @@ from ergon_framework.app.moving.comparing import (
     Step,
     Sum,
     differences,
-    is_empty,
-    summed,
 )
 from ergon_framework.app.moving.parts import Moved, Part, Tell, Told, tell_now_and_then, title
 from ergon_framework.app.moving.verifying import verified
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.copies import Copy, JobCopy
-from ergon_framework.ports.moving import (
-    PAGE_BYTES,
-    Mark,
-    encode_mark,
-    mark_of,
-    moved_away,
-    refuse_half_moved,
-)
+from ergon_framework.ports.moving import PAGE_BYTES, Mark, encode_mark
 from ergon_framework.storage.failpoints import declare, failpoint
 
 MOST_TURNS = 5
@@ -52,8 +43,8 @@ def look(part: Part, tell: Tell) -> list[Moved]:
 
 
 def begin(part: Part) -> None:
-    """Leave word that the target is not whole yet; :func:`refuse_other` comes before."""
-    part.target.set_mark(encode_mark(Mark(part.identity)))
+    """Leave word that the target is not whole yet; it was looked at before (``earlier.py``)."""
+    part.target.set_mark(encode_mark(Mark(part.identity, birth=part.birth)))
     failpoint("move.part.begun")
 
 
@@ -97,55 +88,8 @@ def _compared(found: list[Moved], sums: list[Sum]) -> list[Moved]:
 def end(part: Part, found: Sequence[Moved]) -> None:
     """Leave word that everything is there; when all parts of a move are, and not before."""
     done = {moved.kind: (moved.sum.count, moved.sum.digest) for moved in found if moved.sum}
-    part.target.set_mark(encode_mark(Mark(part.identity, done)))
+    part.target.set_mark(encode_mark(Mark(part.identity, done, birth=part.birth)))
     failpoint("move.part.ended")
-
-
-def refuse_other(part: Part) -> None:
-    """Write into an empty store, or into an untouched earlier copy of the same one."""
-    refuse_half_moved(part.source)
-    mark = mark_of(part.target)
-    if mark.moved_to:
-        raise moved_away(part.where, mark.moved_to)
-    if not mark.source:
-        if not is_empty(part.target, part.kinds):
-            raise StoreError(
-                f"{part.where} holds {part.name} already, and they are not an earlier copy",
-                remedy="name an empty store; nothing was changed",
-            )
-        return
-    if mark.source != part.identity:
-        raise StoreError(
-            f"{part.where} holds {part.name} that were moved there from another store",
-            remedy="name an empty store; nothing was changed",
-        )
-    if mark.sums is not None and not _is_untouched(part, mark.sums):
-        raise StoreError(
-            f"{part.where} has been in use since {part.name} were moved there: moving again would"
-            " undo what was done meanwhile",
-            remedy="go on with that store, or name an empty one; nothing was changed",
-        )
-    _refuse_foreign(part)
-
-
-def _refuse_foreign(part: Part) -> None:
-    """Jobs leave a store one by one. Where all have left, it is another store of the same name, or
-    one that was emptied, and what was copied before may be all there is.
-    """
-    if JobCopy not in part.kinds or not part.target.dump(JobCopy, None, 1):
-        return
-    steps = differences(part.source, part.target, JobCopy)
-    if not any(step in (Step.SAME, Step.CHANGED) for step, _ in steps):
-        raise StoreError(
-            f"none of the jobs that were moved to {part.where} before is in the other store any"
-            " more: it was emptied or replaced, and moving again would discard them all",
-            remedy="name an empty store as TO; nothing was changed",
-        )
-
-
-def _is_untouched(part: Part, sums: dict[str, tuple[int, str]]) -> bool:
-    found = {title(kind): summed(part.target, kind) for kind in part.kinds}
-    return {kind: (each.count, each.digest) for kind, each in found.items()} == sums
 
 
 @dataclass

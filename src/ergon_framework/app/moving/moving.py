@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from ergon_framework.app.moving import copying, objects, opening, shutting
+from ergon_framework.app.moving import copying, earlier, objects, opening, shutting
 from ergon_framework.app.moving.opening import Asked
 from ergon_framework.app.moving.parts import Moved, Part, Tell
+from ergon_framework.app.moving.spelling import is_same
 from ergon_framework.app.moving.zones import no_work_at, zones_at
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.moving import mark_of
@@ -31,10 +32,8 @@ def run(asked: Asked, tell: Tell) -> Outcome:
     asked.source.refuse_missing()
     for place in (asked.source, asked.target):
         place.refuse_memory()
-    if asked.source.name == asked.target.name:
-        raise ConfigurationError(
-            f"{asked.target.name} cannot be moved into itself", remedy="name another store as TO"
-        )
+    if is_same(asked.source.name, asked.target.name):
+        raise earlier.into_itself(asked.target.name)
     return (_move_zone if asked.is_zone else _move_work)(asked, tell)
 
 
@@ -98,7 +97,7 @@ def _move_zone(asked: Asked, tell: Tell) -> Outcome:
 def _begin(asked: Asked, parts: Sequence[Part]) -> None:
     """Refuse what cannot be before anything is written, and then leave word."""
     for part in parts:
-        copying.refuse_other(part)
+        earlier.refuse_other(part)
         shutting.refuse_elsewhere(part.source, asked.source.name, part.where)
     if not asked.is_trial:
         for part in parts:

@@ -32,7 +32,7 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import Archive, refuse_half_moved
+from ergon_framework.ports.moving import Archive, birth_of, refuse_half_moved
 
 if TYPE_CHECKING:
     from ergon_framework.app.moving.providers import ProviderArchive
@@ -121,6 +121,8 @@ def job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
         asked.target.name,
         {"jobs": source.count(Search())},
         lambda: [(queue.name, queue.counts) for queue in source.queues()],
+        birth_of(source),
+        source.now,
     )
 
 
@@ -154,7 +156,9 @@ def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
 
     target = ProviderArchive(database_of(asked.target.url))
     name = f"provider calls of {asked.source.name}"
-    yield Part("provider calls", source, target, KINDS, name, asked.target.name)
+    yield Part(
+        *("provider calls", source, target, KINDS, name, asked.target.name), birth=birth_of(source)
+    )
 
 
 # ---- a zone -------------------------------------------------------------------------------------

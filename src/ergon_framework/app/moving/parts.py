@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -46,13 +47,17 @@ class Part:
     target: Archive
     kinds: tuple[type[Copy], ...]
     identity: str
-    """What the source is known by, however it is reached."""
+    """What the source is known by: its place, or what a zone has wherever it is."""
     where: str
     """What the target is called in front of people."""
     totals: Mapping[str, int] = field(default_factory=dict)
     """How many of a kind there are, where that is easily known."""
     pulse: Callable[[], object] = lambda: None
     """What is quickly asked of the source and differs when something came into it."""
+    birth: str = ""
+    """What the source alone has since it was made, however it is reached; empty if unknown."""
+    now: Callable[[], float] = time.time
+    """The source's clock."""
     aside: Callable[[], None] = lambda: None
     """Sees to what lies beside the stores, when they hold the same."""
 

@@ -17,6 +17,7 @@ from sqlalchemy import (
     inspect,
     literal,
     select,
+    text,
     tuple_,
 )
 
@@ -36,6 +37,11 @@ _MARKS = Table(
     MetaData(),
     Column("one", Integer, primary_key=True),
     Column("mark", LargeBinary, nullable=False),
+)
+_HOME = text(
+    "SELECT (SELECT system_identifier FROM pg_control_system()),"
+    " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),"
+    " to_regclass(:name)::oid::bigint"
 )
 
 
@@ -123,6 +129,13 @@ class ProviderArchive:
                 return None
             found = connection.scalar(select(_MARKS.c.mark))
         return None if found is None else bytes(found)
+
+    def birth(self) -> str:
+        """Server, database and table, none of which is ever given twice; a file has no such."""
+        if self._database.file is not None or not self.is_there():
+            return ""
+        with self._database.connect() as connection:
+            return " ".join(map(str, connection.execute(_HOME, {"name": _TABLES[0].name}).one()))
 
     def bar(self, place: str | None) -> None:
         """Refuse changes of all tables, or let them in again."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from ergon_framework.app.moving import copying, opening, shutting
+from ergon_framework.app.moving import copying, earlier, opening, shutting
 from ergon_framework.app.moving.opening import Asked
 from ergon_framework.app.moving.parts import Part, Tell
 from ergon_framework.app.moving.zones import no_work_at
@@ -65,7 +65,7 @@ def _refuse_worked_with(part: Part, source: str, tell: Tell) -> None:
     mark = mark_of(part.target)
     if mark.moved_to:
         raise moved_away(part.where, mark.moved_to)
-    if mark.is_half and mark.source == part.identity:
+    if mark.is_half and earlier.is_copy_of(mark, part):
         return  # nobody got in so far
     found = copying.look(part, tell)
     changed = [f"{n} {each.kind}" for each in found if (n := each.copied + each.discarded)]

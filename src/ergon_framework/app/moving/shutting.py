@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from ergon_framework.app.moving.spelling import is_same
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.moving import Archive, Barred, encode_mark, mark_of
 
@@ -32,7 +33,7 @@ def reopen(store: Archive) -> bool:
 def refuse_elsewhere(store: Archive, name: str, place: str) -> None:
     """What was moved to one place is not said to be at another."""
     found = mark_of(store).moved_to
-    if found and found != place:
+    if found and not is_same(found, place):
         raise StoreError(
             f"what {name} held was moved to {found}, not to {place}",
             remedy=f"name {found} as TO; with --reopen {name} can be used again",

@@ -29,6 +29,7 @@ from ergon_framework.ports.moving import PAGE_BYTES, C
 from ergon_framework.storage.bars import postgres_bars
 
 _SQL = statements("moving.sql")
+_HOME = statements("joining.sql")["home"]
 _NUMBERS = (
     *("fence", "deliveries", "attempts", "excused", "lease_expires_at", "claimed_at", "purge_at"),
     *("priority", "run_at", "expires_at", "limit", "created_at"),
@@ -90,6 +91,11 @@ class PostgresMoving(PostgresDesk):
         """Write something down about a move into this store, or forget it."""
         statement = _SQL["unmark" if mark is None else "set_mark"]
         self.step(lambda words: words.say(statement, {"mark": mark}), "move")
+
+    def birth(self) -> str:
+        """Server, database and table, none of which is ever given twice."""
+        [home] = self.look(lambda words: words.say(_HOME).fetchall())
+        return " ".join(map(str, home[:3]))
 
     def bar(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ VERSION = 1
 """Of what the keys hold. A later version that this one cannot read has a higher number."""
 
 _SCHEMA = "schema"
+BIRTH = "birth"
 
 
 class Ground:
@@ -91,9 +93,10 @@ class Ground:
         key = f"{self._tag}{_SCHEMA}"
         version = self._link.call("GET", key)
         if version is None and not self._is_read_only:
+            self._link.call("SET", self._key(BIRTH), secrets.token_hex(16), "NX")
             self._link.call("SET", key, VERSION, "NX")
             version = self._link.call("GET", key)
-        self.is_made = version is not None
+        self.is_made = version is not None or self._has_keys()
         if version is None or version == b"%d" % VERSION:
             return
         if not version.isdigit():
@@ -107,6 +110,11 @@ class Ground:
             f" program knows version {VERSION}",
             remedy="upgrade ergon-framework" if is_newer else "move the jobs to a new store",
         )
+
+    def _has_keys(self) -> bool:
+        """Whether there is something in a store whose word was deleted while others had it open."""
+        plain = [self._key(name) for name in KEYS.values() if not name.endswith(":")]
+        return bool(self._link.call("EXISTS", *plain))
 
     def _server_clock(self) -> ServerClock:
         clock = ServerClock(self._time, time.monotonic)

@@ -15,6 +15,7 @@ from ergon_framework.jobs.stores.redis.desk import (
     read_settings,
     settings_blob,
 )
+from ergon_framework.jobs.stores.redis.ground import BIRTH
 from ergon_framework.jobs.stores.redis.names import script
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.moving import PAGE_BYTES, C
@@ -82,6 +83,11 @@ class RedisMoving(RedisDesk):
             self._link.call("DEL", self._key(_MARK))
         else:
             self._link.call("SET", self._key(_MARK), mark)
+
+    def birth(self) -> str:
+        """A random word; stores of earlier versions have none."""
+        found: bytes | None = self._link.call("GET", self._key(BIRTH))
+        return "" if found is None else found.decode()
 
     def bar(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""

@@ -29,7 +29,7 @@ KEYS = {
     "LAST_FENCE": "fence",
     "BAR": "bar",  # where everything went; not there while the store may be worked with
 }
-"""All keys of a store but two; those that end with a colon are the beginnings of several."""
+"""All keys of a store but three; those that end with a colon are the beginnings of several."""
 
 _FIELDS = (
     *("STAGE", "STATUS", "FLAGS", "FENCE", "DELIVERIES", "ATTEMPTS", "EXCUSED"),

@@ -40,3 +40,6 @@ ON CONFLICT (one) DO UPDATE SET mark = excluded.mark;
 
 -- unmark: forget it
 DELETE FROM ergon_job_moves;
+
+-- made_at: when the tables were made, or brought up to date
+SELECT applied_at FROM ergon_schema WHERE part = 'jobs';

@@ -78,6 +78,11 @@ class SqliteMoving(SqliteDesk):
 
         self._write(work, "move")
 
+    def birth(self) -> str:
+        """Where the file is, and when its tables were made; a copy of the file is another store."""
+        [made_at] = self._read(lambda cursor: cursor.execute(_SQL["made_at"]).fetchone())
+        return f"{self.path.resolve()} {made_at!r}"
+
     def bar(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""
 

@@ -1,0 +1,101 @@
+"""Whether a target may be written: it is empty, or an untouched earlier copy of the same source."""
+
+from __future__ import annotations
+
+from ergon_framework.app.moving.comparing import Step, copies, differences, is_empty, summed
+from ergon_framework.app.moving.parts import Part, title
+from ergon_framework.app.moving.spelling import is_same
+from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.ports.copies import FactCopy, JobCopy
+from ergon_framework.ports.moving import Mark, birth_of, mark_of, moved_away, refuse_half_moved
+
+
+def refuse_other(part: Part) -> None:
+    """Write into an empty store, or into an untouched earlier copy of the same one."""
+    refuse_half_moved(part.source)
+    if part.birth and birth_of(part.target) == part.birth:
+        raise into_itself(part.where)
+    mark = mark_of(part.target)
+    if mark.moved_to:
+        raise moved_away(part.where, mark.moved_to)
+    if not mark.source:
+        if not is_empty(part.target, part.kinds):
+            raise StoreError(
+                f"{part.where} holds {part.name} already, and they are not an earlier copy",
+                remedy="name an empty store as TO; nothing was changed",
+            )
+        return
+    if not is_copy_of(mark, part):
+        raise _another(mark, part)
+    if mark.sums is not None and not _is_untouched(part, mark.sums):
+        raise StoreError(
+            f"{part.where} has been in use since {part.name} were moved there: moving again would"
+            " undo what was done meanwhile",
+            remedy="go on with that store, or name an empty one as TO; nothing was changed",
+        )
+    _refuse_foreign(mark, part)
+
+
+def into_itself(name: str) -> ConfigurationError:
+    """The error of two names of one store."""
+    return ConfigurationError(
+        f"{name} cannot be moved into itself", remedy="name another store as TO"
+    )
+
+
+def is_copy_of(mark: Mark, part: Part) -> bool:
+    """Whether a mark was left by a move of the same source, however its name is written."""
+    return _is_born_alike(mark, part) or is_same(mark.source, part.identity)
+
+
+def _is_born_alike(mark: Mark, part: Part) -> bool:
+    return bool(mark.birth) and mark.birth == part.birth
+
+
+def _another(mark: Mark, part: Part) -> StoreError:
+    has_epoch = FactCopy in part.kinds  # which is the same wherever the zone is
+    again = "" if has_epoch else "if both are one store, write FROM as it was written then; else "
+    return StoreError(
+        f"{part.where} holds {part.name} that were moved there from another store: {mark.source},"
+        f" not {part.identity}",
+        remedy=f"{again}name an empty store as TO; nothing was changed",
+        details={"source": mark.source},
+    )
+
+
+def _is_untouched(part: Part, sums: dict[str, tuple[int, str]]) -> bool:
+    found = {title(kind): summed(part.target, kind) for kind in part.kinds}
+    return {kind: (each.count, each.digest) for kind, each in found.items()} == sums
+
+
+def _refuse_foreign(mark: Mark, part: Part) -> None:
+    """Jobs leave a store one by one. Where all have left, it may be another store of the same name,
+    or one that was emptied, and what was copied before may be all there is.
+    """
+    if JobCopy not in part.kinds or not part.target.dump(JobCopy, None, 1):
+        return
+    steps = differences(part.source, part.target, JobCopy)
+    if any(step in (Step.SAME, Step.CHANGED) for step, _ in steps):
+        return
+    if not _were_purged(mark, part):
+        raise StoreError(
+            f"none of the jobs that were moved to {part.where} before is in the other store any"
+            " more: it was emptied or replaced, or all of them were purged there, and moving again"
+            " would discard them all",
+            remedy="if TO holds nothing you need, empty it, or name an empty store as TO; nothing"
+            " was changed",
+        )
+
+
+def _were_purged(mark: Mark, part: Part) -> bool:
+    """Whether no copy is needed: the very same store went on without these jobs, or it is time for
+    every one of them to go, wherever it is.
+    """
+    if _is_born_alike(mark, part) and part.source.dump(JobCopy, None, 1):
+        return True
+    now = part.now()
+    return all(_is_past(copy, now) for copy in copies(part.target, JobCopy))
+
+
+def _is_past(copy: JobCopy, now: float) -> bool:
+    return copy.job.purge_at is not None and copy.job.purge_at <= now

@@ -1,0 +1,88 @@
+"""A source that has none of the jobs any more that were copied before."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from ergon_framework.errors import StoreError
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.ports.copies import JobCopy
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.moving import Archive
+from ergon_framework.testing.suites.jobstore.subject import Subject
+from tests.app.moving.stock import copied, discarded, job_sums, moved, with_jobs
+
+pytestmark = pytest.mark.req("SCALE:move")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    """Where the jobs went."""
+    return f"sqlite:///{tmp_path}/new.db"
+
+
+def done_and_purged(s: Subject) -> None:
+    """The jobs run, and go when their time has come; others come."""
+    for name in "abc":
+        s.ended(name, keep=5.0)
+    s.clock.forward(10.0)
+    assert s.store.sweep(100).purged == 3
+    s.put("d")
+
+
+def test_jobs_that_were_purged_meanwhile_are_discarded(jobs: str, target: str) -> None:
+    """The very same store went on without them."""
+    moved(jobs, target)
+    with_jobs(jobs, done_and_purged)
+    again = moved(jobs, target)
+    assert (copied(again), discarded(again)) == ({"jobs": 1}, {"jobs": 3})
+    assert job_sums(target) == job_sums(jobs)
+
+
+def test_jobs_whose_time_has_come_are_discarded(jobs: str, target: str) -> None:
+    """Although nothing is left in the source: they would have gone from the copy as well."""
+
+    def ended(s: Subject) -> None:
+        for name in "abc":
+            s.ended(name, keep=5.0)
+
+    with_jobs(jobs, ended)
+    moved(jobs, target)
+    with_jobs(jobs, _purge)
+    assert discarded(moved(jobs, target)) == {"jobs": 3}
+
+
+def test_jobs_that_were_waiting_are_kept(jobs: str, target: str) -> None:
+    """The source was emptied: what was copied may be all there is, and both are said."""
+    moved(jobs, target)
+    before = job_sums(target)
+    with_jobs(jobs, _empty)
+    with pytest.raises(StoreError, match=r"emptied or replaced, or all of them were purged") as no:
+        moved(jobs, target)
+    assert "name an empty store as TO" in no.value.remedy
+    assert job_sums(target) == before
+
+
+@pytest.mark.slow
+def test_a_store_that_took_the_place_of_another(redis_url: str, target: str) -> None:
+    """It has jobs, but it is not the one that was copied."""
+    with_jobs(redis_url, lambda s: s.put(*"abc"))
+    moved(redis_url, target)
+    with closing(open_store(redis_url)) as store:
+        store._link.call("FLUSHDB")  # type: ignore[attr-defined]
+    with_jobs(redis_url, lambda s: s.put("d"))
+    with pytest.raises(StoreError, match="emptied or replaced"):
+        moved(redis_url, target)
+
+
+def _purge(s: Subject) -> None:
+    assert s.store.purge(list(s.store.search(Search()))) == 3
+
+
+def _empty(s: Subject) -> None:
+    archive = cast("Archive", s.store)
+    archive.discard(archive.dump(JobCopy, None, 10))
