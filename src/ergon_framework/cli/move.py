@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.output import show_error, show_list, show_one
 from ergon_framework.cli.session import JsonFlag
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.cli.stopping import StoppedError, stoppable
+from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:
     from ergon_framework.app.moving.opening import Asked
@@ -58,7 +59,7 @@ def move(
     whoever still works with FROM, or begins to, is refused and told where everything is. JSON is
     one object per line: how far it is, and at the end one for each kind of thing.
     """
-    from ergon_framework.app.moving.moving import Asked, run
+    from ergon_framework.app.moving.opening import Asked
     from ergon_framework.app.moving.places import Place
 
     if reopen and (shut or dry_run):
@@ -66,21 +67,46 @@ def move(
             "--reopen copies nothing and shuts nothing", remedy="give it alone"
         )
     asked = Asked(Place(source), Place(target), zone, objects, force, dry_run, shut)
-    if reopen:
-        _reopen(asked, as_json=as_json)
-        return
+    with _told_when_stopped(asked, is_reopening=reopen, as_json=as_json):
+        if reopen:
+            _reopen(asked, as_json=as_json)
+        else:
+            _move(asked, as_json=as_json)
+
+
+@contextmanager
+def _told_when_stopped(asked: Asked, *, is_reopening: bool, as_json: bool) -> Iterator[None]:
+    """Say what is left of a command that somebody stopped; a store it had shut is open again."""
+    try:
+        with stoppable():
+            yield
+    except StoppedError as stopped:
+        if is_reopening:
+            said = f"stopped: whether {asked.source.name} is open is told by the same command"
+        elif asked.is_trial:
+            said = "stopped: nothing was written"
+        else:
+            said = "stopped: what was copied stays in TO, and nothing is lost"
+        error = ErgonError(said, remedy="run the same command again: it goes on from there")
+        show_error(error, as_json=as_json)
+        raise typer.Exit(stopped.exit_code) from None
+
+
+def _move(asked: Asked, *, as_json: bool) -> None:
+    from ergon_framework.app.moving.moving import run
+
     with _progress(as_json=as_json) as tell:
         outcome = run(asked, tell)
-    rows = [_row(each, is_trial=dry_run) for each in outcome.moved]
+    rows = [_row(each, is_trial=asked.is_trial) for each in outcome.moved]
     if as_json:
         for row in rows:
             show_one(row, as_json=True)
         return
-    columns = _COLUMNS[:4] if dry_run else _COLUMNS
+    columns = _COLUMNS[:4] if asked.is_trial else _COLUMNS
     show_list([_shortened(row) for row in rows], columns, as_json=False)
     for note in outcome.notes:
         print(note)
-    if not dry_run:
+    if not asked.is_trial:
         print(_shut_note(asked, is_shut=outcome.is_shut), file=sys.stderr)
 
 
