@@ -15,6 +15,9 @@ from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.cli import invoke
 from ergon_framework.errors import SettingsError
 from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.providers.migrations import VERSION_TABLE
+from ergon_framework.providers.migrations.database import database_of
+from ergon_framework.providers.migrations.running import upgrade
 
 pytestmark = pytest.mark.req("SCALE:doctor")
 
@@ -61,14 +64,33 @@ def test_tables_on_a_server_that_are_too_new(tmp_path: Path, postgres_url: str) 
     refused_jobs(tmp_path, postgres_url)
 
 
-def test_a_store_without_jobs_gets_none_by_looking(tmp_path: Path, postgres_url: str) -> None:
+@pytest.mark.parametrize("providers", ["", "[providers]\n"])
+def test_tables_of_provider_calls_that_are_too_new(
+    tmp_path: Path, postgres_url: str, providers: str
+) -> None:
+    """In the store of everything as in one of their own, whether the settings speak of them."""
+    for url in (f"sqlite:///{tmp_path}/work.db", postgres_url):
+        text = f'[store]\nurl = "{url}"\n{providers}'
+        with database_of(url).connect(creates=True) as connection:
+            upgrade(connection)
+        assert found(tmp_path, text)["provider store"].status is not Status.BAD
+        with database_of(url).connect() as connection:
+            connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0099'")  # noqa: S608
+        seen = found(tmp_path, text)["provider store"]
+        assert (seen.status, "0099" in seen.found, bool(seen.remedy)) == (Status.BAD, True, True)
+
+
+def test_a_store_without_tables_gets_none_by_looking(tmp_path: Path, postgres_url: str) -> None:
     """Nobody asked for them."""
     for url in (f"sqlite:///{tmp_path}/work.db", postgres_url, "memory://"):
-        assert "job store" not in found(tmp_path, f'[store]\nurl = "{url}"\n')
+        seen = found(tmp_path, f'[store]\nurl = "{url}"\n')
+        assert not {"job store", "provider store"} & seen.keys()
     assert not (tmp_path / "work.db").exists()
     with psycopg.connect(postgres_url) as connection:
-        [[table]] = connection.execute("SELECT to_regclass('ergon_jobs')").fetchall()
-    assert table is None
+        tables = connection.execute(
+            "SELECT to_regclass('ergon_jobs'), to_regclass(%s)", (VERSION_TABLE,)
+        ).fetchall()
+    assert tables == [(None, None)]
 
 
 @pytest.mark.parametrize("url", ["mysql://me:hunter2@127.0.0.1:1/x", "sqlite:work.db"])

@@ -4,48 +4,81 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.patience import TIMEOUT, in_time
 from ergon_framework.app.reading.sections import Settings
+from ergon_framework.app.reading.store_files import has_calls
 from ergon_framework.app.reading.store_urls import call_stores
-from ergon_framework.errors import ErgonError
+from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.task.mixins.utils import run_with_timeout
+
+STORE = "provider store"
+"""What the finding about the one of all is called."""
 
 
 def examine_providers(
     settings: Settings, *, connects: bool, timeout: float = TIMEOUT
 ) -> Iterator[Finding]:
-    """A finding for each store that ``[providers]`` or one of its providers names."""
-    section = settings.extensions.get("providers")
-    if not connects or section is None:
+    """A finding for each store that ``[providers]`` or one of its providers uses.
+
+    Without ``[providers]`` only calls that the store of everything already has.
+    """
+    if not connects:
         return
     for name, url in call_stores(settings).items():
-        label = f"provider store of {name}" if name else "provider store"
-        if name or section.store is not None or not _may_keep_calls(url):
+        if "providers" in settings.extensions:
+            label = f"{STORE} of {name}" if name else STORE
             yield in_time(label, partial(_examined, label, url), timeout)
-
-
-def _may_keep_calls(url: str) -> bool:
-    """Whether the store of everything is of a kind that keeps provider calls, too."""
-    from ergon_framework.providers.stores.opening import check_url
-
-    try:
-        check_url(url)
-    except ErgonError:
-        return False
-    return True
+        else:
+            yield from _shared(url, timeout)
 
 
 def _examined(label: str, url: str) -> Finding:
+    try:
+        return _opened(label, url)
+    except ErgonError as error:
+        return _bad(label, error)
+
+
+def _shared(url: str, timeout: float) -> Iterator[Finding]:
+    """Whether the calls there can be worked with, as commands do it; no table is made.
+
+    Of a URL that is wrong, or a server that is away, the row of the store tells.
+    """
+    from ergon_framework.providers.stores.opening import check_url
+
+    with suppress(ErgonError, TimeoutError):
+        check_url(url)
+        found = run_with_timeout(lambda: _looked_into(url), timeout)
+        if found is not None:
+            yield found
+
+
+def _looked_into(url: str) -> Finding | None:
+    from ergon_framework.providers.migrations import VERSION_TABLE
+
+    if not has_calls(url, VERSION_TABLE):
+        return None
+    try:
+        return _opened(STORE, url)
+    except StoreUnavailableError:
+        return None
+    except ErgonError as error:
+        return _bad(STORE, error)
+
+
+def _opened(label: str, url: str) -> Finding:
     from ergon_framework.providers.stores import open_store
 
-    try:
-        # One of our own: closing it must not close that of a program that looks at itself.
-        with closing(open_store(url, clock=time.time)) as store:
-            store.letters(limit=1)
-            said = getattr(store, "durability", "answers")
-            return Finding(label, Status.OK, said, store=url)
-    except ErgonError as error:
-        return Finding(label, Status.BAD, error.message, error.remedy)
+    # One of our own: closing it must not close that of a program that looks at itself.
+    with closing(open_store(url, clock=time.time)) as store:
+        store.letters(limit=1)
+        said = getattr(store, "durability", "answers")
+        return Finding(label, Status.OK, said, store=url)
+
+
+def _bad(label: str, error: ErgonError) -> Finding:
+    return Finding(label, Status.BAD, error.message, error.remedy)
