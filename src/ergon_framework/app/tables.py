@@ -12,6 +12,7 @@ from ergon_framework.app.reading.store_files import file_has_table
 from ergon_framework.app.reading.store_urls import call_stores, is_in_memory, keeps_calls
 from ergon_framework.app.settings import Settings, revealed
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.urls import file_of
 
 if TYPE_CHECKING:
@@ -211,6 +212,7 @@ def _job_tables(url: str, *, is_wanted: bool, is_offline: bool = False) -> Itera
         if found_there.is_there():
             yield found_there
     elif _is_server(url):
+        address_of(url)  # names the extra that is missing
         from ergon_framework.jobs.stores.postgres.ground import SCHEMA
 
         found = ServerTables("jobs", url, SCHEMA)
@@ -219,6 +221,7 @@ def _job_tables(url: str, *, is_wanted: bool, is_offline: bool = False) -> Itera
 
 
 def _zone_tables(url: str, names: Sequence[str]) -> Iterator[Tables]:
+    address_of(url)
     from ergon_framework.boundary.logs.postgres.ground import SCHEMA, namespace_of
 
     for name in names:
@@ -227,6 +230,7 @@ def _zone_tables(url: str, names: Sequence[str]) -> Iterator[Tables]:
 
 def zones_there(url: str) -> list[str]:
     """The zones whose facts a database on a server holds."""
+    address_of(url)
     from ergon_framework.boundary.logs.postgres.ground import zones_in
     from ergon_framework.storage.postgres.upkeep import connected
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ergon_framework.errors import ErgonError, StoreError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.storage.faults import translate
+from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.urls import file_of
 
 _LOOK = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
@@ -29,9 +30,10 @@ def has_calls(url: str, table: str) -> bool:
         return _has_table(file, table)
     if not _is_postgres(url):
         return False
-    from ergon_framework.storage.postgres.upkeep import has_table
-
     try:
+        address_of(url)  # names the extra that is missing
+        from ergon_framework.storage.postgres.upkeep import has_table
+
         return has_table(url, table)
     except ErgonError:
         return True
@@ -47,12 +49,13 @@ def has_jobs(url: str) -> bool:
         return _has_table(file, "ergon_jobs")
     if not _is_postgres(url):
         return True  # Redis has no tables that could be missing
-    from ergon_framework.jobs.stores.postgres.ground import SCHEMA
-    from ergon_framework.storage.postgres.upkeep import version_of
-
     try:
+        address_of(url)
+        from ergon_framework.jobs.stores.postgres.ground import SCHEMA
+        from ergon_framework.storage.postgres.upkeep import version_of
+
         return version_of(url, SCHEMA) is not None
-    except StoreError:
+    except ErgonError:
         return True
 
 

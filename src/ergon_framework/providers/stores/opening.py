@@ -53,6 +53,10 @@ def check_url(url: str) -> None:
     kind, rest = taken_apart(url, _KNOWN, _FORMS, "provider calls")
     if kind == "sqlite":
         path_in(rest)
+    elif kind == "postgresql":
+        from ergon_framework.providers.migrations.database import database_of
+
+        database_of(url)
 
 
 def _opened(
