@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ergon_framework.errors import (
+    ConfigurationError,
     StoreBrokenError,
     StoreError,
     StoreFullError,
@@ -185,6 +187,40 @@ def test_a_server_that_goes_away_and_comes_back() -> None:
         store.close()
     finally:
         server.remove()
+
+
+@pytest.mark.req("SCALE:url-errors")
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("ergon@", "nobody@", "does not let this user in"),
+        ("/postgres?", "/nowhere?", "no database of that name"),
+        ("?host=", "?sslmod=require&host=", "has no option 'sslmod'"),
+    ],
+)
+def test_a_url_that_has_to_change(
+    postgres_server: PostgresServer, old: str, new: str, text: str
+) -> None:
+    """It is not taken for a server that is away, which might come back."""
+    with pytest.raises(ConfigurationError, match=text) as told:
+        open_store(postgres_server.url().replace(old, new))
+    assert told.value.remedy
+
+
+@pytest.mark.req("SCALE:url-errors")
+def test_a_user_who_is_not_let_in_any_more(own_postgres: PostgresServer) -> None:
+    """That is an outage like others, in the words of a password that is wrong from the start."""
+    url = own_postgres.new_database()
+    execute(url, "CREATE ROLE guest SUPERUSER LOGIN")
+    with closing(open_store(url.replace("ergon@", "guest@"))) as store:
+        end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'guest'"
+        execute(url, "ALTER ROLE guest RENAME TO visitor", end.replace("guest", "visitor"))
+        with pytest.raises(StoreUnavailableError, match="terminating"):
+            store.cool(LANE, 5.0)
+        with pytest.raises(StoreUnavailableError, match="does not let this user in"):
+            store.cool(LANE, 5.0)
+        execute(url, "ALTER ROLE visitor RENAME TO guest")
+        assert store.cool(LANE, 6.0) == 6.0
 
 
 @pytest.mark.req("PROVIDERS:storage")

@@ -68,6 +68,10 @@ def test_a_store_with_its_own_clock_is_not_shared() -> None:
         ("redis://host", "Redis does not keep provider calls"),
         ("memory://name", "no name"),
         ("postgresql://u:hush@h:port/d", "cannot be read"),
+        ("postgresql://u:12@hush@h/d", "cannot be read"),
+        ("postgresql://u:12/hush@h/d", "cannot be read"),
+        ("postgresql://u:12?hush@h/d", "cannot be read"),
+        ("postgresql://u:12#hush@h/d", "cannot be read"),
     ],
 )
 @pytest.mark.req("PROVIDERS:badinput")

@@ -181,9 +181,10 @@ def test_the_clock_is_the_servers(database: PostgresDatabase, postgres_url: str)
     [
         ("postgresql:/host/name", "lacks ://"),
         ("postgresql://user@host:port:9/name", "cannot be read"),
-        ("postgresql://host/name?nonsense=1", "cannot be read"),
+        ("postgresql://host/name?nonsense=1", "has no option 'nonsense'"),
         ("postgresql://user:a#b@host/name", "cannot be read"),
         ("postgresql://user:a?b=c@host/name", "cannot be read"),
+        ("postgresql://user:12/ab@host/name", "cannot be read"),
     ],
 )
 def test_a_wrong_url_is_told(url: str, text: str) -> None:
@@ -191,6 +192,17 @@ def test_a_wrong_url_is_told(url: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as told:
         PostgresDatabase(url, schema=ONE)
     assert "postgresql://user@host/name" in told.value.remedy
+
+
+@pytest.mark.req("SCALE:url-errors")
+def test_an_option_that_is_misspelt() -> None:
+    """The right one is named; what may be half a password is not."""
+    with pytest.raises(ConfigurationError, match="'sslmod'") as told:
+        PostgresDatabase("postgresql://user:hush@host/name?sslmod=require", schema=ONE)
+    assert "did you mean sslmode?" in told.value.remedy
+    with pytest.raises(ConfigurationError, match="cannot be read") as told:
+        PostgresDatabase("postgresql://user:a/b?hush=c@host/name", schema=ONE)
+    assert "hush" not in f"{told.value}{told.value.remedy}"
 
 
 @pytest.mark.req("SCALE:url-errors")

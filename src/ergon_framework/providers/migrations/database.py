@@ -14,14 +14,14 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,
-    MissingExtraError,
     StoreSchemaError,
     StoreUnavailableError,
     describe,
 )
 from ergon_framework.providers.recording.spill import TARGET
 from ergon_framework.storage import faults
-from ergon_framework.storage.urls import path_in, taken_apart
+from ergon_framework.storage.postgres.address import address_of, unreadable
+from ergon_framework.storage.urls import is_cut_short, path_in, taken_apart
 
 _FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or postgresql://user@host/name"
 _PATIENCE = 10  # seconds for a server to answer, and for another writer of a file to end
@@ -93,18 +93,15 @@ def database_of(url: str) -> Database:
         )
     if kind == "sqlite":
         return Database(URL.create("sqlite", database=path_in(rest)))
-    return Database(_postgres(f"postgresql+psycopg://{rest}"))
+    return Database(_postgres(rest))
 
 
-def _postgres(url: str) -> URL:
+def _postgres(rest: str) -> URL:
+    if is_cut_short(rest):
+        raise unreadable()
+    # By the rules of all stores. Options are looked at by the driver: it has some of its own.
+    address_of(f"postgresql://{rest.partition('?')[0]}")
     try:
-        import psycopg  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "a store on PostgreSQL needs psycopg",
-            remedy="pip install 'ergon-framework[postgres]'",
-        ) from error
-    try:
-        return make_url(url)
+        return make_url(f"postgresql+psycopg://{rest}")
     except (ArgumentError, ValueError):  # its text may hold the password
-        raise ConfigurationError("the URL of the store cannot be read", remedy=_FORMS) from None
+        raise unreadable() from None

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine,
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import (
     ConfigurationError,
+    ErgonError,
     StoreError,
     StoreSchemaError,
     StoreUnavailableError,
@@ -31,12 +32,13 @@ from ergon_framework.providers.stores.ground import (
 )
 from ergon_framework.providers.stores.late import Late
 from ergon_framework.providers.stores.moves import FIND_MARK, MARKS, refuse_unsettled_tables
-from ergon_framework.providers.stores.postgres_faults import translate, turns_for
+from ergon_framework.providers.stores.postgres_faults import refused, translate, turns_for
 from ergon_framework.providers.stores.postgres_hand import PostgresHand
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.patience import Line, Patience
 from ergon_framework.storage.postgres.pooling import pooling_of, refuse_shared
 from ergon_framework.storage.postgres.reaching import reached
+from ergon_framework.storage.reconnecting import told_again
 from ergon_framework.storage.server_clock import ServerClock
 
 T = TypeVar("T")
@@ -205,8 +207,8 @@ class PostgresGround:
         except (psycopg.Error, exc.DBAPIError) as error:
             if self._ticks() - asked_at >= _CONNECT - 1:
                 self._silent_until = self._ticks() + _REST
-            cause = error.orig if isinstance(error, exc.DBAPIError) else error
-            raise translate(cause or error, self.name) from error
+            told = self._told(error)
+            raise told_again(told) from error  # we were let in before
 
     def _undo(self, connection: PoolProxiedConnection, error: BaseException) -> None:
         """Roll back, or throw away a connection of which nobody knows how it stands."""
@@ -320,8 +322,11 @@ class PostgresGround:
                     )
                 refuse_unsettled_tables(_mark_in(connection), self.name)
         except exc.SQLAlchemyError as error:
-            cause = error.orig if isinstance(error, exc.DBAPIError) else None
-            raise translate(cause or error, self.name) from error
+            raise self._told(error) from error
+
+    def _told(self, error: Exception) -> ErgonError:
+        cause = (error.orig if isinstance(error, exc.DBAPIError) else None) or error
+        return refused(cause, self.name) or translate(cause, self.name)
 
     def _ask_time(self) -> float:
         [[found]] = self._transact(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
@@ -18,6 +20,7 @@ _DEFAULTS = {
     "keepalives_count": 3,
 }
 """How soon a network that is cut is noticed. What the URL says goes before it."""
+_UNKNOWN = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ def address_of(url: str) -> Address:
     """The database that a URL names; nothing is opened."""
     _, rest = taken_apart(url, ("postgresql",), FORMS)
     if is_cut_short(rest):
-        raise _unreadable()
+        raise unreadable()
     try:
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
@@ -44,15 +47,34 @@ def address_of(url: str) -> Address:
         ) from error
     try:
         found = {k: v for k, v in conninfo_to_dict(f"postgresql://{rest}").items() if v is not None}
-    except psycopg.Error:  # its text may hold the password
-        raise _unreadable() from None
-    is_ambiguous = rest.partition("?")[0].count("@") > 1  # one of them belongs to the password
+    except psycopg.Error as error:  # its text may hold the password
+        is_sure = "@" not in rest.partition("?")[2]  # it is an option, and not half a password
+        raise (unknown_option(str(error)) if is_sure else None) or unreadable() from None
+    place = rest.partition("?")[0]
+    is_ambiguous = place.count("@") > 1 or "@" in place.partition("/")[2]  # of the password
     if is_ambiguous or not all(each.isdigit() for each in str(found.get("port", "0")).split(",")):
-        raise _unreadable()
+        raise unreadable()
     return Address(_name(found), _DEFAULTS | found | {"client_encoding": "UTF8"})
 
 
-def _unreadable() -> ConfigurationError:
+def unknown_option(text: str) -> ConfigurationError | None:
+    """The error about an option that the driver says it does not know; None for other words."""
+    found = _UNKNOWN.search(text)
+    if found is None:
+        return None
+    from psycopg.pq import Conninfo
+
+    known = [each.keyword.decode() for each in Conninfo.get_defaults()]
+    close = get_close_matches(found[1], known, n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return ConfigurationError(
+        f"the URL of a PostgreSQL store has no option {found[1]!r}",
+        remedy=f"{meant}It takes what libpq takes: {FORMS}?sslmode=verify-full, for example",
+    )
+
+
+def unreadable() -> ConfigurationError:
+    """The error about a URL of which nobody can be sure what it says."""
     return ConfigurationError(
         "the URL of the PostgreSQL store cannot be read",
         remedy=f"{FORMS}; write @, :, /, ? and # in a password as %40, %3A, %2F, %3F and %23",

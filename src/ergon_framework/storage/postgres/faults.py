@@ -15,6 +15,7 @@ from ergon_framework.errors import (
     StoreUnavailableError,
 )
 from ergon_framework.storage.bars import POSTGRES_STATE
+from ergon_framework.storage.postgres.address import unknown_option
 from ergon_framework.storage.postgres.tls import fault_of
 
 _TURNS = {"40001": 5, "40P01": 5, "55P03": 2, "26000": 3, "42P05": 3, "0A000": 3}
@@ -55,9 +56,9 @@ def refused(error: BaseException, name: str) -> ErgonError | None:
     in another language it is not known, which :func:`translate` then calls unavailable.
     """
     text = str(error)
-    about_tls = fault_of(name, text)
-    if about_tls is not None:
-        return about_tls
+    about_url = fault_of(name, text) or unknown_option(text)
+    if about_url is not None:
+        return about_url
     if any(each in text for each in _STRANGER) or all(each in text for each in _NO_ROLE):
         return ConfigurationError(
             f"{name} does not let this user in",
