@@ -93,6 +93,14 @@ class Barred(Protocol):
 
 
 @runtime_checkable
+class MarksTogether(Protocol):
+    """Provider calls, beside which a database may have jobs."""
+
+    def set_marks(self, marks: Sequence[bytes]) -> None:
+        """Write down the marks of provider calls and of the jobs there, in one commit."""
+
+
+@runtime_checkable
 class Born(Protocol):
     """A store that is told from one of the same name that is put in its place."""
 

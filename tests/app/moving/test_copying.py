@@ -42,7 +42,7 @@ def brought(part: Part) -> None:
     """Move, and see for ourselves that both hold the same."""
     earlier.refuse_other(part)
     copying.begin(part)
-    copying.end(part, copying.move(part, lambda _: None))
+    copying.end([part], [copying.move(part, lambda _: None)])
     for kind in part.kinds:
         assert summed(part.target, kind) == summed(part.source, kind), kind.__name__
 

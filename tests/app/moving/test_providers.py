@@ -212,7 +212,11 @@ def test_half_moved_rows_are_not_worked_with(
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["file", "postgres_url"])
 @pytest.mark.parametrize(
-    "step", ["move.jobs.after_commit=kill", "move.part.copied=kill@2", "move.part.verified=kill@2"]
+    "step",
+    [
+        *("move.part.begun=kill", "move.jobs.after_commit=kill"),
+        *("move.part.copied=kill@2", "move.part.verified=kill@2"),
+    ],
 )
 def test_nobody_works_with_rows_before_the_jobs_are_there(
     step: str, server: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -231,6 +235,22 @@ def test_nobody_works_with_rows_before_the_jobs_are_there(
     assert (sums(target), job_sums(target)) == (sums(source), job_sums(source))
     opened(target).close()
     open_job_store(target).close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["file", "postgres_url"])
+def test_rows_and_jobs_are_opened_at_once(
+    server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Killed as soon as one of them may be worked with, the move has left nothing to do."""
+    source = with_jobs(with_calls(f"sqlite:///{tmp_path}/old.db"))
+    file = f"sqlite:///{tmp_path}/new.db"
+    target = file if server == "file" else request.getfixturevalue(server)
+    died = ergon("move", source, target, failpoints="move.part.ended=kill")
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    opened(target).close()
+    open_job_store(target).close()
+    assert copied(moved(source, target)) == {}
 
 
 @pytest.mark.parametrize("server", ["file", pytest.param("postgres_url", marks=pytest.mark.slow)])

@@ -262,5 +262,5 @@ def test_a_source_that_grows_without_end_is_not_called_moved() -> None:
             copying.move(part, grow)
         assert "--shut" in caught.value.remedy
         assert is_half_moved(target)
-        copying.end(part, copying.move(part, lambda _: None))
+        copying.end([part], [copying.move(part, lambda _: None)])
         assert not is_half_moved(target)

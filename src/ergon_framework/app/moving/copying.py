@@ -17,7 +17,7 @@ from ergon_framework.app.moving.parts import Moved, Part, Tell, Told, tell_now_a
 from ergon_framework.app.moving.verifying import verified
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.copies import Copy, JobCopy
-from ergon_framework.ports.moving import PAGE_BYTES, Mark, encode_mark
+from ergon_framework.ports.moving import PAGE_BYTES, Mark, MarksTogether, encode_mark
 from ergon_framework.storage.failpoints import declare, failpoint
 
 MOST_TURNS = 5
@@ -42,9 +42,9 @@ def look(part: Part, tell: Tell) -> list[Moved]:
     return found
 
 
-def begin(part: Part) -> None:
+def begin(*parts: Part) -> None:
     """Leave word that the target is not whole yet; it was looked at before (``earlier.py``)."""
-    part.target.set_mark(encode_mark(Mark(part.identity, birth=part.birth)))
+    _leave_word(parts, [Mark(part.identity, birth=part.birth) for part in parts])
     failpoint("move.part.begun")
 
 
@@ -85,11 +85,29 @@ def _compared(found: list[Moved], sums: list[Sum]) -> list[Moved]:
     return found
 
 
-def end(part: Part, found: Sequence[Moved]) -> None:
+def end(parts: Sequence[Part], found: Sequence[Sequence[Moved]]) -> None:
     """Leave word that everything is there; when all parts of a move are, and not before."""
-    done = {moved.kind: (moved.sum.count, moved.sum.digest) for moved in found if moved.sum}
-    part.target.set_mark(encode_mark(Mark(part.identity, done, birth=part.birth)))
+    sums = [
+        {each.kind: (each.sum.count, each.sum.digest) for each in moved if each.sum}
+        for moved in found
+    ]
+    marks = [
+        Mark(part.identity, done, birth=part.birth) for part, done in zip(parts, sums, strict=True)
+    ]
+    _leave_word(parts, marks)
     failpoint("move.part.ended")
+
+
+def _leave_word(parts: Sequence[Part], marks: Sequence[Mark]) -> None:
+    """At once, where one database has it all: whoever works with a part that is open while another
+    is not has used what the next move would have to write.
+    """
+    first, *others = parts
+    if others and isinstance(first.target, MarksTogether):
+        first.target.set_marks([encode_mark(mark) for mark in marks])
+        return
+    for part, mark in zip(parts, marks, strict=True):
+        part.target.set_mark(encode_mark(mark))
 
 
 @dataclass

@@ -46,7 +46,7 @@ def _move_work(asked: Asked, tell: Tell) -> Outcome:
         )
     outcome = Outcome()
     with ExitStack() as stack:
-        # Jobs come last, also when word is left that each is there: workers call providers.
+        # Jobs come last: workers call providers.
         parts = [*opening.call_part(asked, outcome.notes), *opening.job_part(asked, stack)]
         if not parts:
             raise _nothing(asked, outcome.notes)
@@ -100,8 +100,7 @@ def _begin(asked: Asked, parts: Sequence[Part]) -> None:
         earlier.refuse_other(part)
         shutting.refuse_elsewhere(part.source, asked.source.name, part.where)
     if not asked.is_trial:
-        for part in parts:
-            copying.begin(part)
+        copying.begin(*parts)
 
 
 def _moved(asked: Asked, parts: Sequence[Part], tell: Tell) -> list[Moved]:
@@ -110,8 +109,7 @@ def _moved(asked: Asked, parts: Sequence[Part], tell: Tell) -> list[Moved]:
         return [each for part in parts for each in copying.look(part, tell)]
     with _open_again_unless_done(asked, parts):
         found = [copying.move(part, tell, shuts=asked.shuts) for part in parts]
-        for part, moved in zip(parts, found, strict=True):
-            copying.end(part, moved)
+        copying.end(parts, found)
     return [each for moved in found for each in moved]
 
 

@@ -32,11 +32,14 @@ from ergon_framework.storage.bars import postgres_bars, sqlite_bars
 from ergon_framework.storage.failpoints import declare, failpoint
 
 _TABLES = sorted(metadata.tables.values(), key=lambda table: table.name)
-_MARKS = Table(
-    MARKS,
-    MetaData(),
-    Column("one", Integer, primary_key=True),
-    Column("mark", LargeBinary, nullable=False),
+_MARKS, _JOB_MARKS = (
+    Table(
+        name,
+        MetaData(),
+        Column("one", Integer, primary_key=True),
+        Column("mark", LargeBinary, nullable=False),
+    )
+    for name in (MARKS, "ergon_job_moves")
 )
 _HOME = text(
     "SELECT (SELECT system_identifier FROM pg_control_system()),"
@@ -151,11 +154,28 @@ class ProviderArchive:
         That is the first thing a move writes: where there are no tables yet, they are made.
         """
         with self._database.connect(creates=True) as connection:
-            running.upgrade(connection)
-            _MARKS.create(connection, checkfirst=True)
-            connection.execute(_MARKS.delete())
-            if mark is not None:
-                connection.execute(_MARKS.insert(), [{"one": 1, "mark": mark}])
+            self._set_mark(connection, mark)
+
+    def set_marks(self, marks: Sequence[bytes]) -> None:
+        """Write down the marks of these rows and of the jobs in the same database, in one commit.
+
+        The tables of jobs are there: their store was opened.
+        """
+        own, of_jobs = marks
+        with self._database.connect(creates=True) as connection:
+            self._set_mark(connection, own)
+            _write(connection, _JOB_MARKS, of_jobs)
+
+    def _set_mark(self, connection: Connection, mark: bytes | None) -> None:
+        running.upgrade(connection)
+        _MARKS.create(connection, checkfirst=True)
+        _write(connection, _MARKS, mark)
+
+
+def _write(connection: Connection, marks: Table, mark: bytes | None) -> None:
+    connection.execute(marks.delete())
+    if mark is not None:
+        connection.execute(marks.insert(), [{"one": 1, "mark": mark}])
 
 
 def _rows(
