@@ -135,12 +135,6 @@ def is_half_moved(store: object) -> bool:
     return mark_of(store).is_half
 
 
-def refuse_half_moved(store: object) -> None:
-    """Read no store that a move has not filled yet."""
-    if is_half_moved(store):
-        raise half_moved()
-
-
 def refuse_unsettled(mark: Mark) -> None:
     """Work with no store that a move has not filled yet, or whose things went elsewhere.
 

@@ -140,14 +140,15 @@ def test_workers_are_named_and_refused(places: tuple[str, str]) -> None:
     record = WorkerRecord(id="w9", host="here", pid=77, version="1", started_at=0.0)
     with closing(open_store(places[0])) as store:
         store.tell(record)
-    with pytest.raises(StoreError, match=r"w9 \(process 77 on here\)"):
+    with pytest.raises(StoreError, match=r"w9 \(process 77 on here\).*--force"):
         moved(*places)
     moved(*places, is_forced=True)
     assert job_sums(places[1]) == job_sums(places[0])
     with closing(open_store(places[1])) as store:
         store.tell(record)
-    with pytest.raises(StoreError, match="workers use"):
+    with pytest.raises(StoreError, match="workers use") as caught:
         moved(*places, is_forced=True)
+    assert "--force" not in caught.value.remedy
 
 
 def test_a_trial_writes_nothing(places: tuple[str, str], tmp_path: Path) -> None:

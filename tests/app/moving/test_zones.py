@@ -128,14 +128,15 @@ def test_an_object_that_is_gone_is_told(zone: Path, tmp_path: Path) -> None:
 def test_a_zone_that_a_node_holds_is_refused(zone: Path, tmp_path: Path) -> None:
     """On either side; with --force the source is read nevertheless."""
     with closing(DataFolder.lock(zone)):
-        with pytest.raises(ConfigurationError, match="in use by another node"):
+        with pytest.raises(ConfigurationError, match=r"in use by another node.*--force"):
             moved(zone, tmp_path / "new")
         moved(zone, tmp_path / "new", is_forced=True)
     with (
         closing(DataFolder.lock(tmp_path / "new")),
-        pytest.raises(ConfigurationError, match="in use by another node"),
+        pytest.raises(ConfigurationError, match="in use by another node") as caught,
     ):
         moved(zone, tmp_path / "new", is_forced=True)
+    assert "--force" not in caught.value.remedy
 
 
 def test_a_zone_with_other_facts_is_refused(places: tuple[Path, Path]) -> None:

@@ -162,7 +162,7 @@ class _Copying:
         ):
             raise StoreError(
                 f"{self.part.where} holds {title(self.kind)} that the other store does not have",
-                remedy="name an empty store",
+                remedy="name an empty store as TO",
             )
 
     def _flush(self) -> None:

@@ -7,12 +7,12 @@ from ergon_framework.app.moving.parts import Part, title
 from ergon_framework.app.moving.spelling import is_same
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.copies import FactCopy, JobCopy
-from ergon_framework.ports.moving import Mark, birth_of, mark_of, moved_away, refuse_half_moved
+from ergon_framework.ports.moving import Mark, birth_of, mark_of, moved_away
 
 
 def refuse_other(part: Part) -> None:
     """Write into an empty store, or into an untouched earlier copy of the same one."""
-    refuse_half_moved(part.source)
+    refuse_half_source(part.source)
     if part.birth and birth_of(part.target) == part.birth:
         raise into_itself(part.where)
     mark = mark_of(part.target)
@@ -34,6 +34,16 @@ def refuse_other(part: Part) -> None:
             remedy="go on with that store, or name an empty one as TO; nothing was changed",
         )
     _refuse_foreign(mark, part)
+
+
+def refuse_half_source(source: object) -> None:
+    """Read no store that another move has not filled yet."""
+    mark = mark_of(source)
+    if mark.is_half:
+        raise StoreError(
+            f"a move into FROM has not ended: it is to become a copy of {mark.source}",
+            remedy="end that one first: run the same `ergon move` again, and then this one",
+        )
 
 
 def into_itself(name: str) -> ConfigurationError:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ergon_framework.app.moving import shutting
+from ergon_framework.app.moving.earlier import refuse_half_source
 from ergon_framework.app.moving.objects import Bytes
 from ergon_framework.app.moving.parts import Part
 from ergon_framework.app.moving.places import Place
-from ergon_framework.app.moving.quiet import refuse_readers, refuse_workers
+from ergon_framework.app.moving.quiet import locked, refuse_readers, refuse_workers
 from ergon_framework.app.moving.zones import zone_meant
 from ergon_framework.app.tables import tables_in
 from ergon_framework.boundary.folder import DataFolder
@@ -32,7 +33,7 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy
 from ergon_framework.ports.factstore import FactStore
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.ports.moving import Archive, birth_of, refuse_half_moved
+from ergon_framework.ports.moving import Archive, birth_of
 
 if TYPE_CHECKING:
     from ergon_framework.app.moving.providers import ProviderArchive
@@ -111,7 +112,7 @@ def job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
     _refuse_unfit(asked, source)
     target = _target(asked, _open_target, MemoryJobStore)
     stack.enter_context(closing(target))
-    refuse_workers(target, target.now(), asked.target.name)
+    refuse_workers(target, target.now(), asked.target.name, is_target=True)
     yield Part(
         "jobs",
         cast("Archive", source),
@@ -168,7 +169,7 @@ def zone_part(asked: Asked, stack: ExitStack) -> Part:
     """The facts of a zone; folders are locked on both sides."""
     zone = zone_meant(asked.zone, asked.source)
     if asked.source.file is not None and not asked.is_forced:
-        stack.enter_context(closing(DataFolder.lock(asked.source.file.parent)))
+        stack.enter_context(closing(locked(asked.source.file.parent)))
     source = open_fact_store(asked.source.url, zone=zone, read_only=asked.only_looks)
     stack.enter_context(closing(source))
     if asked.source.file is None and not asked.is_forced:
@@ -256,7 +257,7 @@ def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
 
 def _refuse_unfit(asked: Asked, source: object) -> None:
     """Refuse what a source can be refused for before the target is opened, which makes it."""
-    refuse_half_moved(source)
+    refuse_half_source(source)
     shutting.refuse_elsewhere(cast("Archive", source), asked.source.name, asked.target.name)
 
 

@@ -64,7 +64,10 @@ def _opened(trial: Asked, shut: Collection[str], stack: ExitStack) -> Iterator[P
 def _refuse_worked_with(part: Part, source: str, tell: Tell) -> None:
     mark = mark_of(part.target)
     if mark.moved_to:
-        raise moved_away(part.where, mark.moved_to)
+        gone = moved_away(part.where, mark.moved_to)
+        raise type(gone)(
+            gone.message, remedy=f"work with that one; {_INSIST}", details=gone.details
+        )
     if mark.is_half and earlier.is_copy_of(mark, part):
         return  # nobody got in so far
     found = copying.look(part, tell)

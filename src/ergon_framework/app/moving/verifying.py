@@ -56,7 +56,7 @@ def _damage_in(where: str) -> Iterator[None]:
         raise DataLossError(
             f"{where} was damaged on the way or since: {error.message}",
             reason=error.reason,
-            remedy="check its disk; move into an empty store when it is sound",
+            remedy="check its disk; name an empty store as TO when it is sound",
             details=error.details,
         ) from error
 
@@ -68,7 +68,8 @@ def _differing(part: Part, kind: type[Copy], wanted: Sum, there: Sum) -> StoreEr
         f"{part.where} does not hold the same {title(kind)}: {wanted.count} of them with the digest"
         f" {wanted.digest[:16]} were to be there, and {there.count} with {there.digest[:16]} are;"
         f" {', '.join(named) or 'what differed a moment ago is the same now'}",
-        remedy="see that nobody uses either store, then move again: it goes on from there",
+        remedy="see that nobody uses either store, then move again: it goes on from there;"
+        " --shut refuses who still uses FROM",
         details={"differing": named},
     )
 
