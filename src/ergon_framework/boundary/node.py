@@ -6,6 +6,7 @@ import asyncio
 import traceback
 from collections.abc import Callable, Mapping
 
+from ergon_framework.boundary.arguments import check_given
 from ergon_framework.boundary.conversing.transport import AsyncTransport
 from ergon_framework.boundary.http.async_client import AsyncHttpTransport
 from ergon_framework.boundary.http.exchange import Exchange
@@ -21,7 +22,7 @@ from ergon_framework.boundary.serving.policy_file import PolicyFile
 from ergon_framework.boundary.settings import DAY, LimitSettings, ZoneSettings
 from ergon_framework.boundary.telling import logger
 from ergon_framework.boundary.upkeep.keeping import keep_house
-from ergon_framework.boundary.zone import Zone
+from ergon_framework.boundary.zone import ZONE, Zone
 from ergon_framework.engine.clocks import AsyncSignal
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
 
@@ -46,6 +47,7 @@ class Node:
         zone: Zone | None = None,
         connect: Connect | None = None,
     ) -> None:
+        check_given({"name": name, "settings": settings}, ZONE)
         self.name = name
         self.settings = settings
         self._host, self._port = split_address(settings.listen)

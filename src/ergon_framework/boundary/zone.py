@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from ergon_framework.boundary.answering import Answering
+from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
 from ergon_framework.boundary.facts.answers import store_trouble
 from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larger
 from ergon_framework.boundary.facts.identity import spelled
@@ -54,6 +55,10 @@ HARD, SOFT = 0.8, 0.5
 """Of the capacity: where appends are refused, and where the operator is warned."""
 
 
+ZONE = {"name": NAME, "settings": of(ZoneSettings, "give ZoneSettings"), "clock": FUNCTION}
+"""What each of the arguments has to be."""
+
+
 class Zone:
     """A zone's log, ledger, objects, consumers and links."""
 
@@ -67,10 +72,11 @@ class Zone:
         clock: Callable[[], float] = time.time,
         held: ExitStack | None = None,
     ) -> None:
+        self.settings = settings or ZoneSettings()
+        check_given({"name": name, "settings": self.settings, "clock": clock}, ZONE)
         self.name = name
         self.store = store
         self.objects = objects
-        self.settings = settings or ZoneSettings()
         self.clock = clock
         self.telling = Telling(clock)
         self.answering = Answering(name, self.settings, self.telling)
@@ -93,6 +99,8 @@ class Zone:
 
         Nobody else may have its folders open; what it has on servers, other nodes may share.
         """
+        given = {"name": name, "settings": settings, "clock": clock or time.time}
+        check_given(given, ZONE)  # before anything is made
         with ExitStack() as held:
             for folder in folders_of(settings):
                 held.callback(DataFolder.lock(folder).close)

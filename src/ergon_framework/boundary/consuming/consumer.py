@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TypeVar, Unpack
 
+from ergon_framework.boundary.arguments import SECONDS_OR_ZERO, TRANSPORT
 from ergon_framework.boundary.consuming.conversations import Run, keeping
 from ergon_framework.boundary.consuming.objects import getting, opening, reference_of, saving
 from ergon_framework.boundary.consuming.options import (
@@ -49,6 +50,7 @@ class Consumer(Reading):
     def __init__(
         self, node: str | Transport, consumer_name: str, **options: Unpack[ConsumerOptions]
     ) -> None:
+        TRANSPORT.check("node", node)
         super().__init__(consumer_name, options)
         self._is_owner = isinstance(node, str)
         self._transport: Transport
@@ -64,6 +66,7 @@ class Consumer(Reading):
 
     def fetch(self, limit: int | None = None, wait: float = 0.0) -> Batch:
         """The page after the cursor, the same one until it is confirmed; takes the lease."""
+        SECONDS_OR_ZERO.check("wait", wait)
         self._is_holder = True
         return self._run(self.desk.fetch(limit or self.limit, wait))
 

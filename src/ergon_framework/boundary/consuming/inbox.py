@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
+from ergon_framework.boundary.arguments import FUNCTION, NAME, TEXT
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.identity import identity_digest, spelled
 from ergon_framework.boundary.model import Delivery
@@ -68,6 +69,9 @@ class Inbox:
     ) -> None:
         if not consumer:
             raise ConfigurationError("an inbox needs the name of its consumer")
+        NAME.check("consumer", consumer)
+        FUNCTION.check("clock", clock)
+        TEXT.check("table", table)
         if not _PLAIN.fullmatch(table):
             raise ConfigurationError(
                 f"{table!r} cannot be the name of a table", remedy="use letters, digits and _"
@@ -179,7 +183,7 @@ def _spell(statement: str, paramstyle: str) -> str:
     """The statement with the driver's own placeholders."""
     if paramstyle == "qmark":
         return statement
-    if paramstyle in {"format", "pyformat"}:
+    if paramstyle in ("format", "pyformat"):
         return statement.replace("?", "%s")
     if paramstyle == "numeric":
         first, *rest = statement.split("?")

@@ -11,14 +11,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
+from ergon_framework.boundary.arguments import (
+    A_BACKOFF,
+    COUNT,
+    FLAG,
+    FUNCTION,
+    NAME,
+    SECONDS,
+    SECONDS_OR_ZERO,
+    TEXT,
+    one_of,
+)
 from ergon_framework.boundary.consuming.calls import Desk
 from ergon_framework.boundary.consuming.conversations import ConsumeReport, Run
 from ergon_framework.boundary.conversing.script import RETRIED, SCHEDULE, Dice
 from ergon_framework.boundary.model import Delivery, Loss
-from ergon_framework.boundary.producing.options import TlsOptions, check_options
+from ergon_framework.boundary.producing.options import REACHING, TlsOptions, check_options
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.retry import Backoff, RetryRule
-from ergon_framework.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +78,23 @@ class ConsumerOptions(TlsOptions, total=False):
     expected_zone: str | None
     connections: int
     dice: Dice
-    on_gap: Callable[[Loss], Any]
+    on_gap: Callable[[Loss], Any] | None
     """Is told of facts that were given up on purpose; by default they are logged."""
+
+
+CONSUMER = REACHING | {
+    "log": TEXT.or_none,
+    "start": one_of("start", "end"),
+    "to_zone": TEXT.or_none,
+    "required": FLAG,
+    "holder": TEXT.or_none,
+    "lease": SECONDS,
+    "limit": COUNT,
+    "max_attempts": COUNT,
+    "backoff": A_BACKOFF,
+    "on_gap": FUNCTION.or_none,
+}
+"""What each of the options has to be."""
 
 
 def warn_of_gap(loss: Loss) -> None:
@@ -86,7 +111,8 @@ class Reading:
     """The half of a consumer that does not wait."""
 
     def __init__(self, name: str, options: ConsumerOptions) -> None:
-        check_options(type(self).__name__, options, ConsumerOptions)
+        check_options(type(self).__name__, options, CONSUMER)
+        NAME.check("consumer_name", name)
         self.name = name
         self.holder = _holder(options.get("holder"))
         self.limit = options.get("limit", 100)
@@ -110,18 +136,6 @@ class Reading:
             required=options.get("required", True),
             timeout=options.get("timeout", 30.0),
         )
-        self._check()
-
-    def _check(self) -> None:
-        for name, value in (
-            ("lease", self.desk.lease),
-            ("limit", self.limit),
-            ("max_attempts", self.max_attempts),
-        ):
-            if value <= 0:
-                raise ConfigurationError(f"{name} is {value}", remedy="give a positive number")
-        if self.desk.start not in {"start", "end"}:
-            raise ConfigurationError(f"start is {self.desk.start!r}", remedy="write start or end")
 
     @property
     def max_attempts(self) -> int:
@@ -136,13 +150,18 @@ class Reading:
         until_empty: bool,
         wait: float,
     ) -> Run:
-        """One run, ready to be driven."""
+        """One run, ready to be driven.
+
+        What cannot be called would look like a handler that fails, and have facts set aside.
+        """
+        FUNCTION.check("handler", handler)
+        SECONDS_OR_ZERO.check("wait", wait)
         patience = SCHEDULE if until_empty else PATIENCE
         desk = replace(self.desk, rule=self._options.get("retry", patience))
         return Run(
             desk=desk,
             handler=handler,
-            on_gap=self._options.get("on_gap", warn_of_gap),
+            on_gap=self._options.get("on_gap") or warn_of_gap,
             is_stopped=is_stopped,
             item_rule=RetryRule(
                 attempts=self.max_attempts,

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from ergon_framework.boundary import tracing
+from ergon_framework.boundary.arguments import TRANSPORT
 from ergon_framework.boundary.conversing.files import Artifact, Blob
 from ergon_framework.boundary.conversing.in_tasks import TaskHands
 from ergon_framework.boundary.conversing.script import Script
@@ -42,6 +43,7 @@ class AsyncProducer(Telling):
     """
 
     def __init__(self, node: str | AsyncTransport, **options: Unpack[ProducerOptions]) -> None:
+        TRANSPORT.check("node", node)
         super().__init__(options)
         self._is_owner = isinstance(node, str)
         self._transport: AsyncTransport

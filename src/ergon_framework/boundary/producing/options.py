@@ -9,6 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
+from ergon_framework.boundary.arguments import (
+    A_RETRY,
+    COUNT,
+    FILE,
+    FLAG,
+    FUNCTION,
+    SECONDS,
+    SECONDS_OR_ZERO,
+    TEXT,
+    Demand,
+    check_given,
+    one_of,
+)
 from ergon_framework.boundary.conversing.script import SCHEDULE, Dice
 from ergon_framework.boundary.producing.publishing import EnvelopeLike, Habits
 from ergon_framework.core.retry import RetryRule
@@ -47,6 +60,26 @@ class ProducerOptions(TlsOptions, total=False):
     """Unix seconds, for ``produced_at_unix_ms``."""
 
 
+TLS = dict.fromkeys(("cert", "key", "ca"), FILE.or_none)
+REACHING = TLS | {
+    "expected_zone": TEXT.or_none,
+    "timeout": SECONDS,
+    "retry": A_RETRY,
+    "connections": COUNT,
+    "dice": FUNCTION,
+}
+"""What producers and consumers have in common."""
+PRODUCER = REACHING | {
+    "from_zone": TEXT.or_none,
+    "to_zone": TEXT.or_none,
+    "deadline": SECONDS_OR_ZERO.or_none,
+    "strict_ids": FLAG,
+    "jitter": one_of("none", "full"),
+    "clock": FUNCTION,
+}
+"""What each of the options has to be."""
+
+
 class EnvelopeOptions(TypedDict, total=False):
     """What ``publish`` makes an envelope of."""
 
@@ -76,21 +109,21 @@ def client_tls(options: TlsOptions | ProducerOptions) -> Callable[[], ssl.SSLCon
     return Certificates(cert, key, ca).client
 
 
-def check_options(name: str, given: Mapping[str, Any], known: Any) -> None:
-    """Refuse an option that nobody knows: it would be lost without a word."""
-    unknown = sorted(given.keys() - known.__optional_keys__)
+def check_options(name: str, given: Mapping[str, Any], known: Mapping[str, Demand]) -> None:
+    """Refuse an option that nobody knows, which would be lost without a word, or a wrong value."""
+    unknown = sorted(given.keys() - known.keys())
     if unknown:
         raise ConfigurationError(
-            f"{name} knows no option {', '.join(unknown)}",
-            remedy=f"use {', '.join(sorted(known.__optional_keys__))}",
+            f"{name} knows no option {', '.join(unknown)}", remedy=f"use {', '.join(sorted(known))}"
         )
+    check_given(given, known)
 
 
 class Telling:
     """The half of a producer that does not wait."""
 
     def __init__(self, options: ProducerOptions) -> None:
-        check_options(type(self).__name__, options, ProducerOptions)
+        check_options(type(self).__name__, options, PRODUCER)
         self.habits = _habits(options)
         self.connecting: dict[str, Any] = {
             name: options[name]
@@ -132,10 +165,7 @@ class Telling:
 
 def _habits(options: ProducerOptions) -> Habits:
     rule = options.get("retry", SCHEDULE)
-    jitter = options.get("jitter", "none")
-    if jitter not in {"none", "full"}:
-        raise ConfigurationError(f"jitter is {jitter!r}", remedy="write none or full")
-    if jitter == "full":
+    if options.get("jitter") == "full":
         rule = replace(rule, backoff=replace(rule.backoff, low=0.0, high=1.0))
     if options.get("deadline") is not None:
         rule = replace(rule, budget=options["deadline"])

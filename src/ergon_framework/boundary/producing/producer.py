@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from ergon_framework.boundary import tracing
+from ergon_framework.boundary.arguments import TRANSPORT
 from ergon_framework.boundary.conversing.files import Artifact, Blob
 from ergon_framework.boundary.conversing.in_threads import ThreadHands
 from ergon_framework.boundary.conversing.script import Script
@@ -53,6 +54,7 @@ class Producer(Telling):
     """
 
     def __init__(self, node: str | Transport, **options: Unpack[ProducerOptions]) -> None:
+        TRANSPORT.check("node", node)
         super().__init__(options)
         self._is_owner = isinstance(node, str)
         self._transport: Transport

@@ -45,7 +45,8 @@ def fact_of(fact: FactLike) -> Fact:
     if isinstance(fact, Fact):
         return fact
     known = {"subject", "predicate", "object_json"}
-    if not {"subject", "predicate"} <= fact.keys() <= known:
+    names: Any = getattr(fact, "keys", set)()  # one that is no mapping has none
+    if not {"subject", "predicate"} <= names <= known:
         raise FactInvalidError(
             "a fact has subject, predicate and object_json, and nothing else",
             reason="missing",

@@ -22,6 +22,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
+from ergon_framework.boundary.arguments import (
+    A_BACKOFF,
+    COUNT,
+    FILE,
+    FLAG,
+    FUNCTION,
+    SECONDS,
+    SECONDS_OR_ZERO,
+    Demand,
+    check_given,
+    of,
+    one_of,
+)
 from ergon_framework.boundary.facts.edge import admitted
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.settings import LimitSettings
@@ -74,6 +87,28 @@ class Sender(Protocol):
         """What the node has under an id."""
 
 
+OUTBOX = {
+    "path": FILE,
+    "producer": Demand(
+        lambda value: callable(getattr(value, "append_fact", None)), "give a Producer"
+    ).or_none,
+    "clock": FUNCTION,
+    "max_items": COUNT.or_none,
+    "max_bytes": COUNT.or_none,
+    "limits": of(LimitSettings, "give LimitSettings").or_none,
+    "strict_ids": FLAG,
+    "on_refusal": one_of("set_aside", "stop"),
+    "recover": one_of("append", "lookup"),
+    "backoff": A_BACKOFF,
+    "batch_items": COUNT,
+    "batch_bytes": COUNT,
+    "poll": SECONDS,
+    "busy_timeout": SECONDS_OR_ZERO,
+    "dice": FUNCTION,
+}
+"""What each of the arguments has to be."""
+
+
 class Outbox:
     """A durable spool of facts. Any thread may call any method; any process may add."""
 
@@ -96,6 +131,26 @@ class Outbox:
         busy_timeout: float = 5.0,
         dice: Callable[[], float] = random.random,
     ) -> None:
+        check_given(
+            {
+                "path": path,
+                "clock": clock,
+                "max_items": max_items,
+                "max_bytes": max_bytes,
+                "limits": limits,
+                "strict_ids": strict_ids,
+                "on_refusal": on_refusal,
+                "recover": recover,
+                "backoff": backoff,
+                "batch_items": batch_items,
+                "batch_bytes": batch_bytes,
+                "poll": poll,
+                "busy_timeout": busy_timeout,
+                "dice": dice,
+                "producer": producer,
+            },
+            OUTBOX,
+        )
         self.rule = DrainRule(on_refusal, recover, backoff, batch_items, batch_bytes, poll)
         self.last_error: Exception | None = None
         """What the node or the network said last; None once something got through again."""

@@ -1,0 +1,83 @@
+"""What the classes of the boundary are given is looked at when it is given.
+
+Something of the wrong kind would otherwise be met at the first fact that fails, or never be heeded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from ergon_framework.core.retry import Backoff, RetryRule
+from ergon_framework.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one argument has to be."""
+
+    is_met: Callable[[Any], bool]
+    remedy: str
+
+    def check(self, name: str, value: object) -> None:
+        """Refuse anything else."""
+        if not self.is_met(value):
+            raise ConfigurationError(f"{name} is {value!r}", remedy=self.remedy)
+
+    @property
+    def or_none(self) -> Demand:
+        """The same, or nothing at all."""
+        return Demand(lambda value: value is None or self.is_met(value), self.remedy)
+
+
+def check_given(given: Mapping[str, Any], demands: Mapping[str, Demand]) -> None:
+    """Look at all that was given."""
+    for name, value in given.items():
+        demands[name].check(name, value)
+
+
+def of(kind: type, remedy: str) -> Demand:
+    """One of a class."""
+    return Demand(lambda value: isinstance(value, kind), remedy)
+
+
+def one_of(*words: str) -> Demand:
+    """One of a few words."""
+    return Demand(
+        lambda value: isinstance(value, str) and value in words, f"write {' or '.join(words)}"
+    )
+
+
+def _is_number(value: object, least: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return least <= value <= sys.float_info.max
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+TEXT = of(str, "give a text")
+NAME = Demand(lambda value: isinstance(value, str) and bool(value), "give a text with a name")
+FILE = Demand(lambda value: isinstance(value, str | PathLike), "give the path of a file")
+FLAG = of(bool, "write True or False")
+FUNCTION = Demand(callable, "give a function")
+COUNT = Demand(_is_count, "give a whole number above 0")
+SECONDS = Demand(
+    lambda value: _is_number(value, sys.float_info.min), "give seconds: a positive number"
+)
+SECONDS_OR_ZERO = Demand(lambda value: _is_number(value, 0.0), "give seconds, 0 for none")
+A_BACKOFF = of(
+    Backoff, "give a Backoff of ergon_framework.core.retry, for example Backoff(base=0.5, cap=30.0)"
+)
+A_RETRY = of(
+    RetryRule, "give a RetryRule of ergon_framework.core.retry, for example RetryRule(attempts=4)"
+)
+TRANSPORT = Demand(
+    lambda value: isinstance(value, str) or callable(getattr(value, "call", None)),
+    "give the URL of a node, for example http://127.0.0.1:9443",
+)
