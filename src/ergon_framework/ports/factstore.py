@@ -332,12 +332,15 @@ class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
         """No longer; one who never subscribed is fine."""
 
     def watch_waits(self, seen: Meanwhile) -> None:
-        """Tell, in any thread, when an append is about to wait: for its commit, or for others."""
+        """Tell, in any thread, when an append is about to wait: for its commit, or for others.
+
+        One listener at a time; the last one counts. What it raises is logged, and harms no append.
+        """
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends, from any thread: how many facts, and the seconds it took.
 
-        One listener at a time; the last one counts.
+        One listener at a time; the last one counts. What it raises is logged, and harms no append.
         """
 
     def backup(self, folder: str) -> None:

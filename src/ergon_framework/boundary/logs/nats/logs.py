@@ -14,6 +14,7 @@ from ergon_framework.boundary.logs.nats.entering import Entering
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.records import Prepared, key_of, prepare
+from ergon_framework.boundary.logs.watching import Watching
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import (
     Flaw,
@@ -103,11 +104,11 @@ class NatsLogs(Ground):
 
     def watch_waits(self, seen: Meanwhile) -> None:
         """Tell when an append is about to wait."""
-        self._before_waiting = seen
+        self._before_waiting = Watching(seen, "waits")
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends: how many facts, and the seconds it took."""
-        self._watch = seen
+        self._watch = Watching(seen, "commits")
 
     def close(self) -> None:
         """Let go of everything, after what was left to be appended. Closing twice is fine."""

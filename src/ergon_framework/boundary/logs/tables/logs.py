@@ -14,6 +14,7 @@ from ergon_framework.boundary.logs.records import Prepared, prepare
 from ergon_framework.boundary.logs.tables import pages, receiving, retention
 from ergon_framework.boundary.logs.tables.ground import Books, Ground
 from ergon_framework.boundary.logs.tables.rows import all_logs, gaps_of, log_named
+from ergon_framework.boundary.logs.watching import Watching
 from ergon_framework.ports.factstore import (
     Gap,
     Link,
@@ -140,11 +141,11 @@ class TableLogs(Ground):
 
     def watch_waits(self, seen: Meanwhile) -> None:
         """Tell when an append is about to wait."""
-        self._before_waiting = seen
+        self._before_waiting = Watching(seen, "waits")
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends: how many facts, and the seconds it took."""
-        self._watch = seen
+        self._watch = Watching(seen, "commits")
 
     def _append_all(self, asked: Sequence[Append]) -> list[list[Outcome]]:
         began = perf_counter()
