@@ -388,3 +388,54 @@ def test_after_an_outage_the_last_to_start_writes_what_was_lost(bench: Make) -> 
     subject.keeper._outage(StoreUnavailableError("it restarts"))
     subject.finish()
     assert subject.store.names() == ["report"]
+
+
+def newcomer(store: Slow, started_at: float, name: str = "newer") -> None:
+    """Another worker tells of itself."""
+    store.tell(WorkerRecord(id=name, host="there", pid=2, version="2", started_at=started_at))
+
+
+@pytest.mark.req("SCALE:fleet-versions")
+@pytest.mark.parametrize("name", ["newer", "me"])
+def test_a_namesake_that_leaves_brings_no_schedule_back(bench: Make, name: str) -> None:
+    """What a newer worker has changed meanwhile stays as it is, also if that was the namesake."""
+    old = bench({"report": HOURLY, "removed": HOURLY})
+    old.finish()
+    half_hourly = ScheduleSettings(every=1800, handler="echo")
+    Scheduler(old.store, {"report": half_hourly, "added": HOURLY}).sync()
+    newcomer(old.store, old.store.now(), name)
+    old.clock.seconds += LEASE / 3
+    old.finish()
+    before = list(old.store.schedules())
+    del old.store._workers["me"]
+    old.clock.seconds += LEASE / 3
+    old.finish()
+    assert "me" in old.store._workers
+    assert list(old.store.schedules()) == before
+    assert [each.name for each in before] == ["added", "report"]
+
+
+@pytest.mark.req("SCALE:fleet-versions")
+def test_a_namesake_that_leaves_finds_the_last_to_start_on_guard(bench: Make) -> None:
+    """Whoever started last looks whether everything is as its settings say."""
+    subject = bench({"report": HOURLY})
+    subject.finish()
+    newcomer(subject.store, subject.began - 60.0)  # it started earlier
+    subject.store._schedules.clear()
+    del subject.store._workers["me"]
+    subject.clock.seconds += LEASE / 3
+    subject.finish()
+    assert subject.store.names() == ["report"]
+
+
+def test_an_emptied_store_gets_the_schedules_of_every_application(bench: Make) -> None:
+    """Those of another, whose worker is newer and was faster, are not ours."""
+    subject = bench({"report": HOURLY})
+    subject.finish()
+    subject.store.lose_everything()
+    newcomer(subject.store, subject.store.now())
+    Scheduler(subject.store, {"other": HOURLY}, source="another application").sync()
+    subject.clock.seconds += LEASE / 3
+    subject.finish()
+    assert subject.store.names() == ["other", "report"]
+    assert subject.told == ["store.emptied"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -67,6 +68,7 @@ class WorkerChores:
         self._has_twin = False
         self._was_told = False
         self._was_away = False
+        self._latest = -math.inf  # when the last of all started whom this worker has seen
         self._now = SYSTEM_CLOCK.now
         self._timetable: Timetable | None = None
         if schedules is not None:
@@ -174,6 +176,7 @@ class WorkerChores:
 
     def _tell(self) -> float:
         mine, found = self._record(), self._store.workers()
+        self._latest = max(self._latest, *(each.started_at for each in (mine, *found)))
         if self._was_told:
             told = next((each for each in found if each.id == mine.id), None)
             self._mind_what_is_told(mine, told)
@@ -200,7 +203,7 @@ class WorkerChores:
     def _mind_what_is_told(self, mine: WorkerRecord, told: WorkerRecord | None) -> None:
         """What the store says of this worker should be what was told last."""
         if told is None:
-            self._write_again()
+            self._write_again(mine)
         elif (told.host, told.pid) != (mine.host, mine.pid) and not self._has_twin:
             self._has_twin = True
             logger.warning(
@@ -208,14 +211,16 @@ class WorkerChores:
                 *(told.host, told.pid, mine.id),
             )
 
-    def _write_again(self) -> None:
+    def _write_again(self, mine: WorkerRecord) -> None:
         """The store does not know this worker: a namesake left, or the store has lost everything.
 
-        Then what the settings say is gone as well, and cron and limits with it.
+        Then what the settings say is gone as well, and cron and limits with it. Schedules of one
+        who started later stay, be it the namesake; but not where none is left of this application.
         """
         lost = [*self._prepare()] if self._prepare is not None else []
-        if self._timetable is not None:
-            self._timetable.write_again(lost)
+        timetable = self._timetable
+        if timetable is not None and (mine.started_at >= self._latest or timetable.are_gone()):
+            timetable.write_again(lost)
             self._due[self._fire] = 0.0
         elif lost:
             self._tell_lost(lost)

@@ -250,6 +250,11 @@ class Scheduler:
         """Let the next sync look at everything, though one was under way."""
         self._left = None
 
+    def are_gone(self) -> bool:
+        """Whether there are schedules in the settings, and none of their source in the store."""
+        stored = self._store.schedules() if self._settings else []
+        return bool(self._settings) and all(each.source != self._source for each in stored)
+
     def fire_due(self, goes_on: Callable[[], bool] = lambda: True) -> float | None:
         """Enqueue the jobs of all that is due; the instant to come back at, or None for never.
 

@@ -24,6 +24,9 @@ class Fires(Protocol):
     def sync_anew(self) -> None:
         """Begin from the first schedule, with the next call."""
 
+    def are_gone(self) -> bool:
+        """Whether there are schedules in the settings, and none of them in the store."""
+
     def fire_due(self, goes_on: Callable[[], bool]) -> float | None:
         """Fire what is due; answers the next instant by the store's clock."""
 
@@ -82,6 +85,10 @@ class Timetable:
         """Write what is not there, or not as the settings say."""
         self._is_synced = False
         self._schedules.sync_anew()
+
+    def are_gone(self) -> bool:
+        """Whether the store has nothing of it any more, so that nobody's is written over."""
+        return self._schedules.are_gone()
 
     def stop(self) -> None:
         """Write nothing more."""
