@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ergon_framework.app.jobs import JobSetup
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs import chores as chores_module
@@ -21,7 +22,7 @@ from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings, schedule
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.timetable import Slice
-from ergon_framework.ports.jobstore import Ask, Schedule, Search, WorkerRecord
+from ergon_framework.ports.jobstore import Ask, Queue, Schedule, Search, WorkerRecord
 from tests.jobs.workplace import get, job, wait_until, worker
 
 pytestmark = pytest.mark.req("X13", "JOBS:cron")
@@ -32,6 +33,8 @@ STEP = LEASE / 20
 COUNT = 60
 HOURLY = ScheduleSettings(every=3600, handler="echo")
 MANY = {f"s{n:02}": HOURLY for n in range(COUNT)}
+NO_QUEUES: dict[str, Any] = {}
+QUEUES = {f"q{n:02}": {"max_active": 3} for n in range(COUNT)}
 
 
 class Clock:
@@ -62,6 +65,10 @@ class Slow(MemoryJobStore):
         self._pass_time()
         super().put_schedule(schedule)
 
+    def set_queue(self, name: str, **changes: Any) -> Queue:
+        self._pass_time()
+        return super().set_queue(name, **changes)
+
     def drop_schedule(self, name: str) -> bool:
         self._pass_time()
         return super().drop_schedule(name)
@@ -76,6 +83,10 @@ class Slow(MemoryJobStore):
         """Of the schedules that it holds."""
         return [schedule.name for schedule in self.schedules()]
 
+    def limited(self) -> list[str]:
+        """The queues that it knows a limit of."""
+        return [queue.name for queue in self.queues() if queue.max_active]
+
     def lose_everything(self) -> None:
         """As a server without a disk does when it restarts."""
         self._schedules.clear()
@@ -85,12 +96,15 @@ class Slow(MemoryJobStore):
 class Bench:
     """What a worker's thread does, by hand, with a job in its hands."""
 
-    def __init__(self, clock: Clock, schedules: Mapping[str, ScheduleSettings]) -> None:
+    def __init__(
+        self, clock: Clock, schedules: Mapping[str, ScheduleSettings], queues: Mapping[str, Any]
+    ) -> None:
         self.clock = clock
         self.began = clock.now()
         self.store = Slow(clock)
         self.told: list[str] = []
-        settings = JobsSettings(lease=LEASE)
+        settings = JobsSettings.model_validate({"lease": LEASE, "queues": queues})
+        self.setup = JobSetup("", settings)
         ask = Ask(worker="me", lease=settings.claimed_for, slots={"python": 1}, default="python")
         self.keeper = Keeper(
             self.store,
@@ -109,6 +123,7 @@ class Bench:
             self.keeper.leases.holds,
             lambda name, _fields: self.told.append(name),
             Scheduler(self.store, schedules),
+            lambda: self.setup.limit_again(self.store),
         )
         self.store.add([job("echo")])
         self.keeper.offer("python", 1)
@@ -145,7 +160,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Make:
     clock = Clock()
     for module in (chores_module, keeper_module):
         monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
-    return lambda schedules=MANY: Bench(clock, schedules)
+    return lambda schedules=MANY, queues=NO_QUEUES: Bench(clock, schedules, queues)
 
 
 def test_leases_are_renewed_while_schedules_are_written(bench: Make) -> None:
@@ -439,3 +454,69 @@ def test_an_emptied_store_gets_the_schedules_of_every_application(bench: Make) -
     subject.finish()
     assert subject.store.names() == ["other", "report"]
     assert subject.told == ["store.emptied"]
+
+
+# ---- limits -------------------------------------------------------------------------------------
+
+
+def test_leases_are_renewed_while_limits_are_written(
+    bench: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a worker that finds its store emptied; then come schedules, and all is told of once."""
+    subject = bench({"report": HOURLY}, QUEUES)
+    subject.finish()
+    store, losses = subject.store, []
+    store.lose_everything()
+    subject.clock.seconds += LEASE / 3
+    subject.keeper.leases.hurry()
+    subject.keeper.leases.renew_due(subject.clock.seconds)
+    store.between = lambda: losses.append(subject.is_lost())
+    began = subject.clock.seconds
+    assert subject.finish() > 5
+    assert subject.clock.seconds - began > 2 * LEASE
+    assert store.limited() == [*QUEUES]
+    assert store.names() == ["report"]
+    assert len(losses) == COUNT + 1
+    assert not any(losses)
+    assert subject.told == ["store.emptied"]
+    assert f"were written again: {', '.join([*QUEUES, 'report'])}" in caplog.text
+
+
+def test_limits_that_could_not_be_written_are_written_later(
+    bench: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for them meanwhile; those that were written are not lost a second time."""
+    subject = bench({}, QUEUES)
+    subject.finish()
+    subject.store.lose_everything()
+    subject.clock.seconds += LEASE / 3
+    assert subject.turn()
+    written = subject.store.limited()
+    assert 0 < len(written) < COUNT
+
+    def set_queue(_name: str, **_changes: Any) -> Queue:
+        raise StoreUnavailableError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subject.store, "set_queue", set_queue)
+        assert not subject.turn()
+    assert subject.store.limited() == written
+    subject.clock.seconds += 1.0
+    assert subject.turn()
+    subject.finish()
+    assert subject.store.limited() == [*QUEUES]
+    assert subject.told == ["store.emptied"]
+    assert f"were written again: {', '.join(QUEUES)}" in caplog.text
+
+
+def test_a_stop_between_two_limits_is_heard(bench: Make) -> None:
+    """The next worker writes the rest when it starts."""
+    subject = bench({}, QUEUES)
+    subject.finish()
+    subject.store.lose_everything()
+    subject.clock.seconds += LEASE / 3
+    assert subject.turn()
+    written = subject.store.limited()
+    subject.chores.stop()
+    subject.turn()
+    assert subject.store.limited() == written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
@@ -69,14 +69,15 @@ class JobSetup:
         for name in self.jobs.queues:
             self._limit(store, name)
 
-    def limit_again(self, store: JobDesk) -> list[str]:
-        """The same for queues that the store knows no limit of any more; their names."""
+    def limit_again(self, store: JobDesk) -> Iterator[str]:
+        """The same for queues that the store knows no limit of any more: the name of each, when it
+        is written. Whoever has something else to do in between takes the next one later.
+        """
         stored = {queue.name for queue in store.queues() if queue.max_active or queue.rate}
-        wanted = [name for name, own in self.jobs.queues.items() if own.max_active or own.rate]
-        lost = [name for name in wanted if name not in stored]
-        for name in lost:
-            self._limit(store, name)
-        return lost
+        for name, own in self.jobs.queues.items():
+            if (own.max_active or own.rate) and name not in stored:
+                self._limit(store, name)
+                yield name
 
     def _limit(self, store: JobDesk, name: str) -> None:
         own = self.jobs.queues[name]

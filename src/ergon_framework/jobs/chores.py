@@ -20,8 +20,9 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.leases import is_stall
+from ergon_framework.jobs.restoring import Restoring
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.timetable import Fires, Timetable
+from ergon_framework.jobs.timetable import SLICE, Fires, Slice, Timetable
 from ergon_framework.ports.jobstore import JobDesk, JobStore, WorkerRecord
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.hurry import ASKING
@@ -57,14 +58,13 @@ class WorkerChores:
         schedules: Fires | None = None,
         prepare: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """``prepare`` writes the limits of queues that the store has lost, and names them."""
+        """``prepare`` writes the limits of queues that the store has lost, and names each then."""
         self._store = store
         self._settings = settings
         self._judgement = judgement
         self._record = record
         self._holds = holds
         self._report = report
-        self._prepare = prepare
         self._has_twin = False
         self._was_told = False
         self._was_away = False
@@ -74,10 +74,12 @@ class WorkerChores:
         if schedules is not None:
             lease = settings.claimed_for
             self._timetable = Timetable(schedules, self._now, lease, self._tell_lost)
+        self._restoring = Restoring(prepare or tuple, self._new_slice)
         self.rescued = 0
         self.known: frozenset[str] = frozenset()  # executors of other workers
         self._is_stopped = False
-        self._due: dict[Callable[[], float], float] = {}
+        # In this order, of which each may make the next one due.
+        self._due: dict[Callable[[], float], float] = {self._tell: 0.0, self._restore: math.inf}
         self._failures: dict[Callable[[], float], int] = {}
         self.bounce()
         self._due[self._rescue] = 0.0
@@ -114,7 +116,8 @@ class WorkerChores:
     @property
     def is_under_way(self) -> bool:
         """Whether something was begun that the next turns go on with."""
-        return self._timetable is not None and self._timetable.is_under_way
+        is_written = self._timetable is None or not self._timetable.is_under_way
+        return self._restoring.is_under_way or not is_written
 
     def run(self, now: float) -> float:
         """Do what is due; answers when to come again."""
@@ -203,7 +206,8 @@ class WorkerChores:
     def _mind_what_is_told(self, mine: WorkerRecord, told: WorkerRecord | None) -> None:
         """What the store says of this worker should be what was told last."""
         if told is None:
-            self._write_again(mine)
+            self._restoring.begin()
+            self._due[self._restore] = 0.0
         elif (told.host, told.pid) != (mine.host, mine.pid) and not self._has_twin:
             self._has_twin = True
             logger.warning(
@@ -211,19 +215,21 @@ class WorkerChores:
                 *(told.host, told.pid, mine.id),
             )
 
-    def _write_again(self, mine: WorkerRecord) -> None:
+    def _restore(self) -> float:
         """The store does not know this worker: a namesake left, or the store has lost everything.
 
         Then what the settings say is gone as well, and cron and limits with it. Schedules of one
         who started later stay, be it the namesake; but not where none is left of this application.
         """
-        lost = [*self._prepare()] if self._prepare is not None else []
-        timetable = self._timetable
-        if timetable is not None and (mine.started_at >= self._latest or timetable.are_gone()):
-            timetable.write_again(lost)
+        if not self._restoring.turn():
+            return 0.0
+        timetable, is_last = self._timetable, self._record().started_at >= self._latest
+        if timetable is not None and (is_last or timetable.are_gone()):
+            timetable.write_again(self._restoring.end())
             self._due[self._fire] = 0.0
-        elif lost:
+        elif lost := self._restoring.end():
             self._tell_lost(lost)
+        return math.inf
 
     def _tell_lost(self, lost: list[str]) -> None:
         logger.error(
@@ -268,6 +274,9 @@ class WorkerChores:
         if maintain is not None:
             maintain()
         return MAINTAIN_EVERY
+
+    def _new_slice(self) -> Slice:
+        return Slice(self._now, min(SLICE, self._settings.claimed_for / 10))
 
     def _fire(self) -> float:
         at = self._timetable.turn() if self._timetable is not None else None

@@ -83,7 +83,7 @@ class Worker:
         schedules: Fires | None = None,
         prepare: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        """``prepare`` writes the limits of queues that the store has lost, and names them."""
+        """``prepare`` writes the limits of queues that the store has lost, and names each then."""
         self.settings = settings or JobsSettings()
         self.executors = {key: checked(key, value) for key, value in executors.items()}
         self.default = default_executor(self.settings, self.executors)
