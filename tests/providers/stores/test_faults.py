@@ -22,6 +22,7 @@ from ergon_framework.providers.migrations import VERSION_TABLE
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.ground import TaskMissingError
+from ergon_framework.providers.stores.postgres import PostgresGround
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteGround
 from ergon_framework.storage.failpoints import armed
@@ -187,6 +188,17 @@ def test_a_server_that_goes_away_and_comes_back() -> None:
         store.close()
     finally:
         server.remove()
+
+
+def test_commits_wait_whatever_the_default_of_the_database_is(postgres_url: str) -> None:
+    """What was recorded is on the disk, and who waited for a lock sees what happened meanwhile."""
+    for setting in ("synchronous_commit = off", "default_transaction_isolation = serializable"):
+        execute(postgres_url, f"ALTER DATABASE {name_of(postgres_url)} SET {setting}")
+    asked = "SELECT current_setting('synchronous_commit'), current_setting('transaction_isolation')"
+    with closing(PostgresGround(database_of(postgres_url))) as ground:
+        assert ground.read(lambda hand: hand.rows(asked, {})) == [("on", "read committed")]
+    with database_of(postgres_url).connect() as connection:  # as a move has it
+        assert connection.exec_driver_sql(asked).fetchall() == [("on", "read committed")]
 
 
 @pytest.mark.req("SCALE:url-errors")

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import URL, Connection, NullPool, create_engine, make_url
+from sqlalchemy import URL, Connection, NullPool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from ergon_framework.errors import (
@@ -63,6 +64,8 @@ class Database:
         engine = create_engine(
             self.url, poolclass=NullPool, connect_args={timeout: _PATIENCE}, hide_parameters=True
         )
+        if self.file is None:
+            event.listen(engine, "connect", _greet)
         try:
             with engine.begin() as connection:
                 yield connection
@@ -82,6 +85,18 @@ class Database:
             f"the tables of {self.name} cannot be used: {describe(cause or error)}",
             remedy="see what another program did to them, or name another store",
         )
+
+
+def _greet(connection: Any, _record: Any) -> None:
+    import psycopg
+
+    from ergon_framework.storage.postgres.connections import ALWAYS
+
+    try:
+        connection.execute(ALWAYS)
+        connection.commit()
+    except psycopg.Error as error:  # which nobody else turns into one of SQLAlchemy's
+        raise DBAPIError(ALWAYS, None, error) from error
 
 
 def database_of(url: str) -> Database:

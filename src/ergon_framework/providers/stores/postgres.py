@@ -36,6 +36,7 @@ from ergon_framework.providers.stores.postgres_faults import refused, translate,
 from ergon_framework.providers.stores.postgres_hand import PostgresHand
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.patience import Line, Patience
+from ergon_framework.storage.postgres.connections import ALWAYS
 from ergon_framework.storage.postgres.pooling import pooling_of, refuse_shared
 from ergon_framework.storage.postgres.reaching import reached
 from ergon_framework.storage.reconnecting import told_again
@@ -63,7 +64,7 @@ _NETWORK = {
 """How soon a network that is cut is noticed. What the URL says goes before it."""
 # A row that somebody holds for longer than this is not worth waiting for; a provider call waits.
 _GREETING = (
-    "SET lock_timeout = '1s'; SET statement_timeout = '10s';"
+    f"{ALWAYS}; SET lock_timeout = '1s'; SET statement_timeout = '10s';"
     " SET idle_in_transaction_session_timeout = '30s'"
 )
 # … but whoever else makes the tables is waited for.

@@ -31,14 +31,17 @@ REST = 0.5
 """Seconds for which a server that did not answer is not asked again."""
 _CONNECTED = 3.0  # seconds that a server has for a connection, unless the URL says otherwise
 _GREETED = 5.0  # seconds for an answer that costs the server nothing
-# A server that syncs before it answers is what an acknowledgement stands for, and who waited for a
-# lock has to see what happened meanwhile; whatever the server's defaults are.
-_GREETING = (
+ALWAYS = (
     "SET default_transaction_isolation = 'read committed';"
-    " SET lock_timeout = '10s'; SET statement_timeout = '60s';"
-    " SET idle_in_transaction_session_timeout = '60s';"
     " SELECT set_config('synchronous_commit', 'on', false)"
     " WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')"
+)
+"""What every connection of ours says first, whatever the server's defaults are: a server that syncs
+before it answers is what an acknowledgement stands for, and who waited for a lock has to see what
+happened meanwhile."""
+_GREETING = (
+    f"{ALWAYS}; SET lock_timeout = '10s'; SET statement_timeout = '60s';"
+    " SET idle_in_transaction_session_timeout = '60s'"
 )
 
 
