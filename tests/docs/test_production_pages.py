@@ -55,13 +55,38 @@ def test_the_settings_on_the_pages_are_settings(page: str, tmp_path: Path) -> No
         assert load_settings(file, environ).file == file
 
 
-def test_every_metric_that_is_alerted_on_exists() -> None:
+ALERTED = ("production/monitoring", "serve-and-monitor")
+
+
+@pytest.mark.parametrize("page", ALERTED)
+def test_every_metric_that_is_alerted_on_exists(page: str) -> None:
     """As the reference names them."""
     reference = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"\bergon_(?:part|workers|queue|jobs)\w*", text_of("monitoring")))
-    named.discard("ergon_jobs")  # also the name of a table
-    assert named
+    named = set(re.findall(r"\bergon_(?!framework)\w+", text_of(f"../{page}")))
+    assert {"ergon_part_up", "ergon_workers_alive", "ergon_dead_letters"} <= named
     assert all(f"`{name}`" in reference for name in named)
+
+
+@pytest.mark.parametrize("page", ALERTED)
+def test_no_gauge_is_taken_for_a_counter(page: str) -> None:
+    """One that goes down would be taken for one that began anew, and be added once more."""
+    reference = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
+    assert "All but `ergon_scrape_errors_total` are gauges" in reference
+    found = re.findall(r"\b(?:i?rate|increase)\((\w+)", text_of(f"../{page}"))
+    assert set(found) <= {"ergon_scrape_errors_total"}
+
+
+def test_both_pages_about_room_have_the_same_figures() -> None:
+    """What a waiting job takes, in kilobytes here and in bytes there."""
+    kilobytes = [
+        float(re.findall(rf"\| {engine}.*? \| ([\d.]+) KB \|", text_of("sizing"))[0])
+        for engine in ("SQLite", "PostgreSQL", "Redis")
+    ]
+    discussed = (ROOT / "docs" / "discussions" / "scale.md").read_text(encoding="utf-8")
+    [line] = [each for each in discussed.splitlines() if each.startswith("| waiting, ")]
+    assert [int(each) for each in re.findall(r"\d+", line)] == [
+        round(1000 * each) for each in kilobytes
+    ]
 
 
 def test_the_errors_on_the_pages_are_ours() -> None:
@@ -71,6 +96,7 @@ def test_the_errors_on_the_pages_are_ours() -> None:
         "a store on PostgreSQL needs psycopg",
         "the URL of the PostgreSQL store cannot be read",
         "does not let this user in",
+        "the URL of a PostgreSQL store has no option",
         "the server has no database of that name",
         "cannot be used for now",
     ):
