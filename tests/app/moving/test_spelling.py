@@ -34,6 +34,9 @@ DIFFERENT = [
     ("postgresql://db/work", "postgresql://db/work?options=-csearch_path%3Dother"),
     ("postgresql:///work?host=/run/a", "postgresql:///work?host=/run/b"),
     ("nats://localhost/a", "nats://localhost/b"),
+    ("nats://localhost?creds=/run/a", "nats://localhost?creds=/run/b"),
+    ("nats://localhost?nkey=/run/a", "nats://localhost?nkey=/run/b"),
+    ("tls://db?tls_cert=/run/a&tls_key=/run/k", "tls://db?tls_cert=/run/b&tls_key=/run/k"),
     ("sqlite:////tmp/work.db", "sqlite:////tmp/work2.db"),
 ]
 

@@ -11,6 +11,8 @@ _DEFAULT_PATHS = {"redis": "0", "nats": "ergon"}
 _HERE = frozenset({"", "localhost", "127.0.0.1", "::1"})
 _TELLING = frozenset({"host", "hostaddr", "port", "dbname", "service", "options", "prefix"})
 """Options that say where something is; the others say how to get there."""
+_ACCOUNTS = frozenset({"creds", "nkey", "tls_cert"})
+"""By which NATS knows in whose account somebody is: each of them has streams of its own."""
 _GIVEN = {("prefix", "ergon")}
 
 
@@ -33,7 +35,8 @@ def _plain_url(url: str) -> str:
     kind = _KINDS.get(scheme, scheme)
     hosts = ",".join(sorted(_plain_host(each, kind) for each in parts.netloc.split(",")))
     path = parts.path.strip("/") or _DEFAULT_PATHS.get(kind, "")
-    query = {pair for pair in parse_qsl(parts.query) if pair[0] in _TELLING} - _GIVEN
+    telling = _TELLING | _ACCOUNTS if kind == "nats" else _TELLING
+    query = {pair for pair in parse_qsl(parts.query) if pair[0] in telling} - _GIVEN
     return f"{kind}://{hosts}/{path}?{urlencode(sorted(query))}"
 
 
