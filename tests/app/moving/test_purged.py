@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import cast
@@ -77,6 +78,27 @@ def test_a_store_that_took_the_place_of_another(redis_url: str, target: str) -> 
     with_jobs(redis_url, lambda s: s.put("d"))
     with pytest.raises(StoreError, match="emptied or replaced"):
         moved(redis_url, target)
+
+
+def test_a_store_that_was_put_back_from_a_backup(tmp_path: Path, target: str) -> None:
+    """It is the very same one by all that it says of itself, but the copies are newer than it."""
+    source = with_jobs(f"sqlite:///{tmp_path}/old.db", lambda s: s.put("early"))
+    shutil.copy(tmp_path / "old.db", tmp_path / "backup.db")
+
+    def went_on(s: Subject) -> None:
+        s.clock.forward(10.0)
+        _empty(s)
+        s.put(*"abc")
+
+    with_jobs(source, went_on)
+    moved(source, target)
+    before = job_sums(target)
+    for each in tmp_path.glob("old.db*"):
+        each.unlink()
+    shutil.copy(tmp_path / "backup.db", tmp_path / "old.db")
+    with pytest.raises(StoreError, match="emptied or replaced"):
+        moved(source, target)
+    assert job_sums(target) == before
 
 
 def _purge(s: Subject) -> None:

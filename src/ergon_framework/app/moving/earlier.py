@@ -101,10 +101,19 @@ def _were_purged(mark: Mark, part: Part) -> bool:
     """Whether no copy is needed: the very same store went on without these jobs, or it is time for
     every one of them to go, wherever it is.
     """
-    if _is_born_alike(mark, part) and part.source.dump(JobCopy, None, 1):
+    if _is_born_alike(mark, part) and _went_on(part):
         return True
     now = part.now()
     return all(_is_past(copy, now) for copy in copies(part.target, JobCopy))
+
+
+def _went_on(part: Part) -> bool:
+    """Whether all that the source has came after what was copied. One that was put back from a
+    backup is the very same store, too, but an older one, and the copies are newer than it.
+    """
+    oldest = min((copy.job.created_at for copy in copies(part.source, JobCopy)), default=None)
+    newest = max(copy.job.created_at for copy in copies(part.target, JobCopy))
+    return oldest is not None and oldest >= newest
 
 
 def _is_past(copy: JobCopy, now: float) -> bool:
