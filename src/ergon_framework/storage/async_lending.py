@@ -10,6 +10,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -175,7 +176,9 @@ async def _hurried(work: asyncio.Future[Any], guest: Any) -> None:
     """
     ended = threading.Event()
     work.add_done_callback(lambda _: ended.set())
-    asked = asyncio.get_running_loop().run_in_executor(None, _hurry, guest, ended)
+    own = ThreadPoolExecutor(1, "ergon-hurry")  # those of the loop may wait for this very work
+    asked = asyncio.get_running_loop().run_in_executor(own, _hurry, guest, ended)
+    own.shutdown(wait=False)
     while not (work.done() and asked.done()):
         with suppress(asyncio.CancelledError):  # once more, and no reason to let go
             await asyncio.wait({work, asked})

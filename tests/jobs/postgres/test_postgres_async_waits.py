@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -67,6 +68,34 @@ def test_a_cancelled_call_is_waited_for_and_does_not_last(jobs_url: str) -> None
 
     asyncio.run(main())
     assert stored(jobs_url) == ([], ["pie"])
+
+
+def test_a_cancelled_call_needs_no_thread_of_the_loop(jobs_url: str) -> None:
+    """All of those may wait for what the cancelled transaction holds."""
+    held = threading.Event()
+
+    async def main() -> bool:
+        async with (
+            at_work(jobs_url) as (client, mine),
+            await psycopg.AsyncConnection.connect(jobs_url) as other,
+        ):
+            loop = asyncio.get_running_loop()
+            loop.set_default_executor(ThreadPoolExecutor(1))
+            await client.enqueue("ship", id="a", connection=other)
+            task = asyncio.create_task(client.enqueue("ship", id="a", connection=mine))
+            await until_waiting(jobs_url)
+            busy = loop.run_in_executor(None, held.wait)
+            task.cancel()
+            try:
+                done, _ = await asyncio.wait({task}, timeout=PATIENCE)
+            finally:
+                held.set()
+                await busy
+            await other.rollback()
+            await asyncio.wait({task})
+            return bool(done)
+
+    assert asyncio.run(main())
 
 
 def test_a_server_is_asked_again_to_make_an_end(
