@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +17,7 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
+from ergon_framework.storage.hurry import ASKING
 from ergon_framework.storage.postgres import faults
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.database import PostgresDatabase
@@ -302,6 +304,13 @@ def test_no_connection_is_free(postgres_url: str, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(StoreUnavailableError, match="all 1 connections"):
             database.run(nested)
         assert names(database) == []
+
+
+def test_a_time_limit_of_centuries_is_none(database: PostgresDatabase) -> None:
+    """No thread can be told to wait for so long."""
+    database._connections.close()
+    database._connections.is_closed = False  # and a new one is needed
+    assert ASKING.hurried(float(sys.maxsize), lambda: names(database)) == []
 
 
 def test_a_server_that_does_not_answer_is_given_up(postgres_url: str) -> None:

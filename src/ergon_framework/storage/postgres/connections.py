@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import select
 import threading
 import time
@@ -30,6 +29,7 @@ FREE = 10.0
 REST = 0.5
 """Seconds for which a server that did not answer is not asked again."""
 _CONNECTED = 3.0  # seconds that a server has for a connection, unless the URL says otherwise
+_BOUND = 3600.0  # seconds; who has more need not be told from one who has all the time
 _GREETED = 5.0  # seconds for an answer that costs the server nothing
 ALWAYS = (
     "SET default_transaction_isolation = 'read committed';"
@@ -148,8 +148,7 @@ class Connections:
 
     def _connect(self) -> Connection:
         connect = partial(psycopg.connect, **self._address.options, autocommit=True)
-        seconds = ASKING.at_most(math.inf)
-        return connect() if seconds == math.inf else reached(connect, seconds)
+        return reached(connect, ASKING.at_most(_BOUND)) if ASKING.is_short(_BOUND) else connect()
 
     def _refuse_shared(self, connection: Connection) -> None:
         """Once: who stands before the server is not changed while programs run."""
