@@ -21,6 +21,9 @@ SAME = [
     ("redis://DB.example/0?prefix=ergon", "redis://db.example:6379/"),
     ("postgresql://me:secret@db/work?sslmode=require", "postgres://you@db:5432/work"),
     ("postgresql+psycopg://db/work?connect_timeout=5", "postgresql://db/work"),
+    ("postgresql:///work", "postgres://:5432/work"),
+    ("postgresql://127.0.0.1/work", "postgresql://localhost/work"),
+    ("redis:///0", "redis://localhost"),
     ("postgresql://a:1,b/work", "postgresql://b:5432,a:1/work"),
     ("nats://localhost", "tls://127.0.0.1:4222/ergon?replicas=3"),
     ("sqlite:////tmp/../tmp/work.db", "sqlite:////tmp/work.db"),
@@ -33,6 +36,7 @@ DIFFERENT = [
     ("postgresql://db/work", "postgresql://db/other"),
     ("postgresql://db/work", "postgresql://db/work?options=-csearch_path%3Dother"),
     ("postgresql:///work?host=/run/a", "postgresql:///work?host=/run/b"),
+    ("postgresql:///work", "postgresql://localhost/work"),  # PGHOST may name another
     ("nats://localhost/a", "nats://localhost/b"),
     ("nats://localhost?creds=/run/a", "nats://localhost?creds=/run/b"),
     ("nats://localhost?nkey=/run/a", "nats://localhost?nkey=/run/b"),

@@ -46,4 +46,6 @@ def _plain_host(text: str, kind: str) -> str:
         host, port = parts.hostname or "", parts.port or _PORTS.get(kind)
     except ValueError:  # whoever opens it says so
         return text
-    return f"{'localhost' if host in _HERE else host}:{port}"
+    # Without a host, PostgreSQL is where PGHOST says, or behind a socket that others do not reach.
+    is_here = host in _HERE and bool(host or kind != "postgresql")
+    return f"{'localhost' if is_here else host}:{port}"
