@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,23 @@ def test_what_is_right_is_taken() -> None:
     with Producer(URL, deadline=0, jitter="full", from_zone=None):
         pass
     check_given({"word": "a"}, {"word": one_of("a", "b")})
+
+
+def test_a_fact_may_be_tried_without_end() -> None:
+    """For who wants nothing to be set aside, ever."""
+    node = MemoryNode(VirtualClock())
+    node.fill(1)
+    seen: list[Delivery] = []
+
+    def handle(delivery: Delivery) -> None:
+        seen.append(delivery)
+        assert len(seen) > 10
+
+    at_once = Backoff(base=0.0)
+    consumer = Consumer(node, "c", log="outbound", max_attempts=math.inf, backoff=at_once)
+    report = consumer.run(handle, until_empty=True)
+    assert len(seen) == 11
+    assert report.quarantined == 0
 
 
 @pytest.mark.parametrize("node", [None, 5, b"http://127.0.0.1:1", WRONG])

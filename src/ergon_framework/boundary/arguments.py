@@ -5,6 +5,7 @@ Something of the wrong kind would otherwise be met at the first fact that fails,
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,6 +68,10 @@ FILE = Demand(lambda value: isinstance(value, str | PathLike), "give the path of
 FLAG = of(bool, "write True or False")
 FUNCTION = Demand(callable, "give a function")
 COUNT = Demand(_is_count, "give a whole number above 0")
+COUNT_OR_NO_END = Demand(
+    lambda value: _is_count(value) or (isinstance(value, float) and value == math.inf),
+    "give a whole number above 0, or math.inf",
+)
 SECONDS = Demand(
     lambda value: _is_number(value, sys.float_info.min), "give seconds: a positive number"
 )

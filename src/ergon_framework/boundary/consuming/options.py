@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from ergon_framework.boundary.arguments import (
     A_BACKOFF,
     COUNT,
+    COUNT_OR_NO_END,
     FLAG,
     FUNCTION,
     NAME,
@@ -32,8 +33,9 @@ from ergon_framework.core.retry import Backoff, RetryRule
 
 logger = logging.getLogger(__name__)
 
+NO_END = 1 << 60
 PATIENCE = RetryRule(
-    attempts=1 << 60,
+    attempts=NO_END,
     backoff=Backoff(base=0.1, factor=2.0, cap=5.0, low=0.5, high=1.0),
     on=RETRIED,
     max_retry_after=30.0,
@@ -68,8 +70,8 @@ class ConsumerOptions(TlsOptions, total=False):
     """Seconds after which another process may go on when this one has died."""
     limit: int
     """Facts in one page."""
-    max_attempts: int
-    """At one fact, before it is set aside."""
+    max_attempts: float
+    """At one fact, before it is set aside; a whole number, or ``math.inf``."""
     backoff: Backoff
     """Between them."""
     retry: RetryRule
@@ -90,7 +92,7 @@ CONSUMER = REACHING | {
     "holder": TEXT.or_none,
     "lease": SECONDS,
     "limit": COUNT,
-    "max_attempts": COUNT,
+    "max_attempts": COUNT_OR_NO_END,
     "backoff": A_BACKOFF,
     "on_gap": FUNCTION.or_none,
 }
@@ -140,7 +142,7 @@ class Reading:
     @property
     def max_attempts(self) -> int:
         """At one fact, before it is set aside."""
-        return self._options.get("max_attempts", 5)
+        return int(min(self._options.get("max_attempts", 5), NO_END))
 
     def new_run(
         self,
