@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from ergon_framework.app.moving.places import Place
@@ -11,6 +13,7 @@ from ergon_framework.app.moving.spelling import is_same
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from tests.app.moving.stock import copied, ergon, job_sums, moved, with_jobs
+from tests.app.moving.test_providers import with_calls
 from tests.servers.postgres import PostgresServer, name_of
 
 pytestmark = pytest.mark.req("SCALE:move")
@@ -109,6 +112,29 @@ def test_a_store_is_not_moved_into_itself_in_other_words(
     for each in spelt(url):
         with pytest.raises(ConfigurationError, match="into itself"):
             moved(url, each)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("guest")
+def test_who_may_not_ask_which_server_it_is_may_move(postgres_url: str, tmp_path: Path) -> None:
+    """Then a store is known by how its name is written, as it was before."""
+    url, there = postgres_url.replace("ergon@", "guest@"), f"sqlite:///{tmp_path}/new.db"
+    with_jobs(url)
+    with_calls(url)
+    assert copied(moved(url, there))["jobs"] == 9
+    assert copied(moved(url, there)) == {}
+
+
+@pytest.fixture
+def guest(postgres_url: str) -> Iterator[None]:
+    """A user whom a careful operator has left little."""
+    with psycopg.connect(postgres_url, autocommit=True) as owner:
+        owner.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+        owner.execute("CREATE ROLE guest LOGIN")
+        owner.execute("GRANT ALL ON SCHEMA public TO guest")
+        yield
+        owner.execute("DROP OWNED BY guest")
+        owner.execute("DROP ROLE guest")
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ _MARKS, _JOB_MARKS = (
     )
     for name in (MARKS, "ergon_job_moves")
 )
+_MAY_ASK = text("SELECT has_function_privilege('pg_control_system()', 'EXECUTE')")
 _HOME = text(
     "SELECT (SELECT system_identifier FROM pg_control_system()),"
     " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),"
@@ -134,10 +135,14 @@ class ProviderArchive:
         return None if found is None else bytes(found)
 
     def birth(self) -> str:
-        """Server, database and table, none of which is ever given twice; a file has no such."""
+        """Server, database and table, none of which is ever given twice; a file has no such, and
+        not all may ask a server.
+        """
         if self._database.file is not None or not self.is_there():
             return ""
         with self._database.connect() as connection:
+            if not connection.scalar(_MAY_ASK):
+                return ""
             return " ".join(map(str, connection.execute(_HOME, {"name": _TABLES[0].name}).one()))
 
     def bar(self, place: str | None) -> None:

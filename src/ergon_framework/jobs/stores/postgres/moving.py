@@ -29,7 +29,7 @@ from ergon_framework.ports.moving import PAGE_BYTES, C
 from ergon_framework.storage.bars import postgres_bars
 
 _SQL = statements("moving.sql")
-_HOME = statements("joining.sql")["home"]
+_JOINING = statements("joining.sql")
 _NUMBERS = (
     *("fence", "deliveries", "attempts", "excused", "lease_expires_at", "claimed_at", "purge_at"),
     *("priority", "run_at", "expires_at", "limit", "created_at"),
@@ -93,9 +93,16 @@ class PostgresMoving(PostgresDesk):
         self.step(lambda words: words.say(statement, {"mark": mark}), "move")
 
     def birth(self) -> str:
-        """Server, database and table, none of which is ever given twice."""
-        [home] = self.look(lambda words: words.say(_HOME).fetchall())
-        return " ".join(map(str, home[:3]))
+        """Server, database and table, none of which is ever given twice; not all may ask."""
+
+        def ask(words: Words) -> str:
+            [[may_ask]] = words.say(_JOINING["may_ask"]).fetchall()
+            if not may_ask:
+                return ""
+            [home] = words.say(_JOINING["home"]).fetchall()
+            return " ".join(map(str, home[:3]))
+
+        return self.look(ask)
 
     def bar(self, place: str | None) -> None:
         """Refuse changes of jobs, schedules and queues, or let them in again."""

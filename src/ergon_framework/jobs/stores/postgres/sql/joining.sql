@@ -6,6 +6,9 @@ SELECT
 FROM (SELECT to_regclass('ergon_jobs')::oid AS oid) AS c
 LEFT JOIN pg_class AS t ON t.oid = c.oid LEFT JOIN pg_namespace AS n ON n.oid = t.relnamespace;
 
+-- may_ask: whether this user may ask which server this is
+SELECT has_function_privilege('pg_control_system()', 'EXECUTE');
+
 -- habits: where tables are looked for, and what is seen of others
 SELECT current_setting('search_path'), current_setting('transaction_isolation');
 
