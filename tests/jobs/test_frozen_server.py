@@ -76,8 +76,11 @@ def test_a_result_is_waited_for_as_long_as_was_said(engine: ServerEngine, url: s
     """Whether the first question is not answered, or a new connection; the reason is told."""
     with closing(JobClient(url)) as client:
         waiting = client.enqueue("h")
-        with pytest.raises(ResultTimeoutError, match="still pending"):
-            client.result(waiting, timeout=0.01)  # so that there is a bell, and a connection
+        told = ""
+        while "still pending" not in told:  # so that there is a bell, and a connection
+            with pytest.raises(ResultTimeoutError) as caught:
+                client.result(waiting, timeout=0.01)
+            told = str(caught.value)  # a busy machine may not answer in time
         with frozen(engine):
             for _ in range(2):
                 error = in_time(lambda: client.result(waiting, timeout=0.1))
@@ -111,9 +114,11 @@ def test_a_result_is_awaited_as_long_as_was_said(
     async def work() -> None:
         async with AsyncJobClient(url) as client:
             waiting = await client.enqueue("h")
-            if has_waited:
-                with pytest.raises(ResultTimeoutError, match="still pending"):
+            told = "" if has_waited else "still pending"
+            while "still pending" not in told:
+                with pytest.raises(ResultTimeoutError) as caught:
                     await client.result(waiting, timeout=0.01)
+                told = str(caught.value)
             engine.freeze()
             try:
                 with pytest.raises(ResultTimeoutError, match=r"did not tell within 0\.1 seconds"):
