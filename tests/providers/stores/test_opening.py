@@ -13,6 +13,7 @@ from ergon_framework.errors import ConfigurationError, MissingExtraError, StoreU
 from ergon_framework.ports.providerstore import Batch, ProviderStore
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.providers.stores.opening import check_url
 from tests.providers.stores.workshop import LANE, HandClock, attempt
 
 pytestmark = pytest.mark.req("PROVIDERS:storage")
@@ -81,6 +82,11 @@ def test_a_wrong_url_is_refused(url: str, match: str) -> None:
         open_store(url)
     assert caught.value.remedy
     assert "hush" not in str(caught.value)
+
+
+def test_several_hosts_need_no_ports() -> None:
+    """One of them may take over from the other."""
+    check_url("postgresql://u:hush@first,second/d")
 
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

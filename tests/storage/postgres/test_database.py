@@ -22,7 +22,7 @@ from ergon_framework.storage.postgres import faults
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.database import PostgresDatabase
 from ergon_framework.storage.postgres.schema import PostgresSchema
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer, name_of
 
 ONE = PostgresSchema("tries", "tests.storage.postgres.tries.one")
 TWO = PostgresSchema("tries", "tests.storage.postgres.tries.two")
@@ -194,6 +194,14 @@ def test_a_wrong_url_is_told(url: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text) as told:
         PostgresDatabase(url, schema=ONE)
     assert "postgresql://user@host/name" in told.value.remedy
+
+
+def test_several_hosts_without_ports(postgres_server: PostgresServer, postgres_url: str) -> None:
+    """Whichever answers is taken; the port that everybody knows need not be written."""
+    folder = str(postgres_server.folder).replace("/", "%2F")
+    url = f"postgresql://ergon@%2Fnowhere,{folder}/{name_of(postgres_url)}"
+    with closing(PostgresDatabase(url, schema=ONE)) as database:
+        assert ":," not in database.name
 
 
 @pytest.mark.req("SCALE:url-errors")

@@ -52,7 +52,8 @@ def address_of(url: str) -> Address:
         raise (unknown_option(str(error)) if is_sure else None) or unreadable() from None
     place = rest.partition("?")[0]
     is_ambiguous = place.count("@") > 1 or "@" in place.partition("/")[2]  # of the password
-    if is_ambiguous or not all(each.isdigit() for each in str(found.get("port", "0")).split(",")):
+    ports = str(found.get("port", "")).split(",")  # of several hosts, each may leave it out
+    if is_ambiguous or not all(not each or each.isdigit() for each in ports):
         raise unreadable()
     return Address(_name(found), _DEFAULTS | found | {"client_encoding": "UTF8"})
 
@@ -84,7 +85,7 @@ def unreadable() -> ConfigurationError:
 def _name(found: dict[str, Any]) -> str:
     user = f"{found['user']}@" if "user" in found else ""
     host = str(found.get("host", found.get("hostaddr", "")))
-    port = f":{found['port']}" if "port" in found else ""
+    port = f":{found['port']}" if str(found.get("port", "")).strip(",") else ""
     if host.startswith("/"):
         return f"postgresql://{user}{port}/{found.get('dbname', '')}?host={host}"
     return f"postgresql://{user}{host}{port}/{found.get('dbname', '')}"
