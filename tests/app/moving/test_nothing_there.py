@@ -57,6 +57,16 @@ def test_an_empty_store_on_redis_may_be_moved(redis_url: str, tmp_path: Path) ->
         assert list(store.queues()) == []
 
 
+def test_a_store_on_redis_whose_word_was_deleted(
+    redis_url: str, durable_redis: RedisServer, tmp_path: Path
+) -> None:
+    """The jobs are ours, whatever else is missing."""
+    with_jobs(redis_url, lambda s: s.put("a"))
+    with durable_redis.connect() as client:
+        client.delete("{ergon}:schema")
+    assert copied(moved(redis_url, f"sqlite:///{tmp_path}/new.db")) == {"jobs": 1}
+
+
 @pytest.mark.parametrize("url", ["postgres_url", "redis_url"])
 def test_nothing_can_be_opened_again_where_nothing_is(
     url: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -1,0 +1,46 @@
+"""Connecting for somebody who has little time, to a server that does not answer."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.storage.hurry import ASKING
+from ergon_framework.storage.patience import Patience
+from ergon_framework.storage.postgres import connections as connections_module
+from ergon_framework.storage.postgres.address import address_of
+from ergon_framework.storage.postgres.connections import Connections
+
+pytestmark = pytest.mark.req("SCALE:fleet-outage")
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """Takes connections, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
+        yield server
+
+
+def test_a_connection_is_waited_for_as_long_as_there_is_time(
+    silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one asks the server all the same: who could not wait says nothing about it."""
+    monkeypatch.setattr(connections_module, "REST", 3600.0)
+    port = silent.getsockname()[1]
+    address = address_of(f"postgresql://u@127.0.0.1:{port}/d?connect_timeout=3600&sslmode=disable")
+    subject = Connections(address, 1, Patience())
+    # Lines are closed before it waits for its thread, which wants an answer on one of them.
+    with ThreadPoolExecutor(1) as threads, ExitStack() as lines:
+        for _ in range(2):
+            asked = threads.submit(ASKING.hurried, 0.0, subject.connect)
+            lines.enter_context(silent.accept()[0])
+            error = asked.exception(PATIENCE)
+            assert isinstance(error, StoreUnavailableError)
+            assert "no connection within" in error.message
