@@ -273,3 +273,24 @@ def test_nesting_without_end_is_refused() -> None:
     def handler(node: Node) -> None: ...
 
     assert refusal(handler, deep) == "the argument 'node': nested too deeply"
+
+
+@given(st.lists(st.integers() | st.text(max_size=3) | st.none(), max_size=4))
+def test_by_position_and_by_name_are_the_same(values: list[Any]) -> None:
+    """The short way for arguments that fill all places agrees with the long one."""
+
+    def handler(one: int, two: str = "x", *, three: int = 3) -> None: ...
+
+    binding = Binding("h", handler)
+
+    def bound(args: list[Any], kwargs: dict[str, Any]) -> Any:
+        try:
+            return binding.bind(args, kwargs)
+        except InvalidArgumentsError as error:
+            return str(error)
+
+    by_name = dict(zip(("one", "two"), values, strict=False))
+    if len(values) <= 2:
+        assert bound(values, {}) == bound([], by_name)
+    else:
+        assert "at most 2" in bound(values, {})

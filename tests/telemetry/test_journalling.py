@@ -222,7 +222,9 @@ def test_the_happy_path_is_left_out(kept: Kept) -> None:
     for keeps_all in (False, True):
         listener = JournalListener(kept, "worker w1", keeps_all=keeps_all, clock=lambda: 7.0)
         for notice in told:
+            before = len(kept.entries)
             listener(notice)
+            assert notice.name not in listener.passes_over or before == len(kept.entries)
     names = [each.name for each in kept.entries]
     assert names[:2] == ["job.late", "somebody.invented"]
     assert names[2:] == [each.name for each in told]

@@ -20,6 +20,7 @@ _REST = re.compile(r"(\d\d)(?:\.(\d{1,9}))?(?:[Zz]|([+-]\d\d):(\d\d))", re.ASCII
 _MISSHAPEN = "not of the form 2025-01-01T12:00:00Z or 2025-01-01T12:00:00.5+02:00"
 
 
+@lru_cache(maxsize=256)  # requests come in batches, which have one deadline
 def parse_instant(text: str) -> float:
     """The instant that an RFC 3339 text names, or a ValueError that says why it names none."""
     minute: int = _start_of_minute(text[:17])

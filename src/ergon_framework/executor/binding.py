@@ -67,6 +67,11 @@ class Binding:
         self._is_fine_alone = not self._required and not self._contexts
         kinds = {each.kind: each.name for each in parameters.values()}
         self._has_positional_only = Parameter.POSITIONAL_ONLY in kinds
+        self._is_simple = (
+            set(self._required) <= set(self._by_position)
+            and not self._contexts
+            and not self._has_positional_only
+        )
         self._more_positional = kinds.get(Parameter.VAR_POSITIONAL)
         self._more_keywords = kinds.get(Parameter.VAR_KEYWORD)
         self._converters = {
@@ -83,16 +88,15 @@ class Binding:
             return [], {}
         names = self._by_position
         given = dict(zip(names, args, strict=False))
+        if self._is_simple and not kwargs and len(args) == len(names):  # as most calls are
+            return [], self._converted(given)
         more = [] if len(args) <= len(names) else self._more(args)
         rest = self._take_keywords(kwargs, given) if kwargs else {}
         for name in self._required:
             if name not in given:
                 raise InvalidArgumentsError(f"the argument {name!r} is missing")
-        converters = self._converters
-        if converters:
-            for name, value in given.items():
-                if name in converters:
-                    given[name] = converters[name](value)
+        if self._converters:
+            given = self._converted(given)
             more, rest = self._convert_rest(more, rest)
         for name in self._contexts:
             given[name] = None if job is None else job.context
@@ -103,6 +107,13 @@ class Binding:
             if name in given:
                 rest[name] = given[name]
         return [*positional, *more], rest
+
+    def _converted(self, given: dict[str, Any]) -> dict[str, Any]:
+        converters = self._converters
+        for name, value in given.items():
+            if name in converters:
+                given[name] = converters[name](value)
+        return given
 
     def _more(self, args: Sequence[Any]) -> list[Any]:
         """What is left for ``*args``."""
@@ -206,8 +217,10 @@ def _converter(handler: str, name: str, hint: Any) -> Converter:
             remedy="annotate it with a type that JSON can be turned into, or with Any",
         ) from error
 
+    plain = hint if hint in _AS_THEY_ARE else None
+
     def convert(value: Any) -> Any:
-        if type(value) is hint and hint in _AS_THEY_ARE:
+        if type(value) is plain:
             return value
         try:
             return getattr(msgspec.convert({name: value}, shape, dec_hook=_made), name)

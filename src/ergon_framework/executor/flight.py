@@ -6,7 +6,6 @@ import contextvars
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.core.instants import parse_instant
@@ -52,8 +51,10 @@ class Flight:
         self.request = request
         self.handler = handler
         self.is_async = handler is not None and handler.is_async
-        carried = request.context.trace_context or ()
-        self.is_traced = is_traced or any(name not in _NO_TRACE for name in carried)
+        carried = request.context.trace_context
+        self.is_traced = is_traced
+        if carried and not is_traced:
+            self.is_traced = any(name not in _NO_TRACE for name in carried)
         self.ends_at = _on_our_clock(request.context.deadline)
         self.scope = contextvars.copy_context()  # what a handler sets in it ends with it
         self._context: JobContext | None = None
@@ -162,10 +163,4 @@ def _on_our_clock(deadline: str | None) -> float:
     """The deadline on the monotonic clock, so that nobody who sets the time moves it."""
     if deadline is None:
         return NEVER
-    try:
-        at = datetime.fromisoformat(
-            deadline
-        ).timestamp()  # three times as fast, and not quite as able
-    except ValueError:
-        at = parse_instant(deadline)
-    return time.monotonic() + at - time.time()
+    return time.monotonic() + parse_instant(deadline) - time.time()

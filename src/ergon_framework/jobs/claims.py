@@ -38,6 +38,12 @@ _instant = lru_cache(maxsize=64)(format_instant)  # all that happens in one turn
 _SUCCEEDED = Succeeded()
 
 
+@lru_cache(maxsize=256)
+def _handler(name: str) -> str:
+    """What a job's handler is called in its executor."""
+    return route(name)[1]
+
+
 class Claim:
     """One claimed job. The dispatcher and the keeper of the store both look at it."""
 
@@ -45,7 +51,7 @@ class Claim:
 
     def __init__(self, job: Leased) -> None:
         self.job = job
-        self.handler = route(job.handler)[1]
+        self.handler = _handler(job.handler)
         self.is_written = False  # a request went to an executor …
         self.is_recorded = False  # … and the store has charged the attempt
         self.written_at = 0.0
@@ -108,22 +114,24 @@ class Judgement:
         job = claim.job
         if seen is _SUCCEEDED:
             move = _completed(job.attempts, job.excused)
-            entry = self._completed_entry(move.attempts, now, job.deliveries, seconds)
+            entry = _completed_entry(self._quoted, move.attempts, now, job.deliveries, seconds)
         else:
             tally = Tally(
                 JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused, is_solo=job.is_solo
             )
             move = settle(tally, seen, self.rule_of(job), random.random())  # noqa: S311 - jitter
             entry = self._entry(move, now, job.deliveries, seconds)
-        return Settlement(
-            key=job.key,
-            id=job.id,
-            fence=job.fence,
-            expected=JobStatus.ACTIVE,
-            move=move,
-            entry=entry,
-            result=result if move.status is JobStatus.COMPLETED else None,
-            keep=self.keep(move.status, job.result_ttl),
+        is_completed = move.status is JobStatus.COMPLETED
+        keep = self.keep(move.status, job.result_ttl)
+        return Settlement(  # by position: this is done for each job, and by name it takes longer
+            job.key,
+            job.id,
+            job.fence,
+            JobStatus.ACTIVE,
+            move,
+            entry,
+            result if is_completed else None,
+            keep,
         )
 
     def decided(self, job: Job, seen: Seen, now: float, *, if_expired: bool = False) -> Settlement:
@@ -151,16 +159,6 @@ class Judgement:
         if status is JobStatus.FAILED:
             return self._settings.failed_ttl
         return self._settings.cancelled_ttl if status is JobStatus.CANCELLED else None
-
-    def _completed_entry(
-        self, attempt: int, now: float, delivery: int, seconds: float | None
-    ) -> bytes:
-        """The same as ``_entry`` gives for a success: most jobs have no other, and it is dear."""
-        told = "" if seconds is None else f',"seconds":{round(seconds, 6)}'
-        return (
-            f'{{"at":"{_instant(now)}","event":"completed","status":"completed",'
-            f'"attempt":{attempt},"delivery":{delivery},"worker":{self._quoted}{told}}}'
-        ).encode()
 
     def _entry(
         self,
@@ -195,6 +193,18 @@ class Judgement:
 def _writable(text: str) -> str:
     """What an executor says in words that every store can keep: not all of them take a NUL."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+@lru_cache(maxsize=64)  # jobs that were sent together often come back together
+def _completed_entry(
+    worker: str, attempt: int, now: float, delivery: int, seconds: float | None
+) -> bytes:
+    """The same as ``_entry`` gives for a success: most jobs have no other, and it is dear."""
+    told = "" if seconds is None else f',"seconds":{round(seconds, 6)}'
+    return (
+        f'{{"at":"{_instant(now)}","event":"completed","status":"completed",'
+        f'"attempt":{attempt},"delivery":{delivery},"worker":{worker}{told}}}'
+    ).encode()
 
 
 @lru_cache(maxsize=64)

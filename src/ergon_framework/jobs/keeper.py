@@ -283,15 +283,14 @@ class Keeper:
 
     def _give_up(self, settlement: Settlement, error: StoreError) -> None:
         """Its lease is renewed no more: whoever rescues the job runs it again, or ends it."""
-        self.leases.drop(settlement)
+        self.leases.drop([settlement])
         self.counters["refused"] += 1
         text = "job %s: the store refuses its outcome, and the job will be rescued: %s"
         logger.error(text, settlement.id, error)
         self._report("job.refused", {"job_id": settlement.id, "error": str(error)})
 
     def _apply(self, settlements: Sequence[Settlement], applied: Sequence[bool]) -> None:
-        for settlement in settlements:
-            self.leases.drop(settlement)
+        self.leases.drop(settlements)
         if all(applied):
             self._settled(settlements)
             return

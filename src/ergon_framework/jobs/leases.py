@@ -52,10 +52,13 @@ class Leases:
             self.claims[claim.job.id] = claim
         self._charge_at = now + CHARGE_AFTER
 
-    def drop(self, settlement: Settlement) -> None:
-        """Forget a claim that was settled, or turned out to be lost."""
-        if self.holds(settlement.id, settlement.fence):
-            del self.claims[settlement.id]
+    def drop(self, settlements: Iterable[Settlement]) -> None:
+        """Forget claims that were settled, or turned out to be lost."""
+        claims = self.claims
+        for each in settlements:
+            claim = claims.get(each.id)
+            if claim is not None and claim.job.fence == each.fence:
+                del claims[each.id]
 
     def hurry(self) -> None:
         """Something may have cost us time: renew as soon as the store answers."""

@@ -305,37 +305,38 @@ class Pool:
         if not self._waiting and not self._solos:
             return
         usable = [runner for runner in self.runners if self._is_usable(runner, now)]
+        wall = time.time()  # one for all: instants are dear to write, and dear to read
         if not usable and not self.runners and not self.gate.may_start(now):
             self._give_back()  # the process they were claimed for is gone, and no other will come
             return
         if self._solos:
-            self._dispatch_solos(usable, now)
+            self._dispatch_solos(usable, now, wall)
         for runner in sorted(usable, key=lambda each: len(each.flights)):
             room = runner.room
             if room <= 0 or not self._waiting:
                 continue
             share = -(-len(self._waiting) // len(usable))  # spread over the processes
             for _ in range(min(room, max(share, 1), len(self._waiting))):
-                self._send(runner, self._waiting.popleft(), now)
+                self._send(runner, self._waiting.popleft(), now, wall)
             runner.flush()
         for runner in usable:  # what the even shares left over
             while self._waiting and runner.room > 0:
-                self._send(runner, self._waiting.popleft(), now)
+                self._send(runner, self._waiting.popleft(), now, wall)
             runner.flush()
         failpoint("worker.after_send")
 
-    def _dispatch_solos(self, usable: Sequence[Runner], now: float) -> None:
+    def _dispatch_solos(self, usable: Sequence[Runner], now: float, wall: float) -> None:
         for runner in usable:
             if self._solos and not runner.flights:
                 runner.is_reserved, runner.is_solo = False, True
-                self._send(runner, self._solos.popleft(), now)
+                self._send(runner, self._solos.popleft(), now, wall)
                 runner.flush()
         if self._solos and usable and not any(each.is_reserved for each in usable):
             free = [each for each in usable if not each.is_solo]
             if free:
                 min(free, key=lambda each: len(each.flights)).is_reserved = True
 
-    def _send(self, runner: Runner, claim: Claim, now: float) -> None:
+    def _send(self, runner: Runner, claim: Claim, now: float, wall: float) -> None:
         job = claim.job
         timeout = self._host.judgement.timeout_of(job)
         starting = 0.0 if runner.is_up else max(0.0, runner.up_at - now)
@@ -347,7 +348,7 @@ class Pool:
             attempt=job.attempts + 1,
             enqueued_at=job.created_at,
             queue_name=job.queue,
-            deadline_at=time.time() + timeout + starting,  # by the executor's clock, which is ours
+            deadline_at=wall + timeout + starting,  # by the executor's clock, which is ours
             trace_context=self._carrier(claim),
             worker_id=self._host.name,
         )

@@ -6,6 +6,7 @@ way. It must not be forgotten then, or the pool would be owed slots that it does
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ergon_framework.ports.jobstore import Ask, Leased
@@ -48,13 +49,9 @@ class Slots:
         return bool(filled)
 
 
-def by_executor(ask: Ask, jobs: Sequence[Leased]) -> dict[str, int]:
+def by_executor(ask: Ask, jobs: Sequence[Leased]) -> Counter[str]:
     """How many of the jobs each executor runs."""
-    taken: dict[str, int] = {}
-    for job in jobs:
-        name = executor_of(ask, job)
-        taken[name] = taken.get(name, 0) + 1
-    return taken
+    return Counter([executor_of(ask, job) for job in jobs])
 
 
 def executor_of(ask: Ask, job: Leased) -> str:

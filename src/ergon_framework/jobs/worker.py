@@ -47,7 +47,7 @@ MOST_UNKNOWN = 16
 """Jobs for executors that nobody has, which are claimed at once to be refused."""
 LONGEST_TURN, BURST_TURN = 1.0, 0.02
 """Seconds after which the loop looks round without being woken."""
-NOTICE_OF = {
+NOTICE_OF = dict.fromkeys(JobStatus, "job.returned") | {
     JobStatus.COMPLETED: "job.completed",
     JobStatus.FAILED: "job.dead_lettered",
     JobStatus.RETRYING: "job.retrying",
@@ -314,14 +314,15 @@ class Worker:
             move = settlement.move
             word = move.event if move.event in ("held", "released") else move.status.value
             counts[word] += 1
-        if has_listeners():
-            for settlement in settlements:
+        heard = {status for status, name in NOTICE_OF.items() if has_listeners(name)}
+        for settlement in settlements if heard else ():
+            if settlement.move.status in heard:
                 self._tell_of(settlement)
 
     def _tell_of(self, settlement: Settlement) -> None:
         move = settlement.move
         self.tell(
-            NOTICE_OF.get(move.status, "job.returned"),
+            NOTICE_OF[move.status],
             job_id=settlement.id,
             attempt=move.attempts,
             failure=move.failure,

@@ -145,7 +145,8 @@ def add_listener(listener: Listener) -> None:
     """Let a function hear every notice of this process, from the next engine call on.
 
     It is called from worker threads and event loops, must not block, and is told about by a log
-    record when it fails; the work goes on.
+    record when it fails; the work goes on. One that has a set ``passes_over`` names
+    notices that it does nothing with, and may not be called for them.
     """
     global _everywhere  # noqa: PLW0603 - replaced as a whole, so that readers need no lock
     with _lock:
@@ -160,6 +161,8 @@ def remove_listener(listener: Listener) -> None:
         _everywhere = tuple(known for known in _everywhere if known != listener)
 
 
-def has_listeners() -> bool:
-    """Whether any function listens to the whole process."""
-    return bool(_everywhere)
+def has_listeners(name: str = "") -> bool:
+    """Whether any function listens to the whole process, and to notices of this name if given."""
+    if not name:
+        return bool(_everywhere)
+    return any(name not in getattr(listener, "passes_over", ()) for listener in _everywhere)

@@ -33,13 +33,13 @@ def _names(routine: Routine) -> frozenset[str]:
 
 
 # Sets of their own: each transaction that goes well is asked about several times.
-_ALWAYS, _WHEN_WELL = _names(Routine.ALWAYS), _names(Routine.WHEN_WELL)
+ROUTINE, _WHEN_WELL = _names(Routine.ALWAYS), _names(Routine.WHEN_WELL)
 
 
 def is_routine(notice: Notice) -> bool:
     """Whether it tells of the happy path; of what the catalogue does not know, never."""
     name = notice.name
-    return name in _ALWAYS or (name in _WHEN_WELL and _went_well(notice.fields))
+    return name in ROUTINE or (name in _WHEN_WELL and _went_well(notice.fields))
 
 
 def entry_of(notice: Notice, source: str, at: float) -> Entry:

@@ -18,7 +18,7 @@ from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import StoreError, describe
 from ergon_framework.ports.journal import Entry, Journal, SpanRecord
 from ergon_framework.ports.notice import CATALOGUE, Meaning, Notice
-from ergon_framework.telemetry.flattening import entry_of, is_routine
+from ergon_framework.telemetry.flattening import ROUTINE, entry_of, is_routine
 
 logger = logging.getLogger("ergon.journal")
 
@@ -211,6 +211,7 @@ class JournalListener:
         self._tell: Callable[[Entry], None] = writer.tell
         self._source = source
         self._keeps_all = keeps_all
+        self.passes_over = frozenset() if keeps_all else ROUTINE
         self._clock = clock
         # Any thread calls, and each operation on it is atomic: there is no lock to wait for.
         self._troubled: dict[str, None] = {}

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.jobs.stores.postgres.claiming import NOWHERE, Look, Place
+from ergon_framework.jobs.stores.postgres.claiming import NOWHERE, Look, Place, in_order, place
 from ergon_framework.jobs.stores.postgres.lanes import Lane
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.jobs.stores.postgres.words import Words
@@ -34,6 +34,21 @@ places = st.tuples(
     st.sampled_from([START - 1.0, START, START + 1.0]),
     st.integers(-1, 12),
 )
+
+
+rows = st.lists(
+    st.tuples(st.integers(-1, 1), st.sampled_from([START, START + 0.5]), st.integers(0, 9)),
+    max_size=12,
+)
+
+
+@given(rows)
+def test_the_quick_way_to_sort_agrees(
+    found: list[tuple[int, float, int]],
+) -> None:
+    """By priority, due time and number."""
+    given = [(seq, *[None] * 14, priority, run_at) for priority, run_at, seq in found]
+    assert in_order(given) == sorted(given, key=place)
 
 
 @pytest.mark.slow

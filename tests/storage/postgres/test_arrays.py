@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from ergon_framework.jobs.stores.postgres.statements import numbers, texts
 from ergon_framework.storage.postgres.arrays import (
     Bigints,
     Bytes,
@@ -33,3 +34,21 @@ def test_what_comes_out_is_what_went_in(postgres_url: str) -> None:
             packed = (Bytes(values[0]), Bigints(values[1]), Integers(values[2]), Floats(values[3]))
             cursor.execute("SELECT $1, $2, $3, $4", packed)
             assert cursor.fetchone() == tuple(values)
+
+
+def test_texts_and_numbers_of_one_kind_and_of_many(postgres_url: str) -> None:
+    """Whatever is written in a shorter way for being all the same reads as it was given."""
+    words: list[list[str | None]] = [
+        ["ab", "cd"], ["ä", "bc"], ["a", "long one"], ["ab", None], [None, None], [""], [],
+    ]  # fmt: skip
+    figures: list[list[float | None]] = [
+        [1.5, 1.5], [1.0, 2.25], [0.0, None], [None, None], [1e300], [],
+    ]  # fmt: skip
+    with psycopg.connect(postgres_url) as connection:
+        cursor = taking_arrays(psycopg.RawCursor(connection))
+        for some in words:
+            assert cursor.execute("SELECT $1::text[]", [texts(some)]).fetchone() == (some,)
+        for few in figures:
+            assert cursor.execute("SELECT $1::float8[]", [numbers(few)]).fetchone() == (few,)
+        big = [(1 << 63) - 1] * 3
+        assert cursor.execute("SELECT $1::bigint[]", [numbers(big)]).fetchone() == (big,)

@@ -208,7 +208,7 @@ class Desk:
             "delay": move.delay,
             "why": move.why,
         }
-        self._tell(NOTICE_OF.get(move.status, "job.returned"), about)
+        self._tell(NOTICE_OF[move.status], about)
 
     def _tell(self, name: str, fields: dict[str, Any]) -> None:
         """A notice to whoever listens."""

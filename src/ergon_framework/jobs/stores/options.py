@@ -35,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def fields(self) -> dict[str, Any]:
-        """As a ``Job`` or a ``Leased`` wants them."""
+        """As a ``Job`` or a ``Leased`` wants them, in their order."""
         return {
             "timeout": self.timeout,
             "max_attempts": self.max_attempts,
@@ -67,6 +67,11 @@ def options_text(job: NewJob | Job) -> str | None:
 def options_from(text: str | bytes | None) -> Options:
     """The options that :func:`options_text` wrote."""
     return NO_OPTIONS if text is None else _options(text)
+
+
+def asked_of(text: str | bytes | None) -> tuple[Any, ...]:
+    """The same as the last fields of a ``Leased``; none where all have their defaults."""
+    return () if text is None else tuple(_options(text).fields().values())
 
 
 def failure_from(text: str | bytes | None) -> Failure | None:

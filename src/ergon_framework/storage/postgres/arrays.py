@@ -18,6 +18,7 @@ from psycopg.pq import Format
 
 _HEAD = struct.Struct(">5i")
 _LENGTH = struct.Struct(">i").pack
+_NULL = _LENGTH(-1)
 
 
 class Packed:
@@ -38,15 +39,7 @@ class Bytes(Packed):
     array = 1001
 
     def __init__(self, values: Sequence[bytes]) -> None:
-        sizes = set(map(len, values))
-        if len(sizes) == 1:  # as keys and digests are: much less has to be put together
-            size = _LENGTH(*sizes)
-            data = size + size.join(values)
-        else:
-            parts = [b""] * (2 * len(values))
-            parts[::2], parts[1::2] = map(_LENGTH, map(len, values)), values
-            data = b"".join(parts)
-        super().__init__(17, len(values), data)
+        super().__init__(17, len(values), sized(values))
 
 
 class Bigints(Packed):
@@ -74,6 +67,21 @@ class Floats(Packed):
 
     def __init__(self, values: Sequence[float]) -> None:
         super().__init__(701, len(values), _fixed("id", 8, values))
+
+
+def sized(values: Sequence[bytes | None]) -> bytes:
+    """Values of any size, each with its size before it; NULL has none."""
+    given = [each for each in values if each is not None]
+    if len(given) < len(values):
+        pairs = ((_NULL,) if each is None else (_LENGTH(len(each)), each) for each in values)
+        return b"".join(chain.from_iterable(pairs))
+    sizes = set(map(len, given))
+    if len(sizes) == 1:  # as keys and digests are: much less has to be put together
+        size = _LENGTH(*sizes)
+        return size + size.join(given)
+    parts = [b""] * (2 * len(given))
+    parts[::2], parts[1::2] = map(_LENGTH, map(len, given)), given
+    return b"".join(parts)
 
 
 def _fixed(form: str, size: int, values: Sequence[float]) -> bytes:

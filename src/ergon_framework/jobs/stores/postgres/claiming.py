@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from ergon_framework.jobs.stores.postgres.lanes import Lane, Line, Pick
@@ -36,6 +37,9 @@ NOWHERE: Place = (None, None, None, None, None)
 
 _LAST = ("last_executor", "last_queue", "last_priority", "last_run_at", "last_seq")
 _SQL = statements("claim.sql")
+
+lane_of = itemgetter(EXECUTOR, QUEUE)
+_arrival, _priority = itemgetter(RUN_AT, SEQ), itemgetter(PRIORITY)
 
 
 def promote(words: Words) -> None:
@@ -86,9 +90,17 @@ def _lanes(picks: Sequence[Pick]) -> dict[str, Any]:
     }
 
 
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """As jobs stand in one queue: see :func:`place`, of which most differ in the end alone."""
+    found = sorted(rows, key=_arrival)
+    if len(set(map(_priority, found))) > 1:
+        found.sort(key=_priority, reverse=True)
+    return found
+
+
 def last_of(rows: Iterable[Row]) -> Place:
     """Where the one of these jobs stood that stood behind the others."""
-    row = max(rows, key=place)
+    row = in_order(rows)[-1]
     return row[EXECUTOR], row[QUEUE], row[PRIORITY], row[RUN_AT], row[SEQ]
 
 

@@ -47,9 +47,8 @@ class Exchange:
         self._settlements = settlements
         self._unsure = unsure
         self._memory = memory
-        self._topics = {
-            Topic.DONE if each.move.status.is_final else Topic.WORK for each in settlements
-        }
+        statuses = {each.move.status for each in settlements}
+        self._topics = {Topic.DONE if each.is_final else Topic.WORK for each in statuses}
         self._freed: Counter[str] = Counter()
         self._long: list[tuple[int, str]] = []
         self._is_work = False  # others may go on because of what has stopped
@@ -59,7 +58,8 @@ class Exchange:
         memory = self._memory
         claim = None if ask is None else Claim(self._ground, ask, memory)
         memory.has_claimed |= claim is not None
-        keyed = {each.key for each in self._settlements} & memory.keyed
+        keys = (each.key for each in self._settlements) if memory.keyed else ()
+        keyed = memory.keyed.intersection(keys)
         memory.keyed -= keyed
         # Who waits for a key that is freed here stands in line when this claim begins.
         applied = self._settle(None if keyed or memory.owed else claim)
@@ -123,8 +123,9 @@ class Exchange:
 
         Answers how to correct what is told of them all.
         """
-        doubts = [
-            n for n, each in enumerate(self._settlements) if (each.key, each.fence) in self._unsure
+        unsure = self._unsure
+        doubts = unsure and [
+            n for n, each in enumerate(self._settlements) if (each.key, each.fence) in unsure
         ]
         if not doubts:
             return lambda applied: applied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.options import entries_of, failure_from, options_from
+from ergon_framework.jobs.stores.options import asked_of, entries_of, failure_from, options_from
 from ergon_framework.jobs.stores.own_moves import BLOCKED, ENDED
 from ergon_framework.jobs.stores.postgres.statements import COLUMNS
 from ergon_framework.ports.jobstore import Job, Leased
@@ -54,29 +54,4 @@ def _job(row: dict[str, Any]) -> Job:
 
 def leased(row: Row) -> Leased:
     """A job that was just claimed, as its worker needs it."""
-    seq, fence, job_id, handler, executor, queue, args, kwargs = row[:8]
-    attempts, deliveries, excused, is_solo, created_at, options, claimed_at = row[8:15]
-    asked = options_from(options)
-    return Leased(
-        key=seq,
-        fence=fence,
-        id=job_id,
-        handler=handler,
-        executor=executor,
-        queue=queue,
-        args=args,
-        kwargs=kwargs,
-        attempts=attempts,
-        deliveries=deliveries,
-        excused=excused,
-        is_solo=is_solo,
-        created_at=created_at,
-        claimed_at=claimed_at,
-        timeout=asked.timeout,
-        max_attempts=asked.max_attempts,
-        max_deliveries=asked.max_deliveries,
-        retry=None if asked.retry is None else asked.retry.encode(),
-        result_ttl=asked.result_ttl,
-        correlation_id=asked.correlation_id,
-        trace_context=asked.trace_context,
-    )
+    return Leased(*row[:13], *row[14:15], *asked_of(row[13]))

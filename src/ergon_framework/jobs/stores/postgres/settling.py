@@ -45,8 +45,7 @@ class Settling:
         self._settlements = settlements
         self._sent: list[tuple[list[Settlement], Answer]] = []
         for wave in _waves(settlements):
-            usual = [each for each in wave if is_usual(each)]
-            others = [each for each in wave if not is_usual(each)]
+            usual, others = _parted(wave)
             if usual:
                 self._sent.append((usual, words.say(_SQL["complete"], _completions(usual))))
             if others:
@@ -149,6 +148,15 @@ def _waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
             waves.append({settlement.key: settlement})
     # In the order of their numbers: whoever moves the same jobs meanwhile does so in this order.
     return [[wave[key] for key in sorted(wave)] for wave in waves]
+
+
+def _parted(settlements: list[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
+    """The usual ends, and all other moves."""
+    usual: list[Settlement] = []
+    others: list[Settlement] = []
+    for each in settlements:
+        (usual if is_usual(each) else others).append(each)
+    return usual, others
 
 
 def _completions(settlements: list[Settlement]) -> dict[str, Any]:

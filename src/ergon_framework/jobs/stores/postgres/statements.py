@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from struct import Struct
 
-from ergon_framework.storage.postgres.arrays import Packed
+from ergon_framework.storage.postgres.arrays import Packed, sized
 from ergon_framework.storage.statements import load
-
-_length = Struct(">i").pack
-_NULL = _length(-1)
 
 SQL = "ergon_framework.jobs.stores.postgres.sql"
 _NOW = "coalesce(%(now)s::float8, extract(epoch FROM statement_timestamp())::float8)"
@@ -53,10 +49,7 @@ class Texts(Packed):
     element = 25
 
     def __init__(self, values: Sequence[bytes | None]) -> None:
-        parts: list[bytes] = []
-        for each in values:
-            parts += (_NULL,) if each is None else (_length(len(each)), each)
-        super().__init__(self.element, len(values), b"".join(parts))
+        super().__init__(self.element, len(values), sized(values))
 
 
 class Blobs(Texts):
@@ -67,8 +60,17 @@ class Blobs(Texts):
 
 
 def numbers(values: Iterable[float | None]) -> str:
-    """An array of numbers."""
-    return "{" + ",".join(["NULL" if each is None else repr(each) for each in values]) + "}"
+    """An array of numbers; many have the same one throughout."""
+    given = list(values)
+    if len(set(given)) == 1:
+        text = ",".join([_number(given[0])] * len(given))
+    else:
+        text = ",".join(map(_number, given))
+    return "{" + text + "}"
+
+
+def _number(value: float | None) -> str:
+    return "NULL" if value is None else repr(value)
 
 
 def flags(values: Iterable[bool]) -> str:

@@ -17,13 +17,14 @@ from ergon_framework.jobs.stores.postgres.claiming import (
     Place,
     Quick,
     Sight,
+    in_order,
+    lane_of,
     last_of,
-    place,
     promote,
 )
 from ergon_framework.jobs.stores.postgres.ground import Ground
 from ergon_framework.jobs.stores.postgres.lanes import Lane, Line, Pick, Share, Turns
-from ergon_framework.jobs.stores.postgres.rows import EXECUTOR, QUEUE, Row, leased
+from ergon_framework.jobs.stores.postgres.rows import QUEUE, Row, leased
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.ports.jobstore import Ask, Claimed, Topic
 
@@ -132,7 +133,9 @@ class Claim:
         self._memory.after = self._sight.last or _START
 
     def _take_quick(self, picks: Sequence[Pick], rows: list[Row], special: set[Line]) -> None:
-        taken = Counter(self._share.line_of(row[EXECUTOR], row[QUEUE]) for row in rows)
+        taken: Counter[Line] = Counter()
+        for (executor, queue), count in Counter(map(lane_of, rows)).items():
+            taken[self._share.line_of(executor, queue)] += count
         limited = {lane.queue for lane in self._sight.lanes if lane.has_settings}
         for pick in picks:
             count = taken[pick.line]
@@ -202,7 +205,9 @@ class Claim:
         order: dict[str, int] = {}
         for row in self._rows:
             order.setdefault(row[QUEUE], len(order))
-        self._rows.sort(key=lambda row: (order[row[QUEUE]], *place(row)))
+        self._rows = in_order(self._rows)
+        if len(order) > 1:
+            self._rows.sort(key=lambda row: order[row[QUEUE]])
         is_more = self._ask.asks_more and self._is_left()
         is_held = bool(self._passing.keys)
         self._memory.depth = min(2 * self._passing.depth, DEEPEST) if is_held else DEPTH

@@ -216,31 +216,23 @@ def parts_in(data: bytes, lengths: Sequence[int]) -> Iterator[memoryview]:
 
 def leased(job_id: str, row: Row, body: memoryview) -> Leased:
     """A job as the worker that has just claimed it needs it."""
-    handler, args, kwargs, timeout, attempts, deliveries, retry, ttl, flow, trace = (
-        msgspec.structs.astuple(_body(body))
-    )
+    handler, args, kwargs, *asked = msgspec.structs.astuple(_body(body))
     return Leased(
-        key=row.seq,
-        fence=row.fence,
-        id=job_id,
-        handler=handler,
-        executor=row.executor,
-        queue=row.queue,
-        args=args,
-        kwargs=kwargs,
-        attempts=row.attempts,
-        deliveries=row.deliveries,
-        excused=row.excused,
-        is_solo=bool(row.flags & _SOLO),
-        created_at=row.created_at,
-        claimed_at=row.claimed_at,
-        timeout=timeout,
-        max_attempts=attempts,
-        max_deliveries=deliveries,
-        retry=retry,
-        result_ttl=ttl,
-        correlation_id=flow,
-        trace_context=trace,
+        row.seq,
+        row.fence,
+        job_id,
+        handler,
+        row.executor,
+        row.queue,
+        args,
+        kwargs,
+        row.attempts,
+        row.deliveries,
+        row.excused,
+        bool(row.flags & _SOLO),
+        row.created_at,
+        row.claimed_at,
+        *asked,
     )
 
 

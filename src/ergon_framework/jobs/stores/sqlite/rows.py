@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.options import entries_of, failure_from, options_from
+from ergon_framework.jobs.stores.options import asked_of, entries_of, failure_from, options_from
 from ergon_framework.jobs.stores.own_moves import BLOCKED, ENDED
 from ergon_framework.ports.jobstore import Job, Leased
 from ergon_framework.storage.statements import load
@@ -69,28 +69,20 @@ def leased(cursor: sqlite3.Cursor, row: Candidate, queue: str, now: float) -> Le
     attempts, deliveries, excused, is_solo, created_at, options = row[7:13]
     if args is None:
         args, kwargs = payload(cursor, seq)
-    asked = options_from(options)
-    retry = asked.retry
     return Leased(
-        key=seq,
-        fence=fence + 1,
-        id=job_id,
-        handler=handler,
-        executor=executor,
-        queue=queue,
-        args=args,
-        kwargs=kwargs,
-        attempts=attempts,
-        deliveries=deliveries + 1,
-        excused=excused,
-        is_solo=is_solo == 1,
-        created_at=created_at,
-        claimed_at=now,
-        timeout=asked.timeout,
-        max_attempts=asked.max_attempts,
-        max_deliveries=asked.max_deliveries,
-        retry=None if retry is None else retry.encode(),
-        result_ttl=asked.result_ttl,
-        correlation_id=asked.correlation_id,
-        trace_context=asked.trace_context,
+        seq,
+        fence + 1,
+        job_id,
+        handler,
+        executor,
+        queue,
+        args,
+        kwargs,
+        attempts,
+        deliveries + 1,
+        excused,
+        is_solo == 1,
+        created_at,
+        now,
+        *asked_of(options),
     )

@@ -2,26 +2,22 @@
 -- so that the planner is not tempted by those.
 
 -- complete: the usual end of running jobs
-WITH done AS (
-    UPDATE ergon_jobs AS j SET
-        stage = 0, status = 'completed', attempts = s.attempts, excused = s.excused,
-        is_charged = false, is_solo = false, why = '', result = s.result,
-        purge_at = t.now + s.keep, changed_at = t.now,
-        lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
-        history = CASE
-            WHEN j.history IS NULL THEN s.entry ELSE j.history || chr(10) || s.entry
-        END
-    FROM (SELECT {now} AS now) AS t, unnest(
-        %(seqs)s::bigint[], %(ids)s::text[], %(fences)s::bigint[], %(attempts)s::int[],
-        %(excuses)s::int[], %(results)s::bytea[], %(keeps)s::float8[], %(entries)s::text[]
-    ) AS s (seq, id, fence, attempts, excused, result, keep, entry)
-    WHERE j.seq = s.seq AND j.id = s.id AND j.fence = s.fence AND j.status = 'active'
-    RETURNING j.seq, j.limit_key
-)
-SELECT
-    seq, limit_key, NULL,
-    EXISTS (SELECT 1 FROM ergon_queues WHERE max_active IS NOT NULL)
-FROM done;
+UPDATE ergon_jobs AS j SET
+    stage = 0, status = 'completed', attempts = s.attempts, excused = s.excused,
+    is_charged = false, is_solo = false, why = '', result = s.result,
+    purge_at = t.now + s.keep, changed_at = t.now,
+    lease_expires_at = NULL, claimed_at = NULL, worker = NULL,
+    history = CASE
+        WHEN j.history IS NULL THEN s.entry ELSE j.history || chr(10) || s.entry
+    END
+FROM (SELECT {now} AS now) AS t, unnest(
+    %(seqs)s::bigint[], %(ids)s::text[], %(fences)s::bigint[], %(attempts)s::int[],
+    %(excuses)s::int[], %(results)s::bytea[], %(keeps)s::float8[], %(entries)s::text[]
+) AS s (seq, id, fence, attempts, excused, result, keep, entry)
+WHERE j.seq = s.seq AND j.id = s.id AND j.fence = s.fence AND j.status = 'active'
+RETURNING
+    j.seq, j.limit_key, NULL,
+    (SELECT EXISTS (SELECT 1 FROM ergon_queues WHERE max_active IS NOT NULL));
 
 -- move: any move of any jobs; one that had ended does not come back while its key is held
 WITH moved AS (
