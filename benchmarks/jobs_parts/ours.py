@@ -27,7 +27,7 @@ COMMAND = (
     "--app",
     "jobs_parts.ours_app:registry",
 )
-IN_FLIGHT = 512
+IN_FLIGHT = 1000
 THREADS = 8
 CHUNK = 100_000
 ASK = Ask(

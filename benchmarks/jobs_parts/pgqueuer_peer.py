@@ -19,7 +19,7 @@ from pgqueuer.types import QueueEntrypoint, QueueManagerId
 
 from jobs_parts import client, marks
 
-BATCH = 300
+BATCH = 1000
 WANTED = {QueueEntrypoint("noop"): EntrypointExecutionParameter(concurrency_limit=0)}
 
 
@@ -37,7 +37,7 @@ async def serve() -> None:
 
 
 class Peer(client.AsyncPeer):
-    """Two worker processes that claim a few hundred jobs at once."""
+    """Two worker processes that claim as many jobs at once as ours may hold."""
 
     async def open(self) -> None:
         self._id, self._held = QueueManagerId(uuid4()), list[Job]()
