@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 import psycopg
 import pytest
 
-from ergon_framework.core.job import JobStatus
+from ergon_framework.core.job import JobStatus, Released
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, ground
 from ergon_framework.jobs.stores.postgres.claiming import DEPTH
 from ergon_framework.jobs.stores.postgres.settling import KEY_LOCKS
@@ -60,6 +60,24 @@ def holding(url: str, *keys: str) -> Iterator[Connection]:
 def claimed(s: Subject, slots: int = 20) -> Claimed:
     """What a worker gets."""
     return s.store.exchange([], ask(slots))[1]
+
+
+def test_a_late_answer_costs_nobody_his_turn(open_subject: Callable[[], Subject]) -> None:
+    """Whoever waits for a key is there when the exchange that frees it claims, although an answer
+    to an earlier claim of the same job came before.
+    """
+    s = open_subject()
+    s.put("first", limit_key="k", priority=2)
+    early = s.take("first")
+    assert s.settle(early, Released())
+    again = s.take("first")
+    s.put("second", limit_key="k", priority=1)
+    s.put("plain", "plain-2")
+    assert ids_of(claimed(s, 1).jobs) == ["plain"]  # the other one waits for its key from now on
+    assert not s.settle(early, SUCCEEDED)
+    applied, found = s.store.exchange([s.told(again, SUCCEEDED, result=b"1")], ask(1))
+    assert applied == [True]
+    assert ids_of(found.jobs) == ["second"]
 
 
 def test_a_held_key_is_passed_over(jobs_url: str, open_subject: Callable[[], Subject]) -> None:

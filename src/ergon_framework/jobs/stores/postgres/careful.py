@@ -22,7 +22,7 @@ from ergon_framework.jobs.stores.gates import NONE, Gate, Settings
 from ergon_framework.jobs.stores.own_moves import Standing, outdated
 from ergon_framework.jobs.stores.postgres.claiming import Passing, candidates, place
 from ergon_framework.jobs.stores.postgres.lanes import Line, Pick
-from ergon_framework.jobs.stores.postgres.rows import QUEUE, SEQ, Row
+from ergon_framework.jobs.stores.postgres.rows import QUEUE, SEQ, Held, Row
 from ergon_framework.jobs.stores.postgres.settling import Settling, try_keys, wake
 from ergon_framework.jobs.stores.postgres.statements import numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.words import Words
@@ -41,7 +41,7 @@ class Caught:
     """What one careful claim brought."""
 
     jobs: list[Row] = field(default_factory=list)
-    keyed: set[int] = field(default_factory=set)  # those of them that have a limit key
+    keyed: set[Held] = field(default_factory=set)  # those of them that have a limit key
     taken: Counter[Line] = field(default_factory=Counter)
     spent: set[Line] = field(default_factory=set)  # there is no more to be had for now
     waits: dict[str, float] = field(default_factory=dict)  # when queues have tokens again
@@ -68,9 +68,10 @@ def claim_carefully(
     admission = admit(_applicants(found), rooms, let_in, running, now, unknown=held)
     rows = {row[SEQ]: row for each in found for row in each}
     started = set(admission.admitted)
+    claimed = [_claimed(rows[seq], now, stamp) for seq in admission.admitted]
     caught = Caught(
-        jobs=[_claimed(rows[seq], now, stamp) for seq in admission.admitted],
-        keyed={seq for seq in admission.admitted if rows[seq][_KEY] is not None},
+        jobs=claimed,
+        keyed={(row[SEQ], row[_FENCE]) for row in claimed if rows[row[SEQ]][_KEY] is not None},
         passed={rows[seq][_KEY] for seq in admission.passed_over},
         refused=len(admission.blocked) + len(admission.outdated),
         outdated=len(admission.outdated),

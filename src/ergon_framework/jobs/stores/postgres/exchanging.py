@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.jobs.stores.postgres.ground import Ground
-from ergon_framework.jobs.stores.postgres.rows import Answer
+from ergon_framework.jobs.stores.postgres.rows import Answer, Held
 from ergon_framework.jobs.stores.postgres.settling import (
     Settling,
     lock_keys,
@@ -29,8 +29,8 @@ from ergon_framework.ports.jobstore import Ask, Claimed, Settlement, Topic
 
 logger = logging.getLogger("ergon.jobs")
 
-Unsure = set[tuple[int, int]]
-"""Jobs and fences of settlements whose commit may have happened, and nobody knows."""
+Unsure = set[Held]
+"""Those whose settlement may have happened, and nobody knows."""
 
 
 class Exchange:
@@ -58,7 +58,7 @@ class Exchange:
         memory = self._memory
         claim = None if ask is None else Claim(self._ground, ask, memory)
         memory.has_claimed |= claim is not None
-        keys = (each.key for each in self._settlements) if memory.keyed else ()
+        keys = ((each.key, each.fence) for each in self._settlements) if memory.keyed else ()
         keyed = memory.keyed.intersection(keys)
         memory.keyed -= keyed
         # Who waits for a key that is freed here stands in line when this claim begins.

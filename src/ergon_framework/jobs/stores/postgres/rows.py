@@ -11,6 +11,8 @@ from ergon_framework.jobs.stores.postgres.statements import COLUMNS
 from ergon_framework.ports.jobstore import Job, Leased
 
 Row = tuple[Any, ...]
+Held = tuple[int, int]
+"""One claim of one job: its number and its fence. A job alone may be claimed again meanwhile."""
 
 SEQ, EXECUTOR, QUEUE, PRIORITY, RUN_AT = 0, 4, 5, 15, 16
 """Where a claimed row has what decides whose it is, and its place."""

@@ -24,7 +24,7 @@ from ergon_framework.jobs.stores.postgres.claiming import (
 )
 from ergon_framework.jobs.stores.postgres.ground import Ground
 from ergon_framework.jobs.stores.postgres.lanes import Lane, Line, Pick, Share, Turns
-from ergon_framework.jobs.stores.postgres.rows import QUEUE, Row, leased
+from ergon_framework.jobs.stores.postgres.rows import QUEUE, Held, Row, leased
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.ports.jobstore import Ask, Claimed, Topic
 
@@ -46,7 +46,7 @@ class Memory:
     after: Line = _START  # where the next look begins
     last: Place = NOWHERE  # of the job that stood behind the others that were claimed last
     depth: int = DEPTH  # how far to look past jobs of limit keys that others hold
-    keyed: set[int] = field(default_factory=set)  # jobs that were claimed with their limit key
+    keyed: set[Held] = field(default_factory=set)  # claims of jobs that have a limit key
     owed: Counter[str] = field(default_factory=Counter)  # of limit keys, wake-ups to be repeated
     has_claimed: bool = False
 
