@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 from opentelemetry.trace import NoOpTracerProvider
@@ -18,6 +19,7 @@ from ergon_framework.telemetry import (
     make_sink,
     remove_listener,
 )
+from ergon_framework.telemetry.fan_out import Listener, has_listeners
 from ergon_framework.telemetry.lifecycle_spans import LifecycleSpans
 from ergon_framework.telemetry.logs import _Factory
 from ergon_framework.telemetry.loop_spans import LoopSpans
@@ -138,6 +140,43 @@ def test_process_wide_listeners() -> None:
         remove_listener(heard.append)
     remove_listener(heard.append)
     assert make_sink() is None
+
+
+class Raises:
+    """A listener that cannot say what it passes over."""
+
+    @property
+    def passes_over(self) -> set[str]:
+        """Fails."""
+        raise ValueError("broken display")
+
+    def __call__(self, notice: Notice) -> None:
+        """Take nothing."""
+
+
+@pytest.mark.parametrize(
+    ("listener", "is_heard"),
+    [
+        (Mock(passes_over={"job.completed"}), False),
+        (Mock(passes_over=frozenset({"job.completed", "job.late"})), False),
+        (Mock(passes_over={"job"}), True),
+        (Mock(spec=[]), True),
+        (Mock(), True),
+        (Mock(passes_over=None), True),
+        (Mock(passes_over="job.completed"), True),
+        (Mock(passes_over=["job.completed"]), True),
+        (Raises(), True),
+    ],
+)
+def test_only_a_set_names_what_a_listener_goes_without(listener: Listener, is_heard: bool) -> None:
+    """Whatever else it has by that name fails nobody: a worker asks between its store and it."""
+    add_listener(listener)
+    try:
+        assert has_listeners()
+        assert has_listeners("job.completed") is is_heard
+        assert has_listeners("job.dead_lettered")
+    finally:
+        remove_listener(listener)
 
 
 def test_a_failing_listener_harms_nobody(

@@ -145,8 +145,8 @@ def add_listener(listener: Listener) -> None:
     """Let a function hear every notice of this process, from the next engine call on.
 
     It is called from worker threads and event loops, must not block, and is told about by a log
-    record when it fails; the work goes on. One that has a set ``passes_over`` names
-    notices that it does nothing with, and may not be called for them.
+    record when it fails; the work goes on. A set ``passes_over`` of its own names notices that it
+    does nothing with: it may go without those.
     """
     global _everywhere  # noqa: PLW0603 - replaced as a whole, so that readers need no lock
     with _lock:
@@ -165,4 +165,13 @@ def has_listeners(name: str = "") -> bool:
     """Whether any function listens to the whole process, and to notices of this name if given."""
     if not name:
         return bool(_everywhere)
-    return any(name not in getattr(listener, "passes_over", ()) for listener in _everywhere)
+    return any(name not in _passed_over(listener) for listener in _everywhere)
+
+
+def _passed_over(listener: Listener) -> set[str] | frozenset[str]:
+    """What it does nothing with. It is given everything if it says that in any other way."""
+    try:
+        told = getattr(listener, "passes_over", None)
+    except Exception:  # a failure of its own, which must not reach the work that asks
+        return frozenset()
+    return told if isinstance(told, set | frozenset) else frozenset()
