@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -79,6 +80,18 @@ def test_a_job_that_is_there_already_is_not_enqueued(heard: list[Notice]) -> Non
         for _ in range(2):
             client.enqueue("h", unique="same", on_duplicate="existing")
     assert names(heard) == ["job.enqueued"]
+
+
+def test_enqueued_jobs_that_nobody_wants_to_hear_of() -> None:
+    """No notice is made for a listener that passes over them, as the journal does."""
+    listener = Mock(passes_over={"job.enqueued"})
+    add_listener(listener)
+    try:
+        with JobClient(store=MemoryJobStore(Clock())) as client:
+            client.enqueue("h")
+    finally:
+        remove_listener(listener)
+    assert listener.call_count == 0
 
 
 def test_a_schedule_that_fires(heard: list[Notice]) -> None:

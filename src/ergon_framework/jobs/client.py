@@ -231,7 +231,7 @@ class JobClient:
     def _added(self, jobs: Sequence[NewJob], connection: Any) -> list[EnqueuedJob]:
         add = self.store.add if connection is None else _adder(self.store, connection)
         found = add(jobs)
-        if connection is None and has_listeners():
+        if connection is None and has_listeners("job.enqueued"):
             for job, added in zip(jobs, found, strict=True):
                 if added.is_new:
                     tell("job.enqueued", job_id=added.id, handler=job.handler, queue=job.queue)
