@@ -294,3 +294,17 @@ def test_by_position_and_by_name_are_the_same(values: list[Any]) -> None:
         assert bound(values, {}) == bound([], by_name)
     else:
         assert "at most 2" in bound(values, {})
+
+
+def test_a_full_house_of_positions_is_bound_as_in_a_call() -> None:
+    """What has no name is not given by name, and what has only a name is not forgotten."""
+
+    def nameless(a: int, /, b: int) -> Any:
+        return a, b
+
+    def named(a: int, *, b: int) -> Any:
+        return a, b
+
+    assert call(nameless, 1, 2) == (1, 2)
+    assert call(named, 1, b=2) == (1, 2)
+    assert refusal(named, 1) == "the argument 'b' is missing"

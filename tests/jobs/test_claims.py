@@ -17,7 +17,9 @@ from ergon_framework.errors import (
     WiringError,
 )
 from ergon_framework.jobs.claims import LONGEST_MESSAGE, Claim, Judgement
+from ergon_framework.jobs.leases import Leases
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.jobstore import Leased
 
 
@@ -74,6 +76,38 @@ def test_the_quick_way_for_successes_agrees_with_the_long_one(
     long = judgement._entry(move, now, attempts + more, seconds)
     assert msgspec.json.decode(quick.entry) == msgspec.json.decode(long)
     assert quick.result == b"1"
+
+
+def test_a_settlement_says_whose_it_is_and_what_is_kept() -> None:
+    """Each value in its own place; what a job that did not complete brought along is dropped."""
+    judgement = Judgement(JobsSettings(result_ttl=60.0, failed_ttl=70.0, max_attempts=1), "w")
+    job = leased(key=3, id="j3", fence=9)
+    done, failed = [
+        judgement.settled(Claim(job), judgement.seen_of(Reply("j3", status), job), 5.0, 1.0, b"1")
+        for status in (Status.SUCCESS, Status.ERROR)
+    ]
+    for each in (done, failed):
+        assert (each.key, each.id, each.fence, each.expected) == (3, "j3", 9, JobStatus.ACTIVE)
+        assert not each.if_expired
+    assert (done.move.status, done.result, done.keep) == (JobStatus.COMPLETED, b"1", 60.0)
+    assert (failed.move.status, failed.result, failed.keep) == (JobStatus.FAILED, None, 70.0)
+    own = leased(result_ttl=8.0)
+    seen = judgement.seen_of(Reply("j", Status.SUCCESS), own)
+    assert judgement.settled(Claim(own), seen, 5.0, 1.0, b"1").keep == 8.0
+
+
+def test_only_the_claim_that_was_settled_is_dropped() -> None:
+    """A late word about an earlier claim leaves the one that is held now alone."""
+    judgement = Judgement(JobsSettings(), "w")
+    leases = Leases(MemoryJobStore(), 3.0, lambda _name, _fields: None)
+    jobs = [leased(key=n, id=f"j{n}", fence=7) for n in range(3)]
+    leases.add([Claim(job) for job in jobs], 0.0)
+    seen = judgement.seen_of(Reply("j", Status.SUCCESS), jobs[0])
+    ends = [judgement.settled(Claim(job), seen, 5.0, 1.0, b"1") for job in jobs]
+    leases.drop([ends[0], msgspec.structs.replace(ends[1], fence=6), ends[0]])
+    assert set(leases.claims) == {"j1", "j2"}
+    leases.drop(ends)
+    assert not leases.claims
 
 
 def test_a_message_of_an_executor_is_kept_in_part() -> None:
