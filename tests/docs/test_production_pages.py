@@ -115,3 +115,12 @@ def test_a_stopping_service_has_more_time_than_its_grace() -> None:
     assert int(seconds) > grace + JobsSettings().lease
     [seconds] = re.findall(r"terminationGracePeriodSeconds: (\d+)", text_of("containers"))
     assert int(seconds) > grace
+
+
+def test_every_file_that_a_unit_names_is_installed() -> None:
+    """Without its tokens the server ends with 2, and a unit is not started again after that."""
+    page = text_of("systemd")
+    named = set(re.findall(r"--[\w-]+ (/etc/ergon/\S+)", page))
+    assert "/etc/ergon/tokens" in named
+    for file in named:
+        assert re.search(rf"install .*-m 0640 -g ergon \S+ {re.escape(file)}\b", page)
