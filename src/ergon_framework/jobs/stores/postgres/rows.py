@@ -56,4 +56,5 @@ def _job(row: dict[str, Any]) -> Job:
 
 def leased(row: Row) -> Leased:
     """A job that was just claimed, as its worker needs it."""
+    # Its columns are those of a ``Leased`` in their order, but for the options, which come last.
     return Leased(*row[:13], *row[14:15], *asked_of(row[13]))
