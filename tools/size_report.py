@@ -1,5 +1,7 @@
-"""Reports the length of files and functions and fails when one is past its limit.
+"""Reports the length of files and functions. It is a report, not a gate: it never fails.
 
+A file is one subject that a reader can hold, usually 150 to 500 lines. A gate on file length once
+cut subjects into fragments, so a long file or function is only listed, for a reviewer to look at.
 A function's length is that of its body without the docstring: explaining costs nothing.
 """
 
@@ -12,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE_LIMITS = {"src": 400, "tests": 600, "tools": 400}
+FILE_LIMITS = {"src": 700, "tests": 900, "tools": 700}
 FUNCTION_LIMIT = 50
-DISCUSS_AT = 300
 SHOWN = 10
 
 
 @dataclass(frozen=True)
 class Size:
-    """One file or function, its number of lines and how many it may have."""
+    """One file or function, its number of lines, and how many are usual at most."""
 
     name: str
     lines: int
@@ -31,7 +32,7 @@ class Size:
 
     @property
     def is_over(self) -> bool:
-        """Whether it fails the gate."""
+        """Whether a reviewer should look at it."""
         return self.lines > self.limit
 
 
@@ -79,25 +80,21 @@ def report(files: list[Size], parts: list[Size]) -> Iterator[str]:
     """The lines to print."""
     total = sum(size.lines for size in files)
     yield f"{len(files)} files, {len(parts)} functions, {total} lines"
-    yield f"\nlargest files (limits: {', '.join(f'{k} {v}' for k, v in FILE_LIMITS.items())})"
+    usual = ", ".join(f"{folder} {most}" for folder, most in FILE_LIMITS.items())
+    yield f"\nlargest files (usual at most: {usual})"
     yield from map(str, files[:SHOWN])
-    yield f"\nlargest functions (limit: {FUNCTION_LIMIT})"
+    yield f"\nlargest functions (usual at most: {FUNCTION_LIMIT})"
     yield from map(str, parts[:SHOWN])
-    discuss = [size for size in files if DISCUSS_AT < size.lines <= size.limit]
-    if discuss:
-        yield f"\ndiscuss: past {DISCUSS_AT} lines"
-        yield from map(str, discuss)
     over = [size for size in (*files, *parts) if size.is_over]
     if over:
-        yield "\ntoo long"
-        yield from (f"{size}  (limit {size.limit})" for size in over)
+        yield "\nlonger than usual: one subject, or several?"
+        yield from (f"{size}  (usual at most {size.limit})" for size in over)
 
 
 def main() -> int:
-    """Print the report; 1 when something is past its limit."""
-    files, parts = measure(ROOT)
-    print("\n".join(report(files, parts)))
-    return 1 if any(size.is_over for size in (*files, *parts)) else 0
+    """Print the report."""
+    print("\n".join(report(*measure(ROOT))))
+    return 0
 
 
 if __name__ == "__main__":

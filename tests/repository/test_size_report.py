@@ -34,11 +34,11 @@ def test_methods_and_nested_functions_are_found() -> None:
     assert [name for name, _ in functions(ast.parse(source))] == ["A.f", "A.f.g", "h"]
 
 
-def test_files_are_held_to_their_folder_s_limit(tmp_path: Path) -> None:
+def test_each_folder_has_its_usual_length(tmp_path: Path) -> None:
     """A test file may be longer than a source file."""
     for folder in ("src", "tests"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "long.py").write_text("x = 1\n" * 401)
+        (tmp_path / folder / "long.py").write_text("x = 1\n" * 701)
     files, _ = measure(tmp_path)
     assert {size.name: size.is_over for size in files} == {
         "src/long.py": True,
@@ -46,28 +46,21 @@ def test_files_are_held_to_their_folder_s_limit(tmp_path: Path) -> None:
     }
 
 
-def test_the_limit_itself_passes() -> None:
-    """A gate at 400 lets 400 lines through."""
-    assert not Size("a.py", 400, 400).is_over
-    assert Size("a.py", 401, 400).is_over
-
-
-def test_the_report_names_what_is_too_long_and_what_to_discuss() -> None:
-    """A file past 300 lines is up for discussion; past its limit it fails."""
-    files = [Size("long.py", 401, 400), Size("wide.py", 301, 400), Size("fine.py", 300, 400)]
-    text = "\n".join(report(files, []))
+def test_the_report_names_what_is_longer_than_usual() -> None:
+    """A file of exactly the usual length is not listed."""
+    text = "\n".join(report([Size("long.py", 401, 400), Size("fine.py", 400, 400)], []))
     assert text.endswith(
-        "discuss: past 300 lines\n  301  wide.py\n\ntoo long\n  401  long.py  (limit 400)"
+        "longer than usual: one subject, or several?\n  401  long.py  (usual at most 400)"
     )
 
 
-def test_a_long_function_fails_the_gate(
+def test_a_long_function_is_reported_and_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is 1, and the output says which function it was."""
+    """The exit code is 0, and the output says which function it was."""
     (tmp_path / "src").mkdir()
     body = "    x = 1\n" * (FUNCTION_LIMIT + 1)
     (tmp_path / "src/a.py").write_text(f"def f():\n{body}")
     monkeypatch.setattr(size_report, "ROOT", tmp_path)
-    assert size_report.main() == 1
-    assert "src/a.py::f  (limit 50)" in capsys.readouterr().out
+    assert size_report.main() == 0
+    assert "src/a.py::f  (usual at most 50)" in capsys.readouterr().out
