@@ -117,6 +117,7 @@ def test_by_default_peers_may_pull_and_nothing_else() -> None:
     assert not peer.may_consume("zone:plant-c")
     assert peer.may_assert("plant-b")  # in what is pulled from it
     assert not peer.may_assert("plant-a")
+    assert not peer.may_use_bucket("batch-files"), "what facts for it refer to, and no more"
     assert policy.permit("plant-c") is None
     odd = policy.permit("plant-*")
     assert odd is not None

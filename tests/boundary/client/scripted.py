@@ -266,7 +266,13 @@ class AsyncOver:
         return self._transport.put_object(bucket, key, chunks, size=size, digest=digest)
 
     async def get_object(
-        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+        self,
+        bucket: str,
+        key: str,
+        *,
+        start: int = 0,
+        digest: bytes | None = None,
+        fact_offset: int | None = None,
     ) -> _AsyncBytes:
         return _AsyncBytes(self._transport.get_object(bucket, key, start=start, digest=digest))
 

@@ -31,7 +31,6 @@ buckets = ["*"]
 operations = ["pull", "SeekConsumer"]
 logs = ["outbound"]
 consumers = ["zone:plant-b"]
-buckets = ["*"]
 """
 
 

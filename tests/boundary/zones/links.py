@@ -78,12 +78,20 @@ class FaultyLink:
         return await self.inner.put_object(bucket, key, chunks, size=size, digest=digest)
 
     async def get_object(
-        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+        self,
+        bucket: str,
+        key: str,
+        *,
+        start: int = 0,
+        digest: bytes | None = None,
+        fact_offset: int | None = None,
     ) -> AsyncObjectStream:
         fault = self._fault()
         if fault in {"drop", "lose_reply", "delay"}:
             raise NodeUnavailableError("lost on the way", reason="connection_lost")
-        stream = await self.inner.get_object(bucket, key, start=start, digest=digest)
+        stream = await self.inner.get_object(
+            bucket, key, start=start, digest=digest, fact_offset=fact_offset
+        )
         return Torn(stream, stream.size // 2) if fault == "duplicate" else stream
 
     async def head_object(self, bucket: str, key: str) -> ObjectReceipt:

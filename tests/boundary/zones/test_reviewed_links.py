@@ -328,14 +328,22 @@ class Housekeeper(FaultyLink):
         self.rounds: list[int] = []
 
     async def get_object(
-        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+        self,
+        bucket: str,
+        key: str,
+        *,
+        start: int = 0,
+        digest: bytes | None = None,
+        fact_offset: int | None = None,
     ) -> AsyncObjectStream:
         if key == "slow":
             if self.is_failing:
                 raise NodeUnavailableError("cut", reason="connection_lost")
             self.bench.now += 2 * DAY
             self.rounds.append(keep_house(self.bench.b, is_thorough=True).objects)
-        return await super().get_object(bucket, key, start=start, digest=digest)
+        return await super().get_object(
+            bucket, key, start=start, digest=digest, fact_offset=fact_offset
+        )
 
 
 @pytest.mark.req("P15", "BOUNDARY:objects")

@@ -94,11 +94,19 @@ class AsyncTransport(Protocol):
         """Send a blob; the chunks are made in another thread, so they may read a file."""
 
     async def get_object(
-        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+        self,
+        bucket: str,
+        key: str,
+        *,
+        start: int = 0,
+        digest: bytes | None = None,
+        fact_offset: int | None = None,
     ) -> AsyncObjectStream:
         """Begin to receive an object, from its byte ``start`` on.
 
         With ``digest`` (32 bytes), the node refuses to send any other bytes than these.
+        ``fact_offset`` is that of a fact which refers to the object, in the node's outbound log:
+        a caller that may not use the whole bucket gets it for the fact's sake.
         """
 
     async def head_object(self, bucket: str, key: str) -> ObjectReceipt:

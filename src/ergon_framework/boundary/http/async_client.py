@@ -94,10 +94,16 @@ class AsyncHttpTransport:
         return answer_of(reader)
 
     async def get_object(
-        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+        self,
+        bucket: str,
+        key: str,
+        *,
+        start: int = 0,
+        digest: bytes | None = None,
+        fact_offset: int | None = None,
     ) -> AsyncHttpObjectStream:
         """Begin to receive an object, from its byte ``start`` on; only ``digest`` if given."""
-        head = self._endpoint.get_head(bucket, key, start, digest)
+        head = self._endpoint.get_head(bucket, key, start, digest, fact_offset)
 
         async def talk(connection: AsyncConnection) -> None:
             connection.write(head)

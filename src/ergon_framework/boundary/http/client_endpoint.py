@@ -117,12 +117,24 @@ class Endpoint:
             headers.append(("Digest-SHA256", digest))
         return self.object_request("PUT", bucket, key, headers)
 
-    def get_head(self, bucket: str, key: str, start: int, digest: bytes | None) -> bytes:
+    def get_head(
+        self,
+        bucket: str,
+        key: str,
+        start: int,
+        digest: bytes | None,
+        fact_offset: int | None = None,
+    ) -> bytes:
         """The head of a get."""
         headers = [("Range", f"bytes={start}-")] if start else []
         target = object_target(self._prefix, bucket, key)
-        query = "" if digest is None else f"?digest={digest.hex()}"
-        return request_head("GET", target + query, self._name, headers)
+        asked = {
+            "digest": None if digest is None else digest.hex(),
+            "fact_offset": fact_offset,
+        }
+        query = "&".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+        target = f"{target}?{query}" if query else target
+        return request_head("GET", target, self._name, headers)
 
     # ---- trouble ----
 

@@ -102,17 +102,19 @@ class Artifacts:
         made.refused.append(replace(item, attempts=self._absent.pop(fact.digest)))
 
     async def _fetch_all(self, fact: NewFact) -> None:
-        fact.references = tuple([await self._fetch(each) for each in fact.references])
+        fact.references = tuple(
+            [await self._fetch(each, fact.source_offset) for each in fact.references]
+        )
         self._absent.pop(fact.digest, None)
 
-    async def _fetch(self, wanted: Reference) -> Reference:
+    async def _fetch(self, wanted: Reference, offset: int | None) -> Reference:
         """Have the artifact here; the reference under the name it has here."""
         here = await self._in_thread(lambda: self._adopted(wanted))
         if here is not None:
             return here
         upload = await self._in_thread(lambda: self._zone.objects.partial(wanted.digest))
         try:
-            await self._transfer(wanted, upload)
+            await self._transfer(wanted, offset, upload)
             named = await self._in_thread(lambda: self._finished(wanted, upload))
         finally:
             await self._in_thread(upload.pause)  # the next attempt goes on from here
@@ -121,11 +123,15 @@ class Artifacts:
         )
         return named
 
-    async def _transfer(self, wanted: Reference, upload: Upload) -> None:
+    async def _transfer(self, wanted: Reference, offset: int | None, upload: Upload) -> None:
         if upload.size == wanted.size:
             return
         stream = await self._transport.get_object(
-            wanted.bucket, wanted.key, start=upload.size, digest=wanted.digest
+            wanted.bucket,
+            wanted.key,
+            start=upload.size,
+            digest=wanted.digest,
+            fact_offset=offset,
         )
         try:
             if stream.size != wanted.size:

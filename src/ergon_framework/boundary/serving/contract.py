@@ -162,6 +162,8 @@ def _objects() -> dict[str, Any]:
     blob = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     digest = {"name": "Digest-SHA256", "in": "header", "schema": {"type": "string"}}
     piece = {"name": "Range", "in": "header", "schema": {"type": "string"}}
+    wanted = {"name": "digest", "in": "query", "schema": {"type": "string"}}
+    fact = {"name": "fact_offset", "in": "query", "schema": {"type": "integer"}}
     put = {"description": "On disk.", "content": _json(_ref(ObjectReceipt))}
     got = {"description": "The bytes.", "content": blob}
     return {
@@ -176,12 +178,13 @@ def _objects() -> dict[str, Any]:
         "get": {
             "operationId": "GetObject",
             "summary": "The bytes, or a range of them.",
-            "parameters": [piece],
+            "parameters": [piece, wanted, fact],
             "responses": {"200": got, "206": got, **_refusals()},
         },
         "head": {
             "operationId": "HeadObject",
             "summary": "Size and digest.",
+            "parameters": [wanted, fact],
             "responses": {"200": {"description": "In the headers."}},
         },
         "delete": {

@@ -121,11 +121,18 @@ class InProcessTransport:
         return (await self._ask(exchange))[2]
 
     async def get_object(
-        self, bucket: str, key: str, *, start: int = 0, digest: bytes | None = None
+        self,
+        bucket: str,
+        key: str,
+        *,
+        start: int = 0,
+        digest: bytes | None = None,
+        fact_offset: int | None = None,
     ) -> InProcessStream:
         """Begin to receive an object, from its byte ``start`` on; with a ``digest``, that one."""
         sent = {"range": f"bytes={start}-"} if start else {}
         query = f"digest={quote(spelled(digest))}" if digest else ""
+        query += "" if fact_offset is None else f"&fact_offset={fact_offset}"
         path = _path(bucket, key)
         exchange = _Exchange("GET", path, self._caller, query=query, sent=sent)
         _status, headers, body = await self._ask(exchange)

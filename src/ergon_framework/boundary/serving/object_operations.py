@@ -8,6 +8,7 @@ import hashlib
 from typing import Any
 
 from ergon_framework.boundary.facts.identity import parsed
+from ergon_framework.boundary.serving.object_access import allowed_digest
 from ergon_framework.boundary.serving.object_names import checked_name
 from ergon_framework.boundary.serving.operations import ADMIN, CORE, demand, operation
 from ergon_framework.boundary.serving.pages import object_shape
@@ -15,6 +16,7 @@ from ergon_framework.boundary.serving.policy import Permit
 from ergon_framework.boundary.serving.requests import Request
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, DataLossError, FactInvalidError
+from ergon_framework.ports.factstore import StoredObject
 
 
 class PutObject(Request):
@@ -32,6 +34,8 @@ class ObjectName(Request):
 
     bucket: str
     key: str
+    fact_offset: int | None = None
+    """Of a fact that refers to it: needed by a caller that may not use the whole bucket."""
 
 
 @operation(CORE, PutObject)
@@ -55,7 +59,7 @@ def put_object(zone: Zone, permit: Permit, asked: PutObject) -> dict[str, Any]:
 @operation(ADMIN, ObjectName)
 def head_object(zone: Zone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
     """Size and digest of an object."""
-    stored = zone.found(*_named(permit, asked.bucket, asked.key))
+    stored = _found(zone, permit, asked)
     blob = zone.objects.stat(stored.digest)
     if blob is None or blob.size != stored.size:
         raise damaged(stored.bucket, stored.key)
@@ -65,7 +69,7 @@ def head_object(zone: Zone, permit: Permit, asked: ObjectName) -> dict[str, Any]
 @operation(ADMIN, ObjectName)
 def get_object(zone: Zone, permit: Permit, asked: ObjectName) -> dict[str, Any]:
     """A small object in one call; larger ones are streamed from /v1/objects."""
-    stored = zone.found(*_named(permit, asked.bucket, asked.key))
+    stored = _found(zone, permit, asked)
     if stored.size > zone.settings.limits.body_bytes // 2:
         raise BoundaryError(
             f"the object has {stored.size} bytes, too many for one call",
@@ -93,6 +97,11 @@ def damaged(bucket: str, key: str) -> DataLossError:
         remedy="put the same bytes again, or restore them from a backup",
         details={"bucket": bucket, "key": key},
     )
+
+
+def _found(zone: Zone, permit: Permit, asked: ObjectName) -> StoredObject:
+    name = checked_name(asked.bucket, asked.key)
+    return zone.found(*name, allowed_digest(zone, permit, name, None, asked.fact_offset))
 
 
 def _named(permit: Permit, bucket: str, key: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from ergon_framework.boundary.facts.identity import parsed, spelled
 from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.http.refusals import Refusal
 from ergon_framework.boundary.offloop import InThread
+from ergon_framework.boundary.serving.object_access import allowed_digest
 from ergon_framework.boundary.serving.object_names import object_name
 from ergon_framework.boundary.serving.object_operations import damaged
 from ergon_framework.boundary.serving.operations import demand
@@ -20,6 +21,7 @@ from ergon_framework.boundary.serving.policy import Permit
 from ergon_framework.boundary.serving.putting import Putting, too_large
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, FactInvalidError
+from ergon_framework.ports.factstore import StoredObject
 from ergon_framework.ports.objectstore import Download
 
 MOST_SPOILT = 10_000
@@ -28,6 +30,8 @@ LEAST = 1 << 18
 """Bytes that are worth a thread's while."""
 PIECE = 1 << 20
 """Bytes taken from the disk in one go."""
+_DIGITS = 18
+"""Of an offset at most: it stays below 2^63."""
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
@@ -63,6 +67,13 @@ class ObjectRoutes:
         bucket, key = object_name(exchange.path)
         demand(permit.may_use_bucket(bucket), permit, f"use the bucket {bucket}", bucket=bucket)
         return bucket, key
+
+    def _found(self, exchange: Exchange, permit: Permit) -> StoredObject:
+        """The object that the caller asks for and may get; in a thread."""
+        name, query = object_name(exchange.path), parse_qs(exchange.query)
+        wanted = _digest(next(iter(query.get("digest", ())), None))
+        offset = _offset(next(iter(query.get("fact_offset", ())), None))
+        return self._zone.found(*name, allowed_digest(self._zone, permit, name, wanted, offset))
 
     async def _put(self, exchange: Exchange) -> None:
         bucket, key = self._named(exchange, "PutObject")
@@ -104,9 +115,8 @@ class ObjectRoutes:
 
     async def _get(self, exchange: Exchange) -> None:
         is_head = exchange.method == "HEAD"
-        bucket, key = self._named(exchange, "HeadObject" if is_head else "GetObject")
-        wanted = _digest(next(iter(parse_qs(exchange.query).get("digest", ())), None))
-        stored = await self._in_thread(lambda: self._zone.found(bucket, key, wanted))
+        permit = self._permitted(exchange.caller, "HeadObject" if is_head else "GetObject")
+        stored = await self._in_thread(lambda: self._found(exchange, permit))
         headers = [
             ("Digest-SHA256", spelled(stored.digest)),
             ("ETag", f'"{stored.digest.hex()}"'),
@@ -120,7 +130,7 @@ class ObjectRoutes:
         if source is None or source.size != stored.size or is_spoilt:
             if source is not None:
                 source.close()
-            raise damaged(bucket, key)
+            raise damaged(*object_name(exchange.path))
         try:
             await self._send(exchange, source, headers, stored.digest, is_head=is_head)
         finally:
@@ -202,6 +212,19 @@ def _digest(text: str | None) -> bytes | None:
         return None
     bare = text.strip()
     return parsed(bare if bare.startswith("sha256:") else f"sha256:{bare}", "Digest-SHA256")
+
+
+def _offset(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS:
+        return int(text)
+    raise FactInvalidError(
+        "fact_offset is not the offset of a fact",
+        reason="type",
+        remedy="give the offset under which FetchFacts answered the fact",
+        details={"field": "fact_offset"},
+    )
 
 
 def _range(header: str | None, size: int) -> tuple[int, int] | None:

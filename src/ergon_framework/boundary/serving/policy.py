@@ -96,7 +96,7 @@ class Permit:
         return consumer in self.consumers
 
     def may_use_bucket(self, bucket: str) -> bool:
-        """Whether it may put objects into this bucket, and get them."""
+        """Whether it may put objects into this bucket, and get every one of them."""
         return bucket in self.buckets
 
 
@@ -139,6 +139,5 @@ def _puller(peer: str) -> Permit:
         frozenset(GROUPS["pull"]),
         asserts=Names({peer}),  # in what this zone pulls from it
         logs=Names({"outbound"}),
-        consumers=Names({f"zone:{peer}"}),
-        buckets=EVERYTHING,
+        consumers=Names({f"zone:{peer}"}),  # which opens what the facts in it refer to
     )
