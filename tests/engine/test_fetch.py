@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
+from ergon_framework.connector.transaction import Transaction
 from ergon_framework.core.loop import StopReason
 from ergon_framework.errors import (
     ExceptionType,
@@ -319,3 +321,100 @@ def test_a_late_delivery_kept_for_a_retry_survives_the_end_of_the_call(
     else:
         accounted = {*final_report(outcome).stranded, *outcome.calls("process")}
         assert accounted >= {"t1", "u1", "u2"}
+
+
+class Endless:
+    """A source whose answer never ends, whatever it is asked for; gives up after 1,000."""
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+        self.fetches = 0
+        self.closed = 0
+        self.released: list[str] = []
+
+    def _next(self) -> Transaction:
+        assert len(self.given) < 1000, "the answer is read without a bound"
+        self.given.append(f"t{len(self.given) + 1}")
+        return Transaction(self.given[-1])
+
+    def fetch_transactions(self, batch_size: int) -> Iterator[Transaction]:
+        self.fetches += 1
+        try:
+            while True:
+                yield self._next()
+        finally:
+            self.closed += 1
+
+    async def fetch_transactions_async(self, batch_size: int) -> AsyncIterator[Transaction]:
+        self.fetches += 1
+        try:
+            while True:
+                yield self._next()
+        finally:
+            self.closed += 1
+
+
+class EndlessSettling(Endless):
+    """The same, and it takes back."""
+
+    def release(self, transaction: Transaction) -> None:
+        self.released.append(transaction.transaction_id)
+
+
+@pytest.mark.req("T3.7", "T3.9", "RFC-004:13.2a", "R3-BA1")
+@pytest.mark.parametrize(("limit", "size"), [(5, 5), (5, 2), (5, 100), (1, 1)])
+def test_an_endless_answer_is_read_as_far_as_asked_for(
+    colour: Colour, limit: int, size: int
+) -> None:
+    """Exactly the limit runs; the one that was read to see an end is named, and the rest closed."""
+    source = Endless()
+    outcome = consume(colour, source, rules(size=size, limit=limit))
+    assert outcome.error is None
+    assert outcome.calls("process") == [f"t{n}" for n in range(1, limit + 1)]
+    assert len(source.given) == limit + 1
+    assert outcome.report.stranded == (f"t{limit + 1}",)
+    assert (source.fetches, source.closed) == (1, 1)
+
+
+@pytest.mark.req("T3.7", "T3.9")
+def test_what_was_read_ahead_is_handed_back(colour: Colour) -> None:
+    """A source that takes back gets the one that nobody wanted."""
+    source = EndlessSettling()
+    outcome = consume(colour, source, rules(size=3, limit=5))
+    assert source.released == ["t6"]
+    assert (outcome.report, outcome.report.released, outcome.report.stranded) == (5, 1, ())
+
+
+@pytest.mark.req("T3.9")
+def test_an_endless_answer_can_be_stopped(colour: Colour) -> None:
+    """Without a limit it is read batch by batch, so a stop between two is heard."""
+    source = Endless()
+
+    async def process(transaction: Transaction) -> None:
+        if transaction.transaction_id == "t40":
+            task.request_stop()
+
+    task = consumer(colour, source, process=process)
+    outcome = consume(colour, source, rules(size=10), task=task)
+    assert outcome.report.succeeded == 40
+    assert (outcome.report.stranded, source.closed) == (("t41",), 1)
+
+
+@pytest.mark.req("T3.9")
+def test_a_generator_that_cannot_be_closed_fails_nothing(
+    colour: Colour, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged: the transactions have their outcomes."""
+
+    class Stubborn(Endless):
+        def fetch_transactions(self, batch_size: int) -> Iterator[Transaction]:
+            try:
+                yield from transactions(9)
+            finally:
+                raise OSError("cannot roll back")
+
+        fetch_transactions_async = fetch_transactions  # type: ignore[assignment]
+
+    outcome = consume(colour, Stubborn(), rules(size=2, limit=2))
+    assert (outcome.error, outcome.report.succeeded) == (None, 2)
+    assert "could not be closed: OSError: cannot roll back" in caplog.text

@@ -19,7 +19,7 @@ from ergon_framework.core.lifecycle import (
     advance,
     deadline,
 )
-from ergon_framework.engine.delivery import Delivery, sort_out
+from ergon_framework.engine.delivery import Delivery, Reader
 from ergon_framework.errors import ExceptionType, HookError, TransactionException, WiringError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseAsyncTask, BaseTask
@@ -215,10 +215,10 @@ def test_nonsense_is_not_forgotten_when_the_generator_raises_afterwards() -> Non
         yield 7
         raise last
 
-    first = sort_out(odd(ConnectionError("gone")), Delivery(1))
+    first = Reader(lambda _: odd(ConnectionError("gone"))).read(2, Delivery(2))
     assert first.is_defect
     assert "item 0" in str(first.error)
-    second = sort_out(odd(KeyboardInterrupt()), Delivery(1))
+    second = Reader(lambda _: odd(KeyboardInterrupt())).read(2, Delivery(2))
     assert isinstance(second.error, KeyboardInterrupt)
 
 

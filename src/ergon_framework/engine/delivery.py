@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ergon_framework.engine.classify import is_outbreak
 from ergon_framework.errors import FetchException
 from ergon_framework.ports.transaction import Transaction
+
+logger = logging.getLogger("ergon.engine")
 
 
 @dataclass(slots=True)
@@ -25,32 +29,143 @@ class Delivery:
         return [self.transactions.pop(0) for _ in range(len(self.transactions))]
 
 
-def sort_out(answer: object, delivery: Delivery) -> Delivery:
-    """Read a connector's answer into ``delivery``: None is empty, a generator is used up.
+class Reader:
+    """Asks a source and reads what it answers; an iterator only as far as it was asked for.
+
+    An iterator is asked for one item more than was wanted. One that ends there has run to its
+    end, so whatever stands behind its last ``yield``, a commit for example, has been done before
+    the first of its transactions begins. One that goes on keeps its place: the next fetch goes on
+    with it, and nothing that it gave is dropped.
+    """
+
+    def __init__(self, fetch: Callable[[int], Any]) -> None:
+        self._fetch = fetch
+        self._rest: Iterator[Any] | AsyncIterator[Any] | None = None
+        self._ahead: list[Any] = []  # read to see whether the iterator ends, and not wanted yet
+        self._is_warned = False
+
+    def read(self, at_most: int, delivery: Delivery) -> Delivery:
+        """Up to ``at_most`` transactions: of the answer before, or else of a new one."""
+        if isinstance(self._rest, Iterator):
+            self._read_on(self._rest, at_most, delivery)
+            if delivery.transactions or delivery.error is not None:
+                return delivery
+        self._begin(self._fetch(at_most), at_most, delivery)
+        return delivery
+
+    async def read_async(self, at_most: int, delivery: Delivery) -> None:
+        """The asyncio twin of :meth:`read`: an answer may be awaited, and may be asynchronous."""
+        if self._rest is not None:
+            await self._read_on_async(self._rest, at_most, delivery)
+            if delivery.transactions or delivery.error is not None:
+                return
+        answer = self._fetch(at_most)
+        if hasattr(answer, "__await__"):
+            answer = await answer
+        if hasattr(answer, "__aiter__"):
+            await self._read_on_async(aiter(answer), at_most, delivery)
+        else:
+            self._begin(answer, at_most, delivery)
+
+    def take_ahead(self) -> list[Transaction]:
+        """The call is over: what was read and never wanted."""
+        ahead, self._ahead = self._ahead, []
+        return [item for item in ahead if isinstance(item, Transaction)]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an iterator has not come to its end."""
+        return self._rest is not None
+
+    def close(self) -> None:
+        """Tell a generator that the rest of it is not wanted."""
+        rest, self._rest = self._rest, None
+        close = getattr(rest, "close", None)
+        if close is not None:
+            close()
+
+    async def aclose(self) -> None:
+        """The asyncio twin of :meth:`close`."""
+        aclose = getattr(self._rest, "aclose", None)
+        if aclose is None:
+            self.close()
+        else:
+            self._rest = None
+            await aclose()
+
+    def _begin(self, answer: object, at_most: int, delivery: Delivery) -> None:
+        if _is_no_batch(answer, delivery):
+            return
+        if type(answer) is list and set(map(type, answer)) == {Transaction}:
+            delivery.transactions = answer.copy()
+        elif isinstance(answer, Iterable):  # what has a size is all there, so it is all taken
+            wanted = None if isinstance(answer, Sized) else at_most
+            self._read_on(iter(answer), wanted, delivery)
+
+    def _read_on(self, rest: Iterator[Any], wanted: int | None, delivery: Delivery) -> None:
+        self._rest = None  # one that raises, or hangs for ever, is not gone on with
+        try:
+            for position, item in enumerate(chain(self._taken_ahead(), rest)):
+                if position == wanted:
+                    self._keep(rest, item)
+                    return
+                put(item, position, delivery)
+        except BaseException as error:  # a generator may raise half-way; what it gave is kept
+            _note(error, delivery)
+
+    async def _read_on_async(self, rest: Any, wanted: int, delivery: Delivery) -> None:
+        if not hasattr(rest, "__anext__"):
+            self._read_on(rest, wanted, delivery)
+            return
+        self._rest = None
+        position = 0
+        for item in self._taken_ahead():
+            put(item, position, delivery)
+            position += 1
+        async for item in rest:  # one by one: what it gave before it raised or hung is kept
+            if position == wanted:
+                self._keep(rest, item)
+                return
+            put(item, position, delivery)
+            position += 1
+
+    def _taken_ahead(self) -> list[Any]:
+        ahead, self._ahead = self._ahead, []
+        return ahead
+
+    def _keep(self, rest: Any, item: object) -> None:
+        self._ahead.append(item)
+        self._rest = rest
+        if not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "a fetch answers with an iterator that goes on beyond what was asked for: the "
+                "next fetch goes on with it; let it end after batch_size transactions"
+            )
+
+
+def _is_no_batch(answer: object, delivery: Delivery) -> bool:
+    """Whether there is nothing to read: None is empty, anything but an iterable is a defect."""
+    if answer is None:
+        return True
+    if isinstance(answer, Iterable) and not isinstance(answer, str | bytes | dict | Transaction):
+        return False
+    delivery.error = FetchException(
+        f"the connector returned {type(answer).__name__} instead of a list of transactions",
+        remedy="return a list of Transaction, or None when there is nothing",
+    )
+    delivery.is_defect = True
+    if isinstance(answer, Transaction):
+        delivery.transactions.append(answer)
+    return True
+
+
+def put(item: object, position: int, delivery: Delivery) -> None:
+    """Keep one item of a batch, or note that it is none.
 
     Valid transactions are kept even when others in the same answer are not: they may have left the
     source already, and dropping them would lose them.
     """
-    if answer is None:
-        return delivery
-    if isinstance(answer, str | bytes | dict | Transaction) or not isinstance(answer, Iterable):
-        delivery.error = FetchException(
-            f"the connector returned {type(answer).__name__} instead of a list of transactions",
-            remedy="return a list of Transaction, or None when there is nothing",
-        )
-        delivery.is_defect = True
-        if isinstance(answer, Transaction):
-            delivery.transactions.append(answer)
-        return delivery
-    if type(answer) is list and set(map(type, answer)) == {Transaction}:
-        delivery.transactions = answer.copy()
-    else:
-        _use_up(answer, delivery)
-    return delivery
-
-
-def put(item: object, position: int, delivery: Delivery) -> None:
-    """Keep one item of a batch, or note that it is none."""
     if isinstance(item, Transaction):
         delivery.transactions.append(item)
     elif delivery.error is None:
@@ -61,10 +176,6 @@ def put(item: object, position: int, delivery: Delivery) -> None:
         delivery.is_defect = True
 
 
-def _use_up(answer: Iterable[Any], delivery: Delivery) -> None:
-    try:
-        for position, item in enumerate(answer):
-            put(item, position, delivery)
-    except BaseException as error:  # a generator may raise half-way; what it gave so far is kept
-        if delivery.error is None or is_outbreak(error):
-            delivery.error, delivery.is_defect = error, False
+def _note(error: BaseException, delivery: Delivery) -> None:
+    if delivery.error is None or is_outbreak(error):
+        delivery.error, delivery.is_defect = error, False

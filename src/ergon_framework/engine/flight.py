@@ -21,7 +21,7 @@ from typing import Any
 from ergon_framework.core.lifecycle import Scope, deadline, first_to_expire
 from ergon_framework.core.loop import Loop, StopReason
 from ergon_framework.core.settlement import Verb
-from ergon_framework.engine.delivery import Delivery
+from ergon_framework.engine.delivery import Delivery, Reader
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import Doing, ProduceRun, Run, Tally, Worker
@@ -96,6 +96,7 @@ class Flight:
         self.is_finished = False
         self.outbreak: BaseException | None = None  # leaves the call when it ends
         self.fetch_error: BaseException | None = None
+        self.reader = Reader(plan.fetch)
         self.stuck: Doing | None = None  # a fetch that was given up on and has not come back
         self.late: Delivery | None = None  # what it brought after all
 

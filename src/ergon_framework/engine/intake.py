@@ -131,8 +131,14 @@ class Intake(Flight):
         for delivery in (self.late, self.reading):  # of a fetch that came back, one that hangs
             if delivery is not None:
                 left.extend(delivery.drain())
+        left.extend(self.reader.take_ahead())
         self.late = None
         return left
+
+    def close_failed(self, error: BaseException) -> None:
+        """A generator of the source raised when it was told that its rest is not wanted."""
+        logger.error("the generator that a fetch of %s answered with could not be closed: %s",
+                     self.plan.task, describe(error))  # fmt: skip
 
     def fetch_hangs(self, attempt: Doing) -> None:
         """The supervisor gave up on a fetch: a failed attempt, and no second call beside it."""

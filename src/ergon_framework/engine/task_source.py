@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -12,7 +11,7 @@ from ergon_framework.core.lifecycle import Scope
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.clocks import AsyncSignal, pause
 from ergon_framework.engine.crew import Crew
-from ergon_framework.engine.delivery import Delivery, put, sort_out
+from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.flight import FETCH, RELEASE_GRACE
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.run import Doing, Worker
@@ -58,7 +57,7 @@ class TaskSource(Crew):
         context = self.context.copy()
         self.enter(attempt, context)
         try:
-            await await_inside(context, _collect(self.plan.fetch, at_most, delivery))
+            await await_inside(context, self.reader.read_async(at_most, delivery))
         except BaseException as error:
             delivery.error = error
         if not attempt.claim():
@@ -94,8 +93,8 @@ class TaskSource(Crew):
         """Return what was not begun, without waiting for a source that hangs."""
         left = self.take_returning()
         verbs = self.settlement.verbs if self.settlement else {}
-        if left and Verb.RELEASE in verbs:
-            releasing = self.event_loop.create_task(self._release(left))
+        if (left and Verb.RELEASE in verbs) or self.reader.is_open:
+            releasing = self.event_loop.create_task(self._let_go(left))
             keep(releasing)
             try:
                 await asyncio.wait({releasing}, timeout=RELEASE_GRACE)
@@ -105,8 +104,15 @@ class TaskSource(Crew):
         self.strand(left)
         left.clear()
 
+    async def _let_go(self, left: deque[Transaction]) -> None:
+        await self._release(left)
+        try:
+            await await_inside(self.context.copy(), self.reader.aclose())
+        except Exception as error:
+            self.close_failed(error)
+
     async def _release(self, left: deque[Transaction]) -> None:
-        release = self.settlement.verbs[Verb.RELEASE] if self.settlement else None
+        release = self.settlement.verbs.get(Verb.RELEASE) if self.settlement else None
         while left and release is not None:
             transaction = left[0]
             problem: Exception | None = None
@@ -122,20 +128,6 @@ class TaskSource(Crew):
                 self.released += 1
             else:
                 self.settle_failed(transaction, Verb.RELEASE, problem)
-
-
-async def _collect(fetch: Callable[[int], Any], at_most: int, delivery: Delivery) -> None:
-    """Ask the source; it may answer with a value, an awaitable or an async generator."""
-    answer = fetch(at_most)
-    if hasattr(answer, "__await__"):
-        answer = await answer
-    if hasattr(answer, "__aiter__"):
-        position = 0
-        async for item in answer:  # one by one: what it gave before it raised or hung is kept
-            put(item, position, delivery)
-            position += 1
-    else:
-        sort_out(answer, delivery)
 
 
 _KEPT: set[asyncio.Task[Any]] = set()

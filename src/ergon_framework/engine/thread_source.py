@@ -8,7 +8,7 @@ from collections import deque
 from ergon_framework.core.lifecycle import Scope
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.crew import Crew
-from ergon_framework.engine.delivery import Delivery, sort_out
+from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.flight import FETCH, RELEASE_GRACE
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.run import Worker
@@ -58,7 +58,7 @@ class ThreadSource(Crew):
         context = self.context.copy()
         self.enter(attempt, context)
         try:
-            context.run(lambda: sort_out(self.plan.fetch(at_most), delivery))
+            context.run(self.reader.read, at_most, delivery)
         except BaseException as error:
             delivery.error = error
         if not attempt.claim():
@@ -86,19 +86,30 @@ class ThreadSource(Crew):
         """Return what was not begun, without waiting for a source that hangs."""
         left = self.take_returning()
         verbs = self.settlement.verbs if self.settlement else {}
-        if left and Verb.RELEASE in verbs:
-            self.clock.spawn("ergon-release", lambda: self._release(left))
+        if (left and Verb.RELEASE in verbs) or self.reader.is_open:
+            under_way = [True]
+            self.clock.spawn("ergon-release", lambda: self._let_go(left, under_way))
             patience = self.now() + RELEASE_GRACE
             try:
-                while left and self.now() < patience:
+                while under_way and self.now() < patience:
                     self.watch.wait(patience)
             except BaseException as error:  # Ctrl-C: no longer, but what is left is still named
                 self.interrupt(error)
         self.strand(left)
         left.clear()
 
+    def _let_go(self, left: deque[Transaction], under_way: list[bool]) -> None:
+        self._release(left)
+        try:
+            self.context.copy().run(self.reader.close)
+        except BaseException as error:
+            self.close_failed(error)
+        with self.lock:
+            under_way.clear()
+            self.watch.notify()
+
     def _release(self, left: deque[Transaction]) -> None:
-        release = self.settlement.verbs[Verb.RELEASE] if self.settlement else None
+        release = self.settlement.verbs.get(Verb.RELEASE) if self.settlement else None
         while left and release is not None:
             transaction = left[0]
             problem: Exception | None = None
@@ -114,4 +125,3 @@ class ThreadSource(Crew):
                     self.released += 1
                 else:
                     self.settle_failed(transaction, Verb.RELEASE, problem)
-                self.watch.notify()
