@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.facts.identity import parsed
 from ergon_framework.boundary.linking.puller import Puller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
@@ -15,10 +17,20 @@ from ergon_framework.boundary.serving.application import NodeApplication
 from ergon_framework.boundary.serving.inprocess import InProcessTransport
 from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.serving.status import status
-from ergon_framework.boundary.settings import GateSettings, PullSettings, ZoneSettings
+from ergon_framework.boundary.settings import (
+    GateSettings,
+    LimitSettings,
+    PullSettings,
+    ZoneSettings,
+)
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.core.gate import Mode
-from ergon_framework.errors import BoundaryError, NodeUnavailableError, NotPermittedError
+from ergon_framework.errors import (
+    BoundaryError,
+    NodeUnavailableError,
+    NotPermittedError,
+    StoreError,
+)
 from ergon_framework.testing import VirtualClock
 from tests.boundary.suite.stores import damage_memory
 from tests.boundary.zones.links import FaultyLink
@@ -353,3 +365,169 @@ async def test_a_damaged_fact_at_the_source_does_not_stop_the_link(bench: Bench)
     assert (gap.first, gap.source_first, gap.source_last, gap.reason) == (1, 2, 2, "corrupted")
     assert [item.reason for item in bench.a.store.quarantine("zone:b")] == ["corrupted"]
     assert not any(action == "seek" for _at, action, _text in store.journal())
+
+
+# ---- what can never be taken in ----
+
+
+class Refusing(FaultyLink):
+    """A link on which every artifact is answered with one error."""
+
+    def __init__(self, inner: InProcessTransport, error: BoundaryError) -> None:
+        super().__init__(inner)
+        self.error = error
+
+    async def get_object(self, *_name: Any, **_options: Any) -> Any:
+        raise self.error
+
+
+async def turned(bench: Bench, times: int) -> None:
+    """Some turns, as the link takes them: trouble is met again in the next one."""
+    for _ in range(times):
+        with contextlib.suppress(BoundaryError):
+            await bench.puller.turn()
+
+
+@on_bench
+async def test_a_conflicting_artifact_is_set_aside(bench: Bench) -> None:
+    """Both names it could have here are taken: the link goes on, and an operator decides."""
+    bench.b.put("files", "one", b"ours")
+    other = bench.b.put("files", "other", b"an older one of the peer")
+    bench.b.store.bind("files@a", "one", parsed(other.digest, "digest"), other.size)
+    bench.attach("order:1")
+    bench.append("order:2")
+    await turned(bench, 3)
+    assert bench.inbound() == ["order:2"]
+    assert bench.b.store.link("a").offset == 2
+    (item,) = bench.b.store.quarantine("pull:a")
+    assert (item.reason, item.offset, item.attempts) == ("object_conflict", 1, 1)
+    assert "files/one" in item.message
+    assert bench.alerts() == ["quarantine"]
+    bench.b.store.settle(item.id, "released")
+    await turned(bench, 1)
+    (again,) = bench.b.store.quarantine("pull:a")
+    assert (again.id, again.state) == (item.id, "quarantined")
+    bench.b.store.unbind("files@a", "one")
+    bench.b.store.settle(item.id, "released")
+    await turned(bench, 1)
+    assert bench.inbound() == ["order:2", "order:1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "is_for_good"),
+    [
+        ("not_found", "", True),
+        ("data_loss", "object_damaged", True),
+        ("invalid_argument", "pattern", True),
+        ("permission_denied", "not_allowed", True),
+        ("failed_precondition", "object_too_large", True),
+        ("out_of_range", "range", True),
+        ("unimplemented", "", True),
+        ("internal", "", True),
+        ("permission_denied", "unknown_identity", False),
+        ("unauthenticated", "tls", False),
+        ("unavailable", "connection_lost", False),
+        ("deadline_exceeded", "timeout", False),
+        ("resource_exhausted", "", False),
+    ],
+)
+def test_every_error_that_stays_ends_in_quarantine(
+    code: str, reason: str, is_for_good: bool
+) -> None:
+    """What a peer answers about one artifact stops the link only as long as it may pass."""
+
+    @on_bench
+    async def test(bench: Bench) -> None:
+        error = BoundaryError("no", code=code, reason=reason)
+        bench.link = Refusing(bench.link.inner, error)
+        bench.puller = bench.made()
+        bench.attach("order:1")
+        bench.append("order:2")
+        await turned(bench, 5)
+        assert bench.inbound() == (["order:2"] if is_for_good else [])
+        assert len(bench.b.store.quarantine("pull:a")) == int(is_for_good)
+
+    test()
+
+
+@on_bench
+async def test_an_artifact_above_the_limit_is_set_aside(bench: Bench) -> None:
+    """A peer cannot fill this zone's disk with what its own producers may not put."""
+    limits = LimitSettings(object_bytes=len(DATA) - 1)
+    bench.b.settings = SETTINGS.model_copy(update={"limits": limits})
+    bench.attach("order:1")
+    bench.append("order:2")
+    await turned(bench, 3)
+    assert bench.inbound() == ["order:2"]
+    assert [item.reason for item in bench.b.store.quarantine("pull:a")] == ["object_too_large"]
+    assert bench.b.objects.stat(hashlib.sha256(DATA).digest()) is None
+
+
+@on_bench
+async def test_a_fact_too_large_for_the_store_is_set_aside(bench: Bench) -> None:
+    """A server of this zone takes less than that of the peer."""
+    bench.b.store.largest = 400  # type: ignore[misc]
+    bench.append("order:1", "x" * 400)
+    bench.append("order:2")
+    await turned(bench, 3)
+    assert bench.inbound() == ["order:2"]
+    (item,) = bench.b.store.quarantine("pull:a")
+    assert "bytes" in item.message
+
+
+@on_bench
+async def test_a_released_fact_whose_artifact_stays_refused_goes_back(bench: Bench) -> None:
+    """It is not asked for again with every page: an operator decides again, and sees why."""
+    bench.attach("order:1")
+    bench.a.objects.delete(hashlib.sha256(DATA).digest())
+    await turned(bench, 4)
+    (item,) = bench.b.store.quarantine("pull:a")
+    bench.b.store.settle(item.id, "released")
+    await turned(bench, 1)
+    assert bench.b.store.quarantine("pull:a", "released") == []
+    bench.b.store.settle(item.id, "released")
+    bench.link.script.extend(["drop"])  # a line that breaks decides nothing
+    await turned(bench, 1)
+    assert [each.id for each in bench.b.store.quarantine("pull:a", "released")] == [item.id]
+
+
+@on_bench
+async def test_the_alert_of_a_link_tells_what_is_the_matter(bench: Bench) -> None:
+    """Only a peer that does not answer is said not to answer."""
+
+    async def told(error: Exception) -> str:
+        bench.link.is_cut = False
+        bench.puller = bench.made()
+
+        async def call(*_asked: Any, **_options: Any) -> bytes:
+            raise error
+
+        bench.link.call = call  # type: ignore[method-assign]
+        running = asyncio.create_task(bench.puller.run())
+        await asyncio.sleep(30)
+        running.cancel()
+        (alert,) = [each for each in status(bench.b)["alerts"] if each["kind"] == "link"]
+        return str(alert["text"])
+
+    away = NodeUnavailableError("cannot connect", reason="connect_failed")
+    assert await told(away) == "a does not answer: cannot connect"
+    refused = NotPermittedError("b is not known here", reason="unknown_identity")
+    assert await told(refused) == "nothing is pulled from a: b is not known here"
+    full = StoreError("no space left on device")
+    assert await told(full) == "what a sends cannot be kept here: no space left on device"
+
+
+@on_bench
+async def test_a_peer_that_dropped_facts_without_a_record(bench: Bench) -> None:
+    """Its retention did not wait for this zone: the loss is written down here, and on it goes."""
+    bench.a.store.create_consumer("zone:b", "outbound", to_zone="b", is_required=False)
+    bench.a.store.create_consumer("erp", "outbound")
+    for number in range(4):
+        bench.append(f"order:{number}")
+    bench.a.store.serve("erp", 9, 1 << 20)
+    bench.a.store.confirm("erp", 2)
+    assert bench.a.store.truncate("outbound", 2) == 2
+    await turned(bench, 4)
+    assert bench.inbound() == ["order:2", "order:3"]
+    (gap,) = bench.b.store.gaps("inbound:a")
+    assert (gap.source_first, gap.source_last) == (1, 2)

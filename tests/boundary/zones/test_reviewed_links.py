@@ -266,6 +266,32 @@ def test_a_fact_that_is_too_deep_is_set_aside() -> None:
 # ---- seals and releases ----
 
 
+@pytest.mark.req("BOUNDARY:badinput")
+def test_what_is_no_fact_is_set_aside() -> None:
+    """One item of a page cannot be read: it is kept as it came, and those behind it arrive."""
+    odd = delivered(1)
+    odd["envelope"]["labels"] = {"shift": 3}
+    speaker = Speaker(page(odd, delivered(2)))
+
+    async def whole() -> None:
+        with in_memory("b") as zone:
+            puller = listening(zone, "a", speaker)
+            with pytest.raises(NodeUnavailableError):  # the confirmation, which comes last
+                await puller.turn()
+            assert held(zone) == ["order:2"]
+            (item,) = zone.store.quarantine("pull:a")
+            assert (item.offset, item.reason) == (1, "malformed")
+            assert json.loads(item.fact) == odd
+            zone.store.settle(item.id, "released")
+            speaker.pages = [page(delivered(3), cursor=2)]
+            with pytest.raises(NodeUnavailableError):
+                await puller.turn()
+            assert held(zone) == ["order:2", "order:3"]
+            assert [each.id for each in zone.store.quarantine("pull:a")] == [item.id]
+
+    VirtualClock().run(whole())
+
+
 @on_bench
 async def test_a_seal_during_a_waiting_fetch_lets_nothing_in(bench: Bench) -> None:
     """A fetch that waits at the peer when the link is sealed brings its page for nothing."""

@@ -9,11 +9,12 @@ from dataclasses import replace
 import msgspec
 
 from ergon_framework.boundary.conversing.transport import AsyncTransport
-from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.facts.edge import admitted, refuse_larger
 from ergon_framework.boundary.linking import pulling
 from ergon_framework.boundary.linking.pulling import Plan
 from ergon_framework.boundary.model import Batch, Envelope, Fact
 from ergon_framework.boundary.offloop import InThread
+from ergon_framework.boundary.serving.putting import too_large
 from ergon_framework.boundary.zone import Zone, apart
 from ergon_framework.errors import BoundaryError, DataLossError, ObjectConflictError, StoreError
 from ergon_framework.ports.factstore import Appended, Link, NewFact, Quarantined, Reference
@@ -34,7 +35,8 @@ class Artifacts:
         self._peer = peer
         self._transport = transport
         self._in_thread = in_thread
-        self._absent: Counter[bytes] = Counter()
+        self._refused: Counter[bytes] = Counter()
+        """How often the artifacts of a fact could not be had, by the fact's digest."""
         self.trouble: BaseException | None = None
         """Why the last plan had to be cut, if it was."""
 
@@ -63,28 +65,44 @@ class Artifacts:
         return made
 
     async def take_back(self, item: Quarantined) -> None:
-        """Let a fact that was set aside, and released, into the inbound log after all."""
+        """Let a fact that was set aside, and released, into the inbound log after all.
+
+        One that still cannot enter is set aside again; trouble that may pass is raised, and the
+        fact stays released.
+        """
         store = self._zone.store
-        if item.reason != "gap":
-            envelope = msgspec.json.decode(item.envelope, type=Envelope)
-            fact = msgspec.json.decode(item.fact, type=Fact)
-            new = admitted(envelope, fact, self._zone.settings.limits, is_thorough=False).new_fact
-            new.source_offset = item.offset
-            await self._fetch_all(new)
-            link = await self._in_thread(lambda: store.link(self._peer))
-            (outcome,) = await self._in_thread(lambda: store.receive(self._peer, [new], link))
-            if not isinstance(outcome, Appended):
-                why = "it is still refused"
-                await self._in_thread(lambda: store.settle(item.id, "quarantined", reason=why))
-                return
-        await self._in_thread(lambda: store.settle(item.id, "settled", reason="taken in"))
+        try:
+            why = await self._refusal(item)
+        except (BoundaryError, msgspec.MsgspecError) as error:
+            if not pulling.is_about_the_fact(error):
+                raise
+            why = str(error)
+        state = "quarantined" if why else "settled"
+        await self._in_thread(lambda: store.settle(item.id, state, reason=why or "taken in"))
+
+    async def _refusal(self, item: Quarantined) -> str:
+        """Take a released fact in; why that cannot be, or nothing."""
+        store = self._zone.store
+        if item.reason == "gap":
+            return ""
+        envelope = msgspec.json.decode(item.envelope, type=Envelope)
+        fact = msgspec.json.decode(item.fact, type=Fact)
+        new = admitted(envelope, fact, self._zone.settings.limits, is_thorough=False).new_fact
+        if store.largest is not None:
+            refuse_larger(new, store.largest)
+        new.source_offset = item.offset
+        await self._fetch_all(new)
+        link = await self._in_thread(lambda: store.link(self._peer))
+        (outcome,) = await self._in_thread(lambda: store.receive(self._peer, [new], link))
+        return "" if isinstance(outcome, Appended) else "it is still refused"
 
     def _is_given_up(self, fact: NewFact, error: BaseException) -> bool:
-        """Whether the peer has said often enough that it does not have what its fact refers to."""
-        if getattr(error, "code", "") not in ("not_found", "data_loss", "invalid_argument"):
+        """Whether a fact is set aside: waiting changes nothing, or has not for long enough."""
+        if not pulling.is_about_the_fact(error):
             return False
-        self._absent[fact.digest] += 1
-        return self._absent[fact.digest] >= self._zone.settings.pull.artifact_attempts
+        self._refused[fact.digest] += 1
+        most = 1 if pulling.is_certain(error) else self._zone.settings.pull.artifact_attempts
+        return self._refused[fact.digest] >= most
 
     def _refuse(
         self, made: Plan, batch: Batch, fact: NewFact, error: BaseException, now: float
@@ -94,21 +112,23 @@ class Artifacts:
         item = pulling.set_aside(
             self._peer,
             delivery,
-            "artifact_missing",
+            pulling.reason_of(error),
             str(error),
             now,
             (fact.envelope, fact.fact),
         )
-        made.refused.append(replace(item, attempts=self._absent.pop(fact.digest)))
+        made.refused.append(replace(item, attempts=self._refused.pop(fact.digest)))
 
     async def _fetch_all(self, fact: NewFact) -> None:
         fact.references = tuple(
             [await self._fetch(each, fact.source_offset) for each in fact.references]
         )
-        self._absent.pop(fact.digest, None)
+        self._refused.pop(fact.digest, None)
 
     async def _fetch(self, wanted: Reference, offset: int | None) -> Reference:
         """Have the artifact here; the reference under the name it has here."""
+        if wanted.size > self._zone.settings.limits.object_bytes:
+            raise too_large(self._zone.settings.limits.object_bytes)
         here = await self._in_thread(lambda: self._adopted(wanted))
         if here is not None:
             return here
@@ -166,5 +186,7 @@ class Artifacts:
                 continue  # the name stands for other bytes here
             return replace(wanted, bucket=bucket)
         raise ObjectConflictError(
-            f"{self._peer} uses the name {wanted.bucket}/{wanted.key} for several artifacts"
+            f"the name {wanted.bucket}/{wanted.key} stands for other bytes here, and {self._peer}"
+            " has used it for others before",
+            remedy="let the peer put the bytes under another name, and tell a fact about that",
         )

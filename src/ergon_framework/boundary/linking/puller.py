@@ -12,8 +12,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY, AsyncTransport, encode
 from ergon_framework.boundary.linking import pulling
 from ergon_framework.boundary.linking.artifacts import Artifacts
@@ -30,6 +28,7 @@ from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
     ConsumerHeldError,
+    NodeUnavailableError,
     NotPermittedError,
     StoreError,
 )
@@ -42,7 +41,6 @@ LOOKING = 1.0
 """Seconds between two looks at a link that is sealed or another node's, should nobody wake it."""
 LEAVING = 1.0
 """Seconds that saying goodbye to a peer may take."""
-_decode = msgspec.json.Decoder(Batch).decode
 
 
 class Puller:
@@ -114,7 +112,13 @@ class Puller:
             return
         self._now_is(self.gate.opened(), "opened by an operator")
         await self._take_back()
-        batch = await self._fetch()
+        try:
+            batch = await self._fetch()
+        except BoundaryError as error:
+            if error.reason != "truncated":
+                raise
+            await self._seek(await self._pass(link, error))
+            return  # its retention did not wait for this zone
         self.zone.gates[self.peer]["held_by"] = None  # the peer served us: nobody else pulls
         failpoint("boundary.pull.fetched")
         now = await self._in_thread(self._standing)
@@ -153,7 +157,7 @@ class Puller:
             "lease_ms": round(self._lease * 1000),
         }
         try:
-            return _decode(await self._call(f"{BOUNDARY}FetchFacts", asked, wait))
+            return pulling.read_page(await self._call(f"{BOUNDARY}FetchFacts", asked, wait))
         except BoundaryNotFoundError:
             new = {
                 "consumer_name": self._consumer,
@@ -162,7 +166,7 @@ class Puller:
                 "to_zone": self.zone.name,
             }
             await self._call(f"{ADMIN}{CreateConsumer.__name__}", new)
-            return _decode(await self._call(f"{BOUNDARY}FetchFacts", asked, wait))
+            return pulling.read_page(await self._call(f"{BOUNDARY}FetchFacts", asked, wait))
 
     async def _ask_back(self, link: Link) -> None:
         """Our log ends before what the peer believes we have: we were restored from a backup."""
@@ -195,13 +199,14 @@ class Puller:
         }
         await self._call(f"{ADMIN}SeekConsumer", asked)
 
-    async def _pass(self, link: Link, error: BoundaryError) -> None:
-        """The peer dropped facts before this zone had them: it is written down, and on we go."""
+    async def _pass(self, link: Link, error: BoundaryError) -> int:
+        """The peer dropped facts before this zone had them: where it goes on, written down."""
         after, gaps = pulling.dropped(link, error.details, self.zone.clock())
         if not gaps:
             raise error  # it does not say what it dropped
         await self._in_thread(lambda: self.zone.store.receive(self.peer, [], after, gaps=gaps))
         self._told_lost(gaps)
+        return after.offset
 
     async def _call(self, method: str, asked: dict[str, Any], wait: float = 0.0) -> bytes:
         return await self._transport.call(
@@ -220,7 +225,10 @@ class Puller:
         zone, came_at = self.zone, self._loop.time()
         limits, now = zone.settings.limits, zone.clock()
         may_assert = self._may_assert()
-        made = await self._in_thread(lambda: pulling.plan(link, batch, limits, now, may_assert))
+        largest = zone.store.largest
+        made = await self._in_thread(
+            lambda: pulling.plan(link, batch, limits, now, may_assert, largest)
+        )
         with zone.blobs.pulling():  # what was fetched stays until its fact refers to it
             made = await self._artifacts.fetched(made, link, batch, now)
             after = pulling.moved(link, made, batch)
@@ -290,7 +298,7 @@ class Puller:
             try:
                 with self.zone.blobs.pulling():
                     await self._artifacts.take_back(item)
-            except BoundaryError as error:  # it stays released, and the link goes on without it
+            except (BoundaryError, OSError) as error:  # it stays released; the link goes on
                 self.zone.telling.tell("link.failed", peer=self.peer, error=error, delay=0.0)
 
     # ---- how it stands ----
@@ -320,7 +328,7 @@ class Puller:
         failures = self.gate.failures
         self._now_is(self.gate.failed(self._rule), str(error))
         self._is_behind = True
-        self._show(error=str(error), epoch_changed=is_other)
+        self._show(error=str(error), trouble=_trouble(error), epoch_changed=is_other)
         delay = self._settings.backoff().delay(failures, self._dice())
         zone.telling.count("pull_failures", self.peer)
         zone.telling.tell("link.failed", peer=self.peer, error=error, delay=delay)
@@ -362,6 +370,14 @@ class Puller:
     def _show(self, **fields: Any) -> None:
         shown = self.zone.gates.setdefault(self.peer, {"lag_seconds": 0.0, "error": ""})
         if self.gate.mode is not Mode.AUTONOMOUS and "error" not in fields:
-            fields |= {"error": "", "epoch_changed": False}
+            fields |= {"error": "", "trouble": "", "epoch_changed": False}
         shown.update(fields)
         shown.update(mode=str(self.gate.mode), failures=self.gate.failures, lag_high=self._lag_high)
+
+
+def _trouble(error: BaseException) -> str:
+    """Where the trouble of a pull is: the peer does not answer, this zone's store, or neither."""
+    if isinstance(error, StoreError):
+        return "store"
+    is_away = isinstance(error, NodeUnavailableError | OSError)
+    return "away" if is_away and getattr(error, "reason", "") != "sealed" else "refused"

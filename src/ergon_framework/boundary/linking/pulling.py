@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from ergon_framework.boundary.conversing.transport import encode
-from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.facts.edge import admitted, refuse_larger
 from ergon_framework.boundary.facts.identity import spelled
-from ergon_framework.boundary.model import Batch, Delivery, Loss
+from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Loss
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.core.frontier import Frontier, contiguous
-from ergon_framework.errors import BoundaryError, FactInvalidError
+from ergon_framework.errors import BoundaryError, FactInvalidError, ObjectConflictError
 from ergon_framework.ports.factstore import (
     INBOUND,
     OUTBOUND,
@@ -23,6 +25,56 @@ from ergon_framework.ports.factstore import (
 
 PULL = "pull:"
 """What precedes the peer's name in the consumer of facts set aside on their way in."""
+
+
+PASSING = frozenset(
+    {"unavailable", "deadline_exceeded", "resource_exhausted", "aborted", "unauthenticated"}
+)
+"""Codes that speak of the line, of the peer's load or of trust, not of what was asked for."""
+MALFORMED = "malformed"
+
+
+class Malformed(Delivery, frozen=True, kw_only=True):
+    """A fact of a page that is none: its offset can be read, so that the link can pass it."""
+
+    content: bytes = b""
+    problem: str = ""
+
+
+def read_page(body: bytes) -> Batch:
+    """A page as a peer sent it; what is no fact in it is ``Malformed``, and the rest is read."""
+    try:
+        return _read(body)
+    except msgspec.ValidationError:
+        page = _read_roughly(body)  # raises, too, when more than a fact of it is wrong
+    facts = tuple(_fact(each) for each in page.facts)
+    return Batch(**{name: getattr(page, name) for name in _OTHERS}, facts=facts)
+
+
+def is_about_the_fact(error: BaseException) -> bool:
+    """Whether an error speaks of one fact and its artifacts: asking again need not help."""
+    if isinstance(error, msgspec.MsgspecError):
+        return True
+    if not isinstance(error, BoundaryError) or error.is_retryable:
+        return False
+    return error.code not in PASSING and error.reason != "unknown_identity"
+
+
+def is_certain(error: BaseException) -> bool:
+    """Whether such an error was decided here: it is the same however often it is tried."""
+    return isinstance(error, ObjectConflictError) or (
+        isinstance(error, FactInvalidError) and error.reason == "object_too_large"
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """The word under which a fact is set aside whose artifacts cannot be had."""
+    code, reason = getattr(error, "code", ""), getattr(error, "reason", "")
+    if code == "permission_denied":
+        return "artifact_denied"
+    if code in ("not_found", "data_loss", "invalid_argument") and reason not in _TELLING:
+        return "artifact_missing"
+    return reason or code
 
 
 def is_other_store(link: Link, batch: Batch) -> bool:
@@ -59,6 +111,7 @@ def plan(
     limits: LimitSettings,
     now: float,
     may_assert: Callable[[str], bool],
+    largest: int | None = None,
 ) -> Plan:
     """Take what joins on to the frontier; set aside what no log of ours may hold."""
     new = [fact for fact in batch.facts if fact.offset > link.offset]
@@ -67,7 +120,7 @@ def plan(
     frontier, taken = contiguous(start, steps)
     made = Plan(frontier=frontier, is_cut=taken < len(new))
     for delivery in new[:taken]:
-        _sort(made, link.peer, delivery, limits, now, may_assert)
+        _sort(made, link.peer, delivery, limits, now, may_assert, largest)
     if not made.is_cut:
         made.frontier = frontier.passed(batch.through_offset)
     made.gaps = _lost(batch, link.offset, made.frontier.offset, now)
@@ -135,11 +188,18 @@ def _sort(
     limits: LimitSettings,
     now: float,
     may_assert: Callable[[str], bool],
+    largest: int | None,
 ) -> None:
+    if isinstance(delivery, Malformed):
+        kept = (encode(delivery.envelope), delivery.content)
+        made.refused.append(set_aside(peer, delivery, MALFORMED, delivery.problem, now, kept))
+        return
     content = (encode(delivery.envelope), encode(delivery.fact))
     try:
         new = admitted(delivery.envelope, delivery.fact, limits, is_thorough=False).new_fact
         _check(new, delivery, peer, may_assert)
+        if largest is not None:
+            refuse_larger(new, largest)
     except BoundaryError as error:
         reason = error.reason or error.code
         made.refused.append(set_aside(peer, delivery, reason, error.message, now, content))
@@ -156,6 +216,43 @@ def _check(new: NewFact, delivery: Delivery, peer: str, may_assert: Callable[[st
     if not may_assert(new.from_zone):
         raise FactInvalidError(
             f"{peer} may not speak for zone {new.from_zone!r}", reason="zone_not_allowed"
+        )
+
+
+class _Place(msgspec.Struct, kw_only=True):
+    """Where something lies that is no fact."""
+
+    offset: int
+    previous_offset: int | None = None
+
+
+class _RoughPage(Batch, frozen=True, kw_only=True, omit_defaults=True):
+    """A page whose facts have not been looked at."""
+
+    facts: tuple[msgspec.Raw, ...] = ()  # type: ignore[assignment]
+
+
+_read = msgspec.json.Decoder(Batch).decode
+_read_fact = msgspec.json.Decoder(Delivery).decode
+_read_roughly = msgspec.json.Decoder(_RoughPage).decode
+_read_place = msgspec.json.Decoder(_Place).decode
+_OTHERS = tuple(name for name in Batch.__struct_fields__ if name != "facts")
+_TELLING = ("artifact_mismatch", "digest_mismatch", "object_too_large")
+_NOBODYS = Envelope(message_id="", from_zone="", to_zone="", produced_at_unix_ms=0)
+
+
+def _fact(raw: msgspec.Raw) -> Delivery:
+    try:
+        return _read_fact(raw)
+    except msgspec.ValidationError as error:
+        place = _read_place(raw)
+        return Malformed(
+            offset=place.offset,
+            previous_offset=place.previous_offset,
+            envelope=_NOBODYS,
+            fact=Fact(subject="", predicate=""),
+            content=bytes(raw),
+            problem=f"it is no fact: {error}",
         )
 
 

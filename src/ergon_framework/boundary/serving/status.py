@@ -20,6 +20,11 @@ BACKLOG = 10_000
 """Facts waiting for one consumer from which an operator wants to know."""
 EXPIRY = 30 * DAY
 """Seconds before a certificate ends from which an operator wants to know."""
+_TROUBLES = {
+    "away": "{peer} does not answer",
+    "store": "what {peer} sends cannot be kept here",
+    "refused": "nothing is pulled from {peer}",
+}
 _MENDED = (3, 51, 3)
 """The SQLite release from which two writers of one file cannot spoil its log."""
 
@@ -122,7 +127,8 @@ def _link_alerts(link: dict[str, Any]) -> Iterator[dict[str, Any]]:
             peer=link["peer"],
         )
     elif link.get("mode") == "autonomous" and not link["sealed"]:
-        yield _alert("link", f"{peer} does not answer: {link.get('error', '')}", peer=link["peer"])
+        said = _TROUBLES.get(link.get("trouble", ""), _TROUBLES["refused"]).format(peer=peer)
+        yield _alert("link", f"{said}: {link.get('error', '')}", peer=link["peer"])
 
 
 def _alert(kind: str, text: str, **about: Any) -> dict[str, Any]:
