@@ -3,6 +3,10 @@
 One ordered table: errors that know their kind, business and non-retryable refusals, timeouts the
 user declares, everything else.
 A success handler's errors are all SYSTEM (RFC-005 section 8), whatever they say of themselves.
+
+An exception is an object of the user's: reading an attribute of it, comparing it or asking for its
+text may run code that raises. Whatever it does, it is classified: what cannot be read counts as not
+said, and a handler is given an exception of ours around one that is not fit to be handed on.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ from ergon_framework.errors import (
     TransactionException,
     TransactionTimeoutException,
     describe,
+    name_of,
+    plain,
+    text_of,
 )
 
 KIND_OF_CATEGORY = {
@@ -32,7 +39,7 @@ KIND_OF_CATEGORY = {
 def classify(
     error: BaseException, step: Step, transaction_id: str
 ) -> tuple[Failure, TransactionException]:
-    """The failure as data, and the exception the handler will be given."""
+    """The failure as data, and the exception the handler will be given. Never raises."""
     known = known_failure(error)
     if known is not None and (known.kind is Kind.HELD or step is not Step.ON_SUCCESS):
         is_refusal = known.kind is Kind.REJECTED
@@ -40,15 +47,19 @@ def classify(
         return known, _wrap(error, category, transaction_id)
     if step is Step.ON_SUCCESS:
         wrapped = _wrap(error, ExceptionType.SYSTEM, transaction_id)
-        return Failure(Kind.TRANSIENT, _code(error), wrapped.message), wrapped
-    if isinstance(error, TransactionException):
-        kind = KIND_OF_CATEGORY[error.category]
-        if isinstance(error, NonRetryableException):
-            kind = Kind.REJECTED
-        return Failure(kind, error.code, str(error)), _bind(error, transaction_id)
+        return Failure(Kind.TRANSIENT, name_of(error), wrapped.message), wrapped
+    if is_a(error, TransactionException):
+        category = _category(error)
+        bound = _bind(error, category, transaction_id)
+        return _declared(error, category), bound
     kind = Kind.CANCELLED if is_outbreak(error) else Kind.TRANSIENT
     wrapped = _wrap(error, ExceptionType.SYSTEM, transaction_id)
-    return Failure(kind, _code(error), wrapped.message), wrapped
+    return Failure(kind, name_of(error), wrapped.message), wrapped
+
+
+def is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """``isinstance`` without asking the object: ``__class__`` may be a property that raises."""
+    return issubclass(type(error), kinds)
 
 
 def is_outbreak(error: BaseException) -> bool:
@@ -56,7 +67,7 @@ def is_outbreak(error: BaseException) -> bool:
 
     User code may raise CancelledError without anybody cancelling; that is an error like any other.
     """
-    return not isinstance(error, Exception | asyncio.CancelledError)
+    return not is_a(error, Exception, asyncio.CancelledError)
 
 
 def never_awaited(result: CoroutineType[Any, Any, Any], phase: str) -> TransactionException:
@@ -79,10 +90,32 @@ def timeout_exception(failure: Failure, transaction_id: str) -> TransactionExcep
 
 def fetch_failure(error: BaseException) -> Failure:
     """A fetch that raised. A business refusal is not repeated; anything else may be."""
-    if isinstance(error, TransactionException):
-        kind = KIND_OF_CATEGORY[error.category]
-        return Failure(kind, error.code, str(error))
-    return Failure(Kind.TRANSIENT, _code(error), describe(error))
+    if is_a(error, TransactionException):
+        kind = KIND_OF_CATEGORY[_category(error)]
+        return Failure(kind, _code(error), text_of(error) or name_of(error))
+    return Failure(Kind.TRANSIENT, name_of(error), describe(error))
+
+
+def _declared(error: BaseException, category: ExceptionType) -> Failure:
+    """The failure of an exception that says its category itself."""
+    is_final = is_a(error, NonRetryableException)
+    kind = Kind.REJECTED if is_final else KIND_OF_CATEGORY[category]
+    return Failure(kind, _code(error), text_of(error) or name_of(error))
+
+
+def _category(error: Any) -> ExceptionType:
+    """What the exception says of itself; SYSTEM where it says nothing that can be understood."""
+    try:
+        return ExceptionType(error.category)
+    except BaseException:  # the attribute may be a property of the user's
+        return ExceptionType.SYSTEM
+
+
+def _code(error: Any) -> str:
+    try:
+        return plain(error.code)
+    except BaseException:  # not a string, or a property that raises
+        return TransactionException.code
 
 
 def _wrap(
@@ -91,14 +124,24 @@ def _wrap(
     return TransactionException(describe(error), category, transaction_id, error)
 
 
-def _bind(error: TransactionException, transaction_id: str) -> TransactionException:
-    """Put the id on the user's exception, unless that instance already belongs to another one."""
-    if error.transaction_id is None:
-        error.transaction_id = transaction_id
-    if error.transaction_id == transaction_id:
-        return error
-    return TransactionException(error.message, error.category, transaction_id, error)
+def _bind(error: Any, category: ExceptionType, transaction_id: str) -> TransactionException:
+    """Put the id on the user's exception, unless that instance already belongs to another one.
 
-
-def _code(error: BaseException) -> str:
-    return type(error).__name__
+    A handler can rely on what it is given: where the id or the category cannot be put right, or the
+    text cannot be had, it is given an exception of ours with the user's as its cause.
+    """
+    message = ""
+    try:
+        if type(error.category) is not ExceptionType:
+            error.category = category
+        if error.transaction_id is None:
+            error.transaction_id = transaction_id
+        is_fit = error.category is category and error.transaction_id == transaction_id
+        str(error)
+        if is_fit is True:
+            fit: TransactionException = error
+            return fit
+        message = plain(error.message)
+    except BaseException:  # a class of the user's may answer anything, or raise
+        message = ""
+    return TransactionException(message or describe(error), category, transaction_id, error)

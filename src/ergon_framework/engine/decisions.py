@@ -21,7 +21,7 @@ from ergon_framework.core.lifecycle import (
     hold_of,
 )
 from ergon_framework.core.settlement import VERBS, Verb
-from ergon_framework.engine.classify import classify, timeout_exception
+from ergon_framework.engine.classify import classify, is_a, timeout_exception
 from ergon_framework.engine.flight import BACKOFF, SETTLE, Flight
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS
@@ -80,7 +80,7 @@ def _tell_retry(
 def raised(flight: Flight, attempt: Doing, step: Step, error: BaseException) -> Event:
     """A hook raised, and the caller owns the attempt."""
     run: Run = attempt.run
-    if isinstance(error, KeyboardInterrupt):
+    if is_a(error, KeyboardInterrupt):
         tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "interrupted"), error)
         return STOPPED
     failure, exception = classify(error, step, run.transaction.transaction_id)
@@ -155,17 +155,22 @@ def told(run: Run, verb: Verb) -> tuple[Any, ...]:
     return (run.transaction,)
 
 
+def _log_handler_failure(key: str, message: str, error: BaseException | None) -> None:
+    """Log it with its traceback, if that can be had: it is made by asking the user's exceptions."""
+    text, extra = "the exception handler failed for transaction %s: %s", {"transaction_id": key}
+    try:
+        # As a tuple, for logging would ask the exception whether it is true.
+        told = None if error is None else (type(error), error, error.__traceback__)
+        logger.error(text, key, message, exc_info=told, extra=extra)
+    except BaseException:
+        logger.error(text, key, message, extra=extra)  # noqa: TRY400 - the traceback is what failed
+
+
 def tell_ended(flight: Flight, run: Run, end: End) -> None:
     """Log what nobody else would mention, and tell the sink."""
     key = run.transaction.transaction_id
     if end.handler_failure is not None:
-        logger.error(
-            "the exception handler failed for transaction %s: %s",
-            key,
-            end.handler_failure.message,
-            exc_info=run.handler_exception,
-            extra={"transaction_id": key},
-        )
+        _log_handler_failure(key, end.handler_failure.message, run.handler_exception)
     elif end.how is Ending.PARKED and end.failure is not None:
         logger.info(
             "transaction %s is parked: %s", key, end.failure.message, extra={"transaction_id": key}

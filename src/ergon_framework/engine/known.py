@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.errors import ErgonError
+from ergon_framework.errors import ErgonError, plain
 
 
 def known_failure(error: BaseException) -> Failure | None:
@@ -13,15 +14,16 @@ def known_failure(error: BaseException) -> Failure | None:
 
     Whoever asks is in the middle of another failure, so nothing here raises.
     """
-    if not isinstance(error, ErgonError):
+    if not issubclass(type(error), ErgonError):
         return None
+    asked: Any = error
     try:
-        if error.failure_kind is None:
+        if asked.failure_kind is None:
             return None
-        gate = error.details.get("gate")
-        text = f"{gate}: {error}" if gate else str(error)
-        return Failure(Kind(error.failure_kind), str(error.code), text, _seconds(error))
-    except Exception:  # a class of the user's may answer anything, or raise
+        gate, text = asked.details.get("gate"), plain(str(error))
+        text = f"{gate}: {text}" if gate else text
+        return Failure(Kind(asked.failure_kind), plain(str(asked.code)), text, _seconds(asked))
+    except BaseException:  # a class of the user's may answer anything, or raise
         return None
 
 

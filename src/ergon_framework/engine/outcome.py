@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.lifecycle import End, Ending
 from ergon_framework.core.loop import StopReason
+from ergon_framework.engine.classify import is_a
 from ergon_framework.engine.report import Report
 from ergon_framework.errors import (
     ConsumerLoopTimeoutException,
@@ -79,7 +80,7 @@ def _fetch_error(flight: Flight, report: Report) -> ErgonError:
     if flight.plan.role == "producer":
         return InputException(f"the input of {flight.plan.task} raised {text}", report=report)
     hung = failure is not None and failure.kind is Kind.TIMEOUT and cause is None
-    if isinstance(cause, TimeoutError):
+    if cause is not None and is_a(cause, TimeoutError):
         return FetchTimeoutException(
             f"the connector of {flight.plan.task} timed out: {text}",
             remedy="see the cause; steps.fetch.retry sets how often it is tried",

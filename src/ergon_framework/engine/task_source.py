@@ -9,6 +9,7 @@ from typing import Any
 
 from ergon_framework.core.lifecycle import Scope
 from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.classify import is_a
 from ergon_framework.engine.clocks import AsyncSignal, pause
 from ergon_framework.engine.crew import Crew
 from ergon_framework.engine.delivery import Delivery
@@ -68,7 +69,8 @@ class TaskSource(Crew):
         return True
 
     def _receive(self, delivery: Delivery, attempt: Doing) -> None:
-        was_cancelled = isinstance(delivery.error, asyncio.CancelledError)
+        error = delivery.error
+        was_cancelled = error is not None and is_a(error, asyncio.CancelledError)
         if was_cancelled and (attempt.expired or self.is_aborted):
             forgive()
             delivery.error = None

@@ -24,6 +24,7 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.loop import Finish
 from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.classify import is_a
 from ergon_framework.engine.clocks import pause
 from ergon_framework.engine.decisions import (
     arguments,
@@ -267,7 +268,7 @@ class TaskWorkers(TaskSource):
         return event
 
     def _failed(self, attempt: Doing, step: Step, error: BaseException) -> Event | None:
-        if isinstance(error, asyncio.CancelledError):
+        if is_a(error, asyncio.CancelledError):
             forgive()
             if self.is_aborted and attempt.claim():
                 tell_attempt(self, attempt, Failure(Kind.CANCELLED, "aborted"), None)
@@ -311,7 +312,7 @@ class TaskWorkers(TaskSource):
             await await_inside(context, answer)
         except BaseException as error:
             problem = error
-        if attempt.expired and isinstance(problem, asyncio.CancelledError):
+        if attempt.expired and problem is not None and is_a(problem, asyncio.CancelledError):
             forgive()
             problem = TimeoutError("no answer")
         if not self._owns(attempt):

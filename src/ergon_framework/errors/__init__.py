@@ -63,6 +63,9 @@ from ergon_framework.errors.base import (
     SettingsError,
     WiringError,
     describe,
+    name_of,
+    plain,
+    text_of,
 )
 from ergon_framework.errors.boundary import (
     ArtifactError,
@@ -151,4 +154,7 @@ __all__ = [
     "TransactionTimeoutException",
     "WiringError",
     "describe",
+    "name_of",
+    "plain",
+    "text_of",
 ]

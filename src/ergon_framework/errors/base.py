@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+_NO_DETAILS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ErgonError(Exception):
@@ -14,6 +17,13 @@ class ErgonError(Exception):
     """The kind of failure it stands for, where the error itself knows (see ``core.failure``)."""
     retry_after_seconds: float | None = None
     """From when on trying again may help, where somebody said so."""
+    message = ""
+    remedy = ""
+    # A subclass of the user's may forget super().__init__(): it reads like one without a text.
+    if TYPE_CHECKING:
+        details: dict[str, Any]
+    else:
+        details = _NO_DETAILS
 
     def __init__(
         self, message: str = "", *, remedy: str = "", details: Mapping[str, Any] | None = None
@@ -21,10 +31,11 @@ class ErgonError(Exception):
         super().__init__(message)
         self.message = message
         self.remedy = remedy
-        self.details: dict[str, Any] = dict(details or {})
+        self.details = dict(details or {})
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+        text = self.message or super().__str__()
+        return f"{text} ({self.remedy})" if self.remedy else text
 
     def to_dict(self) -> dict[str, Any]:
         """The one shape in which errors leave the process: code, message, details."""
@@ -90,9 +101,27 @@ class ConnectorError(ErgonError):
 
 def describe(error: BaseException) -> str:
     """A short text that is never empty, even for exceptions without one or with a broken one."""
-    try:
-        text = str(error)
-    except Exception:  # a broken __str__ must not hide the failure it describes
-        text = ""
-    name = type(error).__name__
+    name, text = name_of(error), text_of(error)
     return f"{name}: {text}" if text else name
+
+
+def text_of(error: BaseException) -> str:
+    """The exception's own text as a plain string; empty where it has none or a broken one."""
+    try:
+        return plain(str(error))
+    except BaseException:  # a broken __str__ must not hide the failure it describes
+        return ""
+
+
+def name_of(error: BaseException) -> str:
+    """The name of the exception's class, whatever its metaclass answers."""
+    name: str = _class_name(type(error))
+    return name
+
+
+def plain(text: str) -> str:
+    """The same characters without the methods of a subclass of ``str``."""
+    return str.__str__(text)
+
+
+_class_name: Any = type.__dict__["__name__"].__get__

@@ -35,6 +35,9 @@ class TransactionException(ErgonError):
     """
 
     code = "transaction"
+    # What a subclass has that forgets super().__init__(); it may also set them for all its errors.
+    category: ExceptionType = ExceptionType.SYSTEM
+    transaction_id: str | None = None
 
     def __init__(
         self,
@@ -51,7 +54,8 @@ class TransactionException(ErgonError):
         if not text and cause is not None:
             text = describe(cause)
         super().__init__(text, remedy=remedy)
-        self.category = ExceptionType.SYSTEM if category is None else ExceptionType(category)
+        if category is not None:
+            self.category = ExceptionType(category)
         self.transaction_id = transaction_id
         if cause is not None:
             self.__cause__ = cause
@@ -62,7 +66,7 @@ class TransactionException(ErgonError):
         return self.__cause__
 
     def __str__(self) -> str:
-        return super().__str__() or f"transaction failed ({self.category.value})"
+        return super().__str__() or f"transaction failed ({self.category})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The cause is left behind: it may not be picklable, and pickling must never lose the error.
@@ -72,7 +76,7 @@ class TransactionException(ErgonError):
     def to_dict(self) -> dict[str, Any]:
         """Code, message and details, with the category and the transaction's id."""
         shape = super().to_dict()
-        shape["details"]["category"] = self.category.value
+        shape["details"]["category"] = str(self.category)
         if self.transaction_id is not None:
             shape["details"]["transaction_id"] = self.transaction_id
         return shape

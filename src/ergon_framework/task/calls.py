@@ -111,4 +111,5 @@ class Single:
             return False, None
         if run.end.how is Ending.SUCCEEDED:
             return True, run.result
-        return False, run.handler_exception or run.exception
+        failed_in_handler = run.handler_exception is not None  # an exception may say it is false
+        return False, run.handler_exception if failed_in_handler else run.exception

@@ -28,9 +28,10 @@ def seen_of(error: Exception, transaction_id: str, give_up_on: Collection[str]) 
 
 def _inner(error: Exception) -> Exception:
     """What the task raised, where the engine has put a category around it."""
-    cause = error.__cause__
-    if type(error) is TransactionException and isinstance(cause, Exception):
-        return cause
+    if type(error) is TransactionException:
+        cause = error.__cause__
+        if cause is not None and issubclass(type(cause), Exception):
+            return cause  # type: ignore[return-value]
     return error
 
 
