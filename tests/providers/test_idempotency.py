@@ -26,9 +26,7 @@ from ergon_framework.providers.pipeline.redaction import (
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.tasking.holding import dead_owner, take
 from ergon_framework.providers.tasking.idempotency import (
-    NOT_KEPT,
     KeyGuard,
-    capped,
     check_key,
 )
 from ergon_framework.providers.tasks import Carried, Gate, TaskEnd
@@ -254,31 +252,12 @@ def test_messages_are_veiled_and_bounded() -> None:
     assert len(told) <= 500
 
 
-# -- results --------------------------------------------------------------------------------------
-
-
-def test_what_is_kept_of_a_result() -> None:
-    """A result that is too large, has secrets or is no JSON leaves only the reason."""
-    assert capped({"a": 1}, 100) == {"a": 1}
-    assert capped({"a": "x" * 100}, 50) == {NOT_KEPT: "too_large"}
-    assert capped({"access_token": "x"}, 100) == {NOT_KEPT: "has_secrets"}
-    assert capped({"a": object()}, 100) == {NOT_KEPT: "not_json"}
-
-
-def test_a_replay_without_the_result_says_so() -> None:
-    """The provider is not called again only because its answer was large."""
-    run = runner("ok", max_result_bytes=3)
-    assert run.run(call(idempotency_key="k")).end is TaskEnd.DONE
-    replay = run.run(call(idempotency_key="k"))
-    assert (replay.end, replay.result.data) == (TaskEnd.REPLAYED, {NOT_KEPT: "too_large"})
-
-
 # -- who gets a key -------------------------------------------------------------------------------
 
 
 def test_a_success_is_replayed_and_uses_no_quota() -> None:
     """The second call has the data of the first."""
-    run = runner("ok bad_request")
+    run = runner("ok bad_request", computed_keys="request")
     first, second = run.run(call()), run.run(call(call_id="message-2"))
     assert (first.end, second.end) == (TaskEnd.DONE, TaskEnd.REPLAYED)
     assert second.result.data == first.result.data
@@ -431,11 +410,11 @@ def test_without_the_guard_every_call_is_made() -> None:
     assert ends[0].result.idempotency_key == "k"
 
 
-def test_a_computed_key_is_forgotten_sooner_than_a_given_one() -> None:
+def test_a_key_of_the_request_is_forgotten_sooner_than_a_given_one() -> None:
     """The same request an hour later is a new one, unless its caller says otherwise."""
     now = [1000.0]
     store = MemoryProviderStore(lambda: now[0])
-    run = runner(provider("ok", store=store))
+    run = runner(provider("ok", store=store), computed_keys="request")
     run.run(call())
     run.run(call(idempotency_key="k"))
     now[0] += 3601

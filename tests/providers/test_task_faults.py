@@ -22,7 +22,6 @@ from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.providers.tasking import holding
-from ergon_framework.providers.tasking.idempotency import NOT_KEPT
 from ergon_framework.providers.tasks import TaskEnd
 from tests.providers.task_hands import call, provider, runner
 
@@ -76,8 +75,8 @@ def test_a_provider_may_do_what_it_likes_with_its_payload(left: dict[str, Any]) 
     assert again.result.reason_code == "timeout"
 
 
-def test_a_result_that_is_nested_too_deeply_is_not_kept() -> None:
-    """The call has succeeded, and the replay says why it has nothing."""
+def test_a_result_that_is_nested_deeply_is_kept() -> None:
+    """Deeper than a payload may be: the call has succeeded, and the replay has all of it."""
 
     class Deep(SyntheticProvider):
         def _execute_impl(self, **given: Any) -> dict[str, Any]:
@@ -87,9 +86,9 @@ def test_a_result_that_is_nested_too_deeply_is_not_kept() -> None:
             return {"x": inner}
 
     run = runner(Deep())
-    assert run.run(call(idempotency_key="k")).end is TaskEnd.DONE
+    first = run.run(call(idempotency_key="k"))
     again = run.run(call(idempotency_key="k"))
-    assert again.result.data == {NOT_KEPT: "too_deep"}
+    assert (again.end, again.result.data) == (TaskEnd.REPLAYED, first.result.data)
 
 
 # -- cancellations --------------------------------------------------------------------------------

@@ -144,6 +144,20 @@ class ClaimState(StrEnum):
     CONFLICT = "conflict"  # the key was used for another request
 
 
+class ResultNote(StrEnum):
+    """Of a call that succeeded: how its result is kept, if not as it was, or why it is not."""
+
+    ENCRYPTED = "encrypted"  # kept so that only the task can read it
+    TOO_LARGE = "too_large"
+    HAS_SECRETS = "has_secrets"
+    NOT_JSON = "not_json"
+    NOT_WANTED = "not_wanted"  # the task keeps none
+    REFUSED = "refused"  # by the store
+    CROWDED = "crowded"  # it was kept, and made room for others
+    EARLIER = "earlier"  # an earlier version did not keep it
+    UNREADABLE = "unreadable"
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The answer to a claim."""
@@ -155,6 +169,8 @@ class Claim:
     result: dict[str, Any] | None = None
     reason_code: str | None = None
     error_message: str | None = None
+    result_note: ResultNote | None = None
+    """After a success; ``result`` is the result as it was if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +264,11 @@ class ProviderStore(Protocol):
         error_message: str | None = None,
         *,
         may_run_again: bool = False,
+        result_note: ResultNote | None = None,
     ) -> bool:
         """Record the end under a key that is still ours; whether it was. ``may_run_again`` frees
-        the key for another try.
+        the key for another try. A result comes back whole, however large it is; ``result_note``
+        comes back with it.
         """
 
     # -- dead letters --------------------------------------------------------------------------

@@ -34,9 +34,17 @@ from ergon_framework.providers.errors import (
 from ergon_framework.providers.mapping.text import message_of as text_of
 from ergon_framework.providers.pipeline.redaction import message_of
 from ergon_framework.providers.runner import ProviderTaskRunner
-from ergon_framework.providers.tasking.idempotency import NOT_KEPT
 from ergon_framework.providers.tasking.verdicts import LEAST_WAIT
-from ergon_framework.providers.tasks import Carried, Gate, TaskCall, TaskOptions
+from ergon_framework.providers.tasks import (
+    LARGEST_RESULT,
+    Carried,
+    ComputedKeys,
+    Gate,
+    KeepResults,
+    ResultCipher,
+    TaskCall,
+    TaskOptions,
+)
 from ergon_framework.providers.telling import tell
 
 try:
@@ -87,7 +95,8 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     timeout_budget_seconds: float | None = 60.0
     idempotent: bool = True
     keep_key_seconds: float = 86_400.0
-    keep_computed_key_seconds: float = 3_600.0
+    computed_keys: str = ComputedKeys.MESSAGE
+    keep_computed_key_seconds: float | None = None
     lease_grace_seconds: float = 30.0
     max_deferrals: int = 25
     defer_on: Collection[str] = frozenset(Gate)
@@ -96,7 +105,9 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
     requeue_on: Collection[str] = frozenset()
     bury_on: Collection[str] = frozenset()
     max_redeliveries: int = 5
-    max_result_bytes: int = 65_536
+    keep_results: str = KeepResults.WHOLE
+    max_result_bytes: int = LARGEST_RESULT
+    result_cipher: ResultCipher | None = None
     max_payload_bytes: int = 262_144
     secret_names: Collection[str] = frozenset()
     volatile_names: Collection[str] = frozenset()
@@ -359,9 +370,13 @@ def _told(error: ProviderError | None) -> ProviderError:
 
 
 def _plain(data: dict[str, Any]) -> dict[str, Any]:
-    """The data as any result backend can keep it; the call has succeeded, whatever it returned."""
+    """The data as any result backend can keep it: what JSON has no word for becomes a text."""
     try:
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(data, enc_hook=str))
-    except (TypeError, ValueError, RecursionError, OverflowError):
-        return {NOT_KEPT: "not_json"}
+    except Exception as error:  # whatever its objects do when they are to become texts
+        raise ProviderInternalError(
+            "the call succeeded, but its result cannot be written as JSON"
+            f" ({type(error).__name__}) and was not kept",
+            remedy="let the provider return dicts, lists, texts, numbers, true, false and null",
+        ) from None
     return plain

@@ -49,15 +49,19 @@ from ergon_framework.providers.tasking.idempotency import (
     check_key,
     conflict,
     earlier_failure,
+    message_key,
 )
 from ergon_framework.providers.tasking.letters import LetterNames, kept_payload, new_letter
 from ergon_framework.providers.tasking.log import log_ending
+from ergon_framework.providers.tasking.results import ResultKeeping
 from ergon_framework.providers.tasking.runs import TaskRun, error_of, not_called
 from ergon_framework.providers.tasking.settling import free, let_go, settle
 from ergon_framework.providers.tasking.verdicts import Moment, Verdict, defer, verdict_on
 from ergon_framework.providers.tasks import (
+    ComputedKeys,
     Gate,
     GivenUp,
+    KeepResults,
     TaskCall,
     TaskEnd,
     TaskEnding,
@@ -100,6 +104,12 @@ class ProviderTaskRunner:
         self._longest_wait = longest_wait
         self._secret_names = squeezed_names(self.options.secret_names)
         self._volatile_names = squeezed_names(self.options.volatile_names)
+        self._keeping = ResultKeeping(
+            KeepResults(self.options.keep_results),
+            self.options.max_result_bytes,
+            self.options.result_cipher,
+            self._secret_names,
+        )
 
     def run(self, call: TaskCall) -> TaskEnding:
         """Make one delivery's call. What goes wrong with it is in the ending."""
@@ -194,16 +204,22 @@ class ProviderTaskRunner:
             secret_names=self._secret_names,
             volatile_names=self._volatile_names,
         )
-        key = context.idempotency_key = given or print_of_call
+        key = context.idempotency_key = given or self._computed_key(print_of_call, call_id)
         store, owner = self.provider.store, str(uuid.uuid4())
         guard = KeyGuard(store, call.tenant_id, key, print_of_call, owner, call_id)
         names = LetterNames(self.task_name, call_id, key, correlation_id)
         return TaskRun(call, lane, names, context, guard, clock, began_at)
 
+    def _computed_key(self, print_of_call: str, call_id: str) -> str:
+        if self.options.computed_keys == ComputedKeys.REQUEST:
+            return print_of_call
+        return message_key(print_of_call, call_id)
+
     def _claimed(self, run: TaskRun) -> TaskRun | TaskEnding:
         guard, options = run.guard, self.options
-        is_computed = run.call.idempotency_key is None
-        keep = options.keep_computed_key_seconds if is_computed else options.keep_key_seconds
+        keep = options.keep_key_seconds
+        if run.call.idempotency_key is None:
+            keep = options.computed_key_memory
         claim = Claim(ClaimState.MINE)
         if options.idempotent:
             dead = dead_owner(guard.name) if run.call.is_redelivered else None
@@ -228,7 +244,10 @@ class ProviderTaskRunner:
 
     def _not_ours(self, run: TaskRun, claim: Claim) -> TaskEnding:
         if claim.state is ClaimState.REPLAY:
-            return self._ended(run, Verdict(TaskEnd.REPLAYED), run.not_called(None, claim.result))
+            kept = self._keeping.read(run.guard, claim)
+            if isinstance(kept, ProviderError):
+                return self._failed_early(run, kept, replayed=True)
+            return self._ended(run, Verdict(TaskEnd.REPLAYED), run.not_called(None, kept))
         if claim.state is ClaimState.RUNNING:
             busy = ProviderDependencyError(
                 "another call under this idempotency key is still under way", never_sent=True
@@ -317,8 +336,7 @@ class ProviderTaskRunner:
 
     def _settled(self, run: TaskRun, result: ProviderExecutionResult) -> TaskEnding:
         try:
-            largest = self.options.max_result_bytes
-            settle(run, result, self._table, largest, self._secret_names)
+            settle(run, result, self._table, self._keeping)
             return self._ended(run, run.verdict, result)
         except BaseException:
             run.let_go()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -17,6 +17,12 @@ from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
 from ergon_framework.providers.execution import ProviderExecutionResult
+
+LARGEST_RESULT = 64 * 1024 * 1024
+"""Bytes of a result that is kept, unless the options say otherwise."""
+
+_REQUEST_KEY = 3_600.0
+"""Seconds for which a key that stands for a request is remembered."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -29,6 +35,32 @@ class Gate(StrEnum):
     WINDOW = "window"  # until there is quota again
     STORE = "store"  # until the store answers
     DUPLICATE = "duplicate"  # until the other call under the same key has ended
+
+
+class ComputedKeys(StrEnum):
+    """What a key that nobody gave stands for."""
+
+    MESSAGE = "message"  # one message: what is delivered again is not called again
+    REQUEST = "request"  # the request: two messages that ask for the same are one call
+
+
+class KeepResults(StrEnum):
+    """Which results are kept for later deliveries."""
+
+    WHOLE = "whole"  # all of them, as they are
+    WITHOUT_SECRETS = "without_secrets"  # those in which nothing looks like a secret
+    NEVER = "never"
+
+
+@runtime_checkable
+class ResultCipher(Protocol):
+    """Encrypts what is kept; ``cryptography.fernet.Fernet`` and ``MultiFernet`` do."""
+
+    def encrypt(self, data: bytes, /) -> bytes:
+        """What is kept in the place of ``data``."""
+
+    def decrypt(self, token: bytes, /) -> bytes:
+        """What :meth:`encrypt` was given; raises when it was not, or was changed."""
 
 
 class GivenUp(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -141,8 +173,12 @@ class TaskOptions:
     """Whether a key is made when none is given, and calls under one key are made once."""
     keep_key_seconds: float = 86_400.0
     """How long a given key is remembered."""
-    keep_computed_key_seconds: float = 3_600.0
-    """How long one that was made of the request is: after that, the same request is a new one."""
+    computed_keys: str = ComputedKeys.MESSAGE
+    """What a key that nobody gave is made of: ``message``, or ``request`` for one call per request,
+    whoever asks."""
+    keep_computed_key_seconds: float | None = None
+    """How long such a key is remembered. None: as long as a given one for ``message``; an hour for
+    ``request``, after which the same request is a new one."""
     lease_grace_seconds: float = 30.0
     """Beyond the budget, until another one may take the call over."""
     max_deferrals: int = 25
@@ -159,7 +195,14 @@ class TaskOptions:
     """Reasons that become dead letters though nothing was exhausted."""
     max_redeliveries: int = 5
     """How often a call may lose its worker."""
-    max_result_bytes: int = 65_536
+    keep_results: str = KeepResults.WHOLE
+    """Which results are kept for later deliveries: ``whole``, ``without_secrets`` or ``never``. One
+    that is not kept becomes an error at the next delivery."""
+    max_result_bytes: int = LARGEST_RESULT
+    """Of a result that is kept."""
+    result_cipher: Any = field(default=None, repr=False)
+    """Encrypts the results that are kept, and decrypts them: a ``cryptography.fernet.Fernet``, or
+    anything with its ``encrypt`` and ``decrypt``."""
     max_payload_bytes: int = 262_144
     secret_names: Collection[str] = frozenset()
     volatile_names: Collection[str] = frozenset()
@@ -167,8 +210,17 @@ class TaskOptions:
     def __post_init__(self) -> None:
         if self.timeout_budget_seconds is not None:
             _check_number("timeout_budget_seconds", self.timeout_budget_seconds, above=0.0)
-        for name in ("keep_key_seconds", "keep_computed_key_seconds", "longest_deferral_seconds"):
+        for name in ("keep_key_seconds", "longest_deferral_seconds"):
             _check_number(name, getattr(self, name), above=0.0)
+        if self.keep_computed_key_seconds is not None:
+            _check_number("keep_computed_key_seconds", self.keep_computed_key_seconds, above=0.0)
+        _check_word("computed_keys", self.computed_keys, ComputedKeys)
+        _check_word("keep_results", self.keep_results, KeepResults)
+        if self.result_cipher is not None and not isinstance(self.result_cipher, ResultCipher):
+            raise ConfigurationError(
+                "result_cipher must have the methods encrypt and decrypt",
+                remedy="write for example result_cipher=Fernet(key), from cryptography.fernet",
+            )
         _check_number("lease_grace_seconds", self.lease_grace_seconds)
         for name in ("max_deferrals", "max_requeues", "max_redeliveries"):
             _check_count(name, getattr(self, name))
@@ -179,6 +231,23 @@ class TaskOptions:
         _check_words("bury_on", self.bury_on, Reason)
         for name in ("secret_names", "volatile_names"):
             _check_names(name, getattr(self, name))
+
+    @property
+    def computed_key_memory(self) -> float:
+        """Seconds for which a computed key is remembered."""
+        if self.keep_computed_key_seconds is not None:
+            return self.keep_computed_key_seconds
+        is_of_message = self.computed_keys == ComputedKeys.MESSAGE
+        return self.keep_key_seconds if is_of_message else _REQUEST_KEY
+
+
+def _check_word(name: str, value: Any, words: type[StrEnum]) -> None:
+    known = [each.value for each in words]
+    if value not in known:
+        raise ConfigurationError(
+            f"{name} must be one of {', '.join(known)}, not {value!r}",
+            remedy=f'write {name}="{known[0]}"',
+        )
 
 
 def _check_number(name: str, value: Any, above: float | None = None) -> None:

@@ -11,6 +11,7 @@ from ergon_framework.ports.providerstore import (
     Claim,
     ClaimState,
     LetterStatus,
+    ResultNote,
     StoredLetter,
 )
 from ergon_framework.providers.stores.claims import KeyRecord, KeyStatus
@@ -181,26 +182,58 @@ class FailureIsForgotten(Claims):
         error_message: str | None = None,
         *,
         may_run_again: bool = False,
+        result_note: ResultNote | None = None,
     ) -> bool:
         again = may_run_again or reason_code is not None
         end = result, reason_code, error_message
-        return super().finish(tenant_id, key, owner, *end, may_run_again=again)
+        return super().finish(
+            tenant_id, key, owner, *end, may_run_again=again, result_note=result_note
+        )
 
 
 class FailureIsForGood(Claims):
     """Never frees a key."""
 
-    def finish(self, *end: Any, may_run_again: bool = False) -> bool:
-        return super().finish(*end)
+    def finish(self, *end: Any, may_run_again: bool = False, **options: Any) -> bool:
+        return super().finish(*end, **options)
+
+
+class ForgetsTheNote(Claims):
+    """Does not say why a result is missing."""
+
+    def finish(self, *end: Any, result_note: ResultNote | None = None, **options: Any) -> bool:
+        return super().finish(*end, **options)
+
+
+class MarksLargeResults(Claims):
+    """Keeps a word in the place of a large result."""
+
+    def finish(
+        self,
+        tenant_id: str,
+        key: str,
+        owner: str,
+        result: dict[str, Any] | None,
+        *rest: Any,
+        **options: Any,
+    ) -> bool:
+        kept = {"omitted": "too_large"} if len(str(result)) > 65_536 else result
+        return super().finish(tenant_id, key, owner, kept, *rest, **options)
 
 
 class FreedKeyIsStillOwned(Claims):
     """Frees a key, and lets its former owner end the call all the same."""
 
     def finish(
-        self, tenant_id: str, key: str, owner: str, *rest: Any, may_run_again: bool = False
+        self,
+        tenant_id: str,
+        key: str,
+        owner: str,
+        *rest: Any,
+        may_run_again: bool = False,
+        **options: Any,
     ) -> bool:
-        done = super().finish(tenant_id, key, owner, *rest, may_run_again=may_run_again)
+        done = super().finish(tenant_id, key, owner, *rest, may_run_again=may_run_again, **options)
         record = self.found(tenant_id, key)
         if may_run_again and record is not None:
             record.owner = owner

@@ -125,6 +125,8 @@ PLANTED: list[tuple[type[gates.Honest], str]] = [
     (desk.FailureIsForgotten, "failure_for_good_is_told"),
     (desk.FailureIsForGood, "failure_that_may_run_again"),
     (desk.FreedKeyIsStillOwned, "freed_key_is_nobodys"),
+    (desk.ForgetsTheNote, "note_on_a_result_comes_back"),
+    (desk.MarksLargeResults, "long_results_and_messages"),
     (desk.KeepsReferences, "result_is_a_copy"),
     (desk.EmptyIsNone, "success_without_a_result"),
     (desk.OldestFirst, "newest_letter_comes_first"),

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.providerstore import Claim, ClaimState
+from ergon_framework.ports.providerstore import Claim, ClaimState, ResultNote
 
 
 class KeyStatus(StrEnum):
@@ -32,6 +32,14 @@ class KeyRecord:
     result: bytes | str | None = None
     reason_code: str | None = None
     error_message: str | None = None
+    """Of a call that succeeded: the note on its result."""
+
+
+_MARKERS = frozenset(
+    f'{{"_ergon_result":"{reason}"}}'
+    for reason in ("too_large", "has_secrets", "not_json", "too_deep")
+)
+"""What earlier versions kept in the place of a result."""
 
 
 def refused(found: KeyRecord | None, fingerprint: str, owner: str, now: float) -> Claim | None:
@@ -41,7 +49,7 @@ def refused(found: KeyRecord | None, fingerprint: str, owner: str, now: float) -
     if found.fingerprint != fingerprint:
         return Claim(ClaimState.CONFLICT)
     if found.status == KeyStatus.SUCCEEDED:
-        return Claim(ClaimState.REPLAY, result=from_json(found.result))
+        return _replay(found)
     if found.status == KeyStatus.FAILED:
         return Claim(
             ClaimState.FAILED, reason_code=found.reason_code, error_message=found.error_message
@@ -49,6 +57,18 @@ def refused(found: KeyRecord | None, fingerprint: str, owner: str, now: float) -
     if found.lease_expires_at <= now or found.owner == owner:
         return None
     return Claim(ClaimState.RUNNING, lease_expires_at=found.lease_expires_at)
+
+
+def _replay(found: KeyRecord) -> Claim:
+    """A success with its result, or with the reason why there is none."""
+    text = found.result.decode() if isinstance(found.result, bytes) else found.result
+    if text in _MARKERS:
+        return Claim(ClaimState.REPLAY, result_note=ResultNote.EARLIER)
+    try:
+        note = None if found.error_message is None else ResultNote(found.error_message)
+        return Claim(ClaimState.REPLAY, result=from_json(text), result_note=note)
+    except (ValueError, RecursionError):  # msgspec's are ValueErrors
+        return Claim(ClaimState.REPLAY, result_note=ResultNote.UNREADABLE)
 
 
 def status_after(reason_code: str | None, *, may_run_again: bool) -> KeyStatus:

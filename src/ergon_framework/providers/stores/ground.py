@@ -74,10 +74,18 @@ class Ground(Protocol):
     def now(self) -> float:
         """The database's clock."""
 
-    def write(self, call: str, work: Callable[[Hand], T], *, is_synced: bool = True) -> T:
+    def write(
+        self,
+        call: str,
+        work: Callable[[Hand], T],
+        *,
+        is_synced: bool = True,
+        is_large: bool = False,
+    ) -> T:
         """Run ``work`` in a transaction, and return what it returns once that is committed.
 
         Without ``is_synced`` the commit need not wait for the disk, where that makes a difference.
+        What ``is_large`` takes longer to get to a server.
         """
 
     def read(self, work: Callable[[Hand], T]) -> T:

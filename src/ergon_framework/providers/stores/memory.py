@@ -22,6 +22,7 @@ from ergon_framework.ports.providerstore import (
     LaneKey,
     LetterStatus,
     Quota,
+    ResultNote,
     Standing,
     StoredLetter,
 )
@@ -31,6 +32,9 @@ from ergon_framework.providers.stores.memory_lane import Attempts, MemoryLane, p
 
 ROWS = 100_000
 """Attempts, dead letters and keys that are kept: of each the latest."""
+
+RESULT_BYTES = 256 * 1024 * 1024
+"""Of results under keys; beyond them, the oldest are dropped, and their keys say so."""
 
 LANES = 10_000
 """Lanes that are kept; beyond them, the oldest of those that hold nobody back are forgotten."""
@@ -45,7 +49,12 @@ class MemoryProviderStore:
     durability = "What was written is in this process's memory, and is lost when it ends."
 
     def __init__(
-        self, clock: Callable[[], float] = time.time, *, rows: int = ROWS, lanes: int = LANES
+        self,
+        clock: Callable[[], float] = time.time,
+        *,
+        rows: int = ROWS,
+        lanes: int = LANES,
+        result_bytes: int = RESULT_BYTES,
     ) -> None:
         self._clock = clock
         self.now = clock
@@ -54,7 +63,7 @@ class MemoryProviderStore:
         self._lanes: dict[LaneKey, MemoryLane] = {}
         self._most_lanes = self._crowded_at = lanes
         self._attempts = Attempts(rows)
-        self._keys = Keys(rows)
+        self._keys = Keys(rows, result_bytes)
         self._letters = Letters(rows)
         self.is_closed = False
         renew_after_fork(self)
@@ -168,6 +177,7 @@ class MemoryProviderStore:
         error_message: str | None = None,
         *,
         may_run_again: bool = False,
+        result_note: ResultNote | None = None,
     ) -> bool:
         """Record the end under a key that is still ours; whether it was."""
         status = status_after(reason_code, may_run_again=may_run_again)
@@ -175,7 +185,8 @@ class MemoryProviderStore:
         with self._step():
             now = self._clock()
             holder = "" if may_run_again else owner
-            end = KeyRecord("", status, holder, now, now, kept, reason_code, error_message)
+            message = error_message if result_note is None else result_note.value
+            end = KeyRecord("", status, holder, now, now, kept, reason_code, message)
             return self._keys.finish((tenant_id, key), owner, end)
 
     # -- dead letters --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from ergon_framework.ports.providerstore import (
     ClaimState,
     DeadLetter,
     LetterStatus,
+    ResultNote,
     StoredLetter,
 )
 from ergon_framework.providers.stores.claims import (
@@ -29,8 +30,11 @@ SETTLED = frozenset({LetterStatus.PUBLISHED, LetterStatus.REDRIVEN, LetterStatus
 class Keys:
     """Who holds which key, and what came of the calls under them."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        """Of all results that are kept."""
         self._records: OrderedDict[tuple[str, str], KeyRecord] = OrderedDict()
 
     def claim(
@@ -40,12 +44,13 @@ class Keys:
         no = refused(self._records.get(name), fingerprint, owner, now)
         if no is not None:
             return no
-        self._records[name] = KeyRecord(
-            fingerprint, KeyStatus.IN_PROGRESS, owner, ends.lease, ends.memory
+        self._put(
+            name,
+            KeyRecord(fingerprint, KeyStatus.IN_PROGRESS, owner, ends.lease, ends.memory),
         )
         self._records.move_to_end(name)
         if len(self._records) > self._most:
-            self._records.popitem(last=False)
+            self._drop(next(iter(self._records)))
         return Claim(ClaimState.MINE, owner, ends.lease)
 
     def finish(self, name: tuple[str, str], owner: str, end: KeyRecord) -> bool:
@@ -54,15 +59,37 @@ class Keys:
         if found is None or found.owner != owner or found.status != KeyStatus.IN_PROGRESS:
             return False
         end.fingerprint, end.expires_at = found.fingerprint, found.expires_at
-        self._records[name] = end
+        self._put(name, end)
+        if self._bytes > self._most_bytes:
+            self._make_room()
         return True
 
     def prune(self, before: float, limit: int) -> int:
         """Drop so many of those that were to be remembered until then."""
         old = [name for name, record in self._records.items() if record.expires_at < before]
         for name in old[:limit]:
-            del self._records[name]
+            self._drop(name)
         return len(old[:limit])
+
+    def _put(self, name: tuple[str, str], record: KeyRecord) -> None:
+        self._bytes += _size(record) - _size(self._records.get(name))
+        self._records[name] = record
+
+    def _drop(self, name: tuple[str, str]) -> None:
+        self._bytes -= _size(self._records.pop(name))
+
+    def _make_room(self) -> None:
+        """Drop the oldest results. Their keys stay: no call is to be made again."""
+        for record in self._records.values():
+            if record.result is not None:
+                self._bytes -= _size(record)
+                record.result, record.error_message = None, ResultNote.CROWDED.value
+            if self._bytes <= self._most_bytes:
+                return
+
+
+def _size(record: KeyRecord | None) -> int:
+    return 0 if record is None or record.result is None else len(record.result)
 
 
 @dataclass(frozen=True, slots=True)

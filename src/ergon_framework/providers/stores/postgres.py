@@ -105,7 +105,14 @@ class PostgresGround:
         clock = self._late.found or self._given_clock or time.time
         return clock()
 
-    def write(self, call: str, work: Callable[[Hand], T], *, is_synced: bool = True) -> T:
+    def write(
+        self,
+        call: str,
+        work: Callable[[Hand], T],
+        *,
+        is_synced: bool = True,
+        is_large: bool = False,
+    ) -> T:
         """Run ``work`` in a transaction, and return what it returns once that is committed."""
 
         def whole(hand: Hand) -> T:
@@ -115,7 +122,7 @@ class PostgresGround:
 
         self._ready()
         try:
-            result = self._transact(whole, _LONG if call in _LASTING else _SHORT)
+            result = self._transact(whole, _LONG if is_large or call in _LASTING else _SHORT)
             failpoint(AFTER[call])
             return result
         except OSError as error:

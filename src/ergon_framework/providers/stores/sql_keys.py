@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import Claim, ClaimState
+from ergon_framework.ports.providerstore import Claim, ClaimState, ResultNote
 from ergon_framework.providers.stores.claims import KeyRecord, refused, status_after, to_json
 from ergon_framework.providers.stores.ground import PACKAGE, Hand, fitted, sure_instant
 from ergon_framework.providers.stores.sql_gates import Grounded
@@ -14,6 +14,7 @@ from ergon_framework.storage.statements import load
 _SQL = load(PACKAGE, "keys.sql")
 _MESSAGE = 2000
 _TURNS = 5
+_LARGE = 1 << 20  # characters of a result that the database needs more time for
 
 
 class Keys(Grounded):
@@ -49,20 +50,28 @@ class Keys(Grounded):
         error_message: str | None = None,
         *,
         may_run_again: bool = False,
+        result_note: ResultNote | None = None,
     ) -> bool:
         """Record the end under a key that is still ours; whether it was."""
+        kept = to_json(result, "result")
+        message = error_message if result_note is None else result_note.value
         values = {
             "tenant_id": tenant_id,
             "key": key,
             "owner": owner,
             "holder": "" if may_run_again else owner,
             "status": status_after(reason_code, may_run_again=may_run_again).value,
-            "result": to_json(result, "result"),
+            "result": kept,
             "reason_code": reason_code,
-            "error_message": None if error_message is None else fitted(error_message, _MESSAGE),
+            "error_message": None if message is None else fitted(message, _MESSAGE),
             "now": self._ground.stamp(self._ground.now()),
         }
-        return bool(self._ground.write("finish", lambda hand: hand.run(_SQL["finish"], values)))
+        is_large = kept is not None and len(kept) > _LARGE
+        return bool(
+            self._ground.write(
+                "finish", lambda hand: hand.run(_SQL["finish"], values), is_large=is_large
+            )
+        )
 
 
 def _take(hand: Hand, values: dict[str, Any], now: float) -> Claim | None:

@@ -171,7 +171,14 @@ class SqliteGround:
         self._late = Late(self._opened)
         self._late.begin()
 
-    def write(self, call: str, work: Callable[[Hand], T], *, is_synced: bool = True) -> T:
+    def write(
+        self,
+        call: str,
+        work: Callable[[Hand], T],
+        *,
+        is_synced: bool = True,
+        is_large: bool = False,
+    ) -> T:
         """Run ``work`` in a transaction, and return what it returns once that is committed."""
 
         def whole(connection: sqlite3.Connection) -> T:

@@ -11,10 +11,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from ergon_framework.core.failure import Kind
-from ergon_framework.ports.providerstore import Claim, ClaimState, ProviderStore
+from ergon_framework.ports.providerstore import Claim, ClaimState, ProviderStore, ResultNote
 from ergon_framework.providers.decisions import Decision
 from ergon_framework.providers.errors import (
     ERROR_OF,
@@ -22,13 +20,9 @@ from ergon_framework.providers.errors import (
     ProviderError,
     Reason,
 )
-from ergon_framework.providers.pipeline.redaction import strip_secrets
 from ergon_framework.storage.failpoints import declare, failpoint
 
 LONGEST_KEY = 255
-
-NOT_KEPT = "_ergon_result"
-"""The one field of a replayed result that was not kept; its value says why."""
 
 declare("providers.claim.after", "providers.finish.before", "providers.finish.after")
 
@@ -45,22 +39,9 @@ def check_key(key: Any) -> str:
     return key
 
 
-def capped(
-    data: dict[str, Any], largest: int, secret_names: frozenset[str] = frozenset()
-) -> dict[str, Any]:
-    """What is kept of a result for replays: all of it, or the reason why none of it is."""
-    try:
-        text = msgspec.json.encode(data)
-    except (TypeError, ValueError, RecursionError, OverflowError):
-        return {NOT_KEPT: "not_json"}
-    if len(text) > largest:
-        return {NOT_KEPT: "too_large"}
-    try:
-        plain: dict[str, Any] = msgspec.json.decode(text)
-        has_secrets = strip_secrets(plain, secret_names)[1]
-    except RecursionError:
-        return {NOT_KEPT: "too_deep"}
-    return {NOT_KEPT: "has_secrets"} if has_secrets else plain
+def message_key(fingerprint: str, message: str) -> str:
+    """The key of a request that is meant once for each message it comes in."""
+    return hashlib.sha256(f"{fingerprint}\n{message}".encode()).hexdigest()
 
 
 def may_run_again(decision: Decision, reason_code: str) -> bool:
@@ -97,10 +78,12 @@ class KeyGuard:
         self.store.finish(self.tenant_id, self.key, dead, None, None, may_run_again=True)
         return self.claim(lease, keep)
 
-    def succeed(self, kept: dict[str, Any]) -> bool:
+    def succeed(self, kept: dict[str, Any] | None, note: ResultNote | None = None) -> bool:
         """Write the result down; whether the key was still ours."""
         failpoint("providers.finish.before")
-        is_ours = self.store.finish(self.tenant_id, self.key, self.owner, kept, None)
+        is_ours = self.store.finish(
+            self.tenant_id, self.key, self.owner, kept, None, result_note=note
+        )
         failpoint("providers.finish.after")
         return is_ours
 

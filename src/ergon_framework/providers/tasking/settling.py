@@ -9,7 +9,8 @@ from ergon_framework.errors import StoreError
 from ergon_framework.providers.decisions import Decision
 from ergon_framework.providers.execution import ProviderExecutionResult
 from ergon_framework.providers.pipeline.redaction import message_of
-from ergon_framework.providers.tasking.idempotency import capped, may_run_again
+from ergon_framework.providers.tasking.idempotency import may_run_again
+from ergon_framework.providers.tasking.results import ResultKeeping
 from ergon_framework.providers.tasking.runs import TaskRun
 from ergon_framework.providers.tasks import TaskEnd
 from ergon_framework.providers.telling import tell
@@ -19,14 +20,13 @@ def settle(
     run: TaskRun,
     result: ProviderExecutionResult,
     table: dict[str, Decision],
-    largest: int,
-    secret_names: frozenset[str],
+    keeping: ResultKeeping,
 ) -> None:
-    """Write under the key what came of the call; ``largest`` is what is kept of a result."""
+    """Write under the key what came of the call, and its result as ``keeping`` says."""
     if not run.is_ours:
         return
     try:
-        is_ours = _is_finished(run, result, table, largest, secret_names)
+        is_ours = _is_finished(run, result, table, keeping)
     except StoreError as fault:
         tell("key.left_open", key=run.lane, error=type(fault).__name__)
         return
@@ -38,12 +38,11 @@ def _is_finished(
     run: TaskRun,
     result: ProviderExecutionResult,
     table: dict[str, Decision],
-    largest: int,
-    secret_names: frozenset[str],
+    keeping: ResultKeeping,
 ) -> bool:
     guard, error, end = run.guard, result.error, run.verdict.end
     if end is TaskEnd.DONE:
-        return guard.succeed(capped(result.data or {}, largest, secret_names))
+        return keeping.write(guard, result.data or {})
     if end is TaskEnd.FAILED and error is not None:
         reason = error.reason_code
         if not may_run_again(table[reason], reason):

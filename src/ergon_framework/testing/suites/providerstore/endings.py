@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ergon_framework.ports.providerstore import ClaimState
+from ergon_framework.ports.providerstore import ClaimState, ResultNote
 from ergon_framework.testing.suites.check import Check, register
 from ergon_framework.testing.suites.providerstore.subject import (
     OTHER_TENANT,
@@ -42,6 +42,22 @@ def success_without_a_result(s: Subject) -> None:
     s.must_claim("me", key="other")
     s.finish("me", {}, key="other")
     same(s.claim("you", key="other").result, {}, "with an empty one")
+
+
+@check()
+def note_on_a_result_comes_back(s: Subject) -> None:
+    """Why a result was not kept is told to whoever comes, and the note on a kept one as well."""
+    for note in ResultNote:
+        for result in (None, {"n": 1}):
+            key = f"{note.value} {result}"
+            s.must_claim("me", key=key)
+            same(s.finish("me", result, key=key, result_note=note), True, "whether it could finish")
+            found = s.claim("you", key=key)
+            told = found.state, found.result, found.result_note
+            same(told, (ClaimState.REPLAY, result, note), "what is told")
+    s.must_claim("me")
+    s.finish("me", {"n": 1})
+    same(s.claim("you").result_note, None, "the note on a result that is kept as it was")
 
 
 @check()
@@ -124,7 +140,7 @@ def result_is_a_copy(s: Subject) -> None:
 @check()
 def long_results_and_messages(s: Subject) -> None:
     """A large result comes back whole; a long message at least begins as it did."""
-    result = {"text": "🍵" * 100_000}
+    result = {"text": "🍵" * 1_000_000, "password": "s3cret"}
     s.must_claim("me")
     s.finish("me", result)
     same(s.claim("you").result, result, "the result")
