@@ -123,6 +123,27 @@ class ScriptedTransport:
         return step if isinstance(step, bytes) else step(body)
 
 
+class HungTransport(ScriptedTransport):
+    """A node that takes everything and answers nothing, for as long as it is waited for."""
+
+    def __init__(self, patience: float) -> None:
+        super().__init__(VirtualClock(), [])
+        self.patience = patience
+
+    def call(self, method: str, body: bytes, *, timeout: float | None = None) -> bytes:
+        return self._silence(self.patience if timeout is None else min(timeout, self.patience))
+
+    def put_object(self, *_name: Any, **_options: Any) -> bytes:
+        return self._silence(self.patience)
+
+    def get_object(self, *_name: Any, **_options: Any) -> Any:
+        return self._silence(self.patience)
+
+    def _silence(self, seconds: float) -> bytes:
+        self.clock.advance(seconds)
+        raise NodeUnavailableError("no answer", code="deadline_exceeded", reason="timeout")
+
+
 class MemoryNode(ScriptedTransport):
     """A node made of a memory store; the steps that are given come before its own answers."""
 

@@ -21,9 +21,18 @@ from ergon_framework.errors import (
     NotPermittedError,
 )
 from ergon_framework.testing.clock import VirtualClock
-from tests.boundary.client.scripted import Colour, MemoryNode, consume, envelope, fact, unavailable
+from tests.boundary.client.scripted import (
+    Colour,
+    HungTransport,
+    MemoryNode,
+    consume,
+    envelope,
+    fact,
+    unavailable,
+)
 
 BOTH = pytest.mark.parametrize("colour", ["threads", "tasks"])
+WHERE = {"bucket": "b", "key": "k"}
 
 
 class Handler:
@@ -530,3 +539,26 @@ def test_page_that_makes_no_sense(colour: Colour) -> None:
     with pytest.raises(BoundaryError, match="no Batch"):
         read_all(colour, node, handler)
     assert confirms(node) == []
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("act", "seconds"),
+    [
+        (lambda c: c.fetch(wait=5.0), 7.0 + 2.0),  # and 2 to let go of the name in the end
+        (lambda c: c.confirm(1), 2.0),
+        (
+            lambda c: c.get_object(
+                {"bucket": "b", "key": "k", "digest": "sha256:" + 64 * "0", "size": 1}
+            ),
+            2.0,
+        ),
+    ],
+    ids=["fetch", "confirm", "get_object"],
+)
+def test_the_timeout_bounds_a_whole_call(colour: Colour, act: Any, seconds: float) -> None:
+    """A node that hangs costs the timeout once, beyond what a fetch was told to wait."""
+    transport = HungTransport(2.0 if seconds == 2.0 else 7.0)
+    with pytest.raises(NodeUnavailableError):
+        consume(colour, transport, act, timeout=2.0)
+    assert transport.clock.now() == pytest.approx(seconds)

@@ -30,6 +30,7 @@ from tests.boundary.client.scripted import (
     ENVELOPE,
     FACT,
     Colour,
+    HungTransport,
     MemoryNode,
     ScriptedTransport,
     envelope,
@@ -96,6 +97,51 @@ def test_refusals_are_not_retried(colour: Colour, error: BoundaryError) -> None:
         produce(colour, transport, lambda p: p.append_fact(ENVELOPE, FACT))
     assert caught.value is error
     assert len(transport.calls) == 1
+
+
+@BOTH
+@pytest.mark.req("P5")
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda p: p.append_fact(ENVELOPE, FACT),
+        lambda p: p.append_facts([(ENVELOPE, FACT)]),
+        lambda p: p.put_object("b", "k", b"bytes"),
+        lambda p: p.lookup_fact("a", "m"),
+        lambda p: p.publish(FACT, [b"bytes"], envelope=ENVELOPE),
+    ],
+    ids=["append_fact", "append_facts", "put_object", "lookup_fact", "publish"],
+)
+def test_the_timeout_bounds_the_whole_call(colour: Colour, act: Any) -> None:
+    """A node that hangs costs the timeout once, not once for each attempt."""
+    transport = HungTransport(2.0)
+    with pytest.raises(NodeUnavailableError):
+        produce(colour, transport, act, timeout=2.0)
+    assert transport.clock.now() == pytest.approx(2.0)
+
+
+@BOTH
+def test_a_deadline_beyond_the_timeout(colour: Colour) -> None:
+    """Who wants several attempts at a node that hangs says how long all of them may take."""
+    transport = HungTransport(2.0)
+    with pytest.raises(NodeUnavailableError):
+        produce(
+            colour, transport, lambda p: p.append_fact(ENVELOPE, FACT), timeout=2.0, deadline=5.0
+        )
+    assert transport.clock.now() == pytest.approx(5.0)
+
+
+@BOTH
+def test_an_upload_that_broke_after_long_is_tried_again(colour: Colour) -> None:
+    """The timeout of a blob counts silence: bytes that flowed for minutes do not use it up."""
+
+    def broken(_body: bytes) -> bytes:
+        transport.clock.advance(600.0)
+        raise unavailable()
+
+    transport = ScriptedTransport(VirtualClock(), [broken, put_answer])
+    receipt = produce(colour, transport, lambda p: p.put_object("b", "k", b"bytes"), timeout=2.0)
+    assert receipt.size == 5
 
 
 @BOTH

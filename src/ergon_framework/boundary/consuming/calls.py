@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -68,7 +68,10 @@ class Desk:
             "max_bytes": MAX_BYTES,
         }
         send = Send(BOUNDARY + "FetchFacts", self._body(asked), wait + self.timeout)
-        call = Call(self.rule, (yield Now()))
+        rule = self.rule
+        if rule.budget is not None:
+            rule = replace(rule, budget=rule.budget + wait)
+        call = Call(rule, (yield Now()))
         try:
             answer: bytes = yield from repeated(send, call, self.dice)
         except BoundaryNotFoundError:

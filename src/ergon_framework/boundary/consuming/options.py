@@ -25,9 +25,15 @@ from ergon_framework.boundary.arguments import (
 )
 from ergon_framework.boundary.consuming.calls import Desk
 from ergon_framework.boundary.consuming.conversations import ConsumeReport, Run
-from ergon_framework.boundary.conversing.script import RETRIED, SCHEDULE, Dice
+from ergon_framework.boundary.conversing.script import RETRIED, Dice
 from ergon_framework.boundary.model import Delivery, Loss
-from ergon_framework.boundary.producing.options import REACHING, TlsOptions, check_options
+from ergon_framework.boundary.producing.options import (
+    REACHING,
+    TIMEOUT,
+    TlsOptions,
+    bounded,
+    check_options,
+)
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.retry import Backoff, RetryRule
 
@@ -77,6 +83,7 @@ class ConsumerOptions(TlsOptions, total=False):
     retry: RetryRule
     """For calls; by default the producer's schedule, and in a run patience without end."""
     timeout: float
+    """Seconds for a whole call with all its attempts, beyond what a fetch waits for facts."""
     expected_zone: str | None
     connections: int
     dice: Dice
@@ -118,7 +125,7 @@ class Reading:
         self.name = name
         self.holder = _holder(options.get("holder"))
         self.limit = options.get("limit", 100)
-        self.rule = options.get("retry", SCHEDULE)
+        self.rule = bounded(options.get("retry"), options.get("timeout"))
         self.dice = options.get("dice", random.random)
         self.connecting: dict[str, Any] = {
             name: options[name]
@@ -136,7 +143,7 @@ class Reading:
             start=options.get("start", "start"),
             to_zone=options.get("to_zone"),
             required=options.get("required", True),
-            timeout=options.get("timeout", 30.0),
+            timeout=options.get("timeout", TIMEOUT),
         )
 
     @property
@@ -158,7 +165,7 @@ class Reading:
         """
         FUNCTION.check("handler", handler)
         SECONDS_OR_ZERO.check("wait", wait)
-        patience = SCHEDULE if until_empty else PATIENCE
+        patience = self.rule if until_empty else PATIENCE
         desk = replace(self.desk, rule=self._options.get("retry", patience))
         return Run(
             desk=desk,

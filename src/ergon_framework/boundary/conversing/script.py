@@ -8,7 +8,7 @@ raised where it stands. It waits for nothing itself. :mod:`.in_threads` and
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -133,11 +133,17 @@ def failure_of(error: BoundaryError) -> Failure:
 
 def repeated(effect: Send | Put | Get, call: Call, dice: Dice) -> Script[Any]:
     """Do the very same until it succeeds or is not worth repeating; then raise the last error."""
-    rule = call.rule
     while True:
+        if call.rule.budget is None or not isinstance(effect, Send):
+            hurried: Effect = effect
+        else:
+            now = (yield Now()) if call.attempts else call.began_at
+            hurried = _hurried(effect, call.began_at + call.rule.budget - now)
         try:
-            return (yield effect if rule.budget is None else _hurried(effect, call, (yield Now())))
+            return (yield hurried)
         except BoundaryError as error:
+            if not isinstance(effect, Send) and error.code != "deadline_exceeded":
+                call.began_at = yield Now()  # bytes flowed until now: only silence uses time up
             yield from endured(error, call, dice)
 
 
@@ -177,9 +183,7 @@ def understood(answer: bytes, shape: type[T]) -> T:
         ) from None
 
 
-def _hurried(effect: Send | Put | Get, call: Call, now: float) -> Effect:
+def _hurried(send: Send, left: float) -> Send:
     """A call does not outlast the budget of all its attempts."""
-    if not isinstance(effect, Send) or call.rule.budget is None:
-        return effect
-    left = max(0.001, call.began_at + call.rule.budget - now)
-    return replace(effect, timeout=left if effect.timeout is None else min(left, effect.timeout))
+    left = max(0.001, left)
+    return Send(send.method, send.body, left if send.timeout is None else min(left, send.timeout))

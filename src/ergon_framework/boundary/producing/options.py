@@ -27,6 +27,9 @@ from ergon_framework.boundary.producing.publishing import EnvelopeLike, Habits
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.errors import ConfigurationError, FactInvalidError
 
+TIMEOUT = 30.0
+"""Seconds that a client's call may take."""
+
 
 class TlsOptions(TypedDict, total=False):
     """Files of certificates, in PEM."""
@@ -45,11 +48,11 @@ class ProducerOptions(TlsOptions, total=False):
     expected_zone: str | None
     """Whose certificate the node must show; then its host name need not match."""
     timeout: float
-    """Seconds for one attempt."""
+    """Seconds for a whole call with all its attempts; for a blob, without a byte that flows."""
     retry: RetryRule
     """In place of the specification's schedule."""
     deadline: float | None
-    """Seconds for all attempts of one call together."""
+    """Seconds for all attempts of one call together; then ``timeout`` bounds one attempt."""
     strict_ids: bool
     """Refuse ids that look random, like a time or like a counter, instead of warning."""
     jitter: Literal["none", "full"]
@@ -163,8 +166,19 @@ class Telling:
         return made
 
 
+def bounded(retry: RetryRule | None, timeout: float | None) -> RetryRule:
+    """The rule of a client's calls: the timeout bounds all attempts together.
+
+    A rule of the caller's own keeps its budget, and has none unless a timeout was given, too.
+    """
+    rule = SCHEDULE if retry is None else retry
+    if rule.budget is not None or (retry is not None and timeout is None):
+        return rule
+    return replace(rule, budget=TIMEOUT if timeout is None else timeout)
+
+
 def _habits(options: ProducerOptions) -> Habits:
-    rule = options.get("retry", SCHEDULE)
+    rule = bounded(options.get("retry"), options.get("timeout"))
     if options.get("jitter") == "full":
         rule = replace(rule, backoff=replace(rule.backoff, low=0.0, high=1.0))
     if options.get("deadline") is not None:
