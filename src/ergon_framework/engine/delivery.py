@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -53,17 +53,22 @@ class Reader:
         self._begin(self._fetch(at_most), at_most, delivery)
         return delivery
 
-    async def read_async(self, at_most: int, delivery: Delivery) -> None:
-        """The asyncio twin of :meth:`read`: an answer may be awaited, and may be asynchronous."""
+    async def read_async(
+        self, at_most: int, delivery: Delivery, breathe: Callable[[], Awaitable[None]]
+    ) -> None:
+        """The asyncio twin of :meth:`read`: an answer may be awaited, and may be asynchronous.
+
+        ``breathe`` is awaited between the items of an asynchronous one, which need not suspend.
+        """
         if self._rest is not None:
-            await self._read_on_async(self._rest, at_most, delivery)
+            await self._read_on_async(self._rest, at_most, delivery, breathe)
             if delivery.transactions or delivery.error is not None:
                 return
         answer = self._fetch(at_most)
         if hasattr(answer, "__await__"):
             answer = await answer
         if hasattr(answer, "__aiter__"):
-            await self._read_on_async(aiter(answer), at_most, delivery)
+            await self._read_on_async(aiter(answer), at_most, delivery, breathe)
         else:
             self._begin(answer, at_most, delivery)
 
@@ -113,7 +118,13 @@ class Reader:
         except BaseException as error:  # a generator may raise half-way; what it gave is kept
             _note(error, delivery)
 
-    async def _read_on_async(self, rest: Any, wanted: int, delivery: Delivery) -> None:
+    async def _read_on_async(
+        self,
+        rest: Any,
+        wanted: int,
+        delivery: Delivery,
+        breathe: Callable[[], Awaitable[None]],
+    ) -> None:
         if not hasattr(rest, "__anext__"):
             self._read_on(rest, wanted, delivery)
             return
@@ -128,6 +139,7 @@ class Reader:
                 return
             put(item, position, delivery)
             position += 1
+            await breathe()
 
     def _taken_ahead(self) -> list[Any]:
         ahead, self._ahead = self._ahead, []

@@ -21,6 +21,12 @@ from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.sink import Sink
 from ergon_framework.ports.transaction import Transaction
 
+FAIR_TURNS = 32
+"""Things a worker does in a row before it lets the rest of the event loop run, should none of them
+await anything."""
+FAIR_TIME = 0.01
+"""Seconds after which it does so. All workers of a call share them, however many there are."""
+
 
 class TaskSource(Crew):
     """Fetching and handing back with asyncio, and the signals all tasks of a call share."""
@@ -33,6 +39,31 @@ class TaskSource(Crew):
         self.naps: AsyncSignal = AsyncSignal()
         self.watch: AsyncSignal = AsyncSignal()
         self.fetched: AsyncSignal = AsyncSignal()
+        self.turns = FAIR_TURNS  # left of the fetches, retries and releases of this turn
+        self.turn_ends_at = self.now() + FAIR_TIME
+        self.is_turn_over = False
+
+    # -- fairness ----------------------------------------------------------------------------
+
+    async def _breathe(self) -> None:
+        """Called wherever the driver decides what to do next: lets others run now and then."""
+        self.turns -= 1
+        if self.turns <= 0 or self.now() >= self.turn_ends_at:
+            await self._end_turn()
+
+    async def _end_turn(self) -> None:
+        """Let the event loop run; the next turn begins in its next round, for all workers."""
+        if not self.is_turn_over:
+            self.is_turn_over = True
+            self.event_loop.call_soon(self._begin_turn)
+        await pause()
+
+    def _begin_turn(self) -> None:
+        self.is_turn_over = False
+        self.turns = FAIR_TURNS
+        self.turn_ends_at = self.now() + FAIR_TIME
+
+    # -- fetching ----------------------------------------------------------------------------
 
     def _publish(self, worker: Worker, attempt: Attempt) -> None:
         worker.attempt = attempt
@@ -58,7 +89,7 @@ class TaskSource(Crew):
         context = self.context.copy()
         self.enter(attempt, context)
         try:
-            await await_inside(context, self.reader.read_async(at_most, delivery))
+            await await_inside(context, self.reader.read_async(at_most, delivery, self._breathe))
         except BaseException as error:
             delivery.error = error
         if not attempt.claim():
@@ -130,6 +161,7 @@ class TaskSource(Crew):
                 self.released += 1
             else:
                 self.settle_failed(transaction, Verb.RELEASE, problem)
+            await self._breathe()
 
 
 _KEPT: set[asyncio.Task[Any]] = set()

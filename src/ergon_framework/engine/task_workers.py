@@ -39,15 +39,16 @@ from ergon_framework.engine.flight import BACKOFF, SETTLE
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
 from ergon_framework.engine.run import Doing, Run, Worker
-from ergon_framework.engine.task_source import TaskSource, absorbed, forgive, keep
+from ergon_framework.engine.task_source import (
+    FAIR_TURNS,
+    TaskSource,
+    absorbed,
+    forgive,
+    keep,
+)
 from ergon_framework.engine.trampoline import DONE, FAILED, Stepped, Stepper, await_inside, wait_for
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
-
-FAIR_TURNS = 32
-"""Transactions after which a worker lets the rest of the event loop run, even if no hook awaits."""
-FAIR_TIME = 0.01
-"""Seconds after which it does so."""
 
 Job = Callable[[Worker], Any]
 
@@ -90,7 +91,7 @@ class TaskWorkers(TaskSource):
 
     async def _work(self, worker: Worker) -> None:
         ready = self.ready
-        turns, until = FAIR_TURNS, self.now() + FAIR_TIME
+        turns = FAIR_TURNS
         while True:
             if (self.stops or self.has_deadline) and self.must_decide():
                 await pause()  # the supervisor needs the event loop to act
@@ -106,15 +107,16 @@ class TaskWorkers(TaskSource):
             if not await self._live(worker, transaction):
                 return
             turns -= 1
-            now = self.now()
-            if not turns or now >= until:
-                await pause()
-                turns, until = FAIR_TURNS, now + FAIR_TIME
+            if not turns or self.now() >= self.turn_ends_at:
+                await self._end_turn()
+                turns = FAIR_TURNS
 
     async def _idle(self, worker: Worker) -> bool:
         """Nothing can be begun now: do what the loop plans. False when nothing is left to do."""
         worker.attempt = None
         while True:
+            while (self.stops or self.has_deadline) and self.must_decide():
+                await pause()  # no fetch begins before the supervisor has acted
             action = self._plan()
             while action is None:
                 if self.ready and self.may_start():
@@ -126,6 +128,7 @@ class TaskWorkers(TaskSource):
                 return False
             if not await self._fetch(worker, action.at_most):
                 return False
+            await self._breathe()
 
     async def _rest(self) -> None:
         self.idle += 1
@@ -194,6 +197,8 @@ class TaskWorkers(TaskSource):
         while next_event is not None:
             action = decide(self, run, next_event)
             if isinstance(action, Call):
+                if action.attempt:  # retries without a wait must not keep the event loop either
+                    await self._breathe()
                 next_event = await self._attempt(worker, run, self.steps[action.step])
             elif isinstance(action, Sleep):
                 next_event = await self._sleep(worker, run, action.seconds)
