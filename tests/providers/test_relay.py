@@ -6,6 +6,7 @@ import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ import pytest
 from ergon_framework.core.instants import parse_instant
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, DeadLetter, LetterStatus
+from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.providers.tasking.relay import Relay, Relayed, RelayThread
+from ergon_framework.providers.tasking.relay import LEASE, Relay, Relayed, RelayThread
 from ergon_framework.storage.failpoints import armed
+from ergon_framework.testing import VirtualClock
 
 pytestmark = pytest.mark.req("PEF:A-19", "PROVIDERS:celery")
 
@@ -283,3 +286,96 @@ def test_one_relay_that_fails_does_not_stop_the_others(
     relays = [Relay(away, counter.open), Relay(store, counter.open)]
     assert RelayThread(lambda: relays, dice=lambda: 0.5).look() == 1.0
     assert ids(counter) == ["d-0", "d-1", "d-2"]
+
+
+# -- one publisher at a time ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_relays_that_look_at_once_publish_a_letter_once(kind: str, tmp_path: Path) -> None:
+    """Each prefork child has a relay: while one publishes, the others leave the letters to it."""
+    url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path}/work.db"
+    store = open_store(url, clock=lambda: 1.7e9)
+    store.record(Batch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(3)]))
+    others = [Relay(store, FakeCounter().open) for _ in range(3)]
+    seen: list[Relayed] = []
+
+    class Busy(FakeCounter):
+        def publish(self, message: dict[str, Any]) -> None:
+            seen.extend(relay.pump() for relay in others)
+            super().publish(message)
+
+    counter = Busy()
+    assert Relay(store, counter.open).pump() == Relayed(published=3)
+    assert ids(counter) == ["d-0", "d-1", "d-2"]
+    assert not any(seen)
+
+
+def test_a_relay_that_died_is_followed_by_another(counter: FakeCounter) -> None:
+    """When its lease is over; nobody waits for more than that."""
+    now = [1.7e9]
+    store = MemoryProviderStore(lambda: now[0])
+    store.record(Batch([], [LETTER]))
+
+    class Dying(FakeCounter):
+        def publish(self, message: dict[str, Any]) -> None:
+            raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        armed("providers.relay.release=error"),  # as if it had not come to that
+    ):
+        Relay(store, Dying().open).pump()
+    assert not Relay(store, counter.open).pump()
+    now[0] += LEASE + 1.0
+    assert Relay(store, counter.open).pump() == Relayed(published=1)
+
+
+def test_a_relay_that_was_stopped_for_long_publishes_no_more(counter: FakeCounter) -> None:
+    """Its lease was over and another one took the rest: it looks before each letter."""
+    now = [1.7e9]
+    store = MemoryProviderStore(lambda: now[0])
+    store.record(Batch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(3)]))
+    other = Relay(store, counter.open, ticks=lambda: now[0])
+
+    class Stopped(FakeCounter):
+        def publish(self, message: dict[str, Any]) -> None:
+            super().publish(message)
+            now[0] += LEASE + 1.0
+            other.pump()
+
+    slow = Stopped()
+    Relay(store, slow.open, ticks=lambda: now[0]).pump()
+    assert ids(slow) == ["d-0"]
+    assert ids(counter) == ["d-0", "d-1", "d-2"]  # the one in flight, at least once
+
+
+def test_a_long_batch_keeps_its_lease(counter: FakeCounter) -> None:
+    """It is renewed in time: nobody else gets in between."""
+    now = [1.7e9]
+    store = MemoryProviderStore(lambda: now[0])
+    store.record(Batch([], [replace(LETTER, dead_letter_id=f"d-{n}") for n in range(5)]))
+    other = Relay(store, counter.open, ticks=lambda: now[0])
+
+    class Slow(FakeCounter):
+        def publish(self, message: dict[str, Any]) -> None:
+            now[0] += LEASE * 0.6
+            assert not other.pump()
+            super().publish(message)
+
+    slow = Slow()
+    assert Relay(store, slow.open, ticks=lambda: now[0]).pump() == Relayed(published=5)
+
+
+def test_draining_waits_for_the_relay_that_is_at_work(clock: VirtualClock) -> None:
+    """Until its lease is over at the latest: then what it left behind is carried."""
+    store = MemoryProviderStore(clock.now)
+    store.record(Batch([], [replace(LETTER, occurred_at=0.0)]))
+    relay = Relay(store, FakeCounter().open, ticks=clock.now)
+    with (
+        armed("providers.relay.release=error,providers.publish.before=error"),
+        pytest.raises(OSError, match=r"publish\.before"),
+    ):
+        relay.pump()
+    counter = FakeCounter()
+    assert Relay(store, counter.open, ticks=clock.now).drain() == Relayed(published=1)

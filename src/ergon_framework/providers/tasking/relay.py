@@ -1,14 +1,15 @@
 """From the store to the queue: dead letters are published, and calls to be made again are sent.
 
 A letter is published at least once, under an id that never changes; then the store is told. Any
-number of relays may work on one store: one at a time sends a call, and what is sent twice because
-one of them died has one id.
+number of relays may look at one store, since every worker process has one: a lease in the store
+lets one of them publish at a time. What is sent twice because one of them died has one id.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -16,8 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ergon_framework.core.retry import Backoff
+from ergon_framework.engine.clocks import current_clock, sleep_until
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import (
+    EVERYBODY,
     ClaimState,
     DeadLetter,
     LetterStatus,
@@ -39,6 +42,15 @@ IDLE = 2.0
 SENDING = 60.0
 """Seconds for which no other relay sends what one is sending."""
 
+LEASE = 30.0
+"""Seconds for which one relay alone carries the letters of a store; renewed while it does."""
+
+_NAME = "relay of dead letters"
+"""The key under which the lease is held. It belongs to no tenant."""
+
+_LOOK_AGAIN = 0.25
+"""Seconds after which somebody who wants everything carried asks for the lease again."""
+
 PAUSES = Backoff(base=1.0, factor=2.0, cap=60.0, low=0.8, high=1.2)
 """After a look that failed."""
 
@@ -47,6 +59,7 @@ declare(
     "providers.publish.after",
     "providers.redrive.before",
     "providers.redrive.after",
+    "providers.relay.release",
 )
 
 
@@ -76,15 +89,58 @@ class Relayed:
     has_more: bool = False
     """Whether it looked only at letters that others have to send, and there may be more behind."""
 
+    is_busy: bool = False
+    """Whether another relay carries the letters just now."""
+
     def __bool__(self) -> bool:
         return bool(self.published or self.redriven or self.has_more)
+
+
+class _Lease:
+    """That one relay alone carries the letters of a store."""
+
+    def __init__(self, store: ProviderStore, ticks: Callable[[], float]) -> None:
+        self._store = store
+        self._ticks = ticks
+        self._owner = str(uuid.uuid4())
+        self._renew_at = self._ends_at = 0.0
+
+    def take(self) -> bool:
+        """Ask for it, or for more time; whether it is ours."""
+        asked_at = self._ticks()
+        claim = self._store.claim(EVERYBODY, _NAME, _NAME, self._owner, LEASE, LEASE)
+        self._renew_at, self._ends_at = asked_at + LEASE / 2, claim.lease_expires_at
+        return claim.state is ClaimState.MINE
+
+    def holds(self) -> bool:
+        """Whether it was ours all the time; it is renewed when half of the time is over."""
+        if self._ticks() < self._renew_at:
+            return True
+        is_over = self._ticks() >= self._renew_at + LEASE / 2 or self._store.now() >= self._ends_at
+        return not is_over and self.take()  # another one may have had it in between
+
+    def release(self) -> None:
+        """Let the next one in at once. A store that does not answer lets it in a little later."""
+        try:
+            failpoint("providers.relay.release")
+            self._store.finish(EVERYBODY, _NAME, self._owner, None, None, may_run_again=True)
+        except (OSError, StoreError):
+            pass
 
 
 class Relay:
     """Carries the letters of one store to one queue. It belongs to one thread."""
 
-    def __init__(self, store: ProviderStore, post: Post, *, batch: int = BATCH) -> None:
+    def __init__(
+        self,
+        store: ProviderStore,
+        post: Post,
+        *,
+        batch: int = BATCH,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
+        self._lease = _Lease(store, ticks)
         self._post = post
         self._batch = batch
         self._foreign = 0
@@ -104,7 +160,7 @@ class Relay:
         return done
 
     def drain(self) -> Relayed:
-        """Carry until nothing waits that this queue can take."""
+        """Carry until nothing waits that this queue can take; wait for a relay that is at it."""
         published = redriven = 0
         first: Exception | None = None
         while True:
@@ -112,16 +168,33 @@ class Relay:
             published += done.published
             redriven += done.redriven
             first = first or refusal
-            if not done:
+            if done.is_busy:
+                clock = current_clock()
+                sleep_until(clock, clock.now() + _LOOK_AGAIN)
+            elif not done:
                 break
         if first is not None:
             raise first
         return Relayed(published, redriven)
 
     def _look(self) -> tuple[Relayed, Exception | None]:
+        """Look without the lease first: most of the time nothing waits."""
+        if not any(self._waiting()[:2]):
+            return Relayed(), None
+        if not self._lease.take():
+            return Relayed(is_busy=True), None
+        try:
+            return self._carry()
+        finally:
+            self._lease.release()
+
+    def _waiting(self) -> tuple[list[StoredLetter], list[StoredLetter], int]:
         pending = self._store.due_letters(LetterStatus.PENDING, self._batch + self._refused)
         limit = self._batch + min(self._foreign, FOREIGN)
-        redrive = self._store.due_letters(LetterStatus.REDRIVE, limit)
+        return pending, self._store.due_letters(LetterStatus.REDRIVE, limit), limit
+
+    def _carry(self) -> tuple[Relayed, Exception | None]:
+        pending, redrive, limit = self._waiting()
         if not pending and not redrive:
             return Relayed(), None
         refusals: list[Exception] = []
@@ -144,7 +217,8 @@ class Relay:
     ) -> bool:
         """Carry one letter. What is wrong with one must not keep back those behind it."""
         try:
-            return carry(counter, stored)
+            # A process that was stopped for a while may find that another one has gone on.
+            return self._lease.holds() and carry(counter, stored)
         except (OSError, StoreError):  # the queue is away, or the store: the next would fare alike
             raise
         except Exception as error:
