@@ -18,6 +18,11 @@ from ergon_framework.boundary.facts.answers import store_trouble
 from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larger
 from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.boundary.logs.referring import (
+    are_recorded,
+    left_to_read,
+    record_references,
+)
 from ergon_framework.boundary.logs.refusing import no_fact, no_object
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.objects.blobs import BlobGuard
@@ -53,6 +58,8 @@ PEER = "zone:"
 """What precedes the peer's name in the name of the consumer it pulls through."""
 HARD, SOFT = 0.8, 0.5
 """Of the capacity: where appends are refused, and where the operator is warned."""
+READ_AT_ONCE = 10_000
+"""Facts that are read within one call, at most."""
 
 
 ZONE = {"name": NAME, "settings": of(ZoneSettings, "give ZoneSettings"), "clock": FUNCTION}
@@ -88,6 +95,7 @@ class Zone:
         self.certificate_expiry: float | None = None
         self.is_broken = False
         """The disk did not confirm a write: nothing is appended until the node starts again."""
+        self._are_references_known = False
         self.capacity = _allowed(self.settings.capacity_bytes)
         self._held = held or ExitStack()
 
@@ -159,12 +167,14 @@ class Zone:
         """The fact as the store takes it."""
         new = admission.new_fact
         if new.references and not self.settings.verify_refs:
-            new.references = ()
+            new.needs_artifacts = False
         return new
 
     def check_bytes(self, fact: NewFact) -> None:
         """Refuse a fact whose artifact was put, and whose bytes the disk has lost since."""
-        if not fact.references or self.store.find(fact.from_zone, fact.message_id, OUTBOUND):
+        if not fact.references or not fact.needs_artifacts:
+            return
+        if self.store.find(fact.from_zone, fact.message_id, OUTBOUND):
             return  # what is in the log already has its offset for ever
         for wanted in fact.references:
             bound = self.store.object(wanted.bucket, wanted.key)
@@ -238,9 +248,30 @@ class Zone:
     def delete(self, bucket: str, key: str, *, before: float | None = None) -> None:
         """Remove an object to which no fact refers; with ``before``, only one as old as that."""
         self.found(bucket, key)
+        if not self.knows_references(most=READ_AT_ONCE):
+            raise NodeUnavailableError(
+                f"zone {self.name} is still reading which artifacts its facts refer to",
+                reason="starting",
+                remedy="try again later: nothing is deleted before that is known",
+            )
         freed = self.blobs.unname(lambda: self.store.unbind(bucket, key, before=before))
         if freed is not None:
             self._drop(freed.digest)
+
+    def knows_references(
+        self, is_stopping: Callable[[], bool] = lambda: False, *, most: int | None = None
+    ) -> bool:
+        """Whether all that facts refer to is marked. What an earlier version left out is read now,
+        unless that is ``most`` facts or more.
+        """
+        if not self._are_references_known:
+            if not are_recorded(self.store):
+                if most is not None and left_to_read(self.store) >= most:
+                    return False
+                if not record_references(self.store, is_stopping):
+                    return False
+            self._are_references_known = True
+        return True
 
     def _drop(self, digest: bytes) -> None:
         """Remove bytes that no name stands for."""

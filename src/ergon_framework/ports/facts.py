@@ -39,6 +39,8 @@ class NewFact(msgspec.Struct, gc=False):
     references: tuple[Reference, ...] = ()
     source_offset: int | None = None
     """In an inbound log: its offset in the peer's outbound log."""
+    needs_artifacts: bool = True
+    """Whether an artifact that is not there refuses it. What it refers to is recorded anyway."""
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):

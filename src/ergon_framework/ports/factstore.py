@@ -76,8 +76,9 @@ class FactLogs(Protocol):
         """Append in order in one commit, each with an outcome of its own.
 
         The ledger is asked first: what is there already is answered even when the log is full. Then
-        every reference must name an object of that digest and size, which is marked as referenced
-        in the same commit. ``capacity`` is the number of bytes the log may keep; in a batch nothing
+        every reference must name an object of that digest and size, unless the fact says that it
+        needs none; names that are referred to are marked in the same commit, also those that stand
+        for nothing yet. ``capacity`` is the number of bytes the log may keep; in a batch nothing
         new enters behind a fact for which there was no room, so that the order stays.
         """
 
@@ -266,6 +267,9 @@ class ObjectIndex(Protocol):
         other name stands for its bytes any more, so that they may go.
         """
 
+    def refer(self, names: Sequence[tuple[str, str]]) -> None:
+        """Mark names (bucket and key) as referenced, also those that stand for nothing yet."""
+
     def object_totals(self) -> tuple[int, int]:
         """How many names there are, and how many bytes they stand for."""
 
@@ -296,6 +300,12 @@ class LinkBook(Protocol):
 
         Nothing is doubled by that: what is already here is known by its id.
         """
+
+    def attribute(self, name: str) -> str | None:
+        """A text that was written down about this store; None when there is none."""
+
+    def set_attribute(self, name: str, value: str) -> None:
+        """Write a text down about this very store, for whoever opens it next; no move copies it."""
 
     def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
         """What operators did, newest first: instant, action, details as text."""

@@ -370,6 +370,23 @@ class NeverMarks(Honest):
         return found
 
 
+class MarksOnlyTheNeeded(Honest):
+    """Takes a fact that needs no artifact for one that refers to none."""
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        bare = [each if each.needs_artifacts else altered(each, references=()) for each in facts]
+        return super().append(log, bare, capacity=capacity)
+
+
+class MarksOnlyWhatIsThere(Honest):
+    """Forgets that a name may be given to bytes after it was referred to."""
+
+    def refer(self, names: Sequence[tuple[str, str]]) -> None:
+        super().refer([name for name in names if name in self._state.objects])
+
+
 class HidesWhatIsThere(Honest):
     """Says that an object is missing when it is another one."""
 

@@ -44,6 +44,8 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (planted.IgnoresTheSize, "other_size_is_unfounded"),
     (planted.MarksTheRefused, "refused_fact_marks_nothing"),
     (planted.NeverMarks, "founded_fact_is_stored"),
+    (planted.MarksOnlyTheNeeded, "unneeded_artifacts_are_marked_all_the_same"),
+    (planted.MarksOnlyWhatIsThere, "names_are_marked_on_request"),
     (planted.HidesWhatIsThere, "other_digest_is_unfounded"),
     (planted.OverwritesObjects, "other_bytes_are_refused"),
     (planted.BindForgetsTheMark, "same_bytes_again_when_referenced"),

@@ -67,6 +67,8 @@ def truncate(zone: Zone) -> tuple[int, int]:
 
 def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
     """Remove objects that no fact has referred to within the grace; how many."""
+    if not zone.knows_references(is_stopping):
+        return 0
     before = zone.clock() - zone.settings.retention.orphans
     removed = 0
     while orphans := zone.store.orphans(before, SLICE):

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.logs.referring import references_of, stored_facts
 from ergon_framework.boundary.zone import Zone
-from ergon_framework.ports.factstore import Flaw, LogInfo, StoredObject
+from ergon_framework.errors import BoundaryNotFoundError
+from ergon_framework.ports.factstore import Flaw, LogInfo, Reference, StoredObject
 from ergon_framework.ports.moving import is_half_moved
 
 SLICE = 500
@@ -55,6 +57,7 @@ def verified(zone: Zone) -> Iterator[Finding | Progress]:
                 yield _fact(told)
             else:
                 yield Progress(facts + _walked(log, told), objects)
+        yield from _absent(zone, log.name)
         facts += log.head - log.first + 1
     sound: set[bytes] = set()
     for stored in named_objects(zone):
@@ -66,6 +69,32 @@ def verified(zone: Zone) -> Iterator[Finding | Progress]:
                 yield _object(stored, wrong)
         objects += 1
         yield Progress(facts, objects)
+
+
+def _absent(zone: Zone, log: str) -> Iterator[Finding]:
+    """What the facts of a log refer to and is not there, or is something else."""
+    for facts in stored_facts(zone.store, log):
+        for fact in facts:
+            for wanted in references_of(fact):
+                what = _missing(zone, wanted)
+                if what is not None:
+                    about = {"log": log, "offset": fact.offset}
+                    about |= {"bucket": wanted.bucket, "key": wanted.key}
+                    yield Finding("reference", f"{log} {fact.offset}", what, about)
+
+
+def _missing(zone: Zone, wanted: Reference) -> str | None:
+    name = f"{wanted.bucket}/{wanted.key}"
+    try:
+        found = zone.found(wanted.bucket, wanted.key, wanted.digest)
+    except BoundaryNotFoundError:
+        other = zone.store.object(wanted.bucket, wanted.key)
+        return f"it refers to {name}, which " + (
+            "is not there" if other is None else "stands for other bytes"
+        )
+    if found.size == wanted.size:
+        return None
+    return f"it refers to {name} with {wanted.size} bytes, and there are {found.size}"
 
 
 def named_objects(zone: Zone) -> Iterator[StoredObject]:

@@ -170,7 +170,7 @@ def _append(state: State, log: str, new: NewFact, capacity: int | None, now: flo
     known = _known(shelf, new)
     if known is not None:
         return known
-    for reference in new.references:
+    for reference in new.references if new.needs_artifacts else ():
         there = _bound(state, reference)
         if there != reference:
             return Unfounded(reference, there)

@@ -52,6 +52,16 @@ class MemoryLinks(Steps):
             state.links[peer] = replace(link, epoch=epoch, offset=0, chain=b"", at=self._clock())
             return state.links[peer]
 
+    def attribute(self, name: str) -> str | None:
+        """A text that was written down about this store; None when there is none."""
+        with self._step() as state:
+            return state.attributes.get(name)
+
+    def set_attribute(self, name: str, value: str) -> None:
+        """Write a text down about this store."""
+        with self._step() as state:
+            state.attributes[name] = value
+
     def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
         """What operators did, newest first: instant, action, details as text."""
         with self._step() as state:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ergon_framework.boundary.logs.memory.state import State, Steps
@@ -69,6 +70,11 @@ class MemoryObjects(Steps):
                 )
             gone = state.objects.pop((bucket, key))
             return None if _is_bound(state, gone.digest) else gone
+
+    def refer(self, names: Sequence[tuple[str, str]]) -> None:
+        """Mark names as referenced, also those that stand for nothing yet."""
+        with self._step() as state:
+            state.referenced.update(names)
 
     def object_totals(self) -> tuple[int, int]:
         """How many names there are, and how many bytes they stand for."""

@@ -41,6 +41,8 @@ class State:
     referenced: set[tuple[str, str]] = field(default_factory=set)
     links: dict[str, Link] = field(default_factory=dict)
     journal: list[tuple[float, str, str]] = field(default_factory=list)
+    attributes: dict[str, str] = field(default_factory=dict)
+    """Texts about this very store."""
     is_longer: bool = False
     """Whether this step added facts."""
 

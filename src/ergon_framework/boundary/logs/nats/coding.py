@@ -93,6 +93,13 @@ class ZoneRecord:
 
 
 @dataclass(slots=True)
+class Attribute:
+    """A text that was written down about this very store."""
+
+    value: str
+
+
+@dataclass(slots=True)
 class Mark:
     """What was written down about a move into this store."""
 

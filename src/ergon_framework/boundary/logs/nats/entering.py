@@ -50,7 +50,7 @@ class Entering:
         books, new = self._books, fact.new
         shelf = books.shelf_or_new(log)
         if new.references:
-            refer(new.references, books)
+            refer([(each.bucket, each.key) for each in new.references], books)
         alike = shelf.latest.get(new.to_zone, 0)
         now = self._now if recorded_at is None else recorded_at
         offset, total = shelf.head + 1, shelf.total + fact.size
@@ -79,7 +79,7 @@ class Entering:
         return Appended(known.offset, True, known.envelope if is_kept else None)
 
     def _refused(self, log: str, fact: Prepared, capacity: int | None) -> Outcome | None:
-        for reference in fact.new.references:
+        for reference in fact.new.references if fact.new.needs_artifacts else ():
             found = self._bound(reference)
             if found != reference:
                 return Unfounded(reference, found)
@@ -97,13 +97,13 @@ class Entering:
         return Reference(found.bucket, found.key, found.digest, found.size)
 
 
-def refer(references: Sequence[Reference], books: Books, *, is_awaited: bool = True) -> None:
+def refer(names: Sequence[tuple[str, str]], books: Books, *, is_awaited: bool = True) -> None:
     """Mark names as referenced; those that stand for nothing yet only if they are awaited."""
-    for each in references:
-        subject = books.subjects.object(each.bucket, each.key)
+    for bucket, key in names:
+        subject = books.subjects.object(bucket, key)
         found = books.get(Name, subject)
         if found is None and is_awaited:
-            found = Name(each.bucket, each.key)
+            found = Name(bucket, key)
         if found is not None and not found.is_referenced:
             found.is_referenced = True
             books.put(subject, found)

@@ -182,7 +182,9 @@ class Ground(Bells):
             names = fact.new.references
             for start in range(0, len(names) if len(names) > MANY else 0, MANY):
                 part = names[start : start + MANY]
-                self._step(partial(refer, part, is_awaited=is_awaited), call)
+                is_kept = is_awaited or not fact.new.needs_artifacts
+                names_of = [(each.bucket, each.key) for each in part]
+                self._step(partial(refer, names_of, is_awaited=is_kept), call)
 
     def _is_committed(self, books: Books, call: str) -> bool:
         """Write what a step wants; False when somebody else was faster."""

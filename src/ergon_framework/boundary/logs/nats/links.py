@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ergon_framework.boundary.logs.nats.books import Books
-from ergon_framework.boundary.logs.nats.coding import Note
+from ergon_framework.boundary.logs.nats.coding import Attribute, Note
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.ports.factstore import Link
 
@@ -53,6 +53,17 @@ class NatsLinks(Ground):
             "accept_epoch",
             f"{peer}: {epoch}",
             lambda link: replace(link, epoch=epoch, offset=0, chain=b"", at=self._clock()),
+        )
+
+    def attribute(self, name: str) -> str | None:
+        """A text that was written down about this store; None when there is none."""
+        found = self._look(lambda books: books.get(Attribute, books.subjects.attribute(name)))
+        return None if found is None else found.value
+
+    def set_attribute(self, name: str, value: str) -> None:
+        """Write a text down about this very store, for whoever opens it next."""
+        self._step(
+            lambda books: books.put(books.subjects.attribute(name), Attribute(value)), "desk"
         )
 
     def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:

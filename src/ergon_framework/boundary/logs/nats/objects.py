@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ergon_framework.boundary.logs.nats.books import Books
 from ergon_framework.boundary.logs.nats.coding import Name
-from ergon_framework.boundary.logs.nats.ground import Ground
+from ergon_framework.boundary.logs.nats.entering import refer
+from ergon_framework.boundary.logs.nats.ground import MANY, Ground
 from ergon_framework.boundary.logs.nats.names import Place, Stretch, stretch
 from ergon_framework.errors import BoundaryError, ObjectConflictError
 from ergon_framework.ports.factstore import StoredObject
@@ -130,6 +132,11 @@ class NatsObjects(Ground):
         )
         self._clear(below, *names)  # the tally lies behind them, and stays
         return None if is_bound else found
+
+    def refer(self, names: Sequence[tuple[str, str]]) -> None:
+        """Mark names as referenced, also those that stand for nothing yet."""
+        for start in range(0, len(names), MANY):
+            self._step(partial(refer, names[start : start + MANY]), "bind")
 
     def object_totals(self) -> tuple[int, int]:
         """How many names there are, and how many bytes they stand for."""

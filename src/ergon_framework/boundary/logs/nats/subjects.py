@@ -46,6 +46,10 @@ class Subjects:
         self.links = f"{self.root}.link.*"
         self.objects = f"{self.root}.object.*.*"
 
+    def attribute(self, name: str) -> str:
+        """A text that was written down about the store."""
+        return f"{self.root}.attribute.{token(name)}"
+
     def shelf(self, log: str) -> str:
         """How a log stands."""
         return f"{self.root}.shelf.{token(log)}"

@@ -119,7 +119,7 @@ class Entry(ABC):
         return Appended(offset, True, envelope)
 
     def _refused(self, log: LogRow, fact: Prepared, capacity: int | None) -> Outcome | None:
-        for reference in fact.new.references:
+        for reference in fact.new.references if fact.new.needs_artifacts else ():
             found = self._object(reference)
             if found != reference:
                 return Unfounded(reference, found)

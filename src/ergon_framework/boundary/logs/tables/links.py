@@ -56,6 +56,15 @@ class TableLinks(Ground):
 
         return self._write(work, "desk")
 
+    def attribute(self, name: str) -> str | None:
+        """A text that was written down about this store; None when there is none."""
+        row = self._read(lambda books: books.one("store.attribute", name))
+        return None if row is None else str(row[0])
+
+    def set_attribute(self, name: str, value: str) -> None:
+        """Write a text down about this very store, for whoever opens it next."""
+        self._write(lambda books: books.run("store.set_attribute", name, value), "desk")
+
     def journal(self, limit: int = 100) -> list[tuple[float, str, str]]:
         """What operators did, newest first: instant, action, details as text."""
         return self._read(lambda books: books.all("store.journal", limit))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ergon_framework.boundary.logs.tables.ground import Books, Ground, Row
 from ergon_framework.errors import BoundaryError, ObjectConflictError
 from ergon_framework.ports.factstore import StoredObject
@@ -70,6 +72,16 @@ class TableObjects(Ground):
             return None if _is_bound(books, found.digest) else found
 
         return self._write(work, "bind")
+
+    def refer(self, names: Sequence[tuple[str, str]]) -> None:
+        """Mark names as referenced, also those that stand for nothing yet."""
+
+        def work(books: Books) -> None:
+            for bucket, key in names:
+                if not books.run("objects.refer", bucket, key):
+                    books.run("objects.await", bucket, key)
+
+        self._write(work, "bind")
 
     def object_totals(self) -> tuple[int, int]:
         """How many names there are, and how many bytes they stand for."""

@@ -96,6 +96,26 @@ def unfounded_fact_may_come_again(s: Subject) -> None:
 
 
 @check()
+def unneeded_artifacts_are_marked_all_the_same(s: Subject) -> None:
+    """A fact that needs no artifact enters without it, and what it refers to is never an orphan."""
+    there = s.bind("k")
+    wanted = replace(there, key="later")
+    same(added(s.one(new("a", references=(there, wanted), needs_artifacts=False))), 1, "its offset")
+    s.bind("later")
+    same([is_marked(s, key) for key in ("k", "later")], [True, True], "marked")
+
+
+@check()
+def names_are_marked_on_request(s: Subject) -> None:
+    """Those that stand for something, and those that will."""
+    s.bind("k")
+    s.bind("m")
+    s.store.refer([("files", "k"), ("files", "later")])
+    s.bind("later")
+    same([is_marked(s, key) for key in ("k", "later", "m")], [True, True, False], "marked")
+
+
+@check()
 def duplicate_is_answered_before_its_references(s: Subject) -> None:
     """The ledger is asked first: what is there already needs nothing more."""
     s.put("a")

@@ -117,6 +117,15 @@ def gaps_survive(s: Subject) -> None:
 
 
 @check("reopen")
+def attributes_survive(s: Subject) -> None:
+    """The last text under a name is there; others are not."""
+    for value in ("one", "two"):
+        s.store.set_attribute("name", value)
+    s.reopen()
+    same((s.store.attribute("name"), s.store.attribute("other")), ("two", None), "attributes")
+
+
+@check("reopen")
 def objects_survive(s: Subject) -> None:
     """Names and marks are the same."""
     added(s.one(new("a", references=(s.bind("k"),))))

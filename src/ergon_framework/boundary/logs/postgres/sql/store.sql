@@ -29,3 +29,10 @@ ON CONFLICT (peer) DO UPDATE SET epoch = excluded.epoch, position = excluded.pos
 INSERT INTO {zone}.links (peer, is_sealed, reason, at) VALUES ($1, $2, $3, $4)
 ON CONFLICT (peer) DO UPDATE SET
     is_sealed = excluded.is_sealed, reason = excluded.reason, at = excluded.at;
+
+-- attribute: a text that was written down about the store
+SELECT value FROM {zone}.attributes WHERE name = $1;
+
+-- set_attribute: write one down
+INSERT INTO {zone}.attributes (name, value) VALUES ($1, $2)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;

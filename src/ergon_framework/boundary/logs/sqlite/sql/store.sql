@@ -34,3 +34,10 @@ ON CONFLICT (peer) DO UPDATE SET
 INSERT INTO ergon_boundary_links (peer, is_sealed, reason, at) VALUES (?, ?, ?, ?)
 ON CONFLICT (peer) DO UPDATE SET
     is_sealed = excluded.is_sealed, reason = excluded.reason, at = excluded.at;
+
+-- attribute: a text that was written down about the store
+SELECT value FROM ergon_boundary_attributes WHERE name = ?;
+
+-- set_attribute: write one down
+INSERT INTO ergon_boundary_attributes (name, value) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
