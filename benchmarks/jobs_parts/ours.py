@@ -35,7 +35,6 @@ ASK = Ask(
     lease=600.0,
     slots={"python": IN_FLIGHT},
     default="python",
-    known=frozenset({"python"}),
 )
 
 _DONE = Reply("", Status.SUCCESS)

@@ -17,6 +17,7 @@ from ergon_framework.core.job import (
     WHY_ENDED,
     CancelAsked,
     Died,
+    ExecutorMissing,
     Failed,
     Held,
     JobRule,
@@ -49,6 +50,7 @@ EVENTS: list[Seen] = [
     Released(),
     LeaseExpired(),
     Outdated(),
+    ExecutorMissing("x"),
     CancelAsked(),
     RunAsked(),
     RequeueAsked(),
@@ -67,8 +69,8 @@ def test_the_table_knows_every_event() -> None:
 def test_the_table_by_hand() -> None:
     """A second writing of the table, so that no edit of the first one is an accident."""
     by_hand = {
-        PENDING: {Outdated, CancelAsked, RunAsked},
-        RETRYING: {Outdated, CancelAsked, RunAsked},
+        PENDING: {Outdated, ExecutorMissing, CancelAsked, RunAsked},
+        RETRYING: {Outdated, ExecutorMissing, CancelAsked, RunAsked},
         ACTIVE: {Succeeded, Failed, Held, Died, Released, LeaseExpired},
         COMPLETED: set(),
         FAILED: {RunAsked, RequeueAsked},
@@ -235,6 +237,16 @@ def test_outdated() -> None:
     assert (move.status, move.event, move.why, move.attempts) == (FAILED, "expired", "expired", 0)
     assert move.failure is not None
     assert (move.failure.kind, move.failure.code) == (Kind.REJECTED, "expired")
+
+
+def test_unserved() -> None:
+    """A job whose executor nobody had for too long is dead-lettered, and charged nothing for it."""
+    move = settle(Tally(PENDING), ExecutorMissing("node"), RULE)
+    ended = (move.status, move.event, move.why, move.attempts)
+    assert ended == (FAILED, "unserved", "unserved", 0)
+    assert move.failure is not None
+    assert (move.failure.kind, move.failure.code) == (Kind.REJECTED, "unknown_executor")
+    assert "'node'" in move.failure.message
 
 
 def test_cancelled() -> None:

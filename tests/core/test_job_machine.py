@@ -24,6 +24,7 @@ from ergon_framework.core.job import (
     WHY_ENDED,
     CancelAsked,
     Died,
+    ExecutorMissing,
     Failed,
     Held,
     JobRule,
@@ -44,7 +45,13 @@ from ergon_framework.core.retry import LONGEST_DELAY, Again, Backoff, RetryRule,
 
 ACTIVE = JobStatus.ACTIVE
 WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
-JOB_EVENTS: list[Seen] = [Outdated(), CancelAsked(), RunAsked(), RequeueAsked()]
+JOB_EVENTS: list[Seen] = [
+    Outdated(),
+    ExecutorMissing("x"),
+    CancelAsked(),
+    RunAsked(),
+    RequeueAsked(),
+]
 
 repeatable = settings(derandomize=True, deadline=None)
 waits = st.none() | st.floats(-10.0, 1e12)

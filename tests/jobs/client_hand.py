@@ -12,7 +12,6 @@ from ergon_framework.ports.jobstore import Ask, JobStore, Leased
 
 SETTINGS = JobsSettings(max_attempts=2)
 BROKEN = Failed(Failure(Kind.DEFECT, "ValueError", "no such picture"))
-KNOWN = frozenset({"python", "js"})
 
 
 class Clock:
@@ -32,7 +31,7 @@ class Hand:
         self._judgement = Judgement(SETTINGS, "w")
 
     def claim(self) -> Leased:
-        ask = Ask(worker="w", lease=10, slots={"python": 1}, default="python", known=KNOWN)
+        ask = Ask(worker="w", lease=10, slots={"python": 1}, default="python")
         (job,) = self._store.exchange([], ask)[1].jobs
         return job
 

@@ -18,9 +18,11 @@ from ergon_framework.ports.jobstore import (
     Added,
     Ask,
     Claimed,
+    Job,
     NewJob,
     OnDuplicate,
     Settlement,
+    WorkerRecord,
 )
 
 change = msgspec.structs.replace
@@ -262,13 +264,30 @@ class NoRoutes(Honest):
         return super().exchange(settlements, ask and change(ask, routes={}))
 
 
-class LeavesTheUnknown(Honest):
-    """Never claims a job for an executor that nobody has, so nobody ever learns of it."""
+class ClaimsTheUnknown(Honest):
+    """Gives a worker jobs for executors that it does not have."""
 
     def exchange(
         self, settlements: Sequence[Settlement], ask: Ask | None
     ) -> tuple[list[bool], Claimed]:
-        return super().exchange(settlements, ask and change(ask, most_unknown=0))
+        return super().exchange(settlements, ask and change(ask, slots={**ask.slots, "cobol": 9}))
+
+
+class ForgetsExecutors(Honest):
+    """Forgets with a worker that leaves when its executors were last seen."""
+
+    def tell(self, record: WorkerRecord) -> None:
+        super().tell(record)
+        if record.state == "gone":
+            self._executors = {"": self._executors.get("", self.now())}
+
+
+class LosesTheUrgent(Honest):
+    """Looks for jobs that wait for an executor only among those of the usual priority."""
+
+    def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
+        found = super().waiting_for(executor, due_before, limit)
+        return [job for job in found if job.priority == 0]
 
 
 class PausesNothing(Honest):

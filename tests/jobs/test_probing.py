@@ -46,7 +46,6 @@ class Desk:
             lease=15.0,
             slots={"free": 1},
             default="free",
-            known=own,
             own=own,
             asks_more=is_thorough,
         )

@@ -106,8 +106,7 @@ def test_busy_executors_cost_nothing(s: Mine, monkeypatch: pytest.MonkeyPatch) -
     s.store.add([new(f"b{n}", executor="busy", queue=f"q{n:02}") for n in range(20)])
     s.store.add([new(f"d{n}", queue=f"d{n:02}") for n in range(20)])
     s.store.add([new("gpu-1", queue="zz")])
-    known = frozenset({"busy", "python", "gpu"})
-    claimed = claim(s, {"gpu": 1}, known=known, routes={"zz": "gpu"})
+    claimed = claim(s, {"gpu": 1}, routes={"zz": "gpu"})
     assert [job.id for job in claimed.jobs] == ["gpu-1"]
     assert claimed.more
 

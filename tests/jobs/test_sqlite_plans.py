@@ -29,6 +29,8 @@ LONG_LOOKS = {
     "overdue": "running jobs are few",
     "workers": "workers are few",
     "forget_workers": "the same",
+    "tell_executors": "it looks through the list that it is given",
+    "seen_executors": "executors are few",
     "all": "schedules are few",
     "count_due": "counting is looking at each, here in an index alone",
     "count_later": "the same",

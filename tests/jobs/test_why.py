@@ -121,7 +121,10 @@ def test_no_worker_takes_the_queue(desk: Desk) -> None:
 def test_no_worker_has_the_executor(desk: Desk) -> None:
     """The job's own, or that of its queue, or the default."""
     desk.id = desk.client.enqueue("js#h", id="a")
-    assert "has the executor 'js'." in desk.why(worker())
+    told = desk.why(worker())
+    assert "has the executor 'js'." in told
+    assert "is dead-lettered (unknown_executor) when none had for 24.0 hours" in told
+    assert "start a worker with [executors.js]." in told
 
 
 def test_an_executor_that_does_not_start(desk: Desk) -> None:

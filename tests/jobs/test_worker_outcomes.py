@@ -102,14 +102,13 @@ def test_a_route_chooses_the_executor_of_a_queue() -> None:
     ("handler", "code", "attempts"),
     [
         ("nope", "handler_not_found", 1),
-        ("x#y", "unknown_executor", 0),
         ("python#", "empty_handler", 0),
     ],
 )
 def test_what_nobody_can_run_goes_straight_to_the_dead_letters(
     handler: str, code: str, attempts: int
 ) -> None:
-    """No handler, no executor, no name: one delivery, and an attempt only if one was made."""
+    """No handler, no name: one delivery, and an attempt only if one was made."""
     _, store = burst([job(handler)])
     dead = get(store, handler)
     assert (dead.status, dead.why) == (JobStatus.FAILED, "not_retryable")

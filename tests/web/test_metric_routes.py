@@ -15,6 +15,8 @@ from sqlalchemy import event
 
 from ergon_framework.core.breaker import Breaker, State
 from ergon_framework.core.quota import Window
+from ergon_framework.jobs.stores.opening import open_store as open_job_store
+from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import open_store
@@ -65,6 +67,18 @@ def test_jobs(tmp_path: Path) -> None:
     assert found['ergon_queue_paused{queue="mail"}'] == 0
     assert (found["ergon_workers_alive"], found['ergon_workers{state="running"}']) == (1, 1)
     assert found['ergon_dead_letters{kind="job"}'] == 2
+
+
+def test_missing_executors(tmp_path: Path) -> None:
+    """An executor that due jobs name and no living worker has, and for how long."""
+    fill_jobs(tmp_path, waiting=5, dead=2)
+    app = create_app(settings=settings_in(tmp_path))
+    assert not [name for name in scraped(app) if name.startswith("ergon_executor_missing")]
+    with closing(open_job_store(f"sqlite:///{tmp_path}/work.db")) as store:
+        store.add([NewJob(id="odd", handler="node#work", executor="node", queue="mail")])
+    assert scraped(app)['ergon_executor_missing_seconds{executor="node"}'] >= 0
+    answer = ask(app, path="/api/v1/queues").json()
+    assert [each["missing_executors"] for each in answer["items"]] == [["node"], []]
 
 
 def check_calls(app: FastAPI) -> None:

@@ -18,18 +18,22 @@ app = typer.Typer(help="Look at queues, pause, resume or limit one.")
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of a queue.")]
 _COUNTS = ["pending", "active", "retrying", "completed", "failed", "cancelled"]
-_COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at"]
+_COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at", "missing_executors"]
 
 
 @app.command("list")
 def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
-    """List queues with their counts and limits."""
-    from ergon_framework.jobs.desk_shape import queue_shape
+    """List queues with their counts and limits, and the executors that no worker has."""
+    from ergon_framework.jobs.desk_shape import queue_shapes
 
     with opened(config, url, reads=True) as client:
-        rows = [queue_shape(queue) for queue in client.store.queues()]
+        store = client.store
+        rows = queue_shapes(store.queues(), store.named(), store.workers(), store.now())
     if not as_json:
-        rows = [{**row, **row["counts"]} for row in rows]
+        rows = [
+            {**row, **row["counts"], "missing_executors": ", ".join(row["missing_executors"])}
+            for row in rows
+        ]
     show_list(rows, _COLUMNS, as_json=as_json)
 
 

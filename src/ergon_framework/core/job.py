@@ -114,6 +114,13 @@ class Outdated:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorMissing:
+    """No worker has had the executor that the job names, for as long as a job may wait for one."""
+
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
 class CancelAsked:
     """Somebody no longer wants it."""
 
@@ -136,6 +143,7 @@ Seen: TypeAlias = (
     | Released
     | LeaseExpired
     | Outdated
+    | ExecutorMissing
     | CancelAsked
     | RunAsked
     | RequeueAsked
@@ -149,6 +157,7 @@ ALLOWED: dict[type[Seen], frozenset[JobStatus]] = {
     Released: _RUNNING,
     LeaseExpired: _RUNNING,
     Outdated: _WAITING,
+    ExecutorMissing: _WAITING,
     CancelAsked: _WAITING,
     RunAsked: _WAITING | {JobStatus.FAILED, JobStatus.CANCELLED},
     RequeueAsked: frozenset({JobStatus.FAILED}),
@@ -192,9 +201,8 @@ def settle(tally: Tally, seen: Seen, rule: JobRule, dice: float = 0.5) -> Move:
             return _again(tally, "released", "released", excuses=True)
         case LeaseExpired():
             return _expired(tally, rule)
-        case Outdated():
-            failure = Failure(Kind.REJECTED, "expired", "it was not started before its expiry")
-            return _ended(tally.attempts, tally.excused, "expired", failure, "expired")
+        case Outdated() | ExecutorMissing():
+            return _waited(tally, seen)
         case CancelAsked():
             return Move(JobStatus.CANCELLED, "cancelled", tally.attempts, tally.excused)
         case RunAsked() | RequeueAsked():
@@ -204,6 +212,16 @@ def settle(tally: Tally, seen: Seen, rule: JobRule, dice: float = 0.5) -> Move:
             return Move(JobStatus.PENDING, "requeued", 0, 0, is_reset=True)
         case _:
             assert_never(seen)
+
+
+def _waited(tally: Tally, seen: Outdated | ExecutorMissing) -> Move:
+    """It was not started for as long as it may wait."""
+    if isinstance(seen, Outdated):
+        failure = Failure(Kind.REJECTED, "expired", "it was not started before its expiry")
+        return _ended(tally.attempts, tally.excused, "expired", failure, "expired")
+    text = f"no worker has had an executor {seen.executor!r} for as long as a job may wait for one"
+    failure = Failure(Kind.REJECTED, "unknown_executor", text)
+    return _ended(tally.attempts, tally.excused, "unserved", failure, UNSERVED)
 
 
 def _held(tally: Tally, failure: Failure, rule: JobRule) -> Move:
@@ -290,12 +308,14 @@ def _ended(attempts: int, excused: int, event: str, failure: Failure | None, why
 
 
 DELIVERIES_SPENT = "deliveries_spent"
+UNSERVED = "unserved"
 WHY_ENDED = {
     Why.NOT_RETRYABLE.value: "its failure is of a kind that trying again cannot mend",
     Why.ATTEMPTS_SPENT.value: "all its attempts are spent",
     Why.BUDGET_SPENT.value: "its time for retries is spent",
     DELIVERIES_SPENT: "it was delivered as often as it may be without coming to an end",
     "expired": "it was not started before its expiry",
+    UNSERVED: "no worker had its executor for as long as a job may wait for one",
 }
 """Why a job was dead-lettered, in words."""
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import ErgonError, StoreError
-from ergon_framework.jobs.chores import Store
 from ergon_framework.jobs.keeper import Keeper
+from ergon_framework.jobs.missing import Store
 from ergon_framework.jobs.pool import Pool
 from ergon_framework.ports.jobstore import Search
 

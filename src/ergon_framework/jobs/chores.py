@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from ergon_framework.core.job import LeaseExpired, Refused
 from ergon_framework.core.retry import Backoff
@@ -20,10 +20,11 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.leases import is_stall
+from ergon_framework.jobs.missing import MissingExecutors, Store
 from ergon_framework.jobs.restoring import Restoring
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.timetable import SLICE, Fires, Slice, Timetable
-from ergon_framework.ports.jobstore import JobDesk, JobStore, WorkerRecord
+from ergon_framework.ports.jobstore import WorkerRecord
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.hurry import ASKING
 
@@ -38,10 +39,6 @@ TROUBLE = Backoff(base=0.5, factor=2.0)
 _FOR_ALL = (StoreBrokenError, StoreReadOnlyError, StoreSchemaError)
 
 declare("worker.before_rescue")
-
-
-class Store(JobStore, JobDesk, Protocol):
-    """A store that serves workers and operators."""
 
 
 class WorkerChores:
@@ -76,7 +73,7 @@ class WorkerChores:
             self._timetable = Timetable(schedules, self._now, lease, self._tell_lost)
         self._restoring = Restoring(prepare or tuple, self._new_slice)
         self.rescued = 0
-        self.known: frozenset[str] = frozenset()  # executors of other workers
+        self._missing = MissingExecutors(store, settings, judgement, self._now, report)
         self._is_stopped = False
         # In this order, of which each may make the next one due.
         self._due: dict[Callable[[], float], float] = {self._tell: 0.0, self._restore: math.inf}
@@ -95,6 +92,7 @@ class WorkerChores:
         self._due |= {
             self._tell: 0.0,
             self._sweep: 0.0,
+            self._missing.look: 0.0,
             self._maintain: self._now() + MAINTAIN_EVERY,
         }
         if self._timetable is not None:
@@ -187,12 +185,9 @@ class WorkerChores:
             self._mind_schedules(mine, found)
         self._store.tell(mine)
         self._was_told, self._was_away = True, False
-        names: set[str] = {*mine.executors}
         lately = self._store.now() - 3 * self._settings.lease
-        for other in found:
-            if other.seen_at >= lately:
-                names.update(other.executors)
-        self.known = frozenset(names)
+        alive = (mine, *(other for other in found if other.seen_at >= lately))
+        self._missing.known = frozenset(name for each in alive for name in each.executors)
         return self._settings.lease / 3
 
     def _mind_schedules(self, mine: WorkerRecord, found: Sequence[WorkerRecord]) -> None:

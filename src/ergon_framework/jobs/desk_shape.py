@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.shape import decoded, moment
 from ergon_framework.jobs.why import SILENT
-from ergon_framework.ports.jobstore import Queue, Schedule, WorkerRecord
+from ergon_framework.ports.jobstore import Named, Queue, Schedule, WorkerRecord
 
 
 def queue_settings_shape(queue: Queue) -> dict[str, Any]:
@@ -21,10 +22,30 @@ def queue_settings_shape(queue: Queue) -> dict[str, Any]:
     }
 
 
-def queue_shape(queue: Queue) -> dict[str, Any]:
+def queue_shapes(
+    queues: Iterable[Queue], named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
+) -> list[dict[str, Any]]:
+    """Queues, each with the executors that its due jobs name and no living worker has."""
+    missing = missing_executors(named, workers, now)
+    return [
+        queue_shape(queue, [each.executor for each in missing if queue.name in each.queues])
+        for queue in queues
+    ]
+
+
+def missing_executors(
+    named: Iterable[Named], workers: Sequence[WorkerRecord], now: float
+) -> list[Named]:
+    """The executors that due jobs name and no living worker has."""
+    there = {name for each in workers if now - each.seen_at < SILENT for name in each.executors}
+    return [each for each in named if each.executor not in there]
+
+
+def queue_shape(queue: Queue, missing: Sequence[str] = ()) -> dict[str, Any]:
     """A queue with its limits and its counts."""
     return {
         **queue_settings_shape(queue),
+        "missing_executors": list(missing),
         "counts": {status.value: queue.counts.get(status.value, 0) for status in JobStatus},
         "oldest_due_at": moment(queue.oldest_due_at),
     }

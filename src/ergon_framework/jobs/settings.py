@@ -126,6 +126,7 @@ class JobsSettings(Document):
         "SettingsError",
         "WiringError",
     )
+    executor_wait: Annotated[PositiveOrZero | None, OrNone] = DAY
     lease: Annotated[Positive, Field(ge=0.5, le=3600)] = 15.0
     grace: PositiveOrZero = 30.0
     result_ttl: PositiveOrZero = DAY

@@ -84,7 +84,7 @@ def _due(
     reasons = [
         *_held_by_queue(queue),
         *_held_by_key(job),
-        *_held_by_workers(job, workers, now, executor_of(job, settings)),
+        *_held_by_workers(job, workers, now, settings),
     ]
     yield from reasons
     if not reasons:
@@ -117,8 +117,9 @@ def _held_by_key(job: Job) -> Iterator[str]:
 
 
 def _held_by_workers(
-    job: Job, workers: Sequence[WorkerRecord], now: float, executor: str
+    job: Job, workers: Sequence[WorkerRecord], now: float, settings: JobsSettings
 ) -> Iterator[str]:
+    executor = executor_of(job, settings)
     alive = [each for each in workers if now - each.seen_at < SILENT]
     if not alive:
         yield "No worker is alive (ergon worker starts one)."
@@ -135,8 +136,20 @@ def _held_by_workers(
     ]
     if not pools:
         yield f"No living worker that takes its queue has the executor {executor!r}."
+        if not any(executor in each.executors for each in alive):
+            yield _waits_for(job, executor, settings)
         return
     yield from _held_by_pools([status for _, status in pools if isinstance(status, dict)], now)
+
+
+def _waits_for(job: Job, executor: str, settings: JobsSettings) -> str:
+    start = f"start a worker with [executors.{executor}]"
+    if not job.executor or settings.executor_wait is None:
+        return f"It waits until one has: {start}."
+    return (
+        f"It waits until one has, and is dead-lettered (unknown_executor) when none had for"
+        f" {span(settings.executor_wait)}: {start}."
+    )
 
 
 def _held_by_pools(pools: Sequence[dict[str, Any]], now: float) -> Iterator[str]:
@@ -211,6 +224,7 @@ _EVENTS = {
     "released": "it was given back without a charge",
     "lost": "delivery {delivery} was lost",
     "expired": "it expired",
+    "unserved": "it was given up, because no worker had its executor",
     "cancelled": "it was cancelled",
     "hurried": "somebody asked for it to run at once",
     "requeued": "somebody sent it back with fresh counters",

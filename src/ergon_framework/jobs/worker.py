@@ -23,10 +23,11 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, JobStatus, Seen
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.burst import Burst
-from ergon_framework.jobs.chores import Store, WorkerChores
+from ergon_framework.jobs.chores import WorkerChores
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.commands import allow_descriptors, checked
 from ergon_framework.jobs.keeper import Keeper
+from ergon_framework.jobs.missing import Store
 from ergon_framework.jobs.names import name as name_of
 from ergon_framework.jobs.pool import Pool
 from ergon_framework.jobs.selecting import Selecting
@@ -43,8 +44,6 @@ logger = logging.getLogger(__name__)
 
 LEAVING = 10.0
 """Seconds the last settlements have to reach a store that does not answer."""
-MOST_UNKNOWN = 16
-"""Jobs for executors that nobody has, which are claimed at once to be refused."""
 LONGEST_TURN, BURST_TURN = 1.0, 0.02
 """Seconds after which the loop looks round without being woken."""
 NOTICE_OF = dict.fromkeys(JobStatus, "job.returned") | {
@@ -291,10 +290,8 @@ class Worker:
             slots=slots,
             default=self.default,
             routes=self.settings.routes,
-            known=self._chores.known | self.executors.keys(),
             own=frozenset(self.executors),
             queues=self.queues,
-            most_unknown=MOST_UNKNOWN if is_thorough else 0,
             asks_more=is_thorough,
         )
 
@@ -349,11 +346,7 @@ class Worker:
         for claim in claims:
             by_executor.setdefault(executor_of(ask, claim.job), []).append(claim)
         for executor, found in by_executor.items():
-            pool = self._pools.get(executor)
-            if pool is None:
-                text = f"no worker has an executor {executor!r}"
-                self._refuse(found, "unknown_executor", text)
-                continue
+            pool = self._pools[executor]
             nameless = [claim for claim in found if not claim.handler]
             self._refuse(nameless, "empty_handler", "the job names no handler")
             pool.take(len(found), [claim for claim in found if claim.handler])

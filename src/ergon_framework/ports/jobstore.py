@@ -101,10 +101,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     slots: Mapping[str, int]  # executor to free slots; only executors that can run something
     default: str = ""  # the executor of jobs that name none …
     routes: Mapping[str, str] = {}  # … unless their queue has one of its own
-    known: frozenset[str] = frozenset()  # jobs for executors outside are claimed to be refused
     own: frozenset[str] = frozenset()  # the executors this worker has, busy or not; empty: any
     queues: tuple[str, ...] | None = None  # None: all
-    most_unknown: int = 16  # of those; 0: do not look for them this time
     asks_more: bool = True  # whether ``Claimed.more`` matters
 
 
@@ -279,6 +277,14 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     counters: Mapping[str, int] = {}
 
 
+class Named(msgspec.Struct, frozen=True):
+    """An executor that due jobs name."""
+
+    executor: str
+    queues: tuple[str, ...]  # where these jobs are
+    seen_at: float | None  # when a worker last had it, or since when such records are kept
+
+
 class Sweep(msgspec.Struct, frozen=True):
     """What a retention run removed or ended."""
 
@@ -307,10 +313,19 @@ class JobDesk(Protocol):
         """Change ``is_paused``, ``max_active``, ``rate`` or ``burst``; rings ``WORK``."""
 
     def tell(self, record: WorkerRecord) -> None:
-        """Note that a worker lives; a record with state ``gone`` removes it."""
+        """Note that a worker lives; a record with state ``gone`` removes it.
+
+        Also notes when its executors were last seen, which outlives the record.
+        """
 
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
+
+    def named(self) -> list[Named]:
+        """The executors that due jobs name, by name; it costs the same however many jobs wait."""
+
+    def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
+        """Jobs that name this executor, could be claimed, and became due before that instant."""
 
     def sweep(self, limit: int) -> Sweep:
         """Purge what has been kept long enough, end what is outdated, forget dead workers.

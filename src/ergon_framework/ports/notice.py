@@ -127,6 +127,14 @@ _JOBS: dict[str, tuple[Any, ...]] = {
         "An executor does not start; its jobs wait and lose no attempt.",
         ("executor", "delay", "reason"),
     ),
+    "executor.missing": (
+        "No worker has had an executor for so many seconds; jobs in these queues wait for it.",
+        ("executor", "queues", "seconds"),
+    ),
+    "executor.found": (
+        "An executor that was missing is there again, or nothing waits for it any more.",
+        ("executor",),
+    ),
     "worker.started": ("A worker started.", ("worker",)),
     "worker.stopped": ("A worker stopped.", ("worker", "report")),
 }

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from ergon_framework.jobs.client import JobClient
-from ergon_framework.jobs.desk_shape import queue_shape, schedule_shape, worker_shape
+from ergon_framework.jobs.desk_shape import queue_shapes, schedule_shape, worker_shape
 from ergon_framework.jobs.schedules import Scheduler
 from ergon_framework.web.answers import answer
 from ergon_framework.web.house import House
@@ -66,7 +66,8 @@ def by_name(rows: Rows, key: str, limit: int, after: str | None) -> dict[str, An
 
 
 def _queues(client: JobClient) -> Rows:
-    return [queue_shape(each) for each in client.store.queues()]
+    store = client.store
+    return queue_shapes(store.queues(), store.named(), store.workers(), store.now())
 
 
 def _schedules(client: JobClient) -> Rows:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.desk_shape import worker_state
-from ergon_framework.ports.jobstore import Queue, WorkerRecord
+from ergon_framework.jobs.desk_shape import missing_executors, worker_state
+from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
 from ergon_framework.web.exposition import Family
 from ergon_framework.web.job_source import JobSource
 
@@ -17,7 +17,8 @@ def job_metrics(source: JobSource) -> list[Family]:
     with source.opened() as client:
         now = client.store.now()
         queues, workers = client.store.queues(), client.store.workers()
-    return [*_of_queues(queues, now), *_of_workers(workers, now)]
+        missing = missing_executors(client.store.named(), workers, now)
+    return [*_of_queues(queues, now), *_of_workers(workers, now), _of_missing(missing, now)]
 
 
 def _of_queues(queues: Sequence[Queue], now: float) -> list[Family]:
@@ -57,6 +58,12 @@ def _of_workers(workers: Sequence[WorkerRecord], now: float) -> list[Family]:
             [({"state": state}, number) for state, number in sorted(states.items())],
         ),
     ]
+
+
+def _of_missing(missing: Sequence[Named], now: float) -> Family:
+    found = [({"executor": each.executor}, _age(each.seen_at, now)) for each in missing]
+    text = "How long no worker has had an executor that due jobs wait for."
+    return Family("ergon_executor_missing_seconds", "gauge", text, found)
 
 
 def dead_letters(kind: str, number: int) -> Family:

@@ -68,6 +68,7 @@ class QueueItem(_Told):
     rate: float | None
     burst: Count
     counts: dict[Status, Count]
+    missing_executors: list[str]
     oldest_due_at: AwareDatetime | None
 
 

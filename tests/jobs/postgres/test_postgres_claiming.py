@@ -94,7 +94,6 @@ asks = st.lists(
             "slots": st.dictionaries(st.sampled_from(["python", "node"]), st.integers(0, 4)),
             "queues": st.none() | st.lists(st.sampled_from(QUEUES), unique=True).map(tuple),
             "routes": st.dictionaries(st.sampled_from(QUEUES), st.just("node")),
-            "most_unknown": st.integers(0, 2),
         }
     ),
     min_size=1,
@@ -115,7 +114,7 @@ def claims_of(url: str, wanted: list[Any], asked: list[Any], *, is_careful: bool
         store.add([new(f"j{n}", **fields) for n, fields in enumerate(wanted)])
         found = []
         for fields in asked:
-            made = Ask(worker="w", lease=9.0, default="python", known=known, own=known, **fields)
+            made = Ask(worker="w", lease=9.0, default="python", own=known, **fields)
             found.append(store.exchange([], made)[1])
             clock.forward(20.0)
         return found
@@ -180,11 +179,10 @@ def test_what_is_left_is_found_beyond_the_first_lanes(
     store = open_store()
     store.add([new(f"{n}", queue=f"q{n}", executor="node") for n in range(9)])
     store.add([new("mine", queue="z", executor="python")])
-    known = frozenset({"python", "node"})
     own = frozenset({"python"})
-    assert store.exchange([], ask(0, known=known, own=own))[1].more
-    assert ids_of(store.exchange([], ask(1, known=known, own=own))[1].jobs) == ["mine"]
-    assert not store.exchange([], ask(0, known=known, own=own))[1].more
+    assert store.exchange([], ask(0, own=own))[1].more
+    assert ids_of(store.exchange([], ask(1, own=own))[1].jobs) == ["mine"]
+    assert not store.exchange([], ask(0, own=own))[1].more
 
 
 # ---- many hosts ---------------------------------------------------------------------------------

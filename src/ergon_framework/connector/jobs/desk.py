@@ -172,10 +172,8 @@ class Desk:
             lease=self._settings.claimed_for,
             slots={self._executor: most},
             default=self._executor,
-            known=ours,
             own=ours,
             queues=(self.queue,),
-            most_unknown=0,
             asks_more=False,
         )
 

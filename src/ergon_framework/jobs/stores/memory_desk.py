@@ -16,8 +16,10 @@ from ergon_framework.jobs.stores.memory_ledger import Ledger
 from ergon_framework.jobs.stores.memory_record import Record
 from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.queue_changes import checked_changes
+from ergon_framework.jobs.stores.queue_counts import named_in
 from ergon_framework.ports.jobstore import (
     Job,
+    Named,
     NewJob,
     Queue,
     Schedule,
@@ -27,6 +29,7 @@ from ergon_framework.ports.jobstore import (
 )
 
 PAGE = 200
+_WAITING = (JobStatus.PENDING, JobStatus.RETRYING)
 
 
 class MemoryDesk(ABC):
@@ -34,6 +37,7 @@ class MemoryDesk(ABC):
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerRecord] = {}
+        self._executors: dict[str, float] = {}  # when each was last seen; "": since when
         self._schedules: dict[str, Schedule] = {}
 
     @abstractmethod
@@ -112,12 +116,28 @@ class MemoryDesk(ABC):
             if record.state == "gone":
                 self._workers.pop(record.id, None)
             else:
-                self._workers[record.id] = msgspec.structs.replace(record, seen_at=self.now())
+                now = self.now()
+                self._workers[record.id] = msgspec.structs.replace(record, seen_at=now)
+                self._executors.setdefault("", now)
+                self._executors.update(dict.fromkeys(record.executors, now))
 
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
         with self._step():
             return sorted(self._workers.values(), key=lambda record: record.id)
+
+    def named(self) -> list[Named]:
+        """The executors that due jobs name, by name."""
+        with self._step() as ledger:
+            due = _claimable(ledger, self.now())
+            return named_in({(each.new.executor, each.new.queue) for each in due}, self._executors)
+
+    def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
+        """Jobs that name this executor, could be claimed, and became due before that instant."""
+        with self._step() as ledger:
+            due = (each for each in _claimable(ledger, self.now()) if each.run_at < due_before)
+            found = (each.job() for each in due if each.new.executor == executor)
+            return list(islice(found, limit))
 
     def sweep(self, limit: int) -> Sweep:
         """Purge what has been kept long enough, end what is outdated, forget dead workers."""
@@ -176,6 +196,14 @@ class MemoryDesk(ABC):
             return True
 
 
+def _claimable(ledger: Ledger, now: float) -> Iterator[Record]:
+    """Due jobs that name an executor, and wait for no limit key."""
+    for record in ledger.records.values():
+        is_due = record.status in _WAITING and record.run_at <= now and not record.is_limited
+        if record.new.executor and is_due:
+            yield record
+
+
 def _is_as_read(record: Record, job: Job) -> bool:
     return record.status.is_final and (record.status, record.fence, record.finished_at) == (
         job.status,
@@ -185,8 +213,7 @@ def _is_as_read(record: Record, job: Job) -> bool:
 
 
 def _look(settings: Queue, members: list[Record], now: float) -> Queue:
-    waiting = (JobStatus.PENDING, JobStatus.RETRYING)
-    due = [each.run_at for each in members if each.status in waiting and each.run_at <= now]
+    due = [each.run_at for each in members if each.status in _WAITING and each.run_at <= now]
     counts = Counter(str(each.status) for each in members)
     oldest = min(due, default=None)
     return msgspec.structs.replace(settings, counts=dict(counts), oldest_due_at=oldest)

@@ -92,7 +92,6 @@ class Offer:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._free = dict(ask.slots)
-        self._strangers = ask.most_unknown
 
     def asks_for(self, line: Line) -> bool:
         """Whether the worker serves this queue, and the queue may be served."""
@@ -101,10 +100,7 @@ class Offer:
 
     def takes(self, queue: str, named: str) -> bool:
         """Whether it has room for a job of this queue that names this executor."""
-        executor = self._executor(queue, named)
-        if self._is_stranger(executor):
-            return self._strangers > 0
-        return self._free.get(executor, 0) > 0
+        return self._free.get(self._executor(queue, named), 0) > 0
 
     def leaves(self, line: Line) -> bool:
         """Whether a job is due that the worker could run, now or later."""
@@ -113,17 +109,10 @@ class Offer:
 
     def take(self, queue: str, named: str) -> None:
         """It got such a job."""
-        executor = self._executor(queue, named)
-        if self._is_stranger(executor):
-            self._strangers -= 1
-        else:
-            self._free[executor] -= 1
+        self._free[self._executor(queue, named)] -= 1
 
     def _executor(self, queue: str, named: str) -> str:
         return named or self._ask.routes.get(queue, self._ask.default)
-
-    def _is_stranger(self, executor: str) -> bool:
-        return executor not in self._ask.known and executor not in self._free
 
 
 class Lines:

@@ -1,4 +1,4 @@
-"""Queues as they are listed, put together from what the tables of a store count."""
+"""Queues and executors as they are listed, put together from what the tables of a store count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.gates import NONE, Settings, queue_of
-from ergon_framework.ports.jobstore import Queue
+from ergon_framework.ports.jobstore import Named, Queue
 
 
 def listed(
@@ -37,6 +37,16 @@ def listed(
         )
         for name in sorted({*counts, *settings})
     ]
+
+
+def named_in(lanes: Iterable[tuple[str, str]], seen: Mapping[str, float]) -> list[Named]:
+    """The executors of lanes, by name; ``seen`` says when each was last seen, if ever."""
+    queues: dict[str, list[str]] = {}
+    for executor, queue in sorted(lanes):
+        if executor:
+            queues.setdefault(executor, []).append(queue)
+    since = seen.get("")
+    return [Named(each, tuple(found), seen.get(each, since)) for each, found in queues.items()]
 
 
 def _by_status(counts: dict[str, int], retrying: int) -> dict[str, int]:

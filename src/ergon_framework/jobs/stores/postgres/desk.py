@@ -13,13 +13,14 @@ from ergon_framework.jobs.stores.options import text_of
 from ergon_framework.jobs.stores.postgres import looking, sweeping
 from ergon_framework.jobs.stores.postgres.adding import Adding
 from ergon_framework.jobs.stores.postgres.ground import Ground, topics_of
-from ergon_framework.jobs.stores.postgres.rows import Row
-from ergon_framework.jobs.stores.postgres.statements import statements
+from ergon_framework.jobs.stores.postgres.rows import Row, jobs_from
+from ergon_framework.jobs.stores.postgres.statements import statements, texts
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.jobs.stores.queue_changes import checked_changes
 from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.ports.jobstore import (
     Job,
+    Named,
     NewJob,
     Queue,
     Schedule,
@@ -108,12 +109,22 @@ class PostgresDesk(Ground):
                 words.say(_DESK["gone"], {"id": record.id})
             else:
                 words.say(_DESK["tell"], {"id": record.id, "record": text_of(record)})
+                words.say(_DESK["tell_executors"], {"names": texts(["", *record.executors])})
 
         self.step(work, "desk", is_synced=False)
 
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
         return self._reader.workers(self.look(lambda words: words.say(_DESK["workers"]).fetchall()))
+
+    def named(self) -> list[Named]:
+        """The executors that due jobs name, by name."""
+        return self.look(looking.named, is_one=True)
+
+    def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
+        """Jobs that name this executor, could be claimed, and became due before that instant."""
+        values = {"executor": executor, "due_before": due_before, "limit": limit}
+        return self.look(lambda words: jobs_from(words.say(_DESK["waiting_for"], values)))
 
     # ---- schedules ------------------------------------------------------------------------------
 

@@ -12,14 +12,11 @@ from dataclasses import dataclass
 
 from ergon_framework.ports.jobstore import Ask
 
-STRANGERS = "\0"
-"""Stands for the executors that nobody has: their jobs are claimed to be refused."""
-
 Turns = dict[str, str]
 """For each executor the queue that was first at the last claim."""
 
 Line = tuple[str, str]
-"""An executor that has slots, or the strangers, and one of its queues."""
+"""An executor that has slots, and one of its queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +49,20 @@ class Share:
     def __init__(self, ask: Ask, turns: Turns) -> None:
         self._ask = ask
         self._turns = turns
-        self._known = ask.known | ask.slots.keys()
         self._left = {executor: slots for executor, slots in ask.slots.items() if slots > 0}
-        if ask.most_unknown > 0:
-            self._left[STRANGERS] = ask.most_unknown
         self._turned: set[str] = set()
         self._spent: set[Line] = set()
 
     @property
     def has_slots(self) -> bool:
         """Whether an executor of this worker has slots left."""
-        return any(name != STRANGERS for name in self._left)
+        return bool(self._left)
 
     def cycle(self, lanes: Iterable[Lane]) -> list[Pick]:
         """One share for each queue that may have something; empty: there is nothing to be had."""
         found: dict[str, dict[str, list[str]]] = {}
         for lane in lanes:
-            executor = self._taker(lane.executor, lane.queue)
+            executor = self._executor(lane.executor, lane.queue)
             if executor in self._left and self.serves(lane):
                 names = found.setdefault(executor, {}).setdefault(lane.queue, [])
                 names.append(lane.executor)
@@ -91,7 +85,7 @@ class Share:
 
     def line_of(self, executor: str, queue: str) -> Line:
         """Whose share a job of this queue is, that names this executor."""
-        return self._taker(executor, queue), queue
+        return self._executor(executor, queue), queue
 
     def serves(self, lane: Lane) -> bool:
         """Whether the worker may take jobs of this queue."""
@@ -124,7 +118,3 @@ class Share:
 
     def _executor(self, named: str, queue: str) -> str:
         return named or self._ask.routes.get(queue, self._ask.default)
-
-    def _taker(self, named: str, queue: str) -> str:
-        executor = self._executor(named, queue)
-        return executor if not executor or executor in self._known else STRANGERS

@@ -10,8 +10,8 @@ from ergon_framework.jobs.stores.gates import Settings
 from ergon_framework.jobs.stores.postgres.rows import jobs_from
 from ergon_framework.jobs.stores.postgres.statements import statements, texts, writable
 from ergon_framework.jobs.stores.postgres.words import Words
-from ergon_framework.jobs.stores.queue_counts import listed
-from ergon_framework.ports.jobstore import Job, Queue, Search
+from ergon_framework.jobs.stores.queue_counts import listed, named_in
+from ergon_framework.ports.jobstore import Job, Named, Queue, Search
 
 Read = Callable[[Callable[[Words], list[Job]]], list[Job]]
 """Runs something on what was committed last."""
@@ -123,6 +123,12 @@ def _values(wanted: Search) -> dict[str, Any]:
         "before": wanted.before,
         "code": None if wanted.code is None else writable(wanted.code),
     }
+
+
+def named(words: Words) -> list[Named]:
+    """The executors that due jobs name."""
+    lanes, seen = words.say(_SQL["named"]), words.say(_SQL["seen_executors"])
+    return named_in(lanes.fetchall(), dict(seen.fetchall()))
 
 
 def queues(words: Words, now: float) -> list[Queue]:

@@ -11,6 +11,7 @@ import msgspec
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.gates import NONE, Settings, queue_of
 from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
+from ergon_framework.jobs.stores.queue_counts import named_in
 from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.looking import count_in, search
@@ -18,6 +19,7 @@ from ergon_framework.jobs.stores.redis.moves import MOST_TURNS, LateError, Moves
 from ergon_framework.jobs.stores.redis.names import script
 from ergon_framework.ports.jobstore import (
     Job,
+    Named,
     NewJob,
     Queue,
     Schedule,
@@ -32,6 +34,7 @@ AT_ONCE = 500
 _PURGE = script("bar", "rows", "moves", "removing", "purge")
 _SWEEP = script("bar", "rows", "moves", "removing", "sweep")
 _QUEUES = script("rows", "moves", "queues")
+_NAMED = script("rows", "named")
 _SWAP = script("bar", "rows", "swap")
 _TELL = script("rows", "tell")
 _AT = Struct(">d")
@@ -134,12 +137,26 @@ class RedisDesk(Moves):
         blob = None if record.state == "gone" else msgspec.json.encode(record)
         blobs = rows.Blobs()
         kept = int(2 * WORKER_FORGOTTEN_AFTER)
-        self._write(_TELL, "desk", record.id, blobs.add(blob), kept, blobs=blobs)
+        names = [name for name in record.executors if name]
+        self._write(_TELL, "desk", record.id, blobs.add(blob), kept, names, blobs=blobs)
 
     def workers(self) -> list[WorkerRecord]:
         """Those that told of themselves, by id."""
         found = sorted(pairs(self._link.call("HGETALL", self._key("workers"))))
         return self._reader.workers(_worker_row(*each) for each in found)
+
+    def named(self) -> list[Named]:
+        """The executors that due jobs name, by name."""
+        lanes, seen = self._run(_NAMED)
+        found = zip(lanes[::2], lanes[1::2], strict=True)
+        return named_in(
+            [(executor.decode(), queue.decode()) for executor, queue in found],
+            {name: float(instant) for name, instant in pairs(seen)},
+        )
+
+    def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
+        """Jobs that name this executor, could be claimed, and became due before that instant."""
+        return self._look_at("named", [executor], limit, (None, None, None, due_before))[0]
 
     # ---- schedules ------------------------------------------------------------------------------
 

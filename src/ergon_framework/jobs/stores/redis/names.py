@@ -24,6 +24,7 @@ KEYS = {
     "QUEUES": "queues",  # a hash: the settings of queues
     "IN": "in:",  # jobs of some statuses, by order of adding
     "WORKERS": "workers",  # a hash
+    "EXECUTORS": "executors",  # a hash: name to when it was last seen
     "SCHEDULES": "schedules",  # a hash
     "LAST_SEQ": "seq",
     "LAST_FENCE": "fence",

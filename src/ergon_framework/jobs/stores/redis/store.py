@@ -106,10 +106,8 @@ class RedisJobStore(RedisMoving):
             list(ask.slots.items()),
             ask.default,
             dict(ask.routes),
-            list(ask.known),
             list(ask.own),
             None if ask.queues is None else list(ask.queues),
-            ask.most_unknown,
             ask.asks_more,
             self._turns,
         )

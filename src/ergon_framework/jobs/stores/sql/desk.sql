@@ -90,6 +90,22 @@ DELETE FROM ergon_queues WHERE name = ?;
 INSERT INTO ergon_workers (id, seen_at, record) VALUES (?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, record = excluded.record;
 
+-- tell_executors: a worker has these, whose names come as a JSON list; the empty one is kept as it is
+INSERT INTO ergon_executors (name, seen_at) SELECT value, ? FROM json_each(?) WHERE true
+ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at WHERE name <> '';
+
+-- seen_executors: when each was last seen
+SELECT name, seen_at FROM ergon_executors;
+
+-- next_named: the first executor and queue after others that a due job names
+SELECT executor, queue FROM ergon_jobs
+WHERE stage = 2 AND (executor, queue) > (?, ?) AND executor > ''
+ORDER BY executor, queue LIMIT 1;
+
+-- waiting_for: due jobs for one executor that have waited for long
+SELECT * FROM ergon_jobs
+WHERE stage = 2 AND executor = ? AND run_at < ? ORDER BY queue, priority DESC, run_at LIMIT ?;
+
 -- gone: a worker has left
 DELETE FROM ergon_workers WHERE id = ?;
 

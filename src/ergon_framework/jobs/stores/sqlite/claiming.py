@@ -59,7 +59,6 @@ class Claim:
         for executor, slots in self._ask.slots.items():
             if slots > 0 and lanes[executor]:
                 self._share(executor, lanes[executor], slots)
-        self._take_strangers(lanes)
         self._gates.save()
         is_more = self._ask.asks_more and self._is_more()
         return Claimed(self._jobs, self._when_next(), is_more, self._outdated)
@@ -70,13 +69,10 @@ class Claim:
         """By executor and queue: under which names its due jobs stand."""
         ask = self._ask
         found: dict[str, Lanes] = {}
-        for executor in filter(self._is_wanted, {*ask.slots, *ask.routes.values(), ask.default}):
+        for executor in (name for name, slots in ask.slots.items() if slots > 0):
             lanes = found[executor] = self._named(executor)
             for queue in self._unnamed(executor):
                 lanes[queue] = ("", *lanes.get(queue, ()))
-        for executor in self._executors() if ask.most_unknown else ():
-            if executor not in found and self._is_stranger(executor):
-                found[executor] = self._named(executor)
         return found
 
     def _named(self, executor: str) -> Lanes:
@@ -133,12 +129,6 @@ class Claim:
     def _is_asked(self, queue: str) -> bool:
         return self._ask.queues is None or queue in self._ask.queues
 
-    def _is_wanted(self, executor: str) -> bool:
-        return self._ask.slots.get(executor, 0) > 0 or self._is_stranger(executor)
-
-    def _is_stranger(self, executor: str) -> bool:
-        return bool(executor) and executor not in self._ask.known | self._ask.slots.keys()
-
     # ---- shares ---------------------------------------------------------------------------------
 
     def _share(self, executor: str, lanes: Lanes, slots: int) -> None:
@@ -153,14 +143,6 @@ class Claim:
             left -= self._take(queue, lanes[queue], left)
         # With fewer slots than queues, those that got nothing come first the next time.
         self._turns[executor] = queues[min(slots, len(queues)) - 1 if slots < len(queues) else 0]
-
-    def _take_strangers(self, lanes: dict[str, Lanes]) -> None:
-        """Jobs whose executor nobody has are claimed to be refused; they need no slot."""
-        left = self._ask.most_unknown
-        for executor, queues in lanes.items():
-            if self._is_stranger(executor):
-                for queue, names in queues.items():
-                    left -= self._take(queue, names, left)
 
     def _take(self, queue: str, names: tuple[str, ...], most: int) -> int:
         """Claim up to so many jobs of a queue; how many it were."""

@@ -14,9 +14,10 @@ from ergon_framework.jobs.stores.sqlite import adding, looking, sweeping
 from ergon_framework.jobs.stores.sqlite.gates import settings_of
 from ergon_framework.jobs.stores.sqlite.ground import Ground
 from ergon_framework.jobs.stores.sqlite.moves import Moves
-from ergon_framework.jobs.stores.sqlite.rows import SQL
+from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
 from ergon_framework.ports.jobstore import (
     Job,
+    Named,
     NewJob,
     Queue,
     Schedule,
@@ -88,6 +89,8 @@ class SqliteDesk(Ground):
                 moves.cursor.execute(_DESK["gone"], (record.id,))
             else:
                 moves.cursor.execute(_DESK["tell"], (record.id, moves.now, text_of(record)))
+                names = text_of(["", *record.executors])
+                moves.cursor.execute(_DESK["tell_executors"], (moves.now, names))
 
         self._write(work, "desk", is_synced=False)
 
@@ -95,6 +98,15 @@ class SqliteDesk(Ground):
         """Those that told of themselves, by id."""
         rows = self._read(lambda cursor: cursor.execute(_DESK["workers"]).fetchall())
         return self._reader.workers(rows)
+
+    def named(self) -> list[Named]:
+        """The executors that due jobs name, by name."""
+        return self._read(looking.named)
+
+    def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
+        """Jobs that name this executor, could be claimed, and became due before that instant."""
+        values = (executor, due_before, limit)
+        return self._read(lambda cursor: jobs_from(cursor.execute(_DESK["waiting_for"], values)))
 
     # ---- schedules ------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from typing import Any
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.gates import Settings
 from ergon_framework.jobs.stores.options import text_of
-from ergon_framework.jobs.stores.queue_counts import listed
+from ergon_framework.jobs.stores.queue_counts import listed, named_in
 from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
-from ergon_framework.ports.jobstore import Job, Queue, Search
+from ergon_framework.ports.jobstore import Job, Named, Queue, Search
 from ergon_framework.storage.statements import load
 
 Read = Callable[[Callable[[sqlite3.Cursor], list[Job]]], list[Job]]
@@ -77,6 +77,17 @@ def _values(wanted: Search) -> dict[str, Any]:
         "before": wanted.before,
         "code": wanted.code,
     }
+
+
+def named(cursor: sqlite3.Cursor) -> list[Named]:
+    """The executors that due jobs name, from one to the next."""
+    seen = dict(cursor.execute(_SQL["seen_executors"]).fetchall())
+    lanes: list[tuple[str, str]] = []
+    lane = ("", "")
+    while row := cursor.execute(_SQL["next_named"], lane).fetchone():
+        lane = row
+        lanes.append(lane)
+    return named_in(lanes, seen)
 
 
 def queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ergon_framework.core.job import JobStatus
-from ergon_framework.ports.jobstore import Search
+from ergon_framework.core.job import ExecutorMissing, JobStatus
+from ergon_framework.ports.jobstore import Search, WorkerRecord
 from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
@@ -17,8 +17,6 @@ from ergon_framework.testing.suites.jobstore.subject import (
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)
-
-BOTH = frozenset({"python", "node"})
 
 
 # ---- order --------------------------------------------------------------------------------------
@@ -126,18 +124,18 @@ def slots_are_per_executor(s: Subject) -> None:
     """Each executor gets as many as it has slots, also behind jobs of one that has none."""
     s.put("p1", "p2", "p3")
     s.put("n1", "n2", handler="node#work", executor="node")
-    came = s.ids(slots={"python": 1, "node": 2}, known=BOTH)
+    came = s.ids(slots={"python": 1, "node": 2})
     same(sorted(came), ["n1", "n2", "p1"], "claimed")
-    same(s.ids(slots={"node": 2}, known=BOTH), [], "for an executor without jobs")
-    same(s.ids(slots={"python": 9}, known=BOTH), ["p2", "p3"], "the rest")
+    same(s.ids(slots={"node": 2}), [], "for an executor without jobs")
+    same(s.ids(slots={"python": 9}), ["p2", "p3"], "the rest")
 
 
 @check()
 def handler_names_its_executor(s: Subject) -> None:
     """A job that names an executor goes to that one and to no other."""
     s.put("a", handler="node#work", executor="node")
-    same(s.ids(known=BOTH), [], "for another executor")
-    same(s.ids(slots={"node": 1}, known=BOTH), ["a"], "for its own")
+    same(s.ids(), [], "for another executor")
+    same(s.ids(slots={"node": 1}), ["a"], "for its own")
 
 
 @check()
@@ -147,29 +145,99 @@ def queue_has_a_route(s: Subject) -> None:
     s.put("named", queue="web", handler="python#work", executor="python")
     s.put("plain")
     routes = {"web": "node"}
-    node = s.ids(slots={"node": 9}, known=BOTH, routes=routes)
+    node = s.ids(slots={"node": 9}, routes=routes)
     same(node, ["routed"], "for the route's executor")
-    python = s.ids(slots={"python": 9}, known=BOTH, routes=routes)
+    python = s.ids(slots={"python": 9}, routes=routes)
     same(sorted(python), ["named", "plain"], "for the default one")
 
 
 @check()
-def unknown_executor_is_claimed_to_be_refused(s: Subject) -> None:
-    """Jobs for executors that the worker does not know are claimed, so that it can refuse them."""
+def job_waits_for_an_executor_that_nobody_has(s: Subject) -> None:
+    """Jobs for an executor that no worker has are claimed by nobody, and stay as they are."""
     s.put("a", "b", handler="cobol#work", executor="cobol")
     s.put("c")
-    came = s.ids(slots={})
-    same(came, ["a", "b"], "claimed without a slot")
-    same(s.ids(1), ["c"], "the others")
+    same(s.ids(slots={}), [], "claimed without a slot")
+    same(s.ids(9), ["c"], "claimed for another executor")
+    for job_id in ("a", "b"):
+        job = s.get(job_id)
+        same((job.status, job.deliveries), (JobStatus.PENDING, 0), f"state of {job_id!r}")
+    same(s.ids(slots={"cobol": 9}), ["a", "b"], "claimed when somebody has it")
 
 
 @check()
-def unknown_executors_are_bounded(s: Subject) -> None:
-    """Jobs for unknown executors do not flood a worker, nor take slots from others."""
-    s.put(*(f"odd-{n}" for n in range(5)), handler="cobol#work", executor="cobol")
-    s.put("a", "b")
-    came = s.ids(2, most_unknown=3)
-    same(sorted(came), ["a", "b", "odd-0", "odd-1", "odd-2"], "claimed")
+def executors_of_due_jobs_are_named(s: Subject) -> None:
+    """Which executors due jobs name, in which queues, and when a worker last had each."""
+    same(s.store.named(), [], "with no job")
+    s.put("a", "b", handler="cobol#work", executor="cobol", queue="two")
+    s.put("c", handler="cobol#work", executor="cobol", queue="one")
+    s.put("d", handler="node#work", executor="node")
+    s.put("later", handler="ada#work", executor="ada", delay=900.0)
+    s.put("plain")
+    same(named_by(s), [("cobol", ("one", "two"), None), ("node", ("default",), None)], "first")
+    began = s.store.now()
+    s.store.tell(worker_with("w1", "python", "node"))
+    s.clock.forward(30.0)
+    seen = s.store.now()
+    s.store.tell(worker_with("w1", "python"))
+    s.store.tell(worker_with("w2", "cobol"))
+    s.store.tell(worker_with("w2", state="gone"))
+    s.clock.forward(30.0)
+    same(named_by(s), [("cobol", ("one", "two"), seen), ("node", ("default",), began)], "later")
+    s.put("e", handler="rust#work", executor="rust")
+    same(named_by(s)[-1], ("rust", ("default",), began), "an executor that was never seen")
+    same(s.ids(slots={"node": 9, "rust": 9}), ["d", "e"], "claimed")
+    same(named_by(s), [("cobol", ("one", "two"), seen)], "when the others run")
+
+
+@check("reopen")
+def last_sight_of_an_executor_survives(s: Subject) -> None:
+    """A new process knows when a worker last had an executor, though that worker has left."""
+    s.put("a", handler="cobol#work", executor="cobol")
+    seen = s.store.now()
+    s.store.tell(worker_with("w1", "cobol"))
+    s.clock.forward(30.0)
+    s.store.tell(worker_with("w1", state="gone"))
+    s.reopen()
+    same(named_by(s), [("cobol", ("default",), seen)], "after a restart")
+
+
+@check()
+def jobs_that_wait_for_an_executor_are_found(s: Subject) -> None:
+    """Those of one executor that became due before an instant, whatever their priority."""
+    odd = {"handler": "cobol#work", "executor": "cobol"}
+    began = s.store.now()
+    s.put("old", **odd)
+    s.put("low", priority=-5, queue="two", **odd)
+    s.put("plain")
+    s.put("node", handler="node#work", executor="node")
+    s.clock.forward(60.0)
+    s.put("young", priority=5, **odd)
+    s.put("later", delay=60.0, **odd)
+
+    def found(before: float, limit: int = 9) -> list[str]:
+        return sorted(ids_of(s.store.waiting_for("cobol", before, limit)))
+
+    same(found(began), [], "before any was due")
+    same(found(began + 1.0), ["low", "old"], "of those that were due first")
+    same(found(s.store.now() + 1.0), ["low", "old", "young"], "of all")
+    same(len(found(s.store.now() + 1.0, 2)), 2, "at most two")
+    same(s.store.waiting_for("python", s.store.now() + 1.0, 9), [], "of one that nobody names")
+
+
+@check()
+def job_whose_executor_stays_away_is_dead_lettered(s: Subject) -> None:
+    """What was found so can be ended, unless somebody has claimed it since."""
+    s.put("a", "b", handler="cobol#work", executor="cobol")
+    s.clock.forward(60.0)
+    found = {job.id: job for job in s.store.waiting_for("cobol", s.store.now(), 9)}
+    same(sorted(found), ["a", "b"], "found")
+    taken = s.claim({"cobol": 1})
+    same(ids_of(taken), ["a"], "claimed meanwhile")
+    same(s.settle(found["a"], ExecutorMissing("cobol")), False, "ending a job that runs")
+    ended = s.must(found["b"], ExecutorMissing("cobol"))
+    same((ended.status, ended.why, ended.attempts), (JobStatus.FAILED, "unserved", 0), "end")
+    expect(ended.last_error is not None and ended.last_error.code == "unknown_executor", "no code")
+    same(s.store.named(), [], "executors that due jobs name")
 
 
 @check()
@@ -209,3 +277,24 @@ def claimers_never_share(s: Subject) -> None:
     came = [job_id for part in parts for job_id in part]
     same((len(came), len(set(came))), (120, 120), "claimed, and different ones")
     same({job.deliveries for job in s.store.search(Search())}, {1}, "deliveries")
+
+
+# ---- tools --------------------------------------------------------------------------------------
+
+
+def worker_with(worker: str, *executors: str, state: str = "running") -> WorkerRecord:
+    """What a worker with these executors tells of itself."""
+    return WorkerRecord(
+        id=worker,
+        host="here",
+        pid=1,
+        version="1",
+        started_at=0.0,
+        state=state,
+        executors={name: {} for name in executors},
+    )
+
+
+def named_by(s: Subject) -> list[tuple[str, tuple[str, ...], float | None]]:
+    """The executors that due jobs name, as plain values."""
+    return [(each.executor, each.queues, each.seen_at) for each in s.store.named()]

@@ -66,16 +66,16 @@ def queue_limit_can_be_lifted(s: Subject) -> None:
 
 @check()
 def queue_limit_holds_among_executors(s: Subject) -> None:
-    """What one queue may run is shared by all executors of a worker, and by strangers."""
+    """What one queue may run is shared by all executors of a worker."""
     s.store.set_queue("q", max_active=2)
     for executor in ("python", "node", "deno", "cobol"):
         s.put(f"{executor}-1", f"{executor}-2", queue="q", executor=executor)
     slots = {"python": 3, "node": 3, "deno": 3}
-    jobs = s.claim(slots, most_unknown=3)
+    jobs = s.claim(slots)
     same(len(jobs), 2, "running jobs of a queue that may run two")
-    same(s.claim(slots, most_unknown=3), [], "claimed while two were running")
+    same(s.claim(slots), [], "claimed while two were running")
     s.must(jobs[0], SUCCEEDED)
-    same(len(s.claim(slots, most_unknown=3)), 1, "claimed after one had ended")
+    same(len(s.claim(slots)), 1, "claimed after one had ended")
 
 
 @check()
@@ -152,14 +152,14 @@ def rate_counts_every_start(s: Subject) -> None:
 
 @check()
 def rate_holds_among_executors(s: Subject) -> None:
-    """The tokens of one queue are shared by all executors of a worker, and by strangers."""
+    """The tokens of one queue are shared by all executors of a worker."""
     s.store.set_queue("q", rate=0.1, burst=2)
     for executor in ("python", "node", "deno", "cobol"):
         s.put(f"{executor}-1", f"{executor}-2", queue="q", executor=executor)
     slots = {"python": 3, "node": 3, "deno": 3}
-    same(len(s.claim(slots, most_unknown=3)), 2, "started with two tokens")
+    same(len(s.claim(slots)), 2, "started with two tokens")
     s.clock.forward(10.0)
-    same(len(s.claim(slots, most_unknown=3)), 1, "started with one more token")
+    same(len(s.claim(slots)), 1, "started with one more token")
 
 
 @check()

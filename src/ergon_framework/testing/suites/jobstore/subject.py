@@ -162,7 +162,6 @@ def ask(slots: Slots = 1, **changes: Any) -> Ask:
         "lease": LEASE,
         "slots": {"python": slots} if isinstance(slots, int) else slots,
         "default": "python",
-        "known": frozenset({"python"}),
     }
     return Ask(**(fields | changes))
 

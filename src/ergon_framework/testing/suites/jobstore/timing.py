@@ -74,7 +74,7 @@ def more_says_that_something_due_is_left(s: Subject) -> None:
 def more_counts_other_executors(s: Subject) -> None:
     """What is due for an executor without a free slot counts as left."""
     s.put("a", handler="node#work", executor="node")
-    same(s.exchange((), 5, known=BOTH)[1].more, True, "more")
+    same(s.exchange((), 5)[1].more, True, "more")
 
 
 @check()
@@ -84,7 +84,7 @@ def more_is_about_own_executors(s: Subject) -> None:
     s.put("a", handler="node#work", executor="node")
     s.put("b", queue="web")
     s.put("c", "d", queue="web", limit_key="k")
-    asked: dict[str, Any] = {"known": BOTH, "routes": {"web": "node"}}
+    asked: dict[str, Any] = {"routes": {"web": "node"}}
     same(len(s.claim({"node": 1}, queues=("web",), **asked)), 1, "claimed by the other worker")
     same(s.exchange((), 5, own=own, **asked)[1].more, False, "more, for others alone")
     same(s.exchange((), 5, own=BOTH, **asked)[1].more, True, "more, for its own")

@@ -156,6 +156,34 @@ DELETE FROM ergon_queues WHERE name = %(name)s;
 INSERT INTO ergon_workers (id, seen_at, record) VALUES (%(id)s, {now}, %(record)s)
 ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, record = excluded.record;
 
+-- tell_executors: a worker has these; the empty name is kept as it is
+INSERT INTO ergon_executors (name, seen_at)
+SELECT n.name, {now} FROM unnest(%(names)s::text[]) AS n (name) ORDER BY n.name
+ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at WHERE ergon_executors.name <> '';
+
+-- seen_executors: when each was last seen
+SELECT name, seen_at FROM ergon_executors;
+
+-- named: the executors that due jobs name, and the queues of these jobs
+WITH RECURSIVE lanes (executor, queue) AS (
+    (
+        SELECT executor, queue FROM ergon_jobs WHERE stage = 2 AND executor > ''
+        ORDER BY executor, queue LIMIT 1
+    )
+    UNION ALL
+    SELECT n.executor, n.queue FROM lanes AS l CROSS JOIN LATERAL (
+        SELECT executor, queue FROM ergon_jobs
+        WHERE stage = 2 AND (executor, queue) > (l.executor, l.queue)
+        ORDER BY executor, queue LIMIT 1
+    ) AS n
+)
+SELECT executor, queue FROM lanes;
+
+-- waiting_for: due jobs for one executor that have waited for long
+SELECT {columns} FROM ergon_jobs
+WHERE stage = 2 AND executor = %(executor)s AND run_at < %(due_before)s::float8
+ORDER BY queue, priority DESC, run_at, seq LIMIT %(limit)s;
+
 -- gone: a worker has left
 DELETE FROM ergon_workers WHERE id = %(id)s;
 

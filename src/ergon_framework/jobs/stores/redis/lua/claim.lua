@@ -96,10 +96,6 @@ local function executors()
   return found
 end
 
-local function is_stranger(executor)
-  return executor ~= "" and not ask.known[executor] and not ask.slots[executor]
-end
-
 -- By queue: under which names the due jobs for an executor stand.
 local function lanes_for(executor)
   local found, names = {}, {}
@@ -263,23 +259,6 @@ local function share(executor, slots)
   turns[executor] = queues[slots < #queues and min(slots, #queues) or 1]
 end
 
--- Jobs whose executor nobody has are claimed to be refused; they need no slot.
-local function take_strangers()
-  local left = ask.most_unknown
-  if left == 0 then return end
-  local wanted, is_known = {}, {}
-  for _, executor in pairs(ask.routes) do wanted[#wanted + 1] = executor end
-  wanted[#wanted + 1] = ask.default
-  for _, executor in ipairs(executors()) do wanted[#wanted + 1] = executor end
-  for _, executor in ipairs(wanted) do
-    if not is_known[executor] and is_stranger(executor) then
-      is_known[executor] = true
-      local queues, names = lanes_for(executor)
-      for _, queue in ipairs(queues) do left = left - take(queue, names[queue], left) end
-    end
-  end
-end
-
 -- ---- what is left -------------------------------------------------------------------------------
 
 -- Those whose time has come may be claimed.
@@ -342,12 +321,12 @@ local function set_of(list)
 end
 
 local function asked(words)
-  local worker, lease_time, slots, default, routes, known, own, queues, most, asks_more, last =
-    unpack(words, 1, 11)
+  local worker, lease_time, slots, default, routes, own, queues, asks_more, last =
+    unpack(words, 1, 9)
   ask = {
     worker = worker, lease = lease_time, slots = {}, busy = {}, default = default, routes = routes,
-    known = set_of(known), own = set_of(own), queues = queues and set_of(queues),
-    in_order = queues, most_unknown = most, asks_more = asks_more,
+    own = set_of(own), queues = queues and set_of(queues),
+    in_order = queues, asks_more = asks_more,
   }
   ask.times = pack(">ddd", now, now, now + lease_time)
   ask.ends = exact(now + lease_time)
@@ -364,7 +343,6 @@ function claim(words)
   fence = max(tonumber(call("GET", LAST_FENCE) or 0), floor(now * 1000000))
   promote()
   for _, executor in ipairs(ask.busy) do share(executor, ask.slots[executor]) end
-  take_strangers()
   flush()
   save_gates()
   if #claimed > 0 then call("SET", LAST_FENCE, string.format("%.0f", fence)) end

@@ -1,6 +1,6 @@
--- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``after`` or a set by order of adding),
--- the ids or the number to begin at, how many, and what must match; for ``after``, how many bytes
--- there may be.
+-- Look at jobs. In: now, where to look (``ids``, ``overdue``, ``named``, ``after`` or a set by order
+-- of adding), the ids, the executor or the number to begin at, how many, and what must match; for
+-- ``named``, before when they became due; for ``after``, how many bytes there may be.
 
 local where, from, most, wanted = args[2], args[3], args[4], args[5]
 local ids, last = {}, false
@@ -11,6 +11,27 @@ elseif where == "overdue" then
   for n, each in ipairs(call("ZRANGEBYSCORE", LEASES, "-inf", now, "LIMIT", 0, most)) do
     ids[n] = id_in_tag(each)
   end
+elseif where == "named" then
+  -- In a lane, those of one priority stand in the order in which they became due.
+  local function look_into(key)
+    local score, offset = "-inf", 0
+    while #ids < most do
+      local found = call("ZRANGEBYSCORE", key, score, "+inf", "WITHSCORES", "LIMIT", offset, 1)
+      if #found == 0 then return end
+      local job = job_of(id_in_place(found[1]))
+      if job and job[RUN_AT] < wanted[4] then
+        ids[#ids + 1] = job[ID]
+        score, offset = found[2], score == found[2] and offset + 1 or 1
+      elseif job then
+        score, offset = "(" .. found[2], 0
+      else
+        score, offset = found[2], score == found[2] and offset + 1 or 1
+      end
+    end
+  end
+  local prefix = named(from[1])
+  local stop = "(" .. sub(prefix, 1, -2) .. ";"
+  for _, lane in ipairs(call("ZRANGEBYLEX", LANES, "[" .. prefix, stop)) do look_into(DUE .. lane) end
 elseif where == "after" then
   local size = 0
   for n, id in ipairs(call("ZRANGEBYSCORE", ALL, "(" .. from, "+inf", "LIMIT", 0, most)) do

@@ -1,0 +1,122 @@
+"""Executors that due jobs name and no worker has: who is missing, and for how long a job waits.
+
+A job waits for its executor. Workers are restarted, deployed one after the other, and cut off from
+the store; none of that is the job's fault. Only when nobody has had the executor for
+``executor_wait``, and the job has been due for as long, it is dead-lettered.
+
+When an executor was last seen stands in the store, so that a restart of the worker that looks does
+not begin the time anew. A clock that was set, or a store that was away, makes that instant look
+old: so this worker must also have missed the executor itself for as long as the others need to
+tell of themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from ergon_framework.core.job import ExecutorMissing, Refused
+from ergon_framework.core.wording import span
+from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.ports.jobstore import JobDesk, JobStore, Named
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 30.0
+"""Seconds between two looks for jobs whose executor nobody has."""
+ALERT_AFTER = 60.0
+"""Seconds without an executor after which somebody is told."""
+AT_ONCE = 100
+"""Jobs that are dead-lettered in one commit."""
+
+Report = Callable[[str, dict[str, Any]], None]
+
+
+class Store(JobStore, JobDesk, Protocol):
+    """A store that serves workers and operators."""
+
+
+class MissingExecutors:
+    """One worker's look at the executors that nobody has. It runs among its chores."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: JobsSettings,
+        judgement: Judgement,
+        now: Callable[[], float],
+        report: Report,
+    ) -> None:
+        self.known: frozenset[str] = frozenset()  # what living workers have, this one included
+        self._store = store
+        self._wait = math.inf if settings.executor_wait is None else settings.executor_wait
+        self._others_tell = 3 * settings.lease
+        self._judgement = judgement
+        self._now = now
+        self._report = report
+        self._since: dict[str, float] = {}  # when this worker first missed each, by its own clock
+        self._told: set[str] = set()
+
+    def look(self) -> float:
+        """Tell who is missing, and end what has waited long enough; when to look again."""
+        missing = [each for each in self._store.named() if each.executor not in self.known]
+        names = {each.executor for each in missing}
+        for executor in self._told - names:
+            self._told.discard(executor)
+            logger.warning("executor %r is there again, or nothing waits for it", executor)
+            self._report("executor.found", {"executor": executor})
+        now = self._now()
+        self._since = {name: self._since.get(name, now) for name in names}
+        for each in missing:
+            self._attend(each, now - self._since[each.executor])
+        return min(LOOK_EVERY, max(1.0, self._wait / 10))
+
+    def _attend(self, missing: Named, seen_missing: float) -> None:
+        """``seen_missing``: for how many seconds this worker has missed it."""
+        now = self._store.now()
+        away = 0.0 if missing.seen_at is None else now - missing.seen_at
+        if away >= ALERT_AFTER and missing.executor not in self._told:
+            self._told.add(missing.executor)
+            self._alert(missing, away)
+        if away >= self._wait and seen_missing >= min(self._wait, self._others_tell):
+            self._end(missing.executor, now)
+
+    def _alert(self, missing: Named, away: float) -> None:
+        logger.warning(
+            "no worker has had the executor %r for %s, and jobs wait for it in %s; start a worker"
+            " with [executors.%s]",
+            missing.executor,
+            span(away),
+            ", ".join(map(repr, missing.queues)),
+            missing.executor,
+        )
+        fields = {"executor": missing.executor, "queues": missing.queues, "seconds": away}
+        self._report("executor.missing", fields)
+
+    def _end(self, executor: str, now: float) -> None:
+        """Dead-letter what has been due for as long as a job may wait, some of it at a time."""
+        jobs = self._store.waiting_for(executor, now - self._wait, AT_ONCE)
+        settlements = []
+        for job in jobs:
+            with suppress(Refused):  # somebody has moved it meanwhile
+                settlements.append(self._judgement.decided(job, ExecutorMissing(executor), now))
+        if not settlements:
+            return
+        applied, _ = self._store.exchange(settlements, None)
+        ended = [
+            each for each, was_applied in zip(settlements, applied, strict=True) if was_applied
+        ]
+        logger.error(
+            "%d job(s) were dead-lettered: no worker has had their executor %r for %s",
+            len(ended),
+            executor,
+            span(self._wait),
+        )
+        for settlement in ended:
+            move = settlement.move
+            fields = {"attempt": move.attempts, "failure": move.failure, "delay": None}
+            self._report("job.dead_lettered", {"job_id": settlement.id, "why": move.why, **fields})

@@ -1,0 +1,172 @@
+"""Jobs for an executor that no worker has right now: they wait, and somebody is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.jobs.claims import Judgement
+from ergon_framework.jobs.missing import MissingExecutors
+from ergon_framework.jobs.settings import DAY, JobsSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.testing.suites.jobstore.claiming import worker_with
+from ergon_framework.testing.suites.jobstore.subject import ask, new
+from tests.jobs.workplace import burst, get, job, quick
+
+HOUR = 3600.0
+
+
+class Bench:
+    """A store, one worker's look at missing executors, and time."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.wall = self.clock = 1_000_000.0
+        self.store = MemoryJobStore(lambda: self.wall)
+        self.told: list[tuple[str, str]] = []
+        self.settings = JobsSettings(**settings)
+        self.begin()
+
+    def begin(self) -> None:
+        """A worker starts that has the executor ``python``."""
+        self.looking = MissingExecutors(
+            self.store,
+            self.settings,
+            Judgement(self.settings, "w1"),
+            lambda: self.clock,
+            lambda name, fields: self.told.append((name, fields.get("executor", ""))),
+        )
+        self.looking.known = frozenset({"python"})
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, and the worker looks, as its chores let it."""
+        until = self.wall + seconds
+        while self.wall < until:
+            step = min(self.looking.look(), until - self.wall)
+            self.wall, self.clock = self.wall + step, self.clock + step
+            self.store.tell(worker_with("w1", *sorted(self.looking.known)))
+        self.looking.look()
+
+    def status(self, job_id: str) -> JobStatus:
+        """Where a job stands."""
+        return get(self.store, job_id).status
+
+
+def odd(job_id: str) -> Any:
+    """A job for the executor ``node``."""
+    return new(job_id, handler="node#work", executor="node")
+
+
+def test_a_backlog_outlives_the_restart_of_the_only_worker_that_can_run_it() -> None:
+    """Jobs that waited for days are not given up because their worker is away for a minute."""
+    bench = Bench()
+    bench.store.tell(worker_with("w2", "node"))
+    bench.store.add([odd("old")])
+    for _ in range(10):
+        bench.wall += DAY
+        bench.clock += DAY
+        bench.store.tell(worker_with("w2", "node"))
+    bench.store.tell(worker_with("w2", state="gone"))
+    bench.begin()
+    bench.pass_time(10 * 60.0)
+    found = get(bench.store, "old")
+    assert (found.status, found.deliveries) == (JobStatus.PENDING, 0)
+    assert [each.id for each in bench.store.exchange([], ask({"node": 5}))[1].jobs] == ["old"]
+
+
+def test_a_job_is_given_up_after_a_day_without_its_executor() -> None:
+    """Neither a restart of the worker that looks, nor the last minute before it, changes that."""
+    bench = Bench()
+    bench.store.add([odd("a")])
+    bench.pass_time(DAY / 2)
+    bench.store.add([odd("later")])
+    bench.begin()
+    bench.pass_time(DAY / 2 - 120.0)
+    assert bench.status("a") is JobStatus.PENDING
+    bench.pass_time(300.0)
+    found = get(bench.store, "a")
+    assert (found.status, found.why, found.attempts) == (JobStatus.FAILED, "unserved", 0)
+    assert found.last_error is not None
+    assert found.last_error.code == "unknown_executor"
+    assert bench.status("later") is JobStatus.PENDING
+    bench.pass_time(DAY / 2)
+    assert bench.status("later") is JobStatus.FAILED
+
+
+def test_who_is_missing_is_told_once_and_when_it_is_back() -> None:
+    """Not in the first minute, which a restart takes."""
+    bench = Bench()
+    bench.store.add([odd("a")])
+    bench.pass_time(50.0)
+    assert bench.told == []
+    bench.pass_time(HOUR)
+    assert bench.told == [("executor.missing", "node")]
+    bench.looking.known |= {"node"}
+    bench.looking.look()
+    assert bench.told[1:] == [("executor.found", "node")]
+
+
+def test_a_clock_that_jumps_by_days_gives_nothing_up() -> None:
+    """Workers that live tell of themselves within seconds: that is waited for."""
+    bench = Bench()
+    bench.store.tell(worker_with("w2", "node"))
+    bench.store.add([odd("a")])
+    bench.wall += 3 * DAY
+    bench.looking.look()
+    assert bench.status("a") is JobStatus.PENDING
+    bench.store.tell(worker_with("w2", "node"))
+    bench.looking.known |= {"node"}
+    bench.pass_time(HOUR)
+    assert bench.status("a") is JobStatus.PENDING
+
+
+def test_it_can_wait_for_ever() -> None:
+    """With ``executor_wait = "none"``."""
+    bench = Bench(executor_wait="none")
+    bench.store.add([odd("a")])
+    bench.pass_time(3 * DAY)
+    assert bench.status("a") is JobStatus.PENDING
+
+
+@pytest.mark.slow
+@pytest.mark.req("EXEC:Selection")
+def test_a_worker_leaves_alone_what_it_has_no_executor_for() -> None:
+    """A burst runs what it can; the other job waits, neither delivered nor charged."""
+    report, store = burst([job("x#y"), job("echo")])
+    waits = get(store, "x#y")
+    assert (waits.status, waits.deliveries, waits.attempts) == (JobStatus.PENDING, 0, 0)
+    assert (report.completed, report.failed) == (1, 0)
+
+
+@pytest.mark.slow
+def test_a_worker_can_be_told_not_to_wait() -> None:
+    """With ``executor_wait = 0`` such a job is dead-lettered at once."""
+    _, store = burst([job("x#y")], settings=quick(executor_wait=0.0))
+    dead = get(store, "x#y")
+    assert (dead.status, dead.why) == (JobStatus.FAILED, "unserved")
+
+
+def test_an_existing_file_learns_to_note_executors(tmp_path: Path) -> None:
+    """A store of the version before is brought up to date, and begins to count from then."""
+    path = tmp_path / "old.db"
+    store = SqliteJobStore(path)
+    store.add([odd("a")])
+    store._write(  # as the version before left it
+        lambda moves: [
+            moves.cursor.execute(each)
+            for each in (
+                "DROP TABLE ergon_executors",
+                "UPDATE ergon_schema SET version = 2 WHERE part = 'jobs'",
+            )
+        ],
+        "desk",
+    )
+    store.close()
+    store = SqliteJobStore(path)
+    assert [each.seen_at for each in store.named()] == [None]
+    store.tell(worker_with("w1", "python"))
+    assert [each.seen_at for each in store.named()] != [None]
+    store.close()
