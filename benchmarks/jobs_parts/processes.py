@@ -39,9 +39,8 @@ class Started:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                cwd=log.parent,
                 start_new_session=True,
-                **more,
+                **{"cwd": log.parent, **more},
             )
         self.pid = self._process.pid
 

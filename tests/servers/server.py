@@ -41,9 +41,9 @@ class Server(ABC):
     STOP: ClassVar[signal.Signals] = signal.SIGTERM
     KILL: ClassVar[signal.Signals] = signal.SIGKILL
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         # Short, as a socket in it may have a name of about a hundred letters.
-        self.folder = Path(tempfile.mkdtemp(prefix="ergon-"))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="ergon-"))
         self._log = self.folder / "log"
         self._began = 0
         self._process: subprocess.Popen[bytes] | None = None
