@@ -21,13 +21,14 @@ test: .venv/.ready-dev ## run every test
 	$(PY) tools/run_tests.py $(ARGS)
 
 fast: .venv/.ready-dev ## run the unit and twin tests only, in seconds
-	$(PY) -m pytest -m "not slow" tests/unit tests/core tests/engine/test_twins.py $(ARGS)
+	$(PY) -m pytest -m "not slow and not campaign" tests/unit tests/core tests/engine/test_twins.py $(ARGS)
 
-campaign: .venv/.ready-dev ## every store: 1,000 kills, 100,000 compared operations, a minute without its server
+campaign: .venv/.ready-dev ## every store: 1,000 kills, 100,000 compared operations, a minute without its server, every kill point
 	@code=0; \
 	$(PY) -m tests.campaign --kills 1000 $(ARGS) || code=1; \
 	$(PY) -m tests.differential || code=1; \
 	$(PY) -m tests.fleet || code=1; \
+	$(PY) -m pytest -q -m campaign tests || code=1; \
 	exit $$code
 
 check: .venv/.ready-dev ## lint, format, types, imports, sizes and the conformance matrix

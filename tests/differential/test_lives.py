@@ -19,8 +19,8 @@ from tests.differential.twins import DifferedError
 from tests.servers.missing import MissingServerError, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-SHARE = 10_000
-ON_SERVERS = 4_000
+SHARE = 3_000
+ON_SERVERS = 1_200
 """Operations here; ``make campaign`` has 100,000 for each store, on the seeds that follow too."""
 
 

@@ -22,6 +22,7 @@ from ergon_framework.ports.moving import is_half_moved
 from ergon_framework.testing.suites.jobstore.moving import fill
 from ergon_framework.testing.suites.jobstore.subject import Subject, new
 from tests.app.moving.stock import claim, copied, discarded, ergon, job_sums, moved, with_jobs
+from tests.campaign.sampling import sampled
 
 pytestmark = pytest.mark.req("SCALE:move")
 
@@ -242,7 +243,7 @@ def many(s: Subject) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["move.jobs.before_commit", "move.jobs.after_commit"])
-@pytest.mark.parametrize("nth", [1, 2, 3, 5])
+@pytest.mark.parametrize("nth", sampled([1, 2, 3, 5], {2, 5}))
 def test_a_move_that_is_killed_goes_on(point: str, nth: int, tmp_path: Path) -> None:
     """Wherever it was cut off, the same command again ends the same, and then it may be used."""
     source, target = f"sqlite:///{tmp_path}/old.db", f"sqlite:///{tmp_path}/new.db"

@@ -24,6 +24,7 @@ from ergon_framework.testing.suites.jobstore import moving as job_checks
 from ergon_framework.testing.suites.jobstore.subject import Subject as JobSubject
 from ergon_framework.testing.suites.jobstore.subject import new as new_job
 from tests.app.moving.stock import ZONE, ergon, fact_sums, job_sums, moved, with_facts, with_jobs
+from tests.campaign.sampling import campaign
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:move")]
 
@@ -55,7 +56,7 @@ def facts(s: FactSubject) -> None:
 
 @pytest.mark.parametrize("step", JOBS)
 @pytest.mark.parametrize(
-    ("source", "target"), [("file", "postgres_url"), ("postgres_url", "redis_url")]
+    ("source", "target"), [("file", "postgres_url"), campaign("postgres_url", "redis_url")]
 )
 def test_jobs_are_moved_though_the_move_was_killed(
     source: str, target: str, step: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -80,7 +81,7 @@ def test_jobs_are_moved_though_the_move_was_killed(
 
 
 @pytest.mark.parametrize("step", FACTS)
-@pytest.mark.parametrize("target", ["nats_url", "postgres_url"])
+@pytest.mark.parametrize("target", [campaign("nats_url"), "postgres_url"])
 def test_facts_are_moved_though_the_move_was_killed(
     target: str, step: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

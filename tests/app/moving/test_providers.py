@@ -29,6 +29,7 @@ from ergon_framework.providers.models import ProviderDeadLetter, UtcDateTime, me
 from ergon_framework.providers.stores.opening import open_store as open_provider_store
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from tests.app.moving.stock import copied, discarded, ergon, job_sums, moved, with_jobs
+from tests.campaign.sampling import campaign
 from tests.servers.postgres import name_of
 
 pytestmark = pytest.mark.req("SCALE:move")
@@ -185,7 +186,7 @@ def opened(url: str) -> SqlProviderStore:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["file", "postgres_url"])
+@pytest.mark.parametrize("server", ["file", campaign("postgres_url")])
 @pytest.mark.parametrize(
     "step",
     [
@@ -210,7 +211,7 @@ def test_half_moved_rows_are_not_worked_with(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["file", "postgres_url"])
+@pytest.mark.parametrize("server", ["file", campaign("postgres_url")])
 @pytest.mark.parametrize(
     "step",
     [

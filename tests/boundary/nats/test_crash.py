@@ -19,6 +19,7 @@ from tests.boundary.nats import crash_child
 from tests.boundary.nats.crash_child import ROUNDS
 from tests.boundary.sqlite.crash_child import INBOX, PEER
 from tests.boundary.sqlite.test_crash import check_log, check_reading, said
+from tests.campaign.sampling import sampled
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("SCALE:boundary-nats")]
 CALLS = ("append", "receive", "confirm", "truncate", "bind", "quarantine")
@@ -33,6 +34,17 @@ POINTS = [
     ("nats.commit.within", 8),
     ("nats.commit.within", 20),
 ]
+KEPT = (
+    ("boundary.append.before", 2),
+    ("boundary.append.after", 2),
+    ("boundary.receive.after", 2),
+    ("boundary.confirm.after", 2),
+    ("boundary.truncate.before", 2),
+    ("nats.commit.before", 9),
+    ("nats.commit.after", 1),
+    ("nats.commit.within", 1),
+    ("nats.commit.within", 8),
+)
 WAIT = 60
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -65,7 +77,7 @@ def check(url: str, lines: Sequence[Sequence[str]]) -> None:
         store.close()
 
 
-@pytest.mark.parametrize(("point", "nth"), POINTS)
+@pytest.mark.parametrize(("point", "nth"), sampled(POINTS, KEPT))
 def test_killed_at_a_failpoint(nats_url: str, point: str, nth: int) -> None:
     """It dies, it is run again to its end, and both times everything is as it was promised."""
     assert point in NAMES
