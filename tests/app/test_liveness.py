@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -289,3 +291,21 @@ def test_probes_are_not_logged(probe: Probe, capfd: pytest.CaptureFixture[str]) 
     logging.getLogger("ergon.app").debug("quiet")
     probe.ask("/live")
     assert capfd.readouterr().err == ""
+
+
+def test_the_file_is_private_and_writes_through_no_link(tmp_path: Path) -> None:
+    """Neither the file nor its draft, whose name others could guess, leads to another file."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path = tmp_path / "live"
+    path.symlink_to(victim)
+    (tmp_path / f".live.{os.getpid()}").symlink_to(victim)
+    assert read_liveness(path)[0] is False, "a link is not read either"
+    with liveness_file(path, "orders", lambda: Snapshot(State.HEALTHY)):
+        assert path.lstat().st_mode & 0o7777 == 0o600
+        assert stat.S_ISREG(path.lstat().st_mode)
+    assert victim.read_text() == "precious"
+    assert sorted(each.name for each in tmp_path.iterdir() if not each.is_symlink()) == [
+        "live",
+        "victim",
+    ]

@@ -24,6 +24,7 @@ from ergon_framework.connector.jsonl import (
 from ergon_framework.connector.jsonl import progress as progress_module
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.secure_files import Folder
 from ergon_framework.testing.suites import exercise_connector
 
 Open = Callable[..., JsonlConnector]
@@ -437,15 +438,15 @@ def test_an_unreadable_file_is_named(
     (tmp_path / "a.jsonl").write_text(line("a1"))
     (tmp_path / "b.jsonl").write_text(line("b1"))
     (tmp_path / "c.jsonl").write_text(line("c1"))
-    really_open = Path.open
+    really_open = Folder.open_delivered
 
-    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
-        if path.name == "b.jsonl":
+    def refuse(folder: Folder, name: str) -> int:
+        if name == "b.jsonl":
             raise PermissionError(13, "Permission denied")
-        return really_open(path, *args, **kwargs)
+        return really_open(folder, name)
 
     connector = open_inbox()
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Folder, "open_delivered", refuse)
     assert ack_all(connector) == ["a1"]
     with pytest.raises(JsonlConnectorError, match=r"cannot read .*b\.jsonl: Permission denied"):
         connector.fetch_transactions(9)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ergon_framework.connector.jsonl import JsonlConnector, JsonlConnectorError, codec, files
 from ergon_framework.errors import EnvelopeError, PayloadError
 from ergon_framework.ports.transaction import Transaction
+from ergon_framework.storage.secure_files import Folder
 
 PLAIN = st.recursive(
     st.none()
@@ -261,7 +262,7 @@ def test_a_failed_rewrite_is_told_too(tmp_path: Path, monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    file = files.AppendFile(tmp_path / "log", "log")
+    file = files.AppendFile(Folder.open(tmp_path), "log", "log")
     file.append([b"1\n"])
     monkeypatch.setattr(files, "_write_all", fail)
     with pytest.raises(JsonlConnectorError, match=r"cannot write .*No space left"):
@@ -271,7 +272,7 @@ def test_a_failed_rewrite_is_told_too(tmp_path: Path, monkeypatch: pytest.Monkey
         file.append([b"3\n"])
     file.close()
     assert (tmp_path / "log").read_bytes() == b"1\n"
-    again = files.AppendFile(tmp_path / "log", "log")
+    again = files.AppendFile(Folder.open(tmp_path), "log", "log")
     again.replace(b"2\n")
     again.close()
     again.close()
@@ -305,7 +306,7 @@ def test_threads_that_settle_together_share_an_fsync(
         entered.set()
         assert go_on.wait(10)
 
-    file = files.AppendFile(tmp_path / "log", "log")
+    file = files.AppendFile(Folder.open(tmp_path), "log", "log")
     monkeypatch.setattr(files, "_sync", slow)
     tickets = [file.write([b"1\n"])]
     first = threading.Thread(target=file.sync, args=tickets)

@@ -22,6 +22,7 @@ from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.recording.spill import Spill, default_spill
 from ergon_framework.providers.recording.spill_files import find_left
 from ergon_framework.providers.recording.spill_lines import line_of
+from tests.local_users import NOBODY, acting_as, needs_root, shared_folder
 from tests.providers.recorder_fakes import FakeClock, letter, row
 
 pytestmark = pytest.mark.req("PROVIDERS:storage")
@@ -350,3 +351,21 @@ def test_a_name_shows_no_password() -> None:
     ]
     assert not [name for name in names if "s3cret" in name or "other" in name]
     assert default_spill(names[0]) == default_spill(names[1]) is not None
+
+
+@needs_root
+@pytest.mark.parametrize("planted", ["folder", "file"])
+def test_lines_of_a_stranger_are_not_believed(
+    planted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checksum is no signature: what another user may have written goes to no store."""
+    with shared_folder(0o1777) as public:
+        folder = public / "work.db-spill"
+        if planted == "file":
+            folder.mkdir()
+            folder.chmod(0o777)
+        with acting_as(NOBODY):
+            folder.mkdir(exist_ok=True)
+            (folder / "1-forged.jsonl").write_bytes(line_of(BOTH))
+        assert read_back(Spill(folder)) == []
+        assert "is not read back: it belongs to user nobody" in caplog.text

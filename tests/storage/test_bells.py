@@ -287,7 +287,7 @@ def test_a_file_system_without_named_pipes(
 ) -> None:
     """The same, and nothing is left in the folder."""
 
-    def refuse(path: Path) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "mkfifo", refuse)
@@ -309,11 +309,11 @@ def test_a_pipe_that_cannot_be_shown_is_taken_back(
 ) -> None:
     """Neither a name nor a descriptor is left of it."""
 
-    def refuse(self: Path, target: Path) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
         raise OSError(28, "No space left on device")
 
     before = descriptors()
-    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     bell = belfry.listen("work")
     assert descriptors() == before + 2
     bell.close()
@@ -332,12 +332,13 @@ def test_no_descriptors_are_left(
         folder.rmdir()
         folder.write_text("in the way")
 
-    def refuse(*_args: object) -> int:
+    def refuse(*_args: object, **_options: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     before = descriptors()
     with monkeypatch.context() as patched:
-        patched.setattr(os, "open", refuse)
+        if named:
+            patched.setattr(os, "open", refuse)
         patched.setattr(os, "pipe", refuse)
         with pytest.raises(StoreUnavailableError, match="Too many open files") as caught:
             belfry.listen("work")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ergon_framework.boundary.objects.disk import sync_folder
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.secure_files import UnsafeFileError, make_folder, open_file
 
 FILE, OBJECTS, LOCK = "facts.db", "objects", "node.lock"
 
@@ -25,11 +26,12 @@ class DataFolder:
         folder = Path(path).absolute()
         try:
             _make(folder)
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = open_file(folder / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
+            where = error.filename if isinstance(error, UnsafeFileError) else folder
             raise ConfigurationError(
-                f"{folder} cannot be used: {error.strerror}",
-                remedy="name a folder that this user may write to",
+                f"{where} cannot be used: {error.strerror}",
+                remedy="name a folder that this user may write to, and nobody else",
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,6 +57,6 @@ class DataFolder:
 def _make(folder: Path) -> None:
     """Create the folder so that its name survives a power cut, like everything in it."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, parents=True)
     for each in missing:
         sync_folder(each.parent)

@@ -22,6 +22,7 @@
     │   ├── StoreUnavailableError            … for now: locked, unreachable, closed
     │   ├── StoreFullError                   … because its disk is full
     │   ├── StoreReadOnlyError               … because it may only be read
+    │   ├── StoreUnsafeError                 … because another user may have put its file there
     │   ├── StoreBrokenError                 … because a write may not have reached the disk
     │   └── StoreSchemaError                 … because its tables are foreign, too old or too new
     ├── JobError (ValueError)                a job, queue or schedule that is refused at the edge
@@ -93,6 +94,7 @@ from ergon_framework.errors.stores import (
     StoreReadOnlyError,
     StoreSchemaError,
     StoreUnavailableError,
+    StoreUnsafeError,
 )
 from ergon_framework.errors.transactions import (
     ConsumerLoopTimeoutException,
@@ -150,6 +152,7 @@ __all__ = [
     "StoreReadOnlyError",
     "StoreSchemaError",
     "StoreUnavailableError",
+    "StoreUnsafeError",
     "TransactionException",
     "TransactionTimeoutException",
     "WiringError",

@@ -29,6 +29,12 @@ class StoreReadOnlyError(StoreError):
     code = "store_read_only"
 
 
+class StoreUnsafeError(StoreError):
+    """Another local user may have put the store's file there: it was not opened."""
+
+    code = "store_unsafe"
+
+
 class StoreBrokenError(StoreError):
     """A write may not have reached the disk: the store takes no more of them."""
 

@@ -24,11 +24,14 @@ import weakref
 from pathlib import Path
 
 from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.storage.connections import real_path
 from ergon_framework.storage.ropes import Ropes, strike
+from ergon_framework.storage.secure_files import Folder, UnsafeFileError, give_to
 
 logger = logging.getLogger("ergon.storage")
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SUFFIX = "-bells"
 _HIDDEN = ".new-"
 _ABANDONED = 60.0  # seconds after which a hidden pipe is nobody's: showing one takes microseconds
 _TOPICS = 256  # whose pipes a ringer keeps open
@@ -121,8 +124,8 @@ class Belfry:
     """The bells beside one database file. Any thread may call any method."""
 
     def __init__(self, path: str | Path) -> None:
-        resolved = Path(path).resolve()
-        self._folder = resolved.with_name(f"{resolved.name}-bells")
+        resolved = real_path(Path(path).absolute())
+        self._folder = resolved.with_name(f"{resolved.name}{_SUFFIX}")
         self._lock = threading.Lock()
         self._topics: dict[str, Ropes] = {}
         _belfries.add(self)
@@ -196,26 +199,42 @@ def _used_up(folder: Path, error: OSError) -> StoreUnavailableError:
 
 def _make_named_pipe(folder: Path, topic: str) -> tuple[Path, int, int]:
     name = f"{topic}.{os.getpid()}.{secrets.token_hex(8)}"
-    hidden = folder / f"{_HIDDEN}{name}"
-    folder.mkdir(exist_ok=True)
-    with contextlib.ExitStack() as undo:
-        os.mkfifo(hidden)
-        undo.callback(hidden.unlink, missing_ok=True)
-        read = os.open(hidden, os.O_RDONLY | os.O_NONBLOCK)
+    hidden = f"{_HIDDEN}{name}"
+    with Folder.ensure(folder) as opened, contextlib.ExitStack() as undo:
+        opened.make_pipe(hidden)
+        undo.callback(_forget, opened, hidden)
+        read = opened.open_pipe(hidden, os.O_RDONLY)
         undo.callback(os.close, read)
+        database = folder.with_name(folder.name.removesuffix(_SUFFIX))
+        opened.give_to(database)
+        give_to(read, database)
         # We write too: a pipe that has lost its last writer is readable, and would ring for ever.
-        write = os.open(hidden, os.O_WRONLY | os.O_NONBLOCK)
+        write = opened.open_pipe(hidden, os.O_WRONLY)
         undo.callback(os.close, write)
-        path = hidden.rename(folder / name)
+        opened.replace(hidden, name)
         undo.pop_all()
-    return path, read, write
+    return folder / name, read, write
+
+
+def _forget(folder: Folder, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        folder.unlink(name)
 
 
 def _warn_once(folder: Path, error: OSError) -> None:
     with _lock:
         is_known = folder in _mute
         _mute.add(folder)
-    if not is_known:
+    if is_known:
+        return
+    if isinstance(error, UnsafeFileError):
+        logger.warning(
+            "%s is not used: %s. Until then no other process can wake this one, which notices their"
+            " work later, by looking",
+            folder,
+            error.strerror,
+        )
+    else:
         logger.warning(
             "%s takes no named pipes (%s): no other process can wake this one, which notices"
             " their work later, by looking",
@@ -235,7 +254,7 @@ def _sweep(folder: Path) -> None:
     """Remove what listeners left that died before they showed their pipe."""
     with contextlib.suppress(OSError):
         for hidden in folder.glob(f"{_HIDDEN}*"):
-            if time.time() - hidden.stat().st_mtime > _ABANDONED:
+            if time.time() - hidden.lstat().st_mtime > _ABANDONED:
                 hidden.unlink()
 
 

@@ -6,11 +6,12 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.errors import StoreUnavailableError, StoreUnsafeError
+from ergon_framework.storage import secure_files
 from ergon_framework.storage.faults import is_busy
 
 Connect = Callable[[str, float], sqlite3.Connection]
@@ -40,6 +41,8 @@ def connect(uri: str, timeout: float) -> sqlite3.Connection:
 
 def open_reader(path: Path, connect: Connect, timeout: float) -> sqlite3.Connection:
     """A connection that cannot write."""
+    with _told():
+        secure_files.check_database(path)
     return _prepared(connect(f"{path.as_uri()}?mode=ro", timeout), _ALWAYS)
 
 
@@ -47,6 +50,8 @@ def open_writer(
     path: Path, connect: Connect, timeout: float, *, may_create: bool
 ) -> sqlite3.Connection:
     """A connection whose commits are on disk when they return, to a file in WAL mode."""
+    with _told():
+        secure_files.prepare_database(path, may_create=may_create)
     connection = connect(f"{path.as_uri()}?mode={'rwc' if may_create else 'rw'}", timeout)
     pragmas = _ALWAYS + _WRITING + (_MACOS if sys.platform == "darwin" else ())
     try:
@@ -55,6 +60,27 @@ def open_writer(
         connection.close()
         raise
     return _prepared(connection, pragmas)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Only a refusal of ours ends it here: what else is wrong SQLite tells better."""
+    try:
+        yield
+    except secure_files.UnsafeFileError as error:
+        raise StoreUnsafeError(
+            f"{error.filename} was not opened: {error.strerror}",
+            remedy="keep stores in a folder that only their users may write to",
+        ) from error
+    except OSError:
+        return
+
+
+def real_path(path: Path) -> Path:
+    """Where a path leads, links included; a link of somebody else is refused."""
+    with _told():
+        secure_files.refuse_foreign_link(path)
+    return path.resolve()
 
 
 def _prepared(connection: sqlite3.Connection, pragmas: tuple[str, ...]) -> sqlite3.Connection:

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from ergon_framework.storage import secure_files
 from ergon_framework.storage.faults import is_busy, is_full
 
 logger = logging.getLogger("ergon.storage")
@@ -38,6 +39,7 @@ class Maintenance:
     """Looks at the log of one file from time to time and checkpoints it."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._log = Path(f"{path}-wal")
         self._lock_path = Path(f"{path}-maintenance.lock")
         self._left = 1
@@ -104,14 +106,25 @@ class Maintenance:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
         try:
-            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError:  # a folder that takes no new file
+            lock = secure_files.open_file(self._lock_path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:  # a folder that takes no new file, or a file of somebody else
+            self._warn_of(error)
             yield False
             return
         try:
+            secure_files.give_to(lock, self._path)
             yield _try_lock(lock)
         finally:
             os.close(lock)
+
+    def _warn_of(self, error: OSError) -> None:
+        if isinstance(error, secure_files.UnsafeFileError) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s cannot be locked, and the write-ahead log grows: %s",
+                self._lock_path,
+                error.strerror,
+            )
 
 
 def _try_lock(lock: int) -> bool:

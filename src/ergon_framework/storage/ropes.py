@@ -9,6 +9,8 @@ import signal
 import time
 from pathlib import Path
 
+from ergon_framework.storage.secure_files import Folder
+
 _KEPT = 128  # pipes kept open; further ones are opened for each ring
 # A folder's time stamp can be this coarse: until it is older, a change may hide behind it.
 _COARSE_NS = 2_000_000_000
@@ -47,11 +49,23 @@ class Ropes:
         if changed != self._seen:
             self._look(changed)
         stale = [name for name, rope in self._open.items() if not strike(rope)]
+        if not stale and not self._further:
+            return
+        try:
+            with Folder.open(Path(self._folder)) as folder:
+                self._drop(folder, stale)
+                self._pull_further(folder)
+        except OSError:
+            self.let_go()
+
+    def _drop(self, folder: Folder, stale: list[str]) -> None:
         for name in stale:
             os.close(self._open.pop(name))
-            self._remove(name)
+            _remove(folder, name)
+
+    def _pull_further(self, folder: Folder) -> None:
         for name in self._further:
-            rope = self._reach(name)
+            rope = _reach(folder, name)
             if rope >= 0:
                 strike(rope)
                 os.close(rope)
@@ -71,34 +85,39 @@ class Ropes:
         if is_fragile:
             self.let_go()
         try:
-            found = os.listdir(self._folder)  # noqa: PTH208 - names are all we need
-        except OSError:
+            with Folder.trusted(Path(self._folder)) as folder:
+                self._find(folder)
+        except OSError:  # gone, or of somebody else: whoever listens has been told
             self.let_go()
             return
-        names = {each for each in found if each.startswith(self._prefix)}
+        is_settled = time.time_ns() - changed > _COARSE_NS
+        self._seen = changed if is_settled and not is_fragile else 0
+
+    def _find(self, folder: Folder) -> None:
+        names = {each for each in folder.names() if each.startswith(self._prefix)}
         for name in self._open.keys() - names:
             os.close(self._open.pop(name))
         fresh = sorted(names - self._open.keys())
         room = _KEPT - len(self._open)
         self._further = fresh[room:]
         for name in fresh[:room]:
-            rope = self._reach(name)
+            rope = _reach(folder, name)
             if rope >= 0:
                 self._open[name] = rope
             else:
                 self._further.append(name)  # gone, or there were no descriptors: tried again
-        is_settled = time.time_ns() - changed > _COARSE_NS
-        self._seen = changed if is_settled and not is_fragile else 0
 
-    def _reach(self, name: str) -> int:
-        try:
-            return os.open(f"{self._folder}/{name}", os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                self._remove(name)
-            return -1
 
-    def _remove(self, name: str) -> None:
-        """Nobody reads it, and names are never used twice: its listener is gone for good."""
-        with contextlib.suppress(OSError):
-            Path(self._folder, name).unlink()
+def _reach(folder: Folder, name: str) -> int:
+    try:
+        return folder.open_pipe(name, os.O_WRONLY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            _remove(folder, name)
+        return -1
+
+
+def _remove(folder: Folder, name: str) -> None:
+    """Nobody reads it, and names are never used twice: its listener is gone for good."""
+    with contextlib.suppress(OSError):
+        folder.unlink(name)

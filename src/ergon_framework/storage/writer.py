@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 from ergon_framework.errors import StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.storage import openfile
-from ergon_framework.storage.connections import Connect, connect, same_file
+from ergon_framework.storage.connections import Connect, connect, real_path, same_file
 from ergon_framework.storage.openfile import OpenFile
 from ergon_framework.storage.schema import Schema
 
@@ -43,7 +43,7 @@ class Database:
         self._patience = busy_timeout
         self._is_read_only = read_only
         self._connect = connect
-        self._file: OpenFile | None = openfile.acquire(self.path.resolve(), connect)
+        self._file: OpenFile | None = openfile.acquire(real_path(self.path), connect)
         try:
             self._open(self._file)
         except BaseException:

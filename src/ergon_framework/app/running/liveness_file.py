@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from ergon_framework.app.running.liveness import Snapshot, State
 from ergon_framework.app.running.ticker import Ticker
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.secure_files import Folder, open_file
 
 WRITE_EVERY = 5.0
 """Seconds between two writes."""
@@ -77,15 +79,23 @@ class _Writer:
             **snapshot.to_dict(),
             "written_at": round(time.time(), 3),
         }
-        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(shape) + "\n", encoding="utf-8")
-        beside.replace(self._path)
+        beside = f".{self._path.name}.{os.getpid()}.{secrets.token_hex(4)}"
+        with Folder.open(self._path.parent, follow=True) as folder:
+            fd = folder.open_file(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            try:
+                with open(fd, "w", encoding="utf-8") as file:
+                    file.write(json.dumps(shape) + "\n")
+                folder.replace(beside, self._path.name)
+            except BaseException:
+                with suppress(OSError):
+                    folder.unlink(beside)
+                raise
 
 
 def read_liveness(path: Path, max_age: float = MAX_AGE) -> tuple[bool, dict[str, Any]]:
     """Whether the process behind the file is live, and what the file or its absence tells."""
     try:
-        with path.open("rb") as file:
+        with open(open_file(path, os.O_RDONLY), "rb") as file:
             shape = json.loads(file.read(_LONGEST))
         snapshot = Snapshot.from_dict(shape)
         age = max(0.0, time.time() - float(shape["written_at"]))

@@ -16,9 +16,8 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
-from ergon_framework.storage import medium
+from ergon_framework.storage import medium, secure_files
 
-FOLDER_MODE, FILE_MODE = 0o700, 0o600
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
@@ -39,12 +38,8 @@ def write_all(fd: int, views: Iterable[memoryview]) -> None:
 
 
 def make_folder(path: Path) -> bool:
-    """Make a folder unless it is there; whether it was made. Only its owner may enter it."""
-    try:
-        path.mkdir(FOLDER_MODE)
-    except FileExistsError:
-        return False
-    return True
+    """Make a private folder, or one for its parent's group, unless it is there; whether it was."""
+    return secure_files.make_folder(path)
 
 
 def is_locked(fd: int) -> bool:

@@ -30,9 +30,10 @@ from ergon_framework.boundary.objects.reading import copy_blobs, flaw
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.objectstore import Blob
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.secure_files import open_file
 
 _NAME = re.compile(r"[0-9a-f]{64}")
-_UPLOAD_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_UPLOAD_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND
 
 declare(
     "boundary.object.rename.after",
@@ -126,7 +127,7 @@ class FilesystemObjectStore:
         self._check_open()
         with disk.told(self.folder):
             try:
-                fd = os.open(self._path(digest), os.O_RDONLY | os.O_CLOEXEC)
+                fd = open_file(self._path(digest), os.O_RDONLY, may_be_linked=True)
             except FileNotFoundError:
                 self._check_folder()
                 return None
@@ -246,7 +247,7 @@ class FilesystemObjectStore:
 def _taken(path: Path) -> int | None:
     """The file, opened and locked for this upload alone; None when another one has it."""
     while True:
-        fd = os.open(path, _UPLOAD_FLAGS, disk.FILE_MODE)
+        fd = open_file(path, _UPLOAD_FLAGS)
         try:
             is_locked = disk.is_locked(fd)
             if not is_locked and disk.is_at(path, fd):
@@ -263,7 +264,7 @@ def _taken(path: Path) -> int | None:
 def _is_swept(path: Path, latest: float) -> bool:
     """Remove a file that nobody writes to and nobody has touched since; whether it was removed."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_file(path, os.O_RDWR)
     except (FileNotFoundError, IsADirectoryError):
         return False
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import re
 import secrets
 from collections.abc import Collection, Iterable
@@ -18,6 +19,7 @@ from typing import BinaryIO
 from ergon_framework.boundary.objects.disk import sync_file, sync_folder
 from ergon_framework.boundary.spool.records import SpooledFile
 from ergon_framework.errors import StoreError, StoreFullError, StoreUnavailableError
+from ergon_framework.storage.secure_files import Folder
 
 _NAME = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}|new\.[0-9a-f]{16}")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -71,13 +73,14 @@ class SpoolFolder:
         return swept
 
     def _copy(self, source: Iterable[bytes]) -> tuple[str, bytes, int]:
-        if not self.folder.is_dir():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(self.folder.parent)
-        word = secrets.token_hex(8)
-        hidden = self.folder / f"new.{word}"
+        with Folder.ensure(self.folder, parents=True) as folder:
+            if folder.is_new:
+                sync_folder(self.folder.parent)
+            word = secrets.token_hex(8)
+            hidden = self.folder / f"new.{word}"
+            made = folder.open_file(hidden.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
-            with open(hidden, "xb") as copy:
+            with open(made, "wb") as copy:
                 digest, size = _pour(source, copy)
                 copy.flush()
                 sync_file(copy.fileno())

@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 
 from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.storage.secure_files import open_file
 
 _held: weakref.WeakSet[DrainLock] = weakref.WeakSet()
 
@@ -22,7 +23,7 @@ class DrainLock:
     def try_gain(self) -> bool:
         """Take it if nobody has it; never waits."""
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreUnavailableError(
                 f"{self._path} cannot be used: {error.strerror}",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ergon_framework.boundary.folder import OBJECTS
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.objects.disk import make_folder, sync_folder
+from ergon_framework.boundary.objects.disk import sync_folder
 from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.upkeep.local import looked_into
 from ergon_framework.boundary.upkeep.verifying import named_objects
@@ -27,6 +27,7 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
 from ergon_framework.ports.objectstore import ObjectStore
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.secure_files import make_folder
 
 declare(
     "boundary.backup_log.before",
@@ -78,7 +79,7 @@ def backed_up(
     _check_free(place)
     draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.partial")
     try:
-        draft.mkdir(parents=True)
+        make_folder(draft, parents=True)
         missing = _copy(zone, draft, shares, report)
         with looked_into(draft) as copy:
             told = _summed(copy, place, missing)
@@ -135,7 +136,7 @@ def _copy_objects(
 
 def _share(source: Path, target: Path) -> None:
     """Give the bytes a second name; where that is impossible they are copied afterwards."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent, parents=True)
     with contextlib.suppress(OSError):  # another disk, too many links, no links at all, or no file
         os.link(source, target)
 

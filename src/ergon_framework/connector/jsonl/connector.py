@@ -153,7 +153,7 @@ class JsonlConnector(ThreadedTwins):
 
     def read_dead_letters(self) -> Iterator[dict[str, Any]]:
         """The dead letters, oldest first: place, reason, and ``value``, ``text`` or ``base64``."""
-        with self._reading().dead_path.open("rb") as file:
+        with self._reading().read_letters() as file:
             for text in file:
                 if text.endswith(codec.NEWLINE):  # the last one may be being written
                     yield codec.decode(text)

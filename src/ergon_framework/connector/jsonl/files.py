@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ergon_framework.connector.jsonl.codec import NEWLINE, JsonlConnectorError, is_complete
+from ergon_framework.storage.secure_files import Folder
 
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 _BLOCK = 1 << 16
@@ -35,8 +36,19 @@ class AppendFile:
     what is on disk, so everything further is refused until the file is opened again.
     """
 
-    def __init__(self, path: Path, label: str, *, fsync: bool = True, lock: bool = False) -> None:
-        self.path = path
+    def __init__(
+        self,
+        folder: Folder,
+        name: str,
+        label: str,
+        *,
+        fsync: bool = True,
+        lock: bool = False,
+        is_public: bool = False,
+    ) -> None:
+        self.path = folder.path / name
+        self._folder = folder
+        self._is_public = is_public
         self._label = label
         self._fsync = fsync
         self._writing = threading.Lock()
@@ -99,20 +111,23 @@ class AppendFile:
         """Put ``content`` in place of everything, in one step as far as a crash can see."""
         with self._writing, self._syncing:
             self._refuse_when_broken()
-            fresh = self.path.with_suffix(".tmp")
+            fresh = self.path.with_suffix(".tmp").name
             try:
-                with fresh.open("wb", buffering=0) as file:
+                with contextlib.suppress(FileNotFoundError):  # left by a crash
+                    self._folder.unlink(fresh)
+                made = self._folder.open_file(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                with FileIO(made, "wb") as file:
                     failpoint(f"{self._label}.rewriting")
                     _write_all(file, content)
                     if self._fsync:
                         _sync(file.fileno())
                 failpoint(f"{self._label}.rewritten")
-                fresh.replace(self.path)
+                self._folder.replace(fresh, self.path.name)
                 failpoint(f"{self._label}.renamed")
                 if self._fsync:
-                    sync_directory(self.path.parent)
+                    self._folder.sync()
                 self._file.close()
-                self._file = self.path.open("a+b", buffering=0)
+                self._file = self._opened()
             except OSError as error:
                 self._give_up(error)
             self._synced = self._written
@@ -128,9 +143,9 @@ class AppendFile:
             self._file.close()
 
     def _open(self, lock: bool) -> FileIO:
-        is_new = not self.path.exists()
         try:
-            file = self.path.open("a+b", buffering=0)
+            is_new = self.path.name not in self._folder.names()
+            file = self._opened()
         except OSError as error:
             raise JsonlConnectorError(
                 f"cannot open {self.path}: {error.strerror}",
@@ -144,8 +159,13 @@ class AppendFile:
             )
         _repair_tail(file)
         if is_new and self._fsync:
-            sync_directory(self.path.parent)
+            self._folder.sync()
         return file
+
+    def _opened(self) -> FileIO:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        fd = self._folder.open_file(self.path.name, flags, is_public=self._is_public)
+        return FileIO(fd, "a+b")
 
     def _refuse_when_broken(self) -> None:
         if self._broken is not None:
@@ -171,8 +191,9 @@ class AppendFile:
 class DirectoryLock:
     """Held by one connector at a time, whatever process it is in. Freed by the system on death."""
 
-    def __init__(self, path: Path, directory: Path) -> None:
-        self._file = path.open("a+b", buffering=0)
+    def __init__(self, folder: Folder, name: str, directory: Path) -> None:
+        fd = folder.open_file(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._file = FileIO(fd, "a+b")
         if not _try_lock(self._file):
             self._file.seek(0)
             holder = self._file.read(20).decode("ascii", "replace").strip() or "unknown"
@@ -188,15 +209,6 @@ class DirectoryLock:
     def close(self) -> None:
         """Let the next one in. The file stays: removing it would race with whoever opens it."""
         self._file.close()
-
-
-def sync_directory(path: Path) -> None:
-    """Bring the names in a directory to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _try_lock(file: FileIO) -> bool:

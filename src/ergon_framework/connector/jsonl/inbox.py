@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from ergon_framework.connector.jsonl import codec
 from ergon_framework.connector.jsonl.codec import (
@@ -20,10 +20,12 @@ from ergon_framework.connector.jsonl.codec import (
     LineTooLongError,
     MalformedLineError,
 )
-from ergon_framework.connector.jsonl.files import AppendFile, DirectoryLock, sync_directory
+from ergon_framework.connector.jsonl.drop_folder import DropFolder
+from ergon_framework.connector.jsonl.files import AppendFile, DirectoryLock
 from ergon_framework.connector.jsonl.lines import Line, fingerprint, pieces, scan
 from ergon_framework.connector.jsonl.progress import FileProgress, Progress
 from ergon_framework.errors import describe
+from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder
 
 STATE = ".ergon"
 _MOST_LETTERS = 256  # malformed lines set aside with one fsync
@@ -67,18 +69,25 @@ class Inbox(Generic[T]):
         self._released: list[tuple[str, int, int, Line]] = []
         self._tie = itertools.count()
         self.malformed = 0
-        state = directory / STATE
-        state.mkdir(exist_ok=True)
-        if fsync:
-            sync_directory(directory)
-        self.dead_path = dead_letters or state / "dead_letters.jsonl"
-        self.dead_path.parent.mkdir(parents=True, exist_ok=True)
+        self.dead_path = dead_letters or directory / STATE / "dead_letters.jsonl"
         with contextlib.ExitStack() as opened:
-            self._guard = DirectoryLock(state / "lock", directory)
-            opened.callback(self._guard.close)
-            self._dead = AppendFile(self.dead_path, "dead_letters", fsync=fsync, lock=True)
+            self._drop = opened.enter_context(DropFolder(directory))
+            state = opened.enter_context(_opened_state(directory.absolute() / STATE))
+            if fsync:
+                self._drop.sync()
+            guard = DirectoryLock(state, "lock", directory)
+            opened.callback(guard.close)
+            letters = state
+            if dead_letters is not None:
+                make_folder(dead_letters.absolute().parent, parents=True)
+                place = dead_letters.absolute().parent
+                letters = opened.enter_context(Folder.open(place, follow=True))
+            self._letters = letters
+            self._dead = AppendFile(
+                letters, self.dead_path.name, "dead_letters", fsync=fsync, lock=True
+            )
             opened.callback(self._dead.close)
-            self._progress = Progress(directory, state / "progress.jsonl", fsync=fsync)
+            self._progress = Progress(self._drop, state, "progress.jsonl", fsync=fsync)
             self._opened = opened.pop_all()  # nothing failed: they stay open until close()
             self._opened.callback(self._progress.close)
 
@@ -129,8 +138,12 @@ class Inbox(Generic[T]):
     def lines(self) -> Iterator[Line]:
         """Every line that can be read, settled or not."""
         for name in self._listed():
-            with (self._directory / name).open("rb") as file:
+            with contextlib.suppress(FileNotFoundError), self._drop.open(name) as file:
                 yield from scan(file, FileProgress(name), self._limit)
+
+    def read_letters(self) -> BinaryIO:
+        """The dead letters, opened for reading."""
+        return open(self._letters.open_file(self.dead_path.name, os.O_RDONLY), "rb")
 
     def close(self) -> None:
         """Close the files and let the next connector in."""
@@ -161,11 +174,11 @@ class Inbox(Generic[T]):
         """Read on in one file until there is no room, too much is malformed, or it ends."""
         seen: _Gathered[T] = _Gathered(self._progress.of(name))
         try:
-            size = (self._directory / name).stat().st_size
+            size = self._drop.size(name)
             if size in (seen.file.next_offset, seen.file.stalled_size):
                 seen.is_exhausted = True
                 return seen
-            with (self._directory / name).open("rb") as file:
+            with self._drop.open(name) as file:
                 seen.file = self._progress.verified(name, file)
                 try:
                     self._gather(seen, file, room)
@@ -227,28 +240,32 @@ class Inbox(Generic[T]):
     def _letter(self, line: Line, error: MalformedLineError) -> Iterable[bytes]:
         if line.data is not None:
             return [codec.letter(describe(error), _place(line), line.data)]
-        content = pieces(self._directory / line.file.name, line.start, line.end)
+        content = pieces(self._drop, line.file.name, line.start, line.end)
         return codec.long_letter(describe(error), _place(line), content)
 
     def _listed(self) -> list[str]:
         """The names of the inbox files, in order; what is known about others is dropped."""
-        with os.scandir(self._directory) as entries:
-            names = sorted(
-                entry.name
-                for entry in entries
-                if entry.name.endswith(".jsonl") and entry.name[0] != "." and entry.is_file()
-            )
+        names = self._drop.names()
         with self._lock:
             self._progress.forget_missing(set(names))
         return names
 
     def _unread(self, name: str) -> Iterator[Line]:
-        path = self._directory / name
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), self._drop.open(name) as file:
             known = self._progress.verified(name, file)
             for line in scan(file, known, self._limit):
                 if line.is_ready and not _is_done(line):
                     yield line
+
+
+def _opened_state(path: Path) -> Folder:
+    try:
+        return Folder.ensure_private(path)
+    except UnsafeFileError as error:
+        raise JsonlConnectorError(
+            f"{path} cannot keep the state of this inbox: {error.strerror}",
+            remedy="an inbox that others fill belongs to this user or to root, as does its state",
+        ) from error
 
 
 def _is_done(line: Line) -> bool:

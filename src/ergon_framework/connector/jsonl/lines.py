@@ -7,12 +7,12 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.connector.jsonl.codec import NEWLINE, is_complete
 
 if TYPE_CHECKING:
+    from ergon_framework.connector.jsonl.drop_folder import DropFolder
     from ergon_framework.connector.jsonl.progress import FileProgress
 
 _WINDOW = 4096
@@ -65,9 +65,9 @@ def scan(file: BufferedReader, known: FileProgress, limit: int) -> Iterator[Line
         number, start = number + 1, end
 
 
-def pieces(path: Path, start: int, end: int) -> Iterator[bytes]:
+def pieces(drop: DropFolder, name: str, start: int, end: int) -> Iterator[bytes]:
     """The bytes from ``start`` to ``end``, a few at a time."""
-    with path.open("rb") as file:
+    with drop.open(name) as file:
         file.seek(start)
         while start < end and (piece := file.read(min(_PIECE, end - start))):
             start += len(piece)

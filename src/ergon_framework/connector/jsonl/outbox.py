@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ergon_framework.connector.jsonl.codec import JsonlConnectorError
 from ergon_framework.connector.jsonl.files import AppendFile, LockedError
+from ergon_framework.storage.secure_files import Folder
 
 _PART = re.compile(r"part-(\d{8,})\.jsonl")
 
@@ -22,6 +23,7 @@ class Outbox:
     def __init__(self, directory: Path, *, rotate_bytes: int, fsync: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
+        self._folder = Folder.open(directory.absolute(), follow=True)
         self._rotate_bytes = rotate_bytes
         self._fsync = fsync
         self._lock = threading.Lock()
@@ -52,13 +54,14 @@ class Outbox:
             self._closed = True
             if self._part is not None:
                 self._part.close()
+            self._folder.close()
 
     def _turn_over(self) -> AppendFile:
         if self._part is not None:
             self._part.close()
             self._part = None
         number = max(self._numbers(), default=0)
-        if number == 0 or self._path(number).stat().st_size >= self._rotate_bytes:
+        if number == 0 or self._path(number).lstat().st_size >= self._rotate_bytes:
             number += 1
         while True:
             try:
@@ -67,7 +70,15 @@ class Outbox:
                 number += 1  # another connector writes that one
 
     def _open(self, number: int) -> AppendFile:
-        return AppendFile(self._path(number), "outbox", fsync=self._fsync, lock=True)
+        # Whoever takes the parts away may be another user: who reads them is the umask's business.
+        return AppendFile(
+            self._folder,
+            self._path(number).name,
+            "outbox",
+            fsync=self._fsync,
+            lock=True,
+            is_public=True,
+        )
 
     def _numbers(self) -> list[int]:
         found = (_PART.fullmatch(path.name) for path in self._directory.iterdir())

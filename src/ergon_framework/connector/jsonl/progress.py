@@ -15,14 +15,15 @@ from __future__ import annotations
 import logging
 import os
 from io import BufferedReader
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ergon_framework.connector.jsonl.codec import NEWLINE, MalformedLineError, decode
+from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.connector.jsonl.files import AppendFile
 from ergon_framework.connector.jsonl.lines import Line, fingerprint
+from ergon_framework.storage.secure_files import Folder
 
 _log = logging.getLogger(__name__)
 _SLACK = 1000  # entries the journal may hold beyond twice what the last compaction left
@@ -91,10 +92,11 @@ class FileProgress:
 class Progress:
     """The journal and what it says. The caller holds a lock around every method but ``sync``."""
 
-    def __init__(self, inbox: Path, path: Path, *, fsync: bool) -> None:
+    def __init__(self, inbox: DropFolder, folder: Folder, name: str, *, fsync: bool) -> None:
         self._inbox = inbox
         self._files: dict[str, FileProgress] = {}
-        self._journal = AppendFile(path, "progress", fsync=fsync)
+        self._folder = folder
+        self._journal = AppendFile(folder, name, "progress", fsync=fsync)
         self._entries = 0
         self._compact_at = _SLACK
         self._load()
@@ -156,15 +158,15 @@ class Progress:
         return ticket
 
     def _load(self) -> None:
-        with self._journal.path.open("rb") as journal:
+        fd = self._folder.open_file(self._journal.path.name, os.O_RDONLY)
+        with open(fd, "rb") as journal:
             for text in journal:
                 self._entries += 1
                 try:
                     self._apply(decode(text))
                 except (MalformedLineError, KeyError, TypeError):
                     _log.warning("skipped a damaged entry in %s", self._journal.path)
-        present = {entry.name for entry in os.scandir(self._inbox)}
-        self.forget_missing(present)
+        self.forget_missing(set(self._inbox.all_names()))
 
     def _apply(self, entry: dict[str, Any]) -> None:
         name = entry["file"]
@@ -197,7 +199,7 @@ class Progress:
         if file.offset == file.next_offset:
             return file.check
         try:
-            with (self._inbox / file.name).open("rb") as content:
+            with self._inbox.open(file.name) as content:
                 # A checksum of content that is no longer what was read would bless other work.
                 is_same = fingerprint(content, file.next_offset) == file.check
                 return fingerprint(content, file.offset) if is_same else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import secrets
 from collections import deque
@@ -17,13 +18,15 @@ from pathlib import Path
 from ergon_framework.ports.providerstore import Batch
 from ergon_framework.providers.recording.spill_lines import batch_of
 from ergon_framework.storage.medium import sync_file, sync_folder
+from ergon_framework.storage.secure_files import Folder, UnsafeFileError
 
 SUFFIX = ".jsonl"
 SPOILT = ".bad"
 """Added to the name of a file that holds something nobody could write to the store."""
 
-_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _PIECE = 1 << 18
+_warned: set[str] = set()
+logger = logging.getLogger("ergon.providers")
 _TRIES = 10
 
 
@@ -31,7 +34,6 @@ class OwnFile:
     """The file that this process appends to. Whoever calls sees to it that only one does."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         self.path, self.fd = _create(folder)
         self.size = 0
         self.is_dirty = False
@@ -160,7 +162,11 @@ def find_left(folder: Path) -> list[Path]:
 def take_left(path: Path) -> LeftFile | None:
     """The file, if nobody has it: its process is gone. Never waits."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with Folder.trusted(path.parent) as folder:
+            fd = folder.open_file(path.name, os.O_RDWR)
+    except UnsafeFileError as error:
+        _warn_once(error)
+        return None
     except OSError:
         return None
     if _lock(fd):
@@ -169,12 +175,18 @@ def take_left(path: Path) -> LeftFile | None:
     return None
 
 
+def _warn_once(error: UnsafeFileError) -> None:
+    """Its lines may be anybody's: they are not written to the store."""
+    if error.filename not in _warned:
+        _warned.add(error.filename)
+        logger.warning("%s is not read back: %s", error.filename, error.strerror)
+
+
 def leave(folder: Path, lines: bytes, most: int) -> None:
     """Add lines to the file of what this process could not write anywhere."""
-    folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-    path = folder / f"{os.getpid()}-refused{SUFFIX}{SPOILT}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, flags, _FILE_MODE)
+    name = f"{os.getpid()}-refused{SUFFIX}{SPOILT}"
+    with Folder.ensure(folder, parents=True) as opened:
+        fd = opened.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         if os.fstat(fd).st_size + len(lines) > most:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
@@ -186,13 +198,14 @@ def leave(folder: Path, lines: bytes, most: int) -> None:
 
 
 def _create(folder: Path) -> tuple[Path, int]:
-    for _ in range(_TRIES):
-        path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        fd = os.open(path, flags, _FILE_MODE)
-        if _lock(fd):
-            return path, fd
-        os.close(fd)  # somebody found it between these two lines, and removes it: it is empty
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
+    with Folder.ensure(folder, parents=True) as opened:
+        for _ in range(_TRIES):
+            path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+            fd = opened.open_file(path.name, flags)
+            if _lock(fd):
+                return path, fd
+            os.close(fd)  # somebody found it between these two lines, and removes it: it is empty
     raise BlockingIOError(f"no file could be kept in {folder}")
 
 

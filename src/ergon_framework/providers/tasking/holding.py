@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from ergon_framework.storage.secure_files import Folder, open_file
+
 _LONGEST = 255
 _TRIES = 10
 _OLD = 86_400.0
@@ -53,7 +55,7 @@ def take(name: str, owner: str) -> Held | None:
         _sweep_now_and_then(folder)
         path = folder / hashlib.sha256(name.encode()).hexdigest()
         for _ in range(_TRIES):
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            file = open_file(path, os.O_RDWR | os.O_CREAT)
             held = _locked(path, file, owner)
             if held is not None:
                 return held
@@ -89,7 +91,7 @@ def dead_owner(name: str) -> str | None:
     """Who made the call here and died; None when nobody did, or still lives."""
     try:
         path = _folder() / hashlib.sha256(name.encode()).hexdigest()
-        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = open_file(path, os.O_RDWR)
     except OSError:
         return None
     try:
@@ -103,10 +105,7 @@ def dead_owner(name: str) -> str | None:
 
 def _folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"ergon-held-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o77:
-        raise PermissionError(folder)  # somebody else made it, and may have filled it
+    Folder.ensure_private(folder).close()  # who made it before us may have filled it
     return folder
 
 
@@ -125,7 +124,7 @@ def sweep(folder: Path, before: float) -> None:
         try:
             if path.lstat().st_mtime >= before:
                 continue
-            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            file = open_file(path, os.O_RDWR)
         except OSError:
             continue
         try:

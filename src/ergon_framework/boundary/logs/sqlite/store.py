@@ -13,6 +13,7 @@ from ergon_framework.boundary.logs.tables.links import TableLinks
 from ergon_framework.boundary.logs.tables.objects import TableObjects
 from ergon_framework.boundary.logs.tables.serving import TableServing
 from ergon_framework.errors import StoreError, StoreUnavailableError
+from ergon_framework.storage.secure_files import make_folder, open_file
 from ergon_framework.storage.statements import load
 
 FILE = "facts.db"
@@ -40,8 +41,9 @@ class SqliteFactStore(SqliteMoving, TableServing, TableObjects, TableLinks):
             raise StoreError(f"{target} is there already", remedy="name an empty folder")
         partial = target.with_name(f"{FILE}.partial")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent, parents=True)
             partial.unlink(missing_ok=True)
+            os.close(open_file(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # private
             self._database.read(lambda connection: _copy(connection, partial))
             _sync(partial)
             partial.rename(target)

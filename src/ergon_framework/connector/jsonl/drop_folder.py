@@ -1,0 +1,62 @@
+"""The folder that others put files into: only regular files in it are work."""
+
+from __future__ import annotations
+
+import logging
+import os
+from io import BufferedReader
+from pathlib import Path
+from typing import Self
+
+from ergon_framework.storage.secure_files import Folder, UnsafeFileError
+
+_log = logging.getLogger(__name__)
+
+
+class DropFolder:
+    """An inbox, kept open: everything in it is reached through it, and no link is followed."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = Folder.open(path.absolute(), follow=True)
+        self._ignored: set[str] = set()
+
+    def names(self) -> list[str]:
+        """The files that hold work, in order; what is no regular file is named once, in the log."""
+        found = [name for name in self._folder.names() if name.endswith(".jsonl")]
+        return sorted(name for name in found if name[0] != "." and self._is_work(name))
+
+    def all_names(self) -> list[str]:
+        """Every name there is."""
+        return self._folder.names()
+
+    def open(self, name: str) -> BufferedReader:
+        """One of the files; ``FileNotFoundError`` if it is gone, or none that holds work now."""
+        try:
+            return open(self._folder.open_delivered(name), "rb")
+        except UnsafeFileError as error:
+            raise FileNotFoundError(*error.args) from error
+
+    def size(self, name: str) -> int:
+        """How many bytes it has."""
+        return self._folder.look(name).st_size
+
+    def sync(self) -> None:
+        """Bring its names to disk."""
+        self._folder.sync()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._folder.close()
+
+    def _is_work(self, name: str) -> bool:
+        try:
+            return self._folder.is_deliverable(name)
+        except FileNotFoundError:
+            return False
+        except UnsafeFileError as error:
+            if name not in self._ignored:
+                self._ignored.add(name)
+                _log.warning("ignored %s: %s", os.fspath(self._folder.path / name), error.strerror)
+            return False
