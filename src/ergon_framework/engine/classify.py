@@ -57,6 +57,13 @@ def classify(
     return Failure(kind, name_of(error), wrapped.message), wrapped
 
 
+def unclassified(transaction_id: str) -> tuple[Failure, TransactionException]:
+    """What stands for an exception that the classifier itself stumbled over."""
+    text = "an exception that could not be classified"
+    wrapped = TransactionException(text, ExceptionType.SYSTEM, transaction_id)
+    return Failure(Kind.TRANSIENT, "unclassified", text), wrapped
+
+
 def is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
     """``isinstance`` without asking the object: ``__class__`` may be a property that raises."""
     return issubclass(type(error), kinds)

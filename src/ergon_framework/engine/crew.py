@@ -6,23 +6,33 @@ the two colours share this text word for word.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from ergon_framework.core.lifecycle import RETURNED, STOPPED, Ending, Event, Step
+from ergon_framework.core.lifecycle import RETURNED, STOPPED, End, Ending, Event, Step
 from ergon_framework.core.loop import Fetch, Finish, StopReason
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import is_outbreak
-from ergon_framework.engine.decisions import expired, raised, tell_attempt, tell_ended
+from ergon_framework.engine.decisions import abandon, expired, raised, tell_attempt, tell_ended
 from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.flight import SETTLE
 from ergon_framework.engine.intake import Intake
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import PROCESS
 from ergon_framework.engine.run import Doing, Run, Worker
+from ergon_framework.errors import describe
 from ergon_framework.ports.transaction import Transaction
+
+logger = logging.getLogger("ergon.engine")
+
+Job = Callable[[Worker], Any]
+HIRE_AGAIN = 1.0
+"""Seconds after which a worker that could not be started is tried again."""
+MOST_TROUBLES = 3
+"""Turns in a row in which the supervisor may fail before it ends the call without a grace."""
 
 
 class Bell(Protocol):
@@ -45,8 +55,8 @@ class Crew(Intake):
     fetched: Bell  # whoever waits for a fetch that hangs
 
     @abstractmethod
-    def _hire(self, job: Callable[[Worker], Any] | None) -> None:
-        """Start one more worker, with something to finish first if ``job`` is given."""
+    def _start(self, worker: Worker, job: Job | None) -> None:
+        """Let a worker begin, with something to finish first if ``job`` is given."""
 
     @abstractmethod
     def _drive(self, worker: Worker, run: Run, event: Event) -> Any:
@@ -111,8 +121,36 @@ class Crew(Intake):
                 self.is_rousing = True
                 self.work.notify()
             elif len(self.workers) < self.allowed():
-                self.is_rousing = True
-                self._hire(None)
+                self._hire_one_more()
+
+    def _hire_one_more(self) -> None:
+        """Grow, if that can be done: where no thread can be started, fewer workers do the work."""
+        if self.hire_again_at is not None and self.now() < self.hire_again_at:
+            return
+        self.is_rousing = True
+        try:
+            self._hire(None)
+        except Exception as error:
+            if self.hire_again_at is None:
+                logger.warning(
+                    "%s goes on with %d workers: another one could not be started: %s",
+                    self.plan.task,
+                    len(self.workers),
+                    describe(error),
+                )
+            self.hire_again_at = self.instant() + HIRE_AGAIN
+
+    def _hire(self, job: Job | None, run: Run | None = None) -> None:
+        """Start one more worker, which goes on with ``run`` if one is given. The lock is held."""
+        worker = Worker()
+        worker.run = run
+        self.workers.append(worker)
+        try:
+            self._start(worker, job)
+        except BaseException:
+            self.is_rousing = False
+            self._leave(worker)
+            raise
 
     def _needs_planner(self) -> bool:
         """Whether nobody would ask for more while everybody is at work."""
@@ -124,10 +162,42 @@ class Crew(Intake):
     def _left(self, worker: Worker, outbreak: BaseException | None) -> None:
         """A worker's last act. A defect of ours must end the call, not hang it."""
         with self.lock:
-            if outbreak is not None:
-                self._stop(outbreak)
+            try:
+                if outbreak is not None:
+                    self._broke_out(outbreak)
+            finally:
+                self._leave(worker)
+
+    def _broke_out(self, error: BaseException) -> None:
+        """A worker ended with an error that is nobody's outcome."""
+        self._stop(error)
+
+    def _leave(self, worker: Worker) -> None:
+        """Let go of a worker; the run that it still holds is cut short. The lock is held."""
+        key = None if worker.run is None else worker.run.transaction.transaction_id
+        try:
+            abandon(self, worker)
+        finally:
             self.dismiss(worker)
+            if key is not None:
+                self.pass_on(key)
             self.watch.notify()
+
+    def _in_trouble(self, error: BaseException, troubles: int) -> None:
+        """The supervisor itself failed: Ctrl-C, no thread can be started, a clock that raises."""
+        self._stop(error)
+        if not self.workers:
+            self.stops += 2  # nobody is there to finish anything
+        if troubles > MOST_TROUBLES:
+            self.begin_abort(self.loop.reason or StopReason.STOPPED)
+            self.is_finished = True
+
+    def gather(self) -> None:
+        """The call is over: what its workers still hold, and what never began, goes back."""
+        self.is_finished = True
+        self.begin_abort(self.loop.reason or StopReason.STOPPED)
+        for worker in list(self.workers):
+            abandon(self, worker)
 
     def _take_over(self, attempt: Doing) -> None:
         """A fresh worker goes on where the abandoned one hangs."""
@@ -137,10 +207,10 @@ class Crew(Intake):
             self._hire(None)
         elif attempt.phase == SETTLE:
             self.settle_failed(run.transaction, Verb(attempt.note), TimeoutError("no answer"))
-            self._hire(lambda worker: self._close(worker, run))
+            self._hire(lambda worker: self._close(worker, run), run)
         else:
             event = expired(self, attempt)
-            self._hire(lambda worker: self._drive(worker, run, event))
+            self._hire(lambda worker: self._drive(worker, run, event), run)
 
     def _failed(self, attempt: Doing, step: Step, error: BaseException) -> Event | None:
         """A hook raised. None when the supervisor took the run away meanwhile."""
@@ -207,35 +277,55 @@ class Crew(Intake):
             if is_outbreak(problem):
                 self._stop(problem)
 
-    def _free(self, key: str) -> None:
-        """An id is no longer running: whoever waits for it goes on. Takes the lock only then.
-
-        Somebody may queue up between our look and our removal, so we look twice.
-        """
-        waiting = self.held[key]
-        if not waiting:
-            del self.held[key]
-            if not waiting:
-                return
-        with self.lock:
-            self.pass_on(key, waiting)
-
     def _close(self, worker: Worker, run: Run) -> bool:
         """Record the outcome and let the next one with the same id go."""
         end = run.end
         if end is None:
             raise AssertionError("a run was closed before its end")
+        is_ours = False
+        try:
+            if self.is_watched or end is not SUCCEEDED:
+                tell_ended(self, run, end)
+        finally:
+            is_ours = self._account_for(worker, run, end)
+        return is_ours
+
+    def _account_for(self, worker: Worker, run: Run, end: End) -> bool:
+        """Count an outcome; False when the call has ended without this worker."""
         transaction = run.transaction
-        self._free(transaction.transaction_id)
-        if self.is_watched or end is not SUCCEEDED:
-            tell_ended(self, run, end)
+        key = transaction.transaction_id
+        if self.live.pop(key, None) is None:
+            worker.run = None
+            return False
         if end is SUCCEEDED:
             worker.succeeded += 1
-            return True
-        if end.how is Ending.ABORTED:
-            self.returning.append(transaction)
-        worker.count(end)
+        else:
+            if end.how is Ending.ABORTED:
+                self.returning.append(transaction)
+            worker.count(end)
+        worker.run = None
+        if self.behind:
+            self._let_next_go(key)
         return True
+
+    def _let_next_go(self, key: str) -> None:
+        """An id is no longer running: whoever waits for it goes on."""
+        with self.lock:
+            self.pass_on(key)
+
+    def _begin(self, worker: Worker, transaction: Transaction) -> Run:
+        """A worker took a transaction from those that are ready."""
+        try:
+            run = self.make_run(transaction, self.now() if self.is_timed else 0.0)
+        except BaseException:  # it has not begun: whoever is left finds it where it was
+            self.ready.appendleft(transaction)
+            raise
+        worker.run = run
+        return run
+
+    def _is_over(self, run: Run) -> bool:
+        """Whether the call has ended without the worker that is about to tell the source."""
+        return self.is_aborted and run.transaction.transaction_id not in self.live
 
     def _receive(self, delivery: Delivery, attempt: Doing) -> None:
         """A fetch came back in time, or its late answer is wanted after all. The lock is held."""
@@ -249,7 +339,7 @@ class Crew(Intake):
             self.came_back(attempt)
             self.emit("fetch.late", delivered=len(delivery.transactions))
             if self.is_finished:
-                self.returning.extend(delivery.drain())
+                self.return_unused(delivery.drain())
                 self._hand_back_later()
                 return
             if self.loop.reason is None:

@@ -21,11 +21,11 @@ from ergon_framework.core.lifecycle import (
     hold_of,
 )
 from ergon_framework.core.settlement import VERBS, Verb
-from ergon_framework.engine.classify import classify, is_a, timeout_exception
+from ergon_framework.engine.classify import classify, is_a, timeout_exception, unclassified
 from ergon_framework.engine.flight import BACKOFF, SETTLE, Flight
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS
-from ergon_framework.engine.run import Doing, Run
+from ergon_framework.engine.run import Doing, Run, Worker
 from ergon_framework.ports.context import CURRENT
 
 logger = logging.getLogger("ergon.engine")
@@ -83,7 +83,12 @@ def raised(flight: Flight, attempt: Doing, step: Step, error: BaseException) -> 
     if is_a(error, KeyboardInterrupt):
         tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "interrupted"), error)
         return STOPPED
-    failure, exception = classify(error, step, run.transaction.transaction_id)
+    key = run.transaction.transaction_id
+    try:
+        failure, exception = classify(error, step, key)
+    except Exception:
+        logger.exception("the classifier failed", extra={"transaction_id": key})
+        failure, exception = unclassified(key)
     if step is Step.ON_EXCEPTION:
         run.handler_exception = exception
     else:
@@ -205,17 +210,52 @@ def cut_off(flight: Flight, attempt: Doing) -> None:
     if run is None:
         flight.loop.fetching = False
         return
-    if attempt.phase == SETTLE and run.end is not None:
-        # The outcome stands; only the source may not have heard of it.
-        flight.settlement_failures += 1
-        end = run.end
-    else:
-        action = advance(flight.rule, run, STOPPED, flight.now(), 0.0)
+    end = run.end
+    if attempt.phase != SETTLE or end is None:
+        action = advance(flight.rule, run, STOPPED, flight.instant(), 0.0)
         if not isinstance(action, End):
             raise AssertionError(f"a stop led to {action}")
         end = action
-        flight.returning.insert(0, run.transaction)  # before those that never began
-        if attempt.phase != BACKOFF:
-            tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "aborted"), None)
-    flight.past.count(end)
+    if not end_early(flight, run, end, is_told=False):
+        return
+    if attempt.phase not in (BACKOFF, SETTLE):
+        tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "aborted"), None)
     tell_ended(flight, run, end)
+
+
+def end_early(flight: Flight, run: Run, end: End, *, is_told: bool) -> bool:
+    """Account for a run that its worker will not bring to an end. False when somebody has."""
+    transaction = run.transaction
+    key = transaction.transaction_id
+    if flight.live.get(key) is not transaction or flight.live.pop(key, None) is None:
+        return False
+    if end.how is Ending.ABORTED:
+        flight.returning.insert(0, transaction)  # before those that never began
+    elif not is_told and verb_for(flight, end) is not None:
+        # The outcome stands; only the source may not have heard of it.
+        flight.settlement_failures += 1
+    flight.past.count(end)
+    return True
+
+
+def abandon(flight: Flight, worker: Worker) -> None:
+    """A worker ended, or is stuck outside of user code, and still holds a run.
+
+    Another thread may be about to go on with it, so the run itself is not touched. That thread
+    accounts for nothing any more once its transaction is gone from ``live``.
+    """
+    run, attempt = worker.run, worker.attempt
+    if run is None:
+        return
+    is_settling = attempt is not None and attempt.run is run and attempt.phase == SETTLE
+    is_open = attempt is not None and attempt.run is run and attempt.claim()
+    end = run.end or End(Ending.ABORTED, run.failure)
+    is_told = attempt is None or (is_settling and not is_open)
+    if end_early(flight, run, end, is_told=is_told):
+        logger.warning(
+            "transaction %s lost its worker; it counts as %s",
+            run.transaction.transaction_id,
+            end.how.value,
+            extra={"transaction_id": run.transaction.transaction_id},
+        )
+        tell_ended(flight, run, end)

@@ -69,9 +69,14 @@ class Flight:
         self.is_quiet = plan.settlement is None and not self.is_watched
 
         self.ready: deque[Transaction] = deque()
-        self.held: dict[str, list[Transaction]] = {}  # running ids, each with those behind it
+        # The registry: what was taken in and has no outcome yet, ready or running. Whoever pops a
+        # transaction accounts for it, by an outcome or in ``returning``; popping is atomic.
+        self.live: dict[str, Transaction] = {}
+        self.behind: dict[str, deque[Transaction]] = {}  # those that wait for an id in ``live``
         self.returning: list[Transaction] = []  # to be handed back at the end
+        self.delivered = 0  # all that a fetch ever brought
         self.unstarted = 0  # taken in, then moved to ``returning`` before they began
+        self.is_accounted = False
         self.released = 0
         self.stranded: list[str] = []
         self.settlement_failures = 0
@@ -80,6 +85,7 @@ class Flight:
         self.past = Tally()  # what workers counted that are gone
         self.idle = 0
         self.is_rousing = False
+        self.hire_again_at: float | None = None  # no worker could be started before
         self.abandoned = 0  # calls given up on that have not come back
         self.abandoned_ever = 0
         self.is_gated = False
@@ -121,6 +127,14 @@ class Flight:
         except Exception:
             logger.exception("a listener failed to enter %s", attempt.phase)
 
+    def instant(self) -> float:
+        """The clock, for what has to be done even when the clock cannot be read."""
+        try:
+            return self.now()
+        except Exception:
+            logger.exception("the clock of %s could not be read", self.plan.task)
+            return self.began_at
+
     # -- workers -----------------------------------------------------------------------------
 
     def allowed(self) -> int:
@@ -137,6 +151,7 @@ class Flight:
 
     def dismiss(self, worker: Worker) -> None:
         """A worker is gone; what it counted stays."""
+        worker.run = None
         if worker in self.workers:
             self.workers.remove(worker)
             self.past.add(worker)
@@ -253,8 +268,8 @@ class Flight:
 
     def strand(self, transactions: Collection[Transaction]) -> None:
         """What could not be handed back is named in the report and in the log."""
+        self.stranded.extend(transaction.transaction_id for transaction in transactions)
         for transaction in transactions:
-            self.stranded.append(transaction.transaction_id)
             self.emit("transaction.stranded", transaction_id=transaction.transaction_id)
         if transactions and self.plan.role == "producer":
             logger.warning(
@@ -270,12 +285,17 @@ class Flight:
                 _named(transactions),
             )
 
-    def report(self) -> Report:
-        """What the call answers."""
+    def tally(self) -> Tally:
+        """What has been counted so far, by all workers."""
         total = Tally()
         total.add(self.past)
         for worker in self.workers:
             total.add(worker)
+        return total
+
+    def report(self) -> Report:
+        """What the call answers."""
+        total = self.tally()
         return Report(
             succeeded=total.succeeded,
             failed=total.failed,
@@ -289,7 +309,7 @@ class Flight:
             batches=self.loop.batches,
             stranded=(*self.stranded, *self.plan.leftovers()),
             duplicates=tuple(self.plan.duplicates()),
-            elapsed=self.now() - self.began_at,
+            elapsed=self.instant() - self.began_at,
             stop_reason=self.loop.reason or StopReason.STOPPED,
         )
 

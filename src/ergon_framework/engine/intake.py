@@ -27,20 +27,10 @@ class Intake(Flight):
 
     def receive(self, delivery: Delivery, attempt: Doing) -> None:
         """A fetch came back, with transactions, with an error, or with some of each."""
-        now = self.now()
-        self.reading = None
+        now = self.now()  # before anything is moved: should it raise, ``reading`` still has it all
         failure: Failure | None = None
-        if delivery.transactions or delivery.error is None:
-            accepted = self.loop.delivered(len(delivery.transactions), now)
-            self._take_in_all(delivery.transactions[:accepted])
-            self.returning.extend(delivery.transactions[accepted:])
-            if len(delivery.transactions) > delivery.requested:
-                logger.warning(
-                    "the source of %s delivered %d transactions where %d were asked for",
-                    self.plan.task,
-                    len(delivery.transactions),
-                    delivery.requested,
-                )
+        count = len(delivery.transactions)
+        self._keep(delivery, now)
         if delivery.error is not None:
             self.fetch_error = delivery.error
             if delivery.is_defect:
@@ -48,13 +38,32 @@ class Intake(Flight):
             else:
                 failure = fetch_failure(delivery.error)
             self.loop.fetch_failed(failure, now, self.plan.dice())
+        if count > delivery.requested:
+            logger.warning(
+                "the source of %s delivered %d transactions where %d were asked for",
+                self.plan.task,
+                count,
+                delivery.requested,
+            )
         if self.sink is not None:
-            self._tell_fetched(delivery, attempt, failure, now)
+            self._tell_fetched(delivery, count, attempt, failure, now)
+
+    def _keep(self, delivery: Delivery, now: float) -> None:
+        """Move what was delivered to where it belongs. Nothing here calls code of the user's."""
+        brought, delivery.transactions = delivery.transactions, []
+        self.reading = None
+        self.delivered += len(brought)
+        if self.is_aborted:  # no hook is called any more
+            self.loop.fetching = False
+            self.returning.extend(brought)
+        elif brought or delivery.error is None:
+            accepted = self.loop.delivered(len(brought), now)
+            self._take_in_all(brought[:accepted])
+            self.returning.extend(brought[accepted:])
 
     def _tell_fetched(
-        self, delivery: Delivery, attempt: Doing, failure: Failure | None, now: float
+        self, delivery: Delivery, count: int, attempt: Doing, failure: Failure | None, now: float
     ) -> None:
-        count = len(delivery.transactions)
         self.emit(
             "fetch.ended",
             attempt=attempt,
@@ -68,72 +77,103 @@ class Intake(Flight):
             self.emit("queue.empty", empties=self.loop.empties, delay=resume_at - now)
 
     def _take_in_all(self, transactions: list[Transaction]) -> None:
-        held, make_ready = self.held, self.ready.append
+        live, behind, make_ready = self.live, self.behind, self.ready.append
         for transaction in transactions:
             key = transaction.transaction_id
-            if key in held:
+            if key in live or key in behind:
                 self.take_in(transaction)
-            else:  # ids are added only here, under the lock
-                held[key] = []
+            else:  # ids are added only here and in ``pass_on``, under the lock
+                live[key] = transaction
                 make_ready(transaction)
 
     def take_in(self, transaction: Transaction) -> None:
-        """Make it ready, or let it wait behind a running one with the same id.
+        """Let it wait behind the one with the same id.
 
         A finishing worker pops its id without the lock. So after queueing behind an id we look
-        again: if it has gone meanwhile, nobody would ever wake ours, and we take it back.
+        again: if it has gone meanwhile, nobody else would let ours go.
         """
         key = transaction.transaction_id
-        while True:
-            fresh: list[Transaction] = []
-            waiting = self.held.setdefault(key, fresh)
-            if waiting is fresh:
-                self.ready.append(transaction)
-                return
-            waiting.append(transaction)
-            if self.held.get(key) is waiting or waiting[-1:] != [transaction]:
-                return
-            waiting.pop()
+        self.behind.setdefault(key, deque()).append(transaction)
+        self.pass_on(key)
 
-    def pass_on(self, key: str, waiting: list[Transaction]) -> None:
-        """Let those go on that waited for an id."""
-        if self.held.get(key) is waiting:
-            if waiting:
-                self.ready.append(waiting.pop(0))
-            else:
-                del self.held[key]
-        else:
-            late, waiting[:] = waiting[:], []
-            for transaction in late:
-                self.take_in(transaction)
+    def pass_on(self, key: str) -> None:
+        """Let the next one with this id go, if nobody has it."""
+        waiting = self.behind.get(key)
+        if key in self.live or not waiting:
+            return
+        transaction = waiting[0]
+        self.live[key] = transaction
+        waiting.popleft()
+        if not waiting:
+            del self.behind[key]
+        self.ready.append(transaction)
 
     def sweep(self) -> None:
         """Move everything that has not begun to ``returning``.
 
         Workers take from ``ready`` and let ids go without the lock, so each is popped one by one.
         """
-        unstarted: list[Transaction] = []
         while self.ready:
             try:
-                unstarted.append(self.ready.popleft())
+                transaction = self.ready.popleft()
             except IndexError:  # a worker was faster
                 break
-        for waiting in list(self.held.values()):
-            unstarted.extend(waiting)
-            waiting.clear()
-        self.returning.extend(unstarted)
-        self.unstarted += len(unstarted)
+            self.live.pop(transaction.transaction_id, None)
+            self.unstarted += 1
+            self.returning.append(transaction)
+        for key in list(self.behind):
+            waiting = self.behind.pop(key)
+            self.unstarted += len(waiting)
+            self.returning.extend(waiting)
 
     def take_returning(self) -> deque[Transaction]:
         """All that is to be handed back, with what a hanging fetch brought and nobody used."""
-        left = deque(self.returning)
-        self.returning = []
         for delivery in (self.late, self.reading):  # of a fetch that came back, one that hangs
             if delivery is not None:
-                left.extend(delivery.drain())
-        left.extend(self.reader.take_ahead())
+                self.return_unused(delivery.drain())
+        self.return_unused(self.reader.take_ahead())
         self.late = None
+        left: deque[Transaction] = deque()
+        while self.returning:  # a worker may append
+            left.append(self.returning.pop(0))
         return left
+
+    def return_unused(self, transactions: list[Transaction]) -> None:
+        """What a fetch brought and nobody took in goes back."""
+        self.delivered += len(transactions)
+        self.returning.extend(transactions)
+
+    # -- the account -------------------------------------------------------------------------
+
+    def account(self) -> None:
+        """The end of a call: all that was delivered has an outcome, is released or is stranded.
+
+        What is left is a defect of ours. It is named as stranded and told, and fails nobody.
+        """
+        if self.is_accounted:
+            return
+        self.strand(self.take_returning())
+        lost = [self.live.pop(key) for key in list(self.live)]
+        self.stranded.extend(transaction.transaction_id for transaction in lost)
+        total = self.tally()
+        outcomes = total.succeeded + total.failed + total.timed_out + total.parked
+        missing = self.delivered - outcomes - self.released - len(self.stranded)
+        self.is_accounted = True
+        for transaction in lost:
+            self.emit("transaction.stranded", transaction_id=transaction.transaction_id)
+        if lost or missing:
+            logger.critical(
+                "the account of %s does not balance, which is a defect of the engine: of %d "
+                "delivered transactions, %d have an outcome, %d were released and %d are stranded, "
+                "%d of which nobody held: %s; please report it",
+                self.plan.task,
+                self.delivered,
+                outcomes,
+                self.released,
+                len(self.stranded),
+                len(lost),
+                ", ".join(transaction.transaction_id for transaction in lost[:20]),
+            )
 
     def close_failed(self, error: BaseException) -> None:
         """A generator of the source raised when it was told that its rest is not wanted."""
@@ -161,11 +201,11 @@ class Intake(Flight):
         """Take in nothing more; let what runs finish within the grace."""
         self.loop.stop(reason)
         self.stop_reading()
-        if self.grace_at == NEVER:
-            self.grace_at = self.now() + self.plan.bounds.stop_grace
-            self.emit("stop.asked", grace=self.plan.bounds.stop_grace)
         if self.plan.loop.returns:
             self.sweep()
+        if self.grace_at == NEVER:
+            self.grace_at = self.instant() + self.plan.bounds.stop_grace
+            self.emit("stop.asked", grace=self.plan.bounds.stop_grace)
 
     def stop_reading(self) -> None:
         """A producer's input stays in the hands of who gave it, from here on."""

@@ -103,10 +103,12 @@ class Tally:
 class Worker(Tally):
     """A long-lived thread or task that pulls transactions and drives their lifecycles."""
 
-    __slots__ = ("attempt", "handle", "stepper")
+    __slots__ = ("attempt", "cancels", "handle", "run", "stepper")
 
     def __init__(self) -> None:
         super().__init__()
         self.attempt: Doing | None = None  # what it does now; the supervisor looks here
+        self.run: Run | None = None  # the lifecycle it drives, from its beginning to its outcome
+        self.cancels = 0  # asyncio: how often the engine itself has cancelled its task
         self.handle: Any = None  # asyncio: the task, to cancel it
         self.stepper: Any = None  # asyncio: runs its hooks

@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from ergon_framework.core.lifecycle import Scope
+from ergon_framework.core.loop import StopReason
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import is_a
 from ergon_framework.engine.clocks import AsyncSignal, pause
@@ -16,7 +17,7 @@ from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.flight import FETCH, RELEASE_GRACE
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.run import Doing, Worker
-from ergon_framework.engine.trampoline import await_inside
+from ergon_framework.engine.trampoline import await_inside, inside
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.sink import Sink
 from ergon_framework.ports.transaction import Transaction
@@ -88,10 +89,14 @@ class TaskSource(Crew):
         self.reading = delivery = Delivery(at_most)
         context = self.context.copy()
         self.enter(attempt, context)
+        ours, reading = worker.cancels, None
         try:
-            await await_inside(context, self.reader.read_async(at_most, delivery, self._breathe))
+            reading = inside(context, self.reader.read_async(at_most, delivery, self._breathe))
+            await reading
         except BaseException as error:
             delivery.error = error
+        if reading is not None and reading.cancels > worker.cancels - ours:
+            self._cancelled_outside(delivery.error)
         if not attempt.claim():
             self._fetched_late(attempt, delivery)
             return False
@@ -119,23 +124,48 @@ class TaskSource(Crew):
         self._take_late()
         return True
 
+    def _cancelled_outside(self, error: BaseException | None) -> None:
+        """Somebody cancelled a task of this call: it ends now, and nothing of it has failed."""
+        if error is None or not is_a(error, asyncio.CancelledError):
+            error = asyncio.CancelledError()
+        forgive()
+        self._stop(error)
+        self.stops += 2
+        self.begin_abort(self.loop.reason or StopReason.STOPPED)
+
+    def _broke_out(self, error: BaseException) -> None:
+        if is_a(error, asyncio.CancelledError):
+            self._cancelled_outside(error)
+        else:
+            super()._broke_out(error)
+
     def _hand_back_later(self) -> None:
-        keep(self.event_loop.create_task(self._hand_back()))
+        handing_back = self.event_loop.create_task(self._hand_back())
+        keep(handing_back)
+        # Cancelled before its first step, it would have done nothing, not even named them.
+        handing_back.add_done_callback(lambda _task: self.strand(self.take_returning()))
 
     async def _hand_back(self) -> None:
         """Return what was not begun, without waiting for a source that hangs."""
         left = self.take_returning()
-        verbs = self.settlement.verbs if self.settlement else {}
-        if (left and Verb.RELEASE in verbs) or self.reader.is_open:
-            releasing = self.event_loop.create_task(self._let_go(left))
-            keep(releasing)
-            try:
-                await asyncio.wait({releasing}, timeout=RELEASE_GRACE)
-            except asyncio.CancelledError as error:  # no longer, but what is left is still named
+        try:
+            verbs = self.settlement.verbs if self.settlement else {}
+            if (left and Verb.RELEASE in verbs) or self.reader.is_open:
+                releasing = self.event_loop.create_task(self._let_go(left))
+                keep(releasing)
+                try:
+                    await asyncio.wait({releasing}, timeout=RELEASE_GRACE)
+                finally:
+                    releasing.cancel()
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # no longer, but what is left is still named
+            self.interrupt(error)
+            if isinstance(error, asyncio.CancelledError):
                 self.outbreak = error
-            releasing.cancel()
-        self.strand(left)
-        left.clear()
+        finally:
+            self.strand(left)
+            left.clear()
 
     async def _let_go(self, left: deque[Transaction]) -> None:
         await self._release(left)
@@ -148,11 +178,17 @@ class TaskSource(Crew):
         release = self.settlement.verbs.get(Verb.RELEASE) if self.settlement else None
         while left and release is not None:
             transaction = left[0]
-            problem: Exception | None = None
+            problem: BaseException | None = None
             try:
                 context = self.context.copy()
                 await await_inside(context, context.run(release, transaction))
-            except Exception as error:
+            except asyncio.CancelledError:
+                if self._is_cancelled():
+                    raise
+                problem = ConnectionError("the source raised CancelledError")
+            except GeneratorExit:
+                raise
+            except BaseException as error:
                 problem = error
             if not left:  # the supervisor lost patience and called them stranded
                 return
@@ -160,8 +196,14 @@ class TaskSource(Crew):
             if problem is None:
                 self.released += 1
             else:
+                self.strand((transaction,))
                 self.settle_failed(transaction, Verb.RELEASE, problem)
             await self._breathe()
+
+    def _is_cancelled(self) -> bool:
+        """Whether somebody cancelled the task that asks."""
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
 
 
 _KEPT: set[asyncio.Task[Any]] = set()
@@ -181,14 +223,17 @@ def forgive() -> None:
         task.uncancel()
 
 
-async def absorbed(value: Any) -> Any:
-    """``value``, once a cancellation that a hook left on its worker has been taken away.
+async def absorb() -> int:
+    """Take away a cancellation that a hook left on its worker: it is not the next hook's.
 
-    The worker goes on with other transactions, and theirs it is not.
+    The number of those that arrived meanwhile, which are not the hook's.
     """
     task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        with suppress(asyncio.CancelledError):
-            await pause()
-        forgive()
-    return value
+    pending = 0 if task is None else task.cancelling()
+    if task is None or not pending:
+        return 0
+    with suppress(asyncio.CancelledError):
+        await pause()
+    arrived = task.cancelling() - pending
+    forgive()
+    return arrived

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from types import CoroutineType
 from typing import Any
 
@@ -24,8 +24,9 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.loop import Finish
 from ergon_framework.core.settlement import Verb
-from ergon_framework.engine.classify import is_a
+from ergon_framework.engine.classify import is_a, is_outbreak
 from ergon_framework.engine.clocks import pause
+from ergon_framework.engine.crew import Job
 from ergon_framework.engine.decisions import (
     arguments,
     decide,
@@ -39,48 +40,60 @@ from ergon_framework.engine.flight import BACKOFF, SETTLE
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
 from ergon_framework.engine.run import Doing, Run, Worker
-from ergon_framework.engine.task_source import (
-    FAIR_TURNS,
-    TaskSource,
-    absorbed,
-    forgive,
-    keep,
-)
-from ergon_framework.engine.trampoline import DONE, FAILED, Stepped, Stepper, await_inside, wait_for
+from ergon_framework.engine.task_source import FAIR_TURNS, TaskSource, absorb, forgive, keep
+from ergon_framework.engine.trampoline import DONE, FAILED, Stepped, Stepper, inside, wait_for
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
-
-Job = Callable[[Worker], Any]
 
 
 class Suspended:
     """A hook that waits for something."""
 
-    __slots__ = ("doing", "rest", "run", "step")
+    __slots__ = ("doing", "ours", "rest", "run", "step", "worker")
 
-    def __init__(self, doing: Doing, run: Run, step: Step, rest: Awaitable[Any]) -> None:
+    def __init__(
+        self, worker: Worker, doing: Doing, run: Run, step: Step, rest: Awaitable[Any]
+    ) -> None:
+        self.worker = worker
+        self.ours = worker.cancels
         self.doing = doing
         self.run = run
         self.step = step
         self.rest = rest
 
 
+async def given_back(value: Any) -> Any:
+    """``value``, for a hook that returned at once and left a cancellation on its worker."""
+    return value
+
+
 class TaskWorkers(TaskSource):
     """The half of the asyncio driver that runs in worker tasks."""
 
-    def _hire(self, job: Job | None) -> None:
-        worker = Worker()
+    def _start(self, worker: Worker, job: Job | None) -> None:
         worker.stepper = Stepper()
-        self.workers.append(worker)
         name = f"ergon-{self.plan.task}-{len(self.workers)}"
-        worker.handle = self.event_loop.create_task(self._body(worker, job), name=name)
+        body = self._body(worker, job)
+        try:
+            worker.handle = self.event_loop.create_task(body, name=name)
+        except BaseException:
+            body.close()
+            raise
         keep(worker.handle)
+        worker.handle.add_done_callback(lambda _task: self._gone(worker))
+
+    def _gone(self, worker: Worker) -> None:
+        """Cancelled before its first step, a task runs nothing of its body."""
+        if worker in self.workers:
+            self._left(worker, asyncio.CancelledError())
 
     # -- a worker ----------------------------------------------------------------------------
 
     async def _body(self, worker: Worker, job: Job | None) -> None:
         outbreak: BaseException | None = None
         try:
+            if worker.handle is None:  # an eager task factory runs us inside of ``_start``
+                await pause()
             self.is_rousing = False
             goes_on = True if job is None else job(worker)
             if goes_on is True or (goes_on and await goes_on):
@@ -126,8 +139,12 @@ class TaskWorkers(TaskSource):
                 action = self._plan()
             if isinstance(action, Finish):
                 return False
-            if not await self._fetch(worker, action.at_most):
-                return False
+            try:
+                if not await self._fetch(worker, action.at_most):
+                    return False
+            except BaseException:
+                self.loop.fetching = False  # or the loop would wait for it
+                raise
             await self._breathe()
 
     async def _rest(self) -> None:
@@ -147,7 +164,7 @@ class TaskWorkers(TaskSource):
         """
         if not self.is_plain:
             return await self._live_watched(worker, transaction)
-        run = self.make_run(transaction, self.now() if self.is_timed else 0.0)
+        run = self._begin(worker, transaction)
         step = self.on_process
         current: tuple[Any, ...] = (self.call, run, step.phase, 0, run.ticket)
         event: Any = self._call(worker, run, step, run, current, transaction)
@@ -166,15 +183,13 @@ class TaskWorkers(TaskSource):
             if event is RETURNED:
                 run.end = SUCCEEDED
                 if self.is_quiet:
-                    self._free(transaction.transaction_id)
-                    worker.succeeded += 1
-                    return True
+                    return self._account_for(worker, run, SUCCEEDED)
                 return await self._finish(worker, run, SUCCEEDED)
         return event is not None and await self._drive(worker, run, event)
 
     async def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
-        run = self.make_run(transaction, self.now())
+        run = self._begin(worker, transaction)
         tell_began(self, run)
         if not self.plan.compiled:
             return await self._drive(worker, run, BEGAN)
@@ -250,12 +265,12 @@ class TaskWorkers(TaskSource):
             stepper.renew()
             return self._failed(doing, step.step, error)
         if outcome is not DONE and outcome is not FAILED:
-            return Suspended(doing, run, step.step, Stepped(stepper, context, outcome))
+            return Suspended(worker, doing, run, step.step, Stepped(stepper, context, outcome))
         value, stepper.value = stepper.value, None
         if outcome is FAILED:
             return self._failed(doing, step.step, value)
         if worker.handle.cancelling():
-            return Suspended(doing, run, step.step, absorbed(value))
+            return Suspended(worker, doing, run, step.step, given_back(value))
         return self._returned(doing, run, step.step, value)
 
     async def _resume(self, suspended: Suspended) -> Event | None:
@@ -263,21 +278,30 @@ class TaskWorkers(TaskSource):
         doing, step = suspended.doing, suspended.step
         try:
             result = await suspended.rest
-            if not doing.expired and not self.is_aborted:
-                await absorbed(None)
         except BaseException as error:
+            self._note_cancels(suspended, error)
             return self._failed(doing, step, error)
+        self._note_cancels(suspended, None)
+        if not doing.expired and not self.is_aborted and await absorb():
+            self._cancelled_outside(None)
         event = self._returned(doing, suspended.run, step, result)
         if doing.expired:
             forgive()
         return event
 
+    def _note_cancels(self, suspended: Suspended, error: BaseException | None) -> None:
+        """Find out whether somebody else has cancelled the worker while the hook waited."""
+        rest, ours = suspended.rest, suspended.worker.cancels - suspended.ours
+        if isinstance(rest, Stepped) and rest.cancels > ours:
+            self._cancelled_outside(error)
+
     def _failed(self, attempt: Doing, step: Step, error: BaseException) -> Event | None:
         if is_a(error, asyncio.CancelledError):
             forgive()
-            if self.is_aborted and attempt.claim():
-                tell_attempt(self, attempt, Failure(Kind.CANCELLED, "aborted"), None)
-                return STOPPED
+        if self.is_aborted and not is_outbreak(error) and attempt.claim():
+            # It was cut off: what it raised on its way out is no failure of the transaction.
+            tell_attempt(self, attempt, Failure(Kind.CANCELLED, "aborted"), None)
+            return STOPPED
         return super()._failed(attempt, step, error)
 
     async def _sleep(self, worker: Worker, run: Run, seconds: float) -> Event | None:
@@ -287,8 +311,11 @@ class TaskWorkers(TaskSource):
         wake_at = self.now() + seconds
         lifecycle_at = deadline(self.rule, run)
         until = wake_at if lifecycle_at is None else min(wake_at, lifecycle_at)
-        while self.now() < until <= self.grace_at and not self.is_aborted:
-            await self.naps.wait(until)
+        try:
+            while self.now() < until <= self.grace_at and not self.is_aborted:
+                await self.naps.wait(until)
+        except asyncio.CancelledError as error:
+            self._cancelled_outside(error)
         if not nap.claim():
             return None
         if self.is_aborted or until > self.grace_at:
@@ -310,13 +337,19 @@ class TaskWorkers(TaskSource):
         attempt.note = verb
         attempt.deadline_at = self.now() + settlement.timeout
         self._publish(worker, attempt)
+        if self._is_over(run):
+            return False
         problem: BaseException | None = None
+        ours, telling = worker.cancels, None
         try:
             context = self.context.copy()
             answer = context.run(settlement.verbs[verb], *told(run, verb))
-            await await_inside(context, answer)
+            telling = inside(context, answer)
+            await telling
         except BaseException as error:
             problem = error
+        if telling is not None and telling.cancels > worker.cancels - ours:
+            self._cancelled_outside(problem)
         if attempt.expired and problem is not None and is_a(problem, asyncio.CancelledError):
             forgive()
             problem = TimeoutError("no answer")

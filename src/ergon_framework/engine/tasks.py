@@ -28,8 +28,18 @@ class TaskEngine(TaskWorkers):
     async def run(self) -> Report:
         """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
         self.emit("call.began")
-        await self._supervise()
-        await self._hand_back()
+        try:
+            await self._supervise()
+            self.gather()
+            await self._hand_back()
+        except GeneratorExit:  # the event loop was closed around us: nothing can be awaited
+            self.gather()
+            self.account()
+            raise
+        except BaseException as error:
+            self.interrupt(error)
+            self.gather()
+        self.account()
         return conclude(self, self.report())
 
     def request_stop(self) -> None:
@@ -45,6 +55,7 @@ class TaskEngine(TaskWorkers):
     # -- the supervisor ----------------------------------------------------------------------
 
     async def _supervise(self) -> None:
+        troubles = 0
         while not self.is_finished:
             try:
                 await self._look_after(self.now())
@@ -52,13 +63,17 @@ class TaskEngine(TaskWorkers):
                     self._hire(None)
                 if not self.is_finished:
                     await self.watch.wait(self.next_alarm())
+                troubles = 0
+            except GeneratorExit:
+                raise
             except asyncio.CancelledError as error:
                 # Whoever cancels the call wants it to end: no grace, but nobody left behind.
                 self._stop(error)
                 self.outbreak = error
                 self.stops += 2
             except BaseException as error:
-                self._stop(error)
+                troubles += 1
+                self._in_trouble(error, troubles)
 
     async def _look_after(self, now: float) -> None:
         self.wake_source()
@@ -78,6 +93,10 @@ class TaskEngine(TaskWorkers):
         attempt.expired = True
         attempt.deadline_at = now + self.plan.bounds.cancel_grace
         self.next_check = min(self.next_check, attempt.deadline_at)
+        self._cancel_task(worker)
+
+    def _cancel_task(self, worker: Worker) -> None:
+        worker.cancels += 1
         worker.handle.cancel()
 
     async def _abort(self, reason: StopReason) -> None:
@@ -86,7 +105,7 @@ class TaskEngine(TaskWorkers):
         for worker in self.workers:
             attempt = worker.attempt
             if attempt is not None and attempt.ticket and attempt.phase != BACKOFF:
-                worker.handle.cancel()
+                self._cancel_task(worker)
         self.work.notify_all()
         self.naps.notify_all()
         self.fetched.notify_all()

@@ -85,18 +85,19 @@ class ThreadSource(Crew):
     def _hand_back(self) -> None:
         """Return what was not begun, without waiting for a source that hangs."""
         left = self.take_returning()
-        verbs = self.settlement.verbs if self.settlement else {}
-        if (left and Verb.RELEASE in verbs) or self.reader.is_open:
-            under_way = [True]
-            self.clock.spawn("ergon-release", lambda: self._let_go(left, under_way))
-            patience = self.now() + RELEASE_GRACE
-            try:
+        try:
+            verbs = self.settlement.verbs if self.settlement else {}
+            if (left and Verb.RELEASE in verbs) or self.reader.is_open:
+                under_way = [True]
+                self.clock.spawn("ergon-release", lambda: self._let_go(left, under_way))
+                patience = self.now() + RELEASE_GRACE
                 while under_way and self.now() < patience:
                     self.watch.wait(patience)
-            except BaseException as error:  # Ctrl-C: no longer, but what is left is still named
-                self.interrupt(error)
-        self.strand(left)
-        left.clear()
+        except BaseException as error:  # Ctrl-C, or no thread: what is left is still named
+            self.interrupt(error)
+        finally:
+            self.strand(left)
+            left.clear()
 
     def _let_go(self, left: deque[Transaction], under_way: list[bool]) -> None:
         self._release(left)
@@ -112,10 +113,10 @@ class ThreadSource(Crew):
         release = self.settlement.verbs.get(Verb.RELEASE) if self.settlement else None
         while left and release is not None:
             transaction = left[0]
-            problem: Exception | None = None
+            problem: BaseException | None = None
             try:
                 self.context.copy().run(release, transaction)
-            except Exception as error:
+            except BaseException as error:
                 problem = error
             with self.lock:
                 if not left:  # the supervisor lost patience and called them stranded
@@ -124,4 +125,5 @@ class ThreadSource(Crew):
                 if problem is None:
                     self.released += 1
                 else:
+                    self.strand((transaction,))
                     self.settle_failed(transaction, Verb.RELEASE, problem)

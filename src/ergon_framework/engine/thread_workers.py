@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
@@ -22,6 +21,7 @@ from ergon_framework.core.lifecycle import (
 from ergon_framework.core.loop import Finish
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import never_awaited
+from ergon_framework.engine.crew import Job
 from ergon_framework.engine.decisions import (
     arguments,
     decide,
@@ -38,15 +38,11 @@ from ergon_framework.engine.thread_source import ThreadSource
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
 
-Job = Callable[[Worker], bool]
-
 
 class ThreadWorkers(ThreadSource):
     """The half of the thread driver that runs in worker threads."""
 
-    def _hire(self, job: Job | None) -> None:
-        worker = Worker()
-        self.workers.append(worker)
+    def _start(self, worker: Worker, job: Job | None) -> None:
         name = f"ergon-{self.plan.task}-{len(self.workers)}"
         self.clock.spawn(name, lambda: self._body(worker, job))
 
@@ -91,8 +87,12 @@ class ThreadWorkers(ThreadSource):
                     action = self._plan()
                 if isinstance(action, Finish):
                     return False
-            if not self._fetch(worker, action.at_most):
-                return False
+            try:
+                if not self._fetch(worker, action.at_most):
+                    return False
+            except BaseException:
+                self.loop.fetching = False  # or the loop would wait for it
+                raise
 
     def _rest(self) -> None:
         self.idle += 1
@@ -111,7 +111,7 @@ class ThreadWorkers(ThreadSource):
         """
         if not self.is_plain:
             return self._live_watched(worker, transaction)
-        run = self.make_run(transaction, self.now() if self.is_timed else 0.0)
+        run = self._begin(worker, transaction)
         step = self.on_process
         current: tuple[Any, ...] = (self.call, run, step.phase, 0, run.ticket)
         event = self._call(worker, run, step, run, current, transaction)
@@ -126,15 +126,13 @@ class ThreadWorkers(ThreadSource):
             if event is RETURNED:
                 run.end = SUCCEEDED
                 if self.is_quiet:
-                    self._free(transaction.transaction_id)
-                    worker.succeeded += 1
-                    return True
+                    return self._account_for(worker, run, SUCCEEDED)
                 return self._finish(worker, run, SUCCEEDED)
         return event is not None and self._drive(worker, run, event)
 
     def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
-        run = self.make_run(transaction, self.now())
+        run = self._begin(worker, transaction)
         tell_began(self, run)
         if not self.plan.compiled:
             return self._drive(worker, run, BEGAN)
@@ -222,6 +220,8 @@ class ThreadWorkers(ThreadSource):
         attempt.note = verb
         attempt.deadline_at = self.now() + settlement.timeout
         self._publish(worker, attempt)
+        if self._is_over(run):
+            return False
         problem: BaseException | None = None
         try:
             self.context.copy().run(settlement.verbs[verb], *told(run, verb))

@@ -8,16 +8,21 @@ attempts that are overdue and hires a worker in the place of each that hangs.
 
 from __future__ import annotations
 
+import logging
+
 from ergon_framework.core.loop import StopReason
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.engine.decisions import cut_off
-from ergon_framework.engine.flight import BACKOFF
+from ergon_framework.engine.flight import BACKOFF, NEVER
 from ergon_framework.engine.outcome import conclude
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.thread_workers import ThreadWorkers
+from ergon_framework.errors import describe
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.sink import Sink
+
+logger = logging.getLogger("ergon.engine")
 
 
 class ThreadEngine(ThreadWorkers):
@@ -34,8 +39,13 @@ class ThreadEngine(ThreadWorkers):
         try:
             self.emit("call.began")
             with self.lock:
-                self._supervise()
-                self._hand_back()
+                # Ctrl-C may strike anywhere. Whatever it cuts short, the account is made.
+                for part in (self._supervise, self.gather, self._hand_back, self.account):
+                    try:
+                        part()
+                    except BaseException as error:
+                        self.interrupt(error)
+                self.account()
                 report = self.report()  # under the lock: a worker that leaves moves its counts
             return conclude(self, report)
         finally:
@@ -53,7 +63,10 @@ class ThreadEngine(ThreadWorkers):
             finally:
                 self.lock.release()
         else:
-            self.clock.spawn("ergon-stop", self._stop_later)
+            try:
+                self.clock.spawn("ergon-stop", self._stop_later)
+            except Exception as error:  # the supervisor sees the request when it looks next
+                logger.warning("no thread could be started for a stop: %s", describe(error))
 
     def _stop_later(self) -> None:
         with self.lock:
@@ -62,6 +75,7 @@ class ThreadEngine(ThreadWorkers):
     # -- the supervisor ----------------------------------------------------------------------
 
     def _supervise(self) -> None:
+        troubles = 0
         while not self.is_finished:
             try:
                 self._look_after(self.now())
@@ -69,10 +83,14 @@ class ThreadEngine(ThreadWorkers):
                     self._hire(None)
                 if not self.is_finished:
                     self.watch.wait(self.next_alarm())
-            except BaseException as error:  # Ctrl-C, or no thread can be started
-                self._stop(error)
+                troubles = 0
+            except BaseException as error:
+                troubles += 1
+                self._in_trouble(error, troubles)
 
     def _look_after(self, now: float) -> None:
+        if self.stops and self.grace_at == NEVER:
+            self._stop()
         self.wake_source()
         reason = self.must_abort(now)
         if reason is not None:

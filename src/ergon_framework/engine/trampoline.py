@@ -7,6 +7,7 @@ the coroutine is stepped here, each step inside the attempt's private context.
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import types
 from collections.abc import Generator
@@ -55,18 +56,26 @@ class Stepper:
 
 
 class Stepped:
-    """An awaitable that runs every step of a suspended coroutine inside ``context``."""
+    """An awaitable that runs every step of a suspended coroutine inside ``context``.
 
-    __slots__ = ("_context", "_first", "_stepper")
+    ``cancels`` counts the cancellations that reached the task between two steps and that the
+    coroutine has not undone: the engine's own and those from outside. What the coroutine does to
+    its own task while it runs is its own affair.
+    """
+
+    __slots__ = ("_context", "_first", "_stepper", "cancels")
 
     def __init__(self, stepper: Stepper, context: contextvars.Context, first: Any) -> None:
         self._stepper = stepper
         self._context = context
         self._first = first  # what the coroutine yielded when it suspended for the first time
+        self.cancels = 0
 
     def __await__(self) -> Generator[Any, Any, Any]:
         run, stepper = self._context.run, self._stepper
         answer = self._first
+        task = asyncio.current_task()
+        pending = _cancelling(task)
         while answer is not DONE and answer is not FAILED:
             error: BaseException | None = None
             value = None
@@ -74,11 +83,16 @@ class Stepped:
                 value = yield answer
             except BaseException as thrown:  # a cancellation, on its way into the coroutine
                 error = thrown
+            arrived = _cancelling(task)
+            self.cancels += arrived - pending
             try:
                 answer = run(stepper.send, value) if error is None else run(stepper.throw, error)
             except GeneratorExit:
                 stepper.renew()
                 raise
+            pending = _cancelling(task)
+            if pending < arrived:  # asyncio.timeout and its like undo what they caused
+                self.cancels = max(0, self.cancels - (arrived - pending))
         result, stepper.value = stepper.value, None
         if answer is FAILED:
             raise result
@@ -87,10 +101,19 @@ class Stepped:
 
 async def await_inside(context: contextvars.Context, answer: Any) -> Any:
     """The value of what a hook returned: awaited inside ``context`` when it can be awaited."""
+    return await inside(context, answer)
+
+
+def inside(context: contextvars.Context, answer: Any) -> Stepped:
+    """The same, begun and not yet awaited."""
     if type(answer) is not CoroutineType:
         answer = wait_for(answer)
     stepper = Stepper()
-    return await Stepped(stepper, context, context.run(stepper.send, answer))
+    return Stepped(stepper, context, context.run(stepper.send, answer))
+
+
+def _cancelling(task: asyncio.Task[Any] | None) -> int:
+    return 0 if task is None else task.cancelling()
 
 
 async def wait_for(answer: Any) -> Any:
