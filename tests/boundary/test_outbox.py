@@ -499,3 +499,94 @@ def test_a_damaged_row_is_set_aside_and_never_sent(outbox: Outbox, node: Node, d
     [aside] = outbox.refused()
     assert aside.reason == "spool_corrupted"
     assert "e:9" not in repr(aside)
+
+
+# ---- a node that was restored ----
+
+
+def test_what_was_sent_is_forgotten_by_default(outbox: Outbox) -> None:
+    """Who does not ask for it pays for no copy."""
+    outbox.add(envelope("e:1"), fact(1))
+    outbox.drain(until_empty=True)
+    assert (outbox.kept().items, outbox.resend()) == (0, 0)
+
+
+def test_what_was_sent_can_be_sent_again(make: Make, node: Node, tmp_path: Path) -> None:
+    """In its old order, before what waits, with its files; the node knows what it has."""
+    now = [NOW]
+    outbox = make(clock=lambda: now[0], keep_sent=3600.0)
+    (tmp_path / "a.txt").write_bytes(b"bytes of a file")
+    for number in (1, 2):
+        outbox.add(envelope(f"e:{number}"), fact(number))
+    outbox.add(
+        envelope("e:3"), {"subject": "work_order:3", "predicate": "attached"}, [tmp_path / "a.txt"]
+    )
+    outbox.drain(until_empty=True)
+    now[0] += 60
+    outbox.add(envelope("e:4"), fact(4))
+    outbox.drain(until_empty=True)
+    assert outbox.kept().items == 4
+    outbox.add(envelope("e:5"), fact(5))
+    node.facts = dict(list(node.facts.items())[:2])  # as the backup has it
+    del node.log[2:]
+    node.objects.clear()
+    assert outbox.resend() == 4
+    report = outbox.drain(until_empty=True)
+    assert (report.sent, report.duplicates) == (5, 2)
+    assert node.log == ["e:1", "e:2", "e:3", "e:4", "e:5"]
+    assert len(node.objects) == 1
+
+
+def test_only_what_was_sent_since(make: Make) -> None:
+    """An operator knows when the backup was made."""
+    now = [NOW]
+    outbox = make(clock=lambda: now[0], keep_sent=3600.0)
+    outbox.add(envelope("e:1"), fact(1))
+    outbox.drain(until_empty=True)
+    now[0] += 60
+    outbox.add(envelope("e:2"), fact(2))
+    outbox.drain(until_empty=True)
+    assert outbox.resend(since=NOW + 1) == 1
+    assert [each.message_id for each in outbox.waiting()] == ["e:2"]
+    assert outbox.kept().items == 1
+
+
+def test_what_is_kept_goes_in_the_end(make: Make, tmp_path: Path) -> None:
+    """After its time the row goes, and the copy of its file."""
+    now = [NOW]
+    outbox = make(clock=lambda: now[0], keep_sent=3600.0)
+    (tmp_path / "a.txt").write_bytes(b"bytes of a file")
+    outbox.add(
+        envelope("e:1"), {"subject": "work_order:3", "predicate": "attached"}, [tmp_path / "a.txt"]
+    )
+    outbox.drain(until_empty=True)
+    folder = tmp_path / "outbox.db-files"
+    assert len(list(folder.iterdir())) == 1
+    now[0] += 3601
+    outbox.drain(until_empty=True)
+    assert outbox.kept().items == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_a_fact_that_waits_again_is_not_doubled(make: Make) -> None:
+    """The same fact was added anew before its old copy is asked for."""
+    outbox = make(keep_sent=3600.0)
+    outbox.add(envelope("e:1"), fact(1))
+    outbox.drain(until_empty=True)
+    outbox.add(envelope("e:1"), fact(1))
+    assert outbox.resend() == 0
+    assert outbox.pending() == 1
+
+
+def test_a_spool_of_the_first_version_is_brought_up(tmp_path: Path, node: Node) -> None:
+    """What waits in it is sent, and kept from then on."""
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox:
+        outbox.add(envelope("e:1"), fact(1))
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("DROP TABLE ergon_outbox_sent")
+        db.execute("UPDATE ergon_schema SET version = 1 WHERE part = 'outbox'")
+        db.commit()
+    with Outbox(path, node, keep_sent=60.0) as outbox:
+        assert outbox.drain(until_empty=True).sent == 1
+        assert outbox.kept().items == 1

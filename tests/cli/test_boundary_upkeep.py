@@ -301,3 +301,74 @@ def test_commands_over_tls(desk: Desk) -> None:
         Path("ergon.toml").write_text(text)
         assert desk("status", "--json").json["zone"] == "plant-a"
         assert desk("verify").code == 0
+
+
+# ---- restore ----
+
+
+@pytest.fixture
+def backed_up(desk: Desk) -> Desk:
+    """A zone with three facts, its backup, and a fourth fact since; no node runs."""
+    with Zone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
+        fill(zone)
+        assert desk("backup", "copy", "--data", desk.data).code == 0
+        asked = json.loads(message("m-3-x", value={"n": 3}))
+        zone.append(asked["envelope"], asked["fact"])
+    return desk
+
+
+def test_restore_moves_what_was_there_aside(backed_up: Desk) -> None:
+    """The zone is that of the backup, in a new epoch; the old folder is whole, and named."""
+    desk = backed_up
+    old = desk("status", "--data", desk.data, "--json").json["epoch"]
+    answer = desk("restore", "copy", "--data", desk.data, "--replace", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    assert (answer.json["zone"], answer.json["facts"], answer.json["objects"]) == ("plant-a", 3, 2)
+    assert desk("verify", "--data", desk.data).out == "no flaws in 3 facts and 3 objects\n"
+    assert desk("verify", "--data", answer.json["aside"]).out.startswith("no flaws in 4 facts")
+    with Zone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
+        assert zone.store.info().epoch != old
+    assert desk("verify", "--data", "copy").code == 0
+
+
+def test_restore_into_a_new_folder_says_what_follows(backed_up: Desk) -> None:
+    """Every command that it prints can be pasted."""
+    answer = backed_up("restore", "copy", "--data", "fresh")
+    assert answer.code == 0
+    assert "ergon boundary outbox resend OUTBOX --since " in answer.out
+    assert "ergon boundary open --peer plant-a --accept-epoch" in answer.out
+    assert backed_up("verify", "--data", "fresh").code == 0
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_restore_refuses_what_would_do_harm(backed_up: Desk) -> None:
+    """A folder that is not empty, one in use, another zone's, one that holds no backup."""
+    desk = backed_up
+    refused = desk("restore", "copy", "--data", desk.data)
+    assert refused.code == 2
+    assert "--replace" in refused.err
+    with Zone.open("plant-a", ZoneSettings(data=desk.data)):
+        refused = desk("restore", "copy", "--data", desk.data, "--replace")
+        assert "is in use by another node" in refused.err
+    with Zone.open("plant-b", ZoneSettings(data="other")):
+        pass
+    refused = desk("restore", "copy", "--data", "other", "--replace")
+    assert "holds zone 'plant-b'" in refused.err
+    Path("letters").mkdir()
+    (Path("letters") / "a.txt").write_text("keep me")
+    refused = desk("restore", "copy", "--data", "letters", "--replace")
+    assert "something else" in refused.err
+    assert desk("restore", "nowhere", "--data", "fresh").code == 2
+    assert desk("restore", "copy", "--data", "copy/inside").code == 2
+    assert not Path("fresh").exists()
+    assert [path.name for path in desk.place.iterdir() if "restoring" in path.name] == []
+
+
+def test_restore_of_a_damaged_backup(backed_up: Desk) -> None:
+    """It is refused before anything is moved; who has nothing better may say so."""
+    blobs("copy")[0].unlink()
+    refused = backed_up("restore", "copy", "--data", "fresh")
+    assert refused.code != 0
+    assert "is damaged" in refused.err
+    assert not Path("fresh").exists()
+    assert backed_up("restore", "copy", "--data", "fresh", "--no-verify").code == 0

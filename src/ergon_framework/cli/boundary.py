@@ -9,6 +9,7 @@ from ergon_framework.cli import (
     boundary_consumers,
     boundary_facts,
     boundary_objects,
+    boundary_outbox,
     boundary_quarantine,
     boundary_serve,
     boundary_status,
@@ -33,4 +34,6 @@ app.command()(boundary_status.seal)
 app.command("open")(boundary_status.open_gate)
 app.command()(boundary_upkeep.verify)
 app.command()(boundary_upkeep.backup)
+app.command()(boundary_upkeep.restore)
+app.add_typer(boundary_outbox.app, name="outbox")
 app.add_typer(boundary_certs.app, name="certs")

@@ -1,4 +1,4 @@
-"""``ergon boundary verify|backup``: a zone and its stores, also while its node runs."""
+"""``ergon boundary verify|backup|restore``: a zone and its stores, also while its node runs."""
 
 from __future__ import annotations
 
@@ -79,6 +79,62 @@ def backup(
     if missing and not as_json:
         print(f"not whole: {printable(missing)}")
     return 1 if missing else 0
+
+
+def restore(
+    backup: Annotated[
+        Path, typer.Argument(metavar="BACKUP", help="A folder made by `ergon boundary backup`.")
+    ],
+    data: OfZone = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Move the folder that is there aside; it is not removed."),
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Read all of the backup first.")
+    ] = True,
+    config: ConfigPath = None,
+    zone: ZoneName = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put a backup in the place of a zone's folder, whose node must be stopped.
+
+    The backup stays as it is. The zone begins a new epoch with the next start of its node, so that
+    peers notice that it went back in time; what remains to be done is printed.
+    """
+    from ergon_framework.boundary.upkeep.restoring import restored
+
+    folder = data or _data_of(config, zone)
+    with progress("objects") as move:
+        made = restored(backup, folder, replace=replace, checks=check, report=move)
+    show_one(asdict(made), as_json=as_json)
+    if not as_json:
+        print(_next_steps(made.zone, made.last_at))
+
+
+def _data_of(config: Path | None, zone: str | None) -> Path:
+    from ergon_framework.app.boundary_address import zone_meant
+    from ergon_framework.boundary.opening import fact_file
+    from ergon_framework.errors import ConfigurationError
+
+    setup = zone_meant(config, zone)
+    file = fact_file(setup.settings)
+    if file is None:
+        raise ConfigurationError(
+            f"the facts of zone {setup.name!r} are not in an SQLite file",
+            remedy="restore the server with its own tools, or name a folder with --data",
+        )
+    return Path(file).parent
+
+
+def _next_steps(zone: str, last_at: float | None) -> str:
+    since = "" if last_at is None else f" --since {int(last_at)}"
+    return (
+        "Start the node. Then tell again what was told since the backup:\n"
+        f"  ergon boundary outbox resend OUTBOX{since}\n"
+        "At each peer, when its epoch alert appears:\n"
+        f"  ergon boundary open --peer {printable(zone)} --accept-epoch"
+    )
 
 
 @contextmanager

@@ -162,6 +162,7 @@ class Drain:
     def script(self) -> Script[DrainReport]:
         """Send until there is nothing left, until stopped, or for ever."""
         yield Do(self._spool.sweep)
+        yield Do(self._spool.forget_outlived)
         while not self._is_stopped():
             line: list[Spooled] = yield Do(self._look)
             if line and line[0].is_refused:
@@ -169,6 +170,7 @@ class Drain:
             if not line and self._until_empty:
                 return self._ended(Ended.EMPTY)
             if not line:
+                yield Do(self._spool.forget_outlived)
                 yield Rest(self._rule.poll)
             while line and not line[0].is_refused and not self._is_stopped():
                 line = line[(yield from self._forward(line)) or len(line) :]

@@ -51,7 +51,7 @@ from ergon_framework.boundary.spool.draining import (
     Script,
     Witness,
 )
-from ergon_framework.boundary.spool.records import Entry, Figures, Refused, Spooled
+from ergon_framework.boundary.spool.records import Entry, Figures, Kept, Refused, Spooled, Waiting
 from ergon_framework.boundary.spool.store import Spool
 from ergon_framework.boundary.tracing import publishing
 from ergon_framework.core.retry import Backoff
@@ -104,6 +104,7 @@ OUTBOX = {
     "batch_bytes": COUNT,
     "poll": SECONDS,
     "busy_timeout": SECONDS_OR_ZERO,
+    "keep_sent": SECONDS.or_none,
     "dice": FUNCTION,
 }
 """What each of the arguments has to be."""
@@ -129,6 +130,7 @@ class Outbox:
         batch_bytes: int = 1 << 20,
         poll: float = 1.0,
         busy_timeout: float = 5.0,
+        keep_sent: float | None = None,
         dice: Callable[[], float] = random.random,
     ) -> None:
         check_given(
@@ -146,6 +148,7 @@ class Outbox:
                 "batch_bytes": batch_bytes,
                 "poll": poll,
                 "busy_timeout": busy_timeout,
+                "keep_sent": keep_sent,
                 "dice": dice,
                 "producer": producer,
             },
@@ -155,7 +158,12 @@ class Outbox:
         self.last_error: Exception | None = None
         """What the node or the network said last; None once something got through again."""
         self._spool = Spool(
-            path, clock=clock, max_items=max_items, max_bytes=max_bytes, busy_timeout=busy_timeout
+            path,
+            clock=clock,
+            max_items=max_items,
+            max_bytes=max_bytes,
+            busy_timeout=busy_timeout,
+            keep_sent=keep_sent,
         )
         self._producer = producer
         self._clock = clock
@@ -275,6 +283,20 @@ class Outbox:
         """Let whoever drains look now, in any process: after a commit, or a sign of life."""
         self._spool.ring()
 
+    # ---- after the node was restored from a backup ----
+
+    def resend(self, since: float | None = None) -> int:
+        """Send again what was sent since an instant (Unix seconds; None: all that is kept).
+
+        ``keep_sent`` says for how many seconds it is. The facts go back to their places in the
+        line, with their files; the node recognises those that it has. How many there were.
+        """
+        return self._spool.resend(since)
+
+    def kept(self) -> Kept:
+        """What could be sent again: how many facts, their bytes, and when they were sent."""
+        return self._spool.kept()
+
     # ---- what was refused ----
 
     def refused(self) -> list[Refused]:
@@ -290,6 +312,10 @@ class Outbox:
         self._spool.discard(refused_id)
 
     # ---- looking ----
+
+    def waiting(self, limit: int = 1000, *, after: int = 0) -> list[Waiting]:
+        """What is in the line after an id, refused facts included, without contents."""
+        return self._spool.line(limit, after=after)
 
     def pending(self) -> int:
         """How many facts wait for the node."""

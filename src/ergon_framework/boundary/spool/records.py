@@ -69,6 +69,33 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What a spool still has of what the node took."""
+
+    items: int = 0
+    bytes: int = 0
+    first_sent_at: float | None = None
+    last_sent_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A fact in the line, without its content; ``code`` and the others when it was refused."""
+
+    id: int
+    state: str
+    """``waiting`` or ``refused``."""
+    from_zone: str
+    message_id: str
+    size: int
+    added_at: float
+    refused_at: float | None = None
+    code: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """A spool in numbers."""
 

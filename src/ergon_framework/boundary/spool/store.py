@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -13,7 +14,15 @@ import msgspec
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.spool.files import SpoolFolder
 from ergon_framework.boundary.spool.lock import DrainLock
-from ergon_framework.boundary.spool.records import Entry, Figures, Refused, Spooled, SpooledFile
+from ergon_framework.boundary.spool.records import (
+    Entry,
+    Figures,
+    Kept,
+    Refused,
+    Spooled,
+    SpooledFile,
+    Waiting,
+)
 from ergon_framework.errors import (
     BoundaryError,
     BoundaryNotFoundError,
@@ -54,8 +63,10 @@ class Spool:
         max_items: int | None = None,
         max_bytes: int | None = None,
         busy_timeout: float = 5.0,
+        keep_sent: float | None = None,
     ) -> None:
         self._database = Database(path, schema=_SCHEMA, busy_timeout=busy_timeout)
+        self._keep_sent = keep_sent
         self.path = self._database.path
         self.folder = SpoolFolder(self.path.with_name(f"{self.path.name}-files"))
         self._belfry = Belfry(self.path)
@@ -99,22 +110,58 @@ class Spool:
     def settle(
         self, sent: Sequence[Spooled], refused: Sequence[tuple[Spooled, BoundaryError]]
     ) -> None:
-        """Forget what the node has, and set aside what it refused, in one commit."""
+        """Forget or keep what the node has, and set aside what it refused, in one commit."""
         at = self._clock()
+        is_kept = self._keep_sent is not None
 
         def work(cursor: sqlite3.Cursor) -> None:
+            if is_kept:
+                cursor.executemany(_SQL["keep"], [(at, each.seq) for each in sent])
             cursor.executemany(_SQL["delete"], [(each.seq,) for each in sent])
             cursor.executemany(
                 _SQL["refuse"], [(at, _encode(why.to_dict()), each.seq) for each, why in refused]
             )
 
-        copies = [file for each in sent for file in each.files if file.is_copy]
+        files = () if is_kept else (file for each in sent for file in each.files)
+        copies = [file for file in files if file.is_copy]
         failpoint("boundary.outbox.sent.before")
         # A power cut may undo this: then the same is sent again and answered the same. But a fact
         # that came back without its file could not be.
         self._write(work, is_synced=bool(copies))
         failpoint("boundary.outbox.sent.after")
         self.folder.drop(copies)
+
+    def resend(self, since: float | None = None) -> int:
+        """Put what was sent since an instant, and is still kept, back into its place; how many."""
+
+        def work(cursor: sqlite3.Cursor) -> int:
+            count = cursor.execute(_SQL["resend"], (0.0 if since is None else since,)).rowcount
+            cursor.execute(_SQL["resent"])
+            return count
+
+        count = self._write(work)
+        self.ring()
+        return count
+
+    def kept(self) -> Kept:
+        """What is still there of what the node took."""
+        return Kept(*self._read(lambda cursor: cursor.execute(_SQL["kept"]).fetchone()))
+
+    def forget_outlived(self, limit: int = 1000) -> int:
+        """Remove what was kept for long enough, with its files; how many."""
+        before = self._clock() - self._keep_sent if self._keep_sent is not None else math.inf
+        rows = self._read(
+            lambda cursor: cursor.execute(_SQL["outlived"], (before, limit)).fetchall()
+        )
+        if not rows:
+            return 0
+        files = [file for _, text in rows for file in _files_of(text)]
+        self._write(
+            lambda cursor: cursor.executemany(_SQL["forget"], [(seq,) for seq, _ in rows]),
+            is_synced=bool(files),  # as above: no fact without its file
+        )
+        self.folder.drop(files)
+        return len(rows)
 
     def lock(self) -> DrainLock:
         """The lock of those who send."""
@@ -164,6 +211,15 @@ class Spool:
         """When the first fact of the line was added."""
         row = self._read(lambda cursor: cursor.execute(_SQL["oldest"]).fetchone())
         return None if row is None else float(row[0])
+
+    def line(
+        self, limit: int = 1000, *, after: int = 0, only_refused: bool = False
+    ) -> list[Waiting]:
+        """What waits and what was refused, in order; never a content."""
+        asked = (after, int(only_refused), limit)
+        return self._read(
+            lambda cursor: [_waiting(row) for row in cursor.execute(_SQL["line"], asked).fetchall()]
+        )
 
     # ---- waking ----
 
@@ -254,6 +310,23 @@ def _spooled(row: tuple[Any, ...]) -> Spooled:
 def _files_of(text: str | None) -> tuple[SpooledFile, ...]:
     """The files of a row; none when they cannot be read, and then the node misses them."""
     return (_readable(text.encode(), tuple[SpooledFile, ...]) or ()) if text else ()
+
+
+def _waiting(row: tuple[Any, ...]) -> Waiting:
+    seq, is_refused, from_zone, message_id, size, added_at, refused_at, refusal = row
+    said = msgspec.json.decode(refusal) if is_refused else {}
+    return Waiting(
+        id=seq,
+        state="refused" if is_refused else "waiting",
+        from_zone=from_zone,
+        message_id=message_id,
+        size=size,
+        added_at=added_at,
+        refused_at=refused_at,
+        code=said.get("code", ""),
+        reason=said.get("details", {}).get("reason", ""),
+        message=said.get("message", ""),
+    )
 
 
 def _refused(row: tuple[Any, ...]) -> Refused:

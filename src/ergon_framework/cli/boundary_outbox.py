@@ -1,0 +1,129 @@
+"""``ergon boundary outbox``: what a producer's outbox holds, and sending it again."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.session import JsonFlag
+
+if TYPE_CHECKING:
+    from ergon_framework.boundary.spool.store import Spool
+
+COLUMNS = [
+    "id",
+    "state",
+    "from_zone",
+    "message_id",
+    "size",
+    "added_at",
+    "code",
+    "reason",
+    "message",
+]
+app = typer.Typer(help="Look into a producer's outbox, and send again what it sent.")
+
+OutboxFile = Annotated[Path, typer.Argument(metavar="FILE", help="The file of the outbox.")]
+ItemId = Annotated[int, typer.Argument(metavar="ID", min=1, help="As the list has it.")]
+
+
+@app.command("list")
+def list_items(
+    file: OutboxFile,
+    refused: Annotated[bool, typer.Option("--refused", help="Only what the node refused.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")] = 100,
+    after: Annotated[int, typer.Option(metavar="ID", min=0, help="Only behind this one.")] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """List what waits for the node and what it refused, in order. Content is not shown."""
+    with _opened(file) as spool:
+        items = [asdict(each) for each in spool.line(limit, after=after, only_refused=refused)]
+    show_list(items, COLUMNS, as_json=as_json)
+
+
+@app.command()
+def show(file: OutboxFile, as_json: JsonFlag = False) -> None:
+    """Tell how many facts wait, since when, how many were refused, and how many are kept."""
+    with _opened(file) as spool:
+        figures, kept, oldest = spool.figures(), spool.kept(), spool.oldest_at()
+    shape = asdict(figures) | {
+        "oldest_at": oldest,
+        "kept": kept.items,
+        "kept_bytes": kept.bytes,
+        "kept_from": kept.first_sent_at,
+        "kept_to": kept.last_sent_at,
+    }
+    show_one(shape, as_json=as_json)
+
+
+@app.command()
+def retry(file: OutboxFile, item: ItemId) -> None:
+    """Send a refused fact again, before everything that was added after it."""
+    with _opened(file) as spool:
+        spool.retry(item)
+
+
+@app.command()
+def discard(file: OutboxFile, item: ItemId) -> None:
+    """Give a refused fact up for good."""
+    with _opened(file) as spool:
+        spool.discard(item)
+
+
+@app.command()
+def resend(
+    file: OutboxFile,
+    since: Annotated[
+        float | None,
+        typer.Option(metavar="T", help="Sent since then, in Unix seconds [default: all]."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Send again what was sent and is still kept: after the node was restored from a backup.
+
+    The producer's own process sends it, with its next look; the node recognises what it has. An
+    outbox keeps what it sent for as long as its keep_sent says.
+    """
+    with _opened(file) as spool:
+        count = spool.resend(since)
+    show_one({"resent": count}, as_json=as_json)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Spool]:
+    """The spool in a file that is there: a mistyped name makes no new one."""
+    from ergon_framework.boundary.spool.store import Spool
+    from ergon_framework.errors import ConfigurationError
+
+    if not file.is_file():
+        raise ConfigurationError(
+            f"there is no outbox {file}", remedy="name the file that Outbox(…) was given"
+        )
+    if not _is_outbox(file):
+        raise ConfigurationError(
+            f"{file} is no outbox; nothing was changed",
+            remedy="name the file that Outbox(…) was given",
+        )
+    spool = Spool(file, clock=time.time)
+    try:
+        yield spool
+    finally:
+        spool.close()
+
+
+def _is_outbox(file: Path) -> bool:
+    """Whether a file has the tables: opening another database would give it some."""
+    asked = "SELECT 1 FROM sqlite_master WHERE name = 'ergon_outbox'"
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            return database.execute(asked).fetchone() is not None
+    except sqlite3.DatabaseError:
+        return False
