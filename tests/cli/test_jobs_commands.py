@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from ergon_framework.cli import invoke
 from ergon_framework.core.job import Succeeded
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.ports.jobstore import Ask, WorkerRecord
 from tests.app.workplace import Workplace
 from tests.jobs.client_hand import BROKEN, Hand
 
@@ -308,6 +310,37 @@ def test_cancel_and_retry(desk: Desk) -> None:
         answer = desk("jobs", verb, "a", "--json")
         assert answer.code == 1
         assert answer.json["error"]["code"] == "job_state"
+
+
+def test_rows_that_cannot_be_read(desk: Desk) -> None:
+    """They are listed, told by doctor, restored once they are right, or discarded."""
+    for name in ("a", "b"):
+        assert desk("enqueue", "work", "--id", name).code == 0
+
+    def write(options: str | None) -> None:
+        with closing(sqlite3.connect(desk.directory / "work.db")) as connection, connection:
+            connection.execute("UPDATE ergon_jobs SET options = ?", (options,))
+
+    def claimed() -> list[str]:
+        ask = Ask(worker="w", lease=10, slots={"python": 5}, default="python")
+        return [job.id for job in desk.client.store.exchange([], ask)[1].jobs]
+
+    write("{")
+    assert desk("jobs", "list").code == 0
+    shown = desk("jobs", "show", "a")
+    assert (shown.code, "ergon jobs unreadable" in shown.err) == (1, True)
+    assert claimed() == []
+    listed = desk("jobs", "unreadable", "--json").json
+    assert [(each["id"], each["status"]) for each in listed] == [("b", "pending"), ("a", "pending")]
+    doctor = desk("doctor", "--json")
+    assert (doctor.code, "2 rows of jobs cannot be read" in doctor.out) == (1, True)
+    assert desk("jobs", "unreadable", "--restore", "a").code == 1
+    write(None)
+    assert desk("jobs", "unreadable", "--restore", "a").code == 0
+    assert desk("jobs", "unreadable", "--discard", "b").code == 0
+    assert desk("jobs", "unreadable", "--discard", "b").code == 1
+    assert desk("jobs", "unreadable", "--json").json == []
+    assert claimed() == ["a"]
 
 
 # ---- dlq ----------------------------------------------------------------------------------------

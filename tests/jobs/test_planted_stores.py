@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.testing.suites.jobstore import (
     JOB_STORE_CHECKS,
     JobStoreSuiteError,
     exercise_job_store,
 )
 from tests.jobs import planted_store_moves as moves
+from tests.jobs import planted_store_rows as on_disk
 from tests.jobs import planted_stores as planted
 
 PLANTED: list[tuple[type[planted.Honest], str]] = [
@@ -115,6 +119,31 @@ def test_a_planted_bug_is_rejected(bug: type[planted.Honest], check: str) -> Non
     assert check in REQUIRED
     with pytest.raises(JobStoreSuiteError) as caught:
         exercise_job_store(bug, only={check}, patience=0.5)
+    assert caught.value.report.failed == (check,)
+
+
+PLANTED_ON_DISK = [
+    (on_disk.StopsAtARescue, "unreadable_running_job_stops_no_rescue"),
+    (on_disk.StopsAtASearch, "unreadable_job_is_left_out_of_a_search"),
+    (on_disk.StopsAtAClaim, "unreadable_job_is_not_in_the_way"),
+    (on_disk.DeletesWhatItCannotRead, "unreadable_job_is_never_deleted"),
+    (on_disk.TakesBackAnything, "unreadable_job_can_be_read_again"),
+]
+
+
+@pytest.mark.req("JOBS:store")
+@pytest.mark.parametrize(
+    ("bug", "check"), PLANTED_ON_DISK, ids=lambda each: getattr(each, "__name__", "")
+)
+def test_a_planted_bug_on_disk_is_rejected(
+    bug: type[SqliteJobStore], check: str, tmp_path: Path
+) -> None:
+    """Each bug in dealing with rows is rejected, by the required check that is about it."""
+    assert check in REQUIRED
+    with pytest.raises(JobStoreSuiteError) as caught:
+        exercise_job_store(
+            lambda clock: bug(tmp_path / "jobs.db", clock=clock), spoil=on_disk.spoil, only={check}
+        )
     assert caught.value.report.failed == (check,)
 
 

@@ -22,6 +22,8 @@ PIECES |= {"matching", "newest_first"}
 
 # What may look at a whole table or index, and why that is fine.
 LONG_LOOKS = {
+    "live": "something could not be read, and nobody knows what",
+    "ended": "the same",
     "lock": "it never looks at all",
     "lease_many": "it looks through the list that it is given",
     "any_max_active": "queues with settings are few",

@@ -12,6 +12,7 @@ from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import JobDesk, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
 from ergon_framework.testing.suites.jobstore.subject import Store
+from tests.jobs.planted_store_rows import spoil
 
 
 @pytest.mark.req("JOBS:store", "X24")
@@ -31,7 +32,7 @@ def test_the_sqlite_store_keeps_its_promises(check: str, tmp_path: Path) -> None
         store.close()
         return SqliteJobStore(store.path, clock=clocks[store.path])
 
-    report = exercise_job_store(make, reopen=reopen, only={check})
+    report = exercise_job_store(make, reopen=reopen, spoil=spoil, only={check})
     report.raise_for_failures(recommended=True)
     assert not report.skipped
 

@@ -10,10 +10,12 @@ import typer
 from ergon_framework.cli.desk import JobId, StoreUrl, opened, show_jobs
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, JobNotFoundError
 
 if TYPE_CHECKING:
     from ergon_framework.core.job import JobStatus
+    from ergon_framework.jobs.client import JobClient
+    from ergon_framework.ports.jobstore import Unreadable
 
 _JSON = ("args", "kwargs", "result", "retry", "last_error", "trace_context")
 app = typer.Typer(help="Look at jobs, cancel or retry one.")
@@ -70,6 +72,67 @@ def retry(
     with opened(config, url) as client:
         client.retry(job)
         show_one({"id": job, "status": str(client.status(job))}, as_json=as_json)
+
+
+@app.command()
+def unreadable(
+    restore: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Read this row again and put its job back."),
+    ] = None,
+    discard: Annotated[
+        str | None, typer.Option(metavar="ID", help="Delete this row for good.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    config: ConfigPath = None,
+    url: StoreUrl = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the rows that were set aside because they cannot be read.
+
+    A row may come from a newer version, or from somebody who wrote to the store by hand. Upgrade,
+    or put its columns right without changing stage and status; then restore it.
+    """
+    if restore is not None and discard is not None:
+        raise ConfigurationError(
+            "--restore and --discard contradict each other", remedy="give one of the two"
+        )
+    wanted = restore or discard
+    with opened(config, url, reads=wanted is None) as client:
+        if wanted is None:
+            rows = [_unreadable_shape(each) for each in client.store.unreadable(limit)]
+            show_list(rows, ["id", "queue", "status", "since", "problem"], as_json=as_json)
+            return
+        key = _aside(client, wanted)
+        if restore is not None:
+            client.store.restore_unreadable(key)
+        else:
+            client.store.discard_unreadable(key)
+        done = "restored" if restore is not None else "discarded"
+        show_one({"id": wanted, "became": done}, as_json=as_json)
+
+
+def _aside(client: JobClient, job_id: str) -> Any:
+    """The key of the row that was set aside under an id."""
+    for each in client.store.unreadable():
+        if each.id == job_id:
+            return each.key
+    raise JobNotFoundError(
+        f"no row of a job {job_id} was set aside",
+        remedy="ergon jobs unreadable lists those that were",
+    )
+
+
+def _unreadable_shape(found: Unreadable) -> dict[str, Any]:
+    from ergon_framework.jobs.shape import moment
+
+    return {
+        "id": found.id,
+        "queue": found.queue,
+        "status": found.status,
+        "since": moment(found.since),
+        "problem": found.problem,
+    }
 
 
 def show_job(shape: dict[str, Any], *, as_json: bool) -> None:

@@ -24,7 +24,8 @@
     │   ├── StoreReadOnlyError               … because it may only be read
     │   ├── StoreUnsafeError                 … because another user may have put its file there
     │   ├── StoreBrokenError                 … because a write may not have reached the disk
-    │   └── StoreSchemaError                 … because its tables are foreign, too old or too new
+    │   ├── StoreSchemaError                 … because its tables are foreign, too old or too new
+    │   └── UnreadableJobError               … because the row of a job cannot be read
     ├── JobError (ValueError)                a job, queue or schedule that is refused at the edge
     │   ├── DuplicateJobError                its id or its unique key is taken
     │   ├── JobStateError                    its state does not allow what was asked
@@ -95,6 +96,7 @@ from ergon_framework.errors.stores import (
     StoreSchemaError,
     StoreUnavailableError,
     StoreUnsafeError,
+    UnreadableJobError,
 )
 from ergon_framework.errors.transactions import (
     ConsumerLoopTimeoutException,
@@ -155,6 +157,7 @@ __all__ = [
     "StoreUnsafeError",
     "TransactionException",
     "TransactionTimeoutException",
+    "UnreadableJobError",
     "WiringError",
     "describe",
     "name_of",

@@ -47,6 +47,12 @@ class StoreSchemaError(StoreError):
     code = "store_schema"
 
 
+class UnreadableJobError(StoreError):
+    """The row of a job cannot be read: it was damaged, or written by a newer version."""
+
+    code = "unreadable_job"
+
+
 class JobError(ErgonError, ValueError):
     """A job, a queue or a schedule is refused; nothing was stored."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 RESCUE_AT_ONCE = 100
 SWEEP_AT_ONCE = 500
 SWEEP_EVERY = 30.0
+MOST_UNREADABLE = 1000
 MAINTAIN_EVERY = 1.0
 TROUBLE = Backoff(base=0.5, factor=2.0)
 """How long a chore waits that fails while the store takes other writes."""
@@ -62,6 +63,7 @@ class WorkerChores:
         self._record = record
         self._holds = holds
         self._report = report
+        self._aside: Collection[Any] = ()  # rows that cannot be read, and were told of
         self._has_twin = False
         self._was_told = False
         self._was_away = False
@@ -262,7 +264,19 @@ class WorkerChores:
         swept = self._store.sweep(SWEEP_AT_ONCE)
         if swept.outdated:
             self._report("job.expired", {"count": swept.outdated})
+        self._mind_what_was_set_aside()
         return 0.1 if swept.more else SWEEP_EVERY
+
+    def _mind_what_was_set_aside(self) -> None:
+        """Tell of each row that cannot be read, whoever met it."""
+        found = {each.key: each for each in self._store.unreadable(MOST_UNREADABLE)}
+        new = [each for key, each in found.items() if key not in self._aside]
+        self._aside = found.keys()
+        for each in new:
+            self._report("job.unreadable", {"job_id": each.id, "error": each.problem})
+        if new:
+            text = "%d row(s) of jobs cannot be read and were set aside: ergon jobs unreadable"
+            logger.error(text, len(found))
 
     def _maintain(self) -> float:
         maintain = getattr(self._store, "maintain", None)

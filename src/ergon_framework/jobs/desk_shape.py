@@ -46,7 +46,8 @@ def queue_shape(queue: Queue, missing: Sequence[str] = ()) -> dict[str, Any]:
     return {
         **queue_settings_shape(queue),
         "missing_executors": list(missing),
-        "counts": {status.value: queue.counts.get(status.value, 0) for status in JobStatus},
+        "counts": {status.value: queue.counts.get(status.value, 0) for status in JobStatus}
+        | ({"unreadable": aside} if (aside := queue.counts.get("unreadable")) else {}),
         "oldest_due_at": moment(queue.oldest_due_at),
     }
 

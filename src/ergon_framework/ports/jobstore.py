@@ -294,6 +294,17 @@ class Sweep(msgspec.Struct, frozen=True):
     more: bool = False  # the limit was reached: call again
 
 
+class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that the store cannot read and has set aside; nobody claims, ends or purges it."""
+
+    key: Any
+    id: str  # this and the next two as far as they can be read
+    queue: str
+    status: str  # when it was set aside
+    problem: str  # nothing of what stands in the row
+    since: float
+
+
 class JobDesk(Protocol):
     """What operators and the worker's chores need."""
 
@@ -305,6 +316,22 @@ class JobDesk(Protocol):
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
+
+    def unreadable(self, limit: int | None = None) -> list[Unreadable]:
+        """The rows that were set aside because they cannot be read, the newest first.
+
+        A claim, a rescue and a sweep set each such row aside that they meet; a search leaves it
+        out, and ``find`` raises UnreadableJobError.
+        """
+
+    def restore_unreadable(self, key: Any) -> bool:
+        """Read such a row again, and put it back where it stood; False: it is not set aside.
+
+        Raises UnreadableJobError while it cannot be read. Rings ``WORK``.
+        """
+
+    def discard_unreadable(self, key: Any) -> bool:
+        """Delete such a row for good; whether it was there."""
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs or settings, by name."""

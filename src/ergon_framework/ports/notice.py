@@ -102,6 +102,10 @@ _JOBS: dict[str, tuple[Any, ...]] = {
         "The store refuses to keep the outcome of a job, which will be rescued.",
         ("job_id", "error"),
     ),
+    "job.unreadable": (
+        "The row of a job cannot be read, and was set aside.",
+        ("job_id", "error"),
+    ),
     "job.cancelled": ("Somebody cancelled a job that waited.", ("job_id",)),
     "job.requeued": ("Somebody sent a job back, or wants it to run now.", ("job_id",)),
     "lease.lost": ("A running job now belongs to somebody else.", ("job_id",)),

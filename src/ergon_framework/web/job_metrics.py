@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.desk_shape import missing_executors, worker_state
+from ergon_framework.jobs.stores.unreadable import UNREADABLE
 from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
 from ergon_framework.web.exposition import Family
 from ergon_framework.web.job_source import JobSource
@@ -26,6 +27,11 @@ def _of_queues(queues: Sequence[Queue], now: float) -> list[Family]:
         ({"queue": queue.name, "status": status.value}, queue.counts.get(status.value, 0))
         for queue in queues
         for status in JobStatus
+    ]
+    counts += [
+        ({"queue": queue.name, "status": UNREADABLE}, queue.counts[UNREADABLE])
+        for queue in queues
+        if queue.counts.get(UNREADABLE)
     ]
     ages = [({"queue": queue.name}, _age(queue.oldest_due_at, now)) for queue in queues]
     paused = [({"queue": queue.name}, int(queue.is_paused)) for queue in queues]

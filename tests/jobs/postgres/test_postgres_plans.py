@@ -19,7 +19,9 @@ from ergon_framework.testing.suites.jobstore.subject import new
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
 FILES = ("jobs.sql", "moves.sql", "claim.sql", "desk.sql", "schedules.sql", "moving.sql")
-PIECES = re.compile(r"jobs$|in_|by_|newest_|look_first|few$|find_first|then_|synced_later|notify")
+PIECES = re.compile(
+    r"jobs$|in_|by_|newest_|not_aside|look_first|few$|find_first|then_|synced_later|notify"
+)
 
 # What may sort, and why that is fine: what is sorted is what the caller gave, or a page.
 SORTS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psycopg
 import pytest
 
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
@@ -26,7 +27,16 @@ def test_the_postgres_store_keeps_its_promises(check: str, jobs_url: str) -> Non
         store.close()
         return PostgresJobStore(jobs_url, clock=clocks[-1])
 
-    report = exercise_job_store(make, reopen=reopen, only={check})
+    def spoil(_: Store, job_id: str) -> Callable[[], None]:
+        def write(options: str | None) -> None:
+            with psycopg.connect(jobs_url, autocommit=True) as connection:
+                values = (options, job_id)
+                connection.execute("UPDATE ergon_jobs SET options = %s WHERE id = %s", values)
+
+        write('{"timeout": ')
+        return lambda: write(None)
+
+    report = exercise_job_store(make, reopen=reopen, spoil=spoil, only={check})
     report.raise_for_failures(recommended=True)
     assert not report.skipped
 

@@ -5,11 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import redis
 
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import JobDesk, JobStore, ScheduleStore
 from ergon_framework.testing.suites.jobstore import JOB_STORE_CHECKS, exercise_job_store
-from ergon_framework.testing.suites.jobstore.subject import Store
+from ergon_framework.testing.suites.jobstore.subject import Spoil, Store
+
+
+def spoiler(url: str) -> Spoil:
+    """Cuts the bodies of jobs in half, and answers how to put one right."""
+
+    def spoil(_: Store, job_id: str) -> Callable[[], None]:
+        with redis.Redis.from_url(url) as link:
+            key = next(each for each in link.scan_iter("*:body"))
+            body = link.hget(key, job_id)
+            assert isinstance(body, bytes)
+            link.hset(key, job_id, body[: len(body) // 2])
+
+        def mend() -> None:
+            with redis.Redis.from_url(url) as link:
+                link.hset(key, job_id, body)
+
+        return mend
+
+    return spoil
 
 
 @pytest.mark.req("SCALE:jobs-redis")
@@ -28,7 +48,7 @@ def test_the_redis_store_keeps_its_promises(check: str, redis_url: str) -> None:
         store.close()
         return make(clocks[id(store)])
 
-    report = exercise_job_store(make, reopen=reopen, only={check})
+    report = exercise_job_store(make, reopen=reopen, spoil=spoiler(redis_url), only={check})
     report.raise_for_failures(recommended=True)
     assert not report.skipped
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from typing import TYPE_CHECKING
 
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.patience import TIMEOUT, in_time
@@ -14,6 +15,9 @@ from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.ports.moving import mark_of, refuse_unsettled
 from ergon_framework.storage.urls import file_of
 from ergon_framework.task.mixins.utils import run_with_timeout
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.requests import Store
 
 STORE = "job store"
 """What the finding about it is called."""
@@ -57,7 +61,7 @@ def _opened(url: str) -> Finding:
 
     try:
         with closing(open_store(url)) as store:
-            return Finding(STORE, Status.OK, store.durability, store=url)
+            return _of(store, url)
     except ErgonError as error:
         return _bad(STORE, error)
 
@@ -85,11 +89,21 @@ def _looked_into(url: str) -> Finding | None:
             return None
         with closing(open_store(url, read_only=True)) as store:
             refuse_unsettled(mark_of(store))
-            return Finding(STORE, Status.OK, store.durability, store=url)
+            return _of(store, url)
     except StoreUnavailableError:
         return None
     except ErgonError as error:
         return _bad(STORE, error)
+
+
+def _of(store: Store, url: str) -> Finding:
+    """A store that answers, and whether it has rows that cannot be read."""
+    aside = len(store.unreadable())
+    if not aside:
+        return Finding(STORE, Status.OK, store.durability, store=url)
+    number = "1 row" if aside == 1 else f"{aside:,} rows"
+    found = f"{number} of jobs cannot be read and were set aside"
+    return Finding(STORE, Status.BAD, found, "ergon jobs unreadable lists them", store=url)
 
 
 def _are_there(url: str) -> bool:

@@ -25,6 +25,7 @@ from ergon_framework.ports.jobstore import (
     Schedule,
     Search,
     Sweep,
+    Unreadable,
     WorkerRecord,
 )
 
@@ -49,6 +50,18 @@ class MemoryDesk(ABC):
         """The ledger for one step of one caller."""
 
     # ---- jobs -----------------------------------------------------------------------------------
+
+    def unreadable(self, limit: int | None = None) -> list[Unreadable]:
+        """None: there are no rows in memory."""
+        return []
+
+    def restore_unreadable(self, key: Any) -> bool:
+        """There is none."""
+        return False
+
+    def discard_unreadable(self, key: Any) -> bool:
+        """There is none."""
+        return False
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first; nobody is kept waiting while they are read."""

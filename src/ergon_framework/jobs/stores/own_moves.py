@@ -20,6 +20,7 @@ from ergon_framework.core.job import (
     Tally,
     settle,
 )
+from ergon_framework.jobs.stores.unreadable import OddRowError, RowError, status_of
 from ergon_framework.ports.jobstore import Settlement
 
 ENDED, RUNNING, DUE, LATER, BLOCKED = range(5)
@@ -97,7 +98,10 @@ def latest(history: str) -> str:
 
 def _settlement(row: Standing, seen: Seen, keep: float, now: float, why: str = "") -> Settlement:
     seq, job_id, status, fence, attempts, deliveries, excused = row
-    tally = Tally(JobStatus(status), attempts, deliveries, excused)
+    try:
+        tally = Tally(status_of(status), attempts, deliveries, excused)
+    except RowError as error:
+        raise OddRowError(seq, str(error)) from None
     move = settle(tally, seen, _RULE)
     if why:
         move = replace(move, why=why)

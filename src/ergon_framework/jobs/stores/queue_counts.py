@@ -7,6 +7,7 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.gates import NONE, Settings, queue_of
+from ergon_framework.jobs.stores.unreadable import shown
 from ergon_framework.ports.jobstore import Named, Queue
 
 
@@ -24,6 +25,7 @@ def listed(
     counts: dict[str, dict[str, int]] = {}
     oldest: dict[str, float] = {}
     for name, status, number, run_at in counted:
+        name = name if isinstance(name, str) else shown(name)  # noqa: PLW2901 - of an odd row
         mine = counts.setdefault(name, {})
         mine[status] = mine.get(status, 0) + number
         if run_at is not None and run_at <= now:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
+from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.gates import Settings, queue_of
 from ergon_framework.jobs.stores.options import text_of
+from ergon_framework.jobs.stores.own_moves import DUE, ENDED, RUNNING
 from ergon_framework.jobs.stores.postgres import looking, sweeping
 from ergon_framework.jobs.stores.postgres.adding import Adding
 from ergon_framework.jobs.stores.postgres.ground import Ground, topics_of
-from ergon_framework.jobs.stores.postgres.rows import Row, jobs_from
+from ergon_framework.jobs.stores.postgres.rows import Row, page_of
 from ergon_framework.jobs.stores.postgres.statements import statements, texts
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.jobs.stores.queue_changes import checked_changes
 from ergon_framework.jobs.stores.readable import Reader
+from ergon_framework.jobs.stores.unreadable import (
+    Note,
+    Told,
+    argument_problem,
+    unreadable_job,
+    was_status,
+)
 from ergon_framework.ports.jobstore import (
     Job,
     Named,
@@ -27,10 +36,12 @@ from ergon_framework.ports.jobstore import (
     Search,
     Sweep,
     Topic,
+    Unreadable,
     WorkerRecord,
 )
 
 _DESK = statements("desk.sql")
+_JOBS = statements("jobs.sql")
 _SCHEDULES = statements("schedules.sql")
 
 
@@ -42,17 +53,48 @@ class PostgresDesk(Ground):
     ) -> None:
         super().__init__(url, clock=clock, read_only=read_only)
         self._reader = Reader()
+        self._told = Told()
         self._swept = ""  # the last limit key that a sweep looked at
 
     # ---- jobs -----------------------------------------------------------------------------------
 
     def search(self, search: Search, limit: int | None = None) -> Iterator[Job]:
         """Matching jobs, the newest first, read in pages."""
-        return looking.search(self.look, search, limit)
+        return looking.search(self.look, search, limit, self._told)
 
     def count(self, search: Search) -> int:
         """How many match."""
         return self.look(lambda words: looking.count(words, search))
+
+    def unreadable(self, limit: int | None = None) -> list[Unreadable]:
+        """The rows that were set aside because they cannot be read, the newest first."""
+        values = {"limit": limit}
+        return self.look(lambda words: page_of(words.say(_JOBS["aside"], values))).odd
+
+    def restore_unreadable(self, key: Any) -> bool:
+        """Read such a row again, and put it back where it stood."""
+
+        def work(words: Words) -> bool:
+            found = page_of(words.say(_JOBS["lock_aside"], {"seq": key})).odd
+            if not found:
+                return False
+            status = was_status(Note(found[0].status))
+            stage = RUNNING if status is JobStatus.ACTIVE else ENDED if status.is_final else DUE
+            values = {"seq": key, "stage": stage, "status": status.value}
+            words.say(_JOBS["put_back"], values)
+            page = page_of(words.say(_JOBS["by_seq"], {"seq": key}))
+            problem = page.odd[0].problem if page.odd else argument_problem(page.jobs[0])
+            if problem is not None:
+                raise unreadable_job(found[0].id, problem)
+            return True
+
+        return self.step(work, "desk", topics={Topic.WORK})
+
+    def discard_unreadable(self, key: Any) -> bool:
+        """Delete such a row for good."""
+        return self.step(
+            lambda words: words.say(_JOBS["discard"], {"seq": key}).rowcount == 1, "desk"
+        )
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
@@ -73,6 +115,14 @@ class PostgresDesk(Ground):
         workers = self.step(sweeping.forget_workers, "sweep", is_synced=False)
         self.ring(topics_of(is_done=outdated > 0, is_work=is_woken))
         return Sweep(purged, outdated, workers, purged + outdated >= limit)
+
+    def _readable(self, statement: bytes, values: Mapping[str, Any]) -> list[Job]:
+        """The jobs that a statement finds; rows that cannot be read are set aside."""
+        page = self.look(lambda words: page_of(words.say(statement, values)))
+        while page.odd and not self._is_read_only:
+            self.set_aside([(each.key, each.problem) for each in page.odd])
+            page = self.look(lambda words: page_of(words.say(statement, values)))
+        return page.jobs
 
     # ---- queues ---------------------------------------------------------------------------------
 
@@ -124,7 +174,7 @@ class PostgresDesk(Ground):
     def waiting_for(self, executor: str, due_before: float, limit: int) -> list[Job]:
         """Jobs that name this executor, could be claimed, and became due before that instant."""
         values = {"executor": executor, "due_before": due_before, "limit": limit}
-        return self.look(lambda words: jobs_from(words.say(_DESK["waiting_for"], values)))
+        return self._readable(_DESK["waiting_for"], values)
 
     # ---- schedules ------------------------------------------------------------------------------
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from ergon_framework.errors import StoreError, StoreReadOnlyError
 from ergon_framework.jobs.stores.moments import AFTER, BEFORE
-from ergon_framework.jobs.stores.postgres.statements import SQL, statements
+from ergon_framework.jobs.stores.postgres.rows import page_of
+from ergon_framework.jobs.stores.postgres.statements import (
+    SQL,
+    flags,
+    numbers,
+    statements,
+    texts,
+)
 from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
-from ergon_framework.ports.jobstore import Bell, Topic
+from ergon_framework.jobs.stores.unreadable import OddRowError, tell_set_aside
+from ergon_framework.ports.jobstore import Bell, Topic, Unreadable
 from ergon_framework.storage.failpoints import failpoint
 from ergon_framework.storage.postgres.batches import Batch
 from ergon_framework.storage.postgres.connections import Connection
@@ -109,7 +117,30 @@ class Ground:
             failpoint(AFTER[call])
             return read()
 
-        return self._database.run(whole)
+        while True:
+            try:
+                return self._database.run(whole)
+            except OddRowError as error:  # of a transaction that changed nothing
+                self.set_aside([(error.key, str(error))])
+
+    def set_aside(self, odd: Sequence[tuple[int, str]], *, is_claimed: bool = False) -> None:
+        """Take rows that cannot be read out of everybody's way, by number and problem.
+
+        ``is_claimed``: they have just been claimed, which is undone.
+        """
+        values = {
+            "seqs": numbers([seq for seq, _ in odd]),
+            "problems": texts([problem for _, problem in odd]),
+            "claimed": flags([is_claimed] * len(odd)),
+        }
+
+        def send(words: Words) -> Callable[[], list[Unreadable]]:
+            words.say(_SQL["set_aside"], values)
+            found = [words.say(_SQL["by_seq"], {"seq": seq}) for seq, _ in odd]
+            return lambda: [each for one in found for each in page_of(one).odd]
+
+        for each in self.pipe(send, "exchange", topics={Topic.WORK}):
+            tell_set_aside(each)
 
     def step(
         self,

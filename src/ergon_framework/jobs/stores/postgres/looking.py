@@ -7,13 +7,15 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.gates import Settings
-from ergon_framework.jobs.stores.postgres.rows import jobs_from
+from ergon_framework.jobs.stores.options import text_of
+from ergon_framework.jobs.stores.postgres.rows import Page, page_of
 from ergon_framework.jobs.stores.postgres.statements import statements, texts, writable
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.jobs.stores.queue_counts import listed, named_in
+from ergon_framework.jobs.stores.unreadable import Told
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search
 
-Read = Callable[[Callable[[Words], list[Job]]], list[Job]]
+Read = Callable[[Callable[[Words], Page]], Page]
 """Runs something on what was committed last."""
 
 PAGE = 200
@@ -41,18 +43,23 @@ _SQL = statements("desk.sql")
 _COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
 
 
-def search(read: Read, wanted: Search, limit: int | None) -> Iterator[Job]:
-    """Matching jobs, the newest first; between pages nothing of the store is held."""
+def search(read: Read, wanted: Search, limit: int | None, told: Told) -> Iterator[Job]:
+    """Matching jobs, the newest first; between pages nothing of the store is held.
+
+    Rows that cannot be read are left out, and told of in the log.
+    """
     statement, values = statement_of(wanted), _values(wanted)
     left = _END if limit is None else limit
     while left > 0:
         values["limit"] = min(PAGE, left)
-        page = read(lambda words: jobs_from(words.say(statement, values)))
-        yield from page
-        if len(page) < PAGE:
+        page = read(lambda words: page_of(words.say(statement, values)))
+        yield from page.jobs
+        for each in page.odd:
+            told.left_out(each)
+        if page.size < values["limit"]:
             return
-        left -= len(page)
-        values["below"] = page[-1].key
+        left -= len(page.jobs)
+        values["below"] = page.last
 
 
 def statement_of(wanted: Search) -> bytes:
@@ -109,7 +116,8 @@ def _where(wanted: Search, place: str) -> list[bytes]:
     if place in ("in_all", "in_ids"):
         filters.append("statuses")
     found = [each for each in filters if getattr(wanted, each) not in (None, ())]
-    return [_SQL[place], *(_SQL[f"by_{each}"] for each in found)]
+    aside = [] if "statuses" in found or "statuses" not in filters else [_SQL["not_aside"]]
+    return [_SQL[place], *(_SQL[f"by_{each}"] for each in found), *aside]
 
 
 def _values(wanted: Search) -> dict[str, Any]:
@@ -121,7 +129,7 @@ def _values(wanted: Search) -> dict[str, Any]:
         "queue": wanted.queue,
         "handler": wanted.handler,
         "before": wanted.before,
-        "code": None if wanted.code is None else writable(wanted.code),
+        "code": None if wanted.code is None else f'"code":{text_of(writable(wanted.code))}',
     }
 
 

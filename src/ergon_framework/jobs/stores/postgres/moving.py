@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.moving import (
 )
 from ergon_framework.jobs.stores.options import options_text, text_of
 from ergon_framework.jobs.stores.postgres.desk import PostgresDesk
-from ergon_framework.jobs.stores.postgres.rows import jobs_from
+from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.statements import (
     blobs,
     flags,
@@ -23,6 +23,7 @@ from ergon_framework.jobs.stores.postgres.statements import (
     texts,
 )
 from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
+from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.moving import PAGE_BYTES, C
@@ -124,8 +125,10 @@ def _page(words: Words, after: int, limit: int) -> list[JobCopy]:
         if changed and size > PAGE_BYTES:
             break
         changed[seq], last = changed_at, seq
-    jobs = jobs_from(words.say(_SQL["stretch"], {"after": after, "last": last}))
-    return [JobCopy(job, changed[job.key]) for job in jobs if job.key in changed]
+    page = page_of(words.say(_SQL["stretch"], {"after": after, "last": last}))
+    if page.odd:
+        raise cannot_move(page.odd[0])
+    return [JobCopy(job, changed[job.key]) for job in page.jobs if job.key in changed]
 
 
 def _load(words: Words, copies: Sequence[JobCopy]) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.options import asked_of, entries_of, failure_from, options_from
 from ergon_framework.jobs.stores.own_moves import BLOCKED, ENDED
 from ergon_framework.jobs.stores.postgres.statements import COLUMNS
-from ergon_framework.ports.jobstore import Job, Leased
+from ergon_framework.jobs.stores.unreadable import (
+    MISREAD,
+    UNREADABLE,
+    RowError,
+    check_arguments,
+    check_instant,
+    checked,
+    note_of,
+    problem_of,
+    status_of,
+)
+from ergon_framework.ports.jobstore import Job, Leased, Unreadable
 
 Row = tuple[Any, ...]
 Held = tuple[int, int]
@@ -17,6 +27,7 @@ Held = tuple[int, int]
 SEQ, EXECUTOR, QUEUE, PRIORITY, RUN_AT = 0, 4, 5, 15, 16
 """Where a claimed row has what decides whose it is, and its place."""
 
+_STAGES = frozenset(range(5))
 _AS_THEY_ARE = (
     *("id", "handler", "executor", "queue", "args", "kwargs", "priority", "created_at", "run_at"),
     *("expires_at", "unique_key", "limit_key", "attempts", "is_charged", "deliveries", "excused"),
@@ -35,15 +46,49 @@ class Answer(Protocol):
         """Its rows."""
 
 
-def jobs_from(cursor: Answer) -> list[Job]:
+class Page(NamedTuple):
+    """What was read: the jobs, and the rows that are none."""
+
+    jobs: list[Job]
+    odd: list[Unreadable]
+    size: int
+    last: int  # the number of the last row
+
+
+def page_of(cursor: Answer) -> Page:
     """The jobs of a statement that asked for all their columns."""
-    return [_job(dict(zip(COLUMNS, row, strict=True))) for row in cursor.fetchall()]
+    rows = cursor.fetchall()
+    page = Page([], [], len(rows), rows[-1][SEQ] if rows else 0)
+    for row in rows:
+        fields = dict(zip(COLUMNS, row, strict=True))
+        try:
+            page.jobs.append(checked(_job(fields)))
+        except MISREAD as error:
+            page.odd.append(_odd(fields, problem_of(error)))
+    return page
+
+
+def _odd(row: dict[str, Any], problem: str) -> Unreadable:
+    status = row["status"]
+    if status == UNREADABLE:
+        note = note_of(row["why"])
+        status, problem = note.status, note.problem
+    return Unreadable(
+        key=row["seq"],
+        id=row["id"],
+        queue=row["queue"],
+        status=status,
+        problem=problem,
+        since=row["changed_at"],
+    )
 
 
 def _job(row: dict[str, Any]) -> Job:
+    if row["stage"] not in _STAGES:
+        raise RowError("stage: not one of those a job goes through")
     return Job(
         key=row["seq"],
-        status=JobStatus(row["status"]),
+        status=status_of(row["status"]),
         limit=row["key_limit"],
         is_limited=row["stage"] == BLOCKED,
         finished_at=row["changed_at"] if row["stage"] == ENDED else None,
@@ -56,5 +101,7 @@ def _job(row: dict[str, Any]) -> Job:
 
 def leased(row: Row) -> Leased:
     """A job that was just claimed, as its worker needs it."""
+    check_arguments(row[6], row[7])
+    check_instant("created_at", row[12])
     # Its columns are those of a ``Leased`` in their order, but for the options, which come last.
     return Leased(*row[:13], *row[14:15], *asked_of(row[13]))

@@ -17,11 +17,12 @@ from ergon_framework.jobs.stores.postgres.exchanging import Exchange, Unsure
 from ergon_framework.jobs.stores.postgres.ground import CONFLICTS, topics_of
 from ergon_framework.jobs.stores.postgres.joining import Joining
 from ergon_framework.jobs.stores.postgres.moving import PostgresMoving
-from ergon_framework.jobs.stores.postgres.rows import jobs_from
+from ergon_framework.jobs.stores.postgres.rows import page_of
 from ergon_framework.jobs.stores.postgres.statements import flags, numbers, statements, texts
 from ergon_framework.jobs.stores.postgres.taking import Memory
 from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
+from ergon_framework.jobs.stores.unreadable import unreadable_job
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,
@@ -191,12 +192,14 @@ class PostgresJobStore(PostgresMoving):
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
-        return self.look(lambda words: jobs_from(words.say(_SQL["overdue"], {"limit": limit})))
+        return self._readable(_SQL["overdue"], {"limit": limit})
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        found = self.look(lambda words: jobs_from(words.say(_SQL["find"], {"id": job_id})))
-        return found[0] if found else None
+        page = self.look(lambda words: page_of(words.say(_SQL["find"], {"id": job_id})))
+        if page.odd:
+            raise unreadable_job(job_id, page.odd[0].problem)
+        return page.jobs[0] if page.jobs else None
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.postgres.careful import claim_carefully
 from ergon_framework.jobs.stores.postgres.claiming import (
     DEEPEST,
@@ -24,9 +26,12 @@ from ergon_framework.jobs.stores.postgres.claiming import (
 )
 from ergon_framework.jobs.stores.postgres.ground import Ground
 from ergon_framework.jobs.stores.postgres.lanes import Lane, Line, Pick, Share, Turns
-from ergon_framework.jobs.stores.postgres.rows import QUEUE, Held, Row, leased
+from ergon_framework.jobs.stores.postgres.rows import QUEUE, SEQ, Held, Row, leased
 from ergon_framework.jobs.stores.postgres.words import Words
-from ergon_framework.ports.jobstore import Ask, Claimed, Topic
+from ergon_framework.jobs.stores.unreadable import MISREAD, problem_of
+from ergon_framework.ports.jobstore import Ask, Claimed, Leased, Topic
+
+logger = logging.getLogger("ergon.jobs")
 
 MOST_REFUSED = 1000
 """How many jobs one exchange looks at in vain: whatever it leaves, the next one finds."""
@@ -211,8 +216,26 @@ class Claim:
         is_more = self._ask.asks_more and self._is_left()
         is_held = bool(self._passing.keys)
         self._memory.depth = min(2 * self._passing.depth, DEEPEST) if is_held else DEPTH
-        jobs = [leased(row) for row in self._rows]
+        jobs = self._leased()
         return Claimed(jobs, self._next_at(), is_more, self._outdated)
+
+    def _leased(self) -> list[Leased]:
+        """The jobs that were claimed; rows that cannot be read are set aside."""
+        jobs: list[Leased] = []
+        odd: list[tuple[int, str]] = []
+        for row in self._rows:
+            try:
+                jobs.append(leased(row))
+            except MISREAD as error:
+                odd.append((row[SEQ], problem_of(error)))
+        if odd:
+            try:
+                self._ground.set_aside(odd, is_claimed=True)
+            except (
+                StoreError
+            ) as error:  # what was claimed must not be lost for it: a rescue does it
+                logger.warning("rows that cannot be read are set aside later: %s", error)
+        return jobs
 
     def _next_at(self) -> float | None:
         """The earliest instant at which something that waits could be claimed."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.errors import DuplicateJobError, StoreUnavailableError
 from ergon_framework.jobs.stores.gates import NONE, Settings, queue_of
 from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.queue_counts import named_in
@@ -17,6 +17,13 @@ from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.looking import count_in, search
 from ergon_framework.jobs.stores.redis.moves import MOST_TURNS, LateError, Moves
 from ergon_framework.jobs.stores.redis.names import script
+from ergon_framework.jobs.stores.unreadable import (
+    MISREAD,
+    UNREADABLE,
+    argument_problem,
+    problem_of,
+    unreadable_job,
+)
 from ergon_framework.ports.jobstore import (
     Job,
     Named,
@@ -25,6 +32,7 @@ from ergon_framework.ports.jobstore import (
     Schedule,
     Search,
     Sweep,
+    Unreadable,
     WorkerRecord,
 )
 
@@ -37,6 +45,8 @@ _QUEUES = script("rows", "moves", "queues")
 _NAMED = script("rows", "named")
 _SWAP = script("bar", "rows", "swap")
 _TELL = script("rows", "tell")
+_RESTORE = script("bar", "rows", "moves", "restore")
+_HELD, _NONE = 2, 3
 _AT = Struct(">d")
 
 _swept = msgspec.msgpack.Decoder(tuple[int, int, list[str]]).decode
@@ -73,6 +83,42 @@ class RedisDesk(Moves):
     def _running(self) -> list[bytes]:
         found: list[bytes] = self._link.call("ZRANGE", self._key("leases"), 0, -1)
         return found
+
+    def unreadable(self, limit: int | None = None) -> list[Unreadable]:
+        """The rows that were set aside because they cannot be read, the newest first."""
+        found = pairs(self._link.call("HGETALL", self._key("unreadable")))
+        noted = [rows.unreadable_from(*each) for each in found]
+        return sorted(noted, key=lambda each: (-each.since, each.id))[:limit]
+
+    def restore_unreadable(self, key: Any) -> bool:
+        """Read such a row again, and put it back where it stood."""
+        problem = self._problem(str(key))
+        answer = 3 if problem else self._write(_RESTORE, "desk", key, False)
+        if problem and self._link.call("HEXISTS", self._key("unreadable"), key) == 0:
+            return False
+        if answer == _HELD:
+            raise DuplicateJobError(
+                f"another job holds the unique key of {key} by now",
+                remedy="wait for its end, or cancel it, then try again",
+            )
+        if answer == _NONE:
+            raise unreadable_job(str(key), problem or "its row is no job's")
+        return bool(answer)
+
+    def _problem(self, job_id: str) -> str | None:
+        """What is wrong with a row; None if it is a job that can be run."""
+        names = [self._key(name) for name in ("job", "body", "tale")]
+        row, body, tale = (self._link.call("HGET", name, job_id) for name in names)
+        try:
+            [parsed] = rows.rows_in(row or b"")
+            texts = memoryview(body or b""), memoryview(tale or b"")
+            return argument_problem(rows.job_from(job_id, parsed, *texts))
+        except MISREAD as error:
+            return problem_of(error)
+
+    def discard_unreadable(self, key: Any) -> bool:
+        """Delete such a row for good."""
+        return bool(self._write(_RESTORE, "desk", key, True))
 
     def purge(self, jobs: Sequence[Job]) -> int:
         """Delete final jobs that have not been moved since they were read."""
@@ -113,6 +159,9 @@ class RedisDesk(Moves):
         for name, number in pairs(counted):
             status, _, queue = name.partition(":")
             counts.setdefault(queue, {})[rows.STATUSES[int(status)].value] = int(number)
+        for each in self.unreadable():
+            mine = counts.setdefault(each.queue, {})
+            mine[UNREADABLE] = mine.get(UNREADABLE, 0) + 1
         settings = {name: read_settings(blob) for name, blob in pairs(kept)}
         oldest = {name: float(instant) for name, instant in pairs(times)}
         return [
@@ -246,7 +295,10 @@ def _schedule_blob(schedule: Schedule) -> bytes:
 
 def read_settings(blob: bytes) -> Settings:
     """The settings of a queue, as they are kept."""
-    is_paused, max_active, rate, burst, full_at = _settings(blob)
+    try:
+        is_paused, max_active, rate, burst, full_at = _settings(blob)
+    except msgspec.MsgspecError:
+        return Settings(is_paused=True)  # nobody knows how it is limited, so that it waits
     return Settings(is_paused, max_active or None, rate or None, burst, full_at)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,12 +13,19 @@ from ergon_framework.jobs.stores.redis import rows
 from ergon_framework.jobs.stores.redis.ground import Ground
 from ergon_framework.jobs.stores.redis.names import script
 from ergon_framework.jobs.stores.refusals import id_taken, key_held
-from ergon_framework.ports.jobstore import Added, Job, NewJob, Settlement
+from ergon_framework.jobs.stores.unreadable import (
+    MISREAD,
+    Told,
+    problem_of,
+    tell_set_aside,
+)
+from ergon_framework.ports.jobstore import Added, Job, NewJob, Settlement, Unreadable
 
 EXCHANGE = script("bar", "rows", "moves", "gates", "claim", "exchange")
 _PLAIN = script("bar", "plain")
 _ADD = script("bar", "rows", "moves", "add")
 _LOOK = script("rows", "moves", "look")
+_ASIDE = script("bar", "rows", "moves", "aside")
 MOST_TURNS = 100
 """How often a job is sent again with the move of one that it replaces."""
 
@@ -42,6 +49,7 @@ class _Seen(msgspec.Struct, frozen=True, array_like=True):
     bodies: list[int]
     tales: list[int]
     last: float | bool
+    missed: list[str] = []  # rows that are no job's
 
 
 answer_in = msgspec.msgpack.Decoder(Answer).decode
@@ -51,6 +59,17 @@ _added = msgspec.msgpack.Decoder(list[tuple[str, bool, str] | bool]).decode
 
 class Moves(Ground):
     """Runs the scripts, and asks the core where the store itself has to move a job."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float] | None = None,
+        read_only: bool = False,
+        prefix: str | None = None,
+    ) -> None:
+        super().__init__(url, clock=clock, read_only=read_only, prefix=prefix)
+        self._told = Told()
 
     def _add_once(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Add jobs. When the answer is lost, their ids tell whether that was done."""
@@ -148,7 +167,9 @@ class Moves(Ground):
         wanted: tuple[Any, ...] | None = None,
     ) -> tuple[list[Job], int | None]:
         """Some jobs, and the number below which to look on, if there may be more."""
-        found, last = self._look(where, which, most, wanted)
+        found, odd, last = self._look(where, which, most, wanted)
+        for each in odd:
+            self._told.left_out(each)
         return [job for _, job in found], last
 
     def _look(
@@ -157,8 +178,8 @@ class Moves(Ground):
         which: list[str] | int | None,
         most: int,
         wanted: tuple[Any, ...] | None,
-    ) -> tuple[list[tuple[rows.Row, Job]], int | None]:
-        """The same, with the rows they were made of."""
+    ) -> tuple[list[tuple[rows.Row, Job]], list[Unreadable], int | None]:
+        """The same, with the rows they were made of, and those that are none."""
         head, data, bodies, tales = self._run(_LOOK, where, which, most, wanted)
         seen = _seen(head)
         parts = zip(
@@ -169,7 +190,49 @@ class Moves(Ground):
             strict=True,
         )
         last = None if seen.last is False else int(seen.last)
-        return [(each[1], rows.job_from(*each)) for each in parts], last
+        found: list[tuple[rows.Row, Job]] = []
+        odd = [self._odd(job_id) for job_id in seen.missed]
+        for job_id, row, body, tale in parts:
+            try:
+                found.append((row, rows.job_from(job_id, row, body, tale)))
+            except MISREAD as error:
+                odd.append(_unreadable(job_id, row, problem_of(error)))
+        return found, odd, last
+
+    def _odd(self, job_id: str) -> Unreadable:
+        """What is known of a row that is no job's."""
+        note = self._link.call("HGET", self._key("unreadable"), job_id)
+        if note is not None:
+            return rows.unreadable_from(job_id, note)
+        return Unreadable(
+            key=job_id, id=job_id, queue="", status="", problem="its row is no job's", since=0.0
+        )
+
+    def _set_aside(self, odd: Sequence[Unreadable], *, is_claimed: bool = False) -> None:
+        """Take rows that cannot be read out of everybody's way.
+
+        ``is_claimed``: they have just been claimed, which is undone.
+        """
+        wire = [(each.id, each.problem, is_claimed) for each in odd]
+        self._write(_ASIDE, "exchange", wire)
+        for each in odd:
+            tell_set_aside(each)
+
+
+def _unreadable(job_id: str, row: rows.Row, problem: str) -> Unreadable:
+    return Unreadable(
+        key=job_id,
+        id=job_id,
+        queue=row.queue,
+        status=rows.STATUSES[row.status].value,
+        problem=problem,
+        since=row.changed_at,
+    )
+
+
+def odd_claim(job_id: str, row: rows.Row, error: Exception) -> Unreadable:
+    """A row that was claimed and cannot be read."""
+    return _unreadable(job_id, row, problem_of(error))
 
 
 class LateError(DuplicateJobError):

@@ -17,6 +17,7 @@ from ergon_framework.jobs.stores.redis.desk import (
 )
 from ergon_framework.jobs.stores.redis.ground import BIRTH
 from ergon_framework.jobs.stores.redis.names import script
+from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.moving import PAGE_BYTES, C
 
@@ -32,7 +33,9 @@ class RedisMoving(RedisDesk):
         """The copies of a kind after a place, in order."""
         if kind is not JobCopy:
             return dump_settings(self, kind, after, limit)
-        found, _ = self._look("after", after or 0, limit, (PAGE_BYTES,))
+        found, odd, _ = self._look("after", after or 0, limit, (PAGE_BYTES,))
+        if odd:
+            raise cannot_move(odd[0])
         return cast("list[C]", [JobCopy(job, row.changed_at) for row, job in found])
 
     def load(self, copies: Sequence[Copy]) -> None:

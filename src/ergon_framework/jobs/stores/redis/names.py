@@ -26,6 +26,7 @@ KEYS = {
     "WORKERS": "workers",  # a hash
     "EXECUTORS": "executors",  # a hash: name to when it was last seen
     "SCHEDULES": "schedules",  # a hash
+    "UNREADABLE": "unreadable",  # a hash: id to what is wrong with a row that was set aside
     "LAST_SEQ": "seq",
     "LAST_FENCE": "fence",
     "BAR": "bar",  # where everything went; not there while the store may be worked with

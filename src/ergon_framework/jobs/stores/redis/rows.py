@@ -15,7 +15,16 @@ import msgspec
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.options import failure_from, text_of
 from ergon_framework.jobs.stores.own_moves import Standing
-from ergon_framework.ports.jobstore import Hold, Job, Leased, NewJob, OnDuplicate, Settlement
+from ergon_framework.jobs.stores.unreadable import check_arguments, check_instant, checked
+from ergon_framework.ports.jobstore import (
+    Hold,
+    Job,
+    Leased,
+    NewJob,
+    OnDuplicate,
+    Settlement,
+    Unreadable,
+)
 
 STATUSES = tuple(JobStatus)
 """By the number that stands for each in a row."""
@@ -92,6 +101,7 @@ class Blobs(list[bytes]):
 
 encode = msgspec.msgpack.Encoder().encode
 _body = msgspec.msgpack.Decoder(Body).decode
+_noted = msgspec.msgpack.Decoder(tuple[int, str, int, str, float]).decode
 
 
 # ---- into the store -----------------------------------------------------------------------------
@@ -217,6 +227,8 @@ def parts_in(data: bytes, lengths: Sequence[int]) -> Iterator[memoryview]:
 def leased(job_id: str, row: Row, body: memoryview) -> Leased:
     """A job as the worker that has just claimed it needs it."""
     handler, args, kwargs, *asked = msgspec.structs.astuple(_body(body))
+    check_arguments(args, kwargs)
+    check_instant("created_at", row.created_at)
     return Leased(
         row.seq,
         row.fence,
@@ -240,7 +252,7 @@ def job_from(job_id: str, row: Row, body: memoryview, tale: memoryview) -> Job:
     """A job as anybody may look at it."""
     history, failure, result = _told(bytes(tale))
     is_running = row.stage == RUNNING
-    return Job(
+    job = Job(
         key=row.seq,
         id=job_id,
         status=STATUSES[row.status],
@@ -270,6 +282,19 @@ def job_from(job_id: str, row: Row, body: memoryview, tale: memoryview) -> Job:
         last_error=failure_from(failure or None),
         history=tuple(history.split(b"\n")) if history else (),
         **msgspec.structs.asdict(_body(body)),
+    )
+    return checked(job)
+
+
+def unreadable_from(job_id: str, blob: bytes) -> Unreadable:
+    """What was noted of a row that was set aside."""
+    try:
+        _, queue, status, problem, since = _noted(blob)
+    except msgspec.MsgspecError:
+        queue, status, problem, since = "", 0, "", 0.0
+    name = STATUSES[status].value if status < len(STATUSES) else ""
+    return Unreadable(
+        key=job_id, id=job_id, queue=queue, status=name, problem=problem, since=float(since)
     )
 
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.redis import rows
-from ergon_framework.jobs.stores.redis.moves import EXCHANGE, Answer, answer_in
+from ergon_framework.jobs.stores.redis.moves import EXCHANGE, Answer, answer_in, odd_claim
 from ergon_framework.jobs.stores.redis.moving import RedisMoving
 from ergon_framework.jobs.stores.redis.names import script
+from ergon_framework.jobs.stores.unreadable import MISREAD, unreadable_job
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,
     Claimed,
     Hold,
     Job,
+    Leased,
     NewJob,
     Settlement,
+    Unreadable,
 )
 
 logger = logging.getLogger("ergon.jobs")
@@ -84,12 +87,18 @@ class RedisJobStore(RedisMoving):
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
-        return self._look_at("overdue", None, limit)[0]
+        found, odd, _ = self._look("overdue", None, limit, None)
+        while odd and not self._is_read_only:
+            self._set_aside(odd)
+            found, odd, _ = self._look("overdue", None, limit, None)
+        return [job for _, job in found]
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        found, _ = self._look_at("ids", [job_id])
-        return found[0] if found else None
+        found, odd, _ = self._look("ids", [job_id], 0, None)
+        if odd:
+            raise unreadable_job(job_id, odd[0].problem)
+        return found[0][1] if found else None
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""
@@ -116,9 +125,25 @@ class RedisJobStore(RedisMoving):
         self._turns.update(zip(answer.turns[::2], answer.turns[1::2], strict=True))
         texts = rows.parts_in(bodies, answer.lengths)
         found = zip(answer.ids, rows.rows_in(data), texts, strict=True)
-        jobs = [rows.leased(*each) for each in found]
+        jobs = self._leased(found)
         next_at = None if answer.next_at is False else float(answer.next_at)
         return Claimed(jobs, next_at, answer.is_left, self._outdated(answer.outdated, late))
+
+    def _leased(self, found: Iterable[tuple[str, rows.Row, memoryview]]) -> list[Leased]:
+        """The jobs that were claimed; rows that cannot be read are set aside."""
+        jobs: list[Leased] = []
+        odd: list[Unreadable] = []
+        for each in found:
+            try:
+                jobs.append(rows.leased(*each))
+            except MISREAD as error:
+                odd.append(odd_claim(each[0], each[1], error))
+        if odd:
+            try:
+                self._set_aside(odd, is_claimed=True)
+            except StoreError as error:  # what was claimed must not be lost for it
+                logger.warning("rows that cannot be read are set aside later: %s", error)
+        return jobs
 
     def _outdated(self, ids: Sequence[str], data: bytes) -> int:
         try:

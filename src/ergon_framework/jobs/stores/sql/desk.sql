@@ -24,12 +24,14 @@ WHERE stage = 0 AND status <> 'completed' AND status = :status AND seq < :below
 FROM ergon_jobs INDEXED BY ergon_jobs_retrying
 WHERE stage > 1 AND status = 'retrying' AND seq < :below
 
--- matching: every filter that is set
+-- matching: every filter that is set, and no row that was set aside
+AND status <> :aside
 AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
 AND (:queue IS NULL OR queue = :queue)
 AND (:handler IS NULL OR handler = :handler)
 AND (:before IS NULL OR changed_at < :before)
-AND (:code IS NULL OR json_extract(last_error, '$.code') = :code)
+AND (:code IS NULL OR CASE WHEN json_valid(last_error) THEN json_extract(last_error, '$.code') END
+    = :code)
 
 -- newest_first: one page
 ORDER BY seq DESC LIMIT :limit
@@ -40,7 +42,8 @@ WHERE seq = ? AND id = ? AND fence = ? AND status = ? AND stage = 0 AND changed_
 
 -- next_ended: the first queue and status after others with jobs that have ended
 SELECT queue, status FROM ergon_jobs
-WHERE stage = 0 AND (queue, status) > (?, ?) ORDER BY queue, status LIMIT 1;
+WHERE stage = 0 AND status <> 'unreadable' AND (queue, status) > (?, ?)
+ORDER BY queue, status LIMIT 1;
 
 -- kept_long_enough: those of one queue and status that may go
 SELECT seq FROM ergon_jobs

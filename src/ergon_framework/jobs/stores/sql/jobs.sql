@@ -40,3 +40,33 @@ ORDER BY lease_expires_at, seq LIMIT ?;
 
 -- find: one job
 SELECT * FROM ergon_jobs WHERE id = ?;
+
+-- by_seq: one job
+SELECT * FROM ergon_jobs WHERE seq = ?;
+
+-- raw: what can be said of a row that cannot be read
+SELECT CAST(id AS BLOB), CAST(queue AS BLOB), CAST(status AS BLOB), CAST(why AS BLOB), changed_at
+FROM ergon_jobs WHERE seq = ?;
+
+-- set_aside: take a row that cannot be read out of everybody's way; it is never purged
+UPDATE ergon_jobs SET stage = 0, status = 'unreadable', why = ?, changed_at = ?, purge_at = NULL
+WHERE seq = ? AND NOT (stage = 0 AND status = 'unreadable');
+
+-- aside: the rows that were set aside
+SELECT seq FROM ergon_jobs INDEXED BY ergon_jobs_dead
+WHERE stage = 0 AND status <> 'completed' AND status = 'unreadable' ORDER BY seq DESC LIMIT ?;
+
+-- is_aside: whether a row was set aside
+SELECT CAST(why AS BLOB) FROM ergon_jobs WHERE seq = ? AND stage = 0 AND status = 'unreadable';
+
+-- live: all rows that have not ended
+SELECT seq FROM ergon_jobs WHERE stage <> 0;
+
+-- ended: all that have, but were not set aside
+SELECT seq FROM ergon_jobs WHERE stage = 0 AND status <> 'unreadable';
+
+-- put_back: a row that was set aside is where it was
+UPDATE ergon_jobs SET stage = ?, status = ?, why = '' WHERE seq = ?;
+
+-- discard: a row that was set aside is gone for good
+DELETE FROM ergon_jobs WHERE seq = ? AND stage = 0 AND status = 'unreadable';

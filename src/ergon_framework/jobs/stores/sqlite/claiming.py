@@ -13,7 +13,8 @@ from itertools import islice, takewhile
 
 from ergon_framework.jobs.stores.sqlite.gates import Gates
 from ergon_framework.jobs.stores.sqlite.moves import Moves
-from ergon_framework.jobs.stores.sqlite.rows import SQL, Candidate, leased
+from ergon_framework.jobs.stores.sqlite.rows import SQL, Candidate, check_candidate, leased
+from ergon_framework.jobs.stores.unreadable import MISREAD, RowError, problem_of
 from ergon_framework.ports.jobstore import Ask, Claimed, Leased
 from ergon_framework.storage.statements import load
 
@@ -157,10 +158,10 @@ class Claim:
                 break
             wanted = room if self._refused == 0 else max(room, GLANCE)
             rows = self._candidates(names, queue, wanted)
-            admitted = self._admitted(rows, room)
-            self._lease(admitted, queue)
-            gate.enter(len(admitted), self._now)
-            taken += len(admitted)
+            sound = self._sound(rows)
+            started = self._lease(self._admitted(sound, room), queue)
+            gate.enter(started, self._now)
+            taken += started
             if len(rows) < wanted:
                 break
         until = gate.waits_until(self._now)
@@ -173,11 +174,28 @@ class Claim:
         for name in names:
             rows += self._cursor.execute(_SQL["candidates"], (name, queue, wanted)).fetchall()
         if len(names) > 1:
+            rows = self._sound(rows)
             rows.sort(key=lambda row: (-row[_PRIORITY], row[_RUN_AT], row[0]))
             del rows[wanted:]
         return rows
 
     # ---- one job --------------------------------------------------------------------------------
+
+    def _sound(self, rows: list[Candidate]) -> list[Candidate]:
+        """Without those that cannot be read, which are set aside."""
+        sound: list[Candidate] = []
+        for row in rows:
+            try:
+                check_candidate(row)
+            except RowError as error:
+                self._set_aside(row, error)
+            else:
+                sound.append(row)
+        return sound
+
+    def _set_aside(self, row: Candidate, error: Exception) -> None:
+        self._refused += 1
+        self._moves.set_aside(row[0], problem_of(error))
 
     def _admitted(self, rows: list[Candidate], room: int) -> list[Candidate]:
         """The first that may start; those before them that may not stop being due."""
@@ -207,8 +225,18 @@ class Claim:
         self._running[key] = running + (running < limit)
         return running < limit
 
-    def _lease(self, rows: list[Candidate], queue: str) -> None:
+    def _lease(self, rows: list[Candidate], queue: str) -> int:
+        """Lease what can be read; how many it were."""
         now, ask = self._now, self._ask
+        jobs: list[Leased] = []
+        for row in rows:
+            try:
+                jobs.append(leased(self._cursor, row, queue, now))
+            except MISREAD as error:
+                self._set_aside(row, error)
+        if len(jobs) < len(rows):
+            started = {job.key for job in jobs}
+            rows = [row for row in rows if row[0] in started]
         until = now + ask.lease
         if len(rows) > FEW:
             values = (now, until, ask.worker, str([row[0] for row in rows]))
@@ -216,7 +244,8 @@ class Claim:
         else:
             many = [(now, until, ask.worker, row[0]) for row in rows]
             self._cursor.executemany(_SQL["lease"], many)
-        self._jobs += [leased(self._cursor, row, queue, now) for row in rows]
+        self._jobs += jobs
+        return len(jobs)
 
     # ---- what is left ---------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from ergon_framework.jobs.stores.moments import AFTER, BEFORE
 from ergon_framework.jobs.stores.sqlite.moves import Moves
-from ergon_framework.jobs.stores.sqlite.rows import SQL
+from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_rows
+from ergon_framework.jobs.stores.unreadable import MISREAD, OddRowError, is_misread
 from ergon_framework.ports.jobstore import Bell, Topic
 from ergon_framework.storage.bells import Belfry
 from ergon_framework.storage.failpoints import failpoint
@@ -21,6 +22,9 @@ from ergon_framework.storage.writer import Database
 T = TypeVar("T")
 
 _WORK, _DONE = Topic.WORK.value, Topic.DONE.value  # plain strings have a hash of their own
+
+LOOKS_APART = 60.0
+"""Seconds between two looks at all rows for such that cannot be read, where there were none."""
 
 SCHEMA = Schema("jobs", f"{SQL}.schema")
 
@@ -45,6 +49,8 @@ class Ground:
         )
         self._belfry = Belfry(self._database.path)
         self._clock = clock
+        self._is_read_only = read_only
+        self._looks_again_at = 0.0
 
     @property
     def path(self) -> Path:
@@ -89,13 +95,45 @@ class Ground:
             failpoint(BEFORE[call])
             return result, moves.is_work, moves.is_done
 
-        result, is_work_too, is_done = self._database.write(whole, is_synced=is_synced)
+        result, is_work_too, is_done = self._insist(whole, is_synced=is_synced)
         failpoint(AFTER[call])
         if is_work or is_work_too:
             self._belfry.ring(_WORK)
         if is_done:
             self._belfry.ring(_DONE)
         return result
+
+    def _insist(self, work: Callable[[sqlite3.Connection], T], *, is_synced: bool) -> T:
+        """Run a transaction; rows that it cannot read are set aside, and it is run again."""
+        while True:
+            try:
+                return self._database.write(work, is_synced=is_synced)
+            except (*MISREAD, sqlite3.OperationalError) as error:
+                if not is_misread(error) or not self._set_odd_rows_aside(error):
+                    raise
+
+    def _set_odd_rows_aside(self, error: Exception) -> bool:
+        """Something met a row that it cannot read: find all such rows; whether there are any.
+
+        One that names itself is soon found. For all others every row is read, those first that have
+        not ended. That takes long, so that it is not done again soon when it has helped nothing.
+        """
+        if isinstance(error, OddRowError):
+            found = [(error.key, str(error))]
+        elif time.monotonic() < self._looks_again_at:
+            return False
+        else:
+            found = self._read(lambda cursor: odd_rows(cursor, "live"))
+            found = found or self._read(lambda cursor: odd_rows(cursor, "ended"))
+            self._looks_again_at = 0.0 if found else time.monotonic() + LOOKS_APART
+
+        def whole(connection: sqlite3.Connection) -> None:
+            with closing(connection.cursor()) as cursor:
+                Moves(cursor, self._clock()).set_all_aside(found)
+
+        if found:
+            self._database.write(whole)
+        return bool(found)
 
     def _read(self, work: Callable[[sqlite3.Cursor], T]) -> T:
         def whole(connection: sqlite3.Connection) -> T:

@@ -10,11 +10,12 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.gates import Settings
 from ergon_framework.jobs.stores.options import text_of
 from ergon_framework.jobs.stores.queue_counts import listed, named_in
-from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
+from ergon_framework.jobs.stores.sqlite.rows import SQL, Page, lossy, page_of
+from ergon_framework.jobs.stores.unreadable import MISREAD, UNREADABLE, Told, is_misread
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search
 from ergon_framework.storage.statements import load
 
-Read = Callable[[Callable[[sqlite3.Cursor], list[Job]]], list[Job]]
+Read = Callable[[Callable[[sqlite3.Cursor], Page]], Page]
 """Runs something on what was committed last."""
 
 PAGE = 200
@@ -29,18 +30,23 @@ _SQL = load(SQL, "desk.sql")
 _COUNTS = ("count_due", "count_later", "count_blocked", "count_running", "count_ended")
 
 
-def search(read: Read, wanted: Search, limit: int | None) -> Iterator[Job]:
-    """Matching jobs, the newest first; between pages nothing of the store is held."""
+def search(read: Read, wanted: Search, limit: int | None, told: Told) -> Iterator[Job]:
+    """Matching jobs, the newest first; between pages nothing of the store is held.
+
+    Rows that cannot be read are left out, and told of in the log.
+    """
     statement, values = statement_of(wanted), _values(wanted)
     left = _END if limit is None else limit
     while left > 0:
         values["limit"] = min(PAGE, left)
-        page = read(lambda cursor: jobs_from(cursor.execute(statement, values)))
-        yield from page
-        if len(page) < PAGE:
+        page = read(lambda cursor: page_of(cursor, statement, values))
+        yield from page.jobs
+        for each in page.odd:
+            told.left_out(each)
+        if page.size < values["limit"]:
             return
-        left -= len(page)
-        values["below"] = page[-1].key
+        left -= len(page.jobs)
+        values["below"] = page.last
 
 
 def statement_of(wanted: Search) -> str:
@@ -76,6 +82,7 @@ def _values(wanted: Search) -> dict[str, Any]:
         "handler": wanted.handler,
         "before": wanted.before,
         "code": wanted.code,
+        "aside": UNREADABLE,
     }
 
 
@@ -92,6 +99,16 @@ def named(cursor: sqlite3.Cursor) -> list[Named]:
 
 def queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     """Every queue that has jobs or settings, with its counts."""
+    try:
+        return _queues(cursor, now)
+    except (*MISREAD, sqlite3.OperationalError) as error:
+        if not is_misread(error):
+            raise
+        with lossy(cursor):
+            return _queues(cursor, now)
+
+
+def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     counted = [row for each in _COUNTS for row in cursor.execute(_SQL[each]).fetchall()]
     retrying = {name: number for name, _, number, _ in cursor.execute(_SQL["count_retrying"])}
     settings = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from typing import Any
 
 from ergon_framework.core.job import JobStatus, Move
@@ -18,12 +19,14 @@ from ergon_framework.jobs.stores.own_moves import (
     outdated,
     replaced,
 )
-from ergon_framework.jobs.stores.sqlite.rows import SQL
+from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
+from ergon_framework.jobs.stores.unreadable import Note, tell_set_aside
 from ergon_framework.ports.jobstore import Settlement
 from ergon_framework.storage.faults import is_barred
 from ergon_framework.storage.statements import load
 
 _SQL = load(SQL, "moves.sql")
+_JOBS = load(SQL, "jobs.sql")
 _COMPLETE = _SQL["complete"]
 
 
@@ -53,6 +56,19 @@ class Moves:
             if self._is_any_blocked is not False:
                 self._release(settlement.key)
         return was_applied
+
+    def set_aside(self, seq: int, problem: str) -> None:
+        """Take a row that cannot be read out of everybody's way; nothing else of it is changed."""
+        found = odd_row(self.cursor, seq, problem)
+        note = text_of(Note(found.status, problem))
+        self.cursor.execute(_JOBS["set_aside"], (note, self.now, seq))
+        tell_set_aside(found)
+        self.is_work = True  # it may have held a limit key, or a place in its queue
+
+    def set_all_aside(self, odd: Iterable[tuple[int, str]]) -> None:
+        """The same for many, by number and problem."""
+        for seq, problem in odd:
+            self.set_aside(seq, problem)
 
     def end_outdated(self, row: Standing) -> None:
         """Dead-letter a job that was not started before its expiry."""

@@ -19,7 +19,8 @@ from ergon_framework.jobs.stores.own_moves import DUE, ENDED, LATER, RUNNING
 from ergon_framework.jobs.stores.sqlite.adding import LARGE
 from ergon_framework.jobs.stores.sqlite.desk import SqliteDesk
 from ergon_framework.jobs.stores.sqlite.moves import Moves
-from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
+from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
+from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.moving import PAGE_BYTES, C
@@ -102,8 +103,10 @@ def _page(cursor: sqlite3.Cursor, after: int, limit: int) -> list[JobCopy]:
         if changed and size > PAGE_BYTES:
             break
         changed[seq], last = changed_at, seq
-    jobs = jobs_from(cursor.execute(_SQL["stretch"], (after, last)))
-    return [JobCopy(job, changed[job.key]) for job in jobs]
+    page = page_of(cursor, _SQL["stretch"], (after, last))
+    if page.odd:
+        raise cannot_move(page.odd[0])
+    return [JobCopy(job, changed[job.key]) for job in page.jobs]
 
 
 def _load(moves: Moves, copies: Sequence[JobCopy]) -> None:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.options import asked_of, entries_of, failure_from, options_from
 from ergon_framework.jobs.stores.own_moves import BLOCKED, ENDED
-from ergon_framework.ports.jobstore import Job, Leased
+from ergon_framework.jobs.stores.unreadable import (
+    MISREAD,
+    UNREADABLE,
+    RowError,
+    check_arguments,
+    checked,
+    is_misread,
+    note_of,
+    problem_of,
+    shown,
+    status_of,
+)
+from ergon_framework.ports.jobstore import Job, Leased, Unreadable
 from ergon_framework.storage.statements import load
 
 SQL = "ergon_framework.jobs.stores.sql"
@@ -25,30 +38,137 @@ _AS_THEY_ARE = (
 )
 
 
+_STAGES = frozenset(range(5))
+_TEXT, _BLOB, _NUMBER = (str,), (bytes, type(None)), (int, float)
+_WHOLE, _PERHAPS, _TEXT_OR_NONE = (int,), (int, float, type(None)), (str, type(None))
+_TYPES = (
+    *(_WHOLE, _WHOLE, _TEXT, _TEXT, _TEXT, _BLOB, _BLOB, _WHOLE, _WHOLE, _WHOLE, _WHOLE),
+    *(_NUMBER, _TEXT_OR_NONE, _TEXT, _PERHAPS, _TEXT_OR_NONE, _WHOLE, _WHOLE, _NUMBER),
+)
+"""Of the columns of a candidate: SQLite keeps whatever it is given."""
+_known_types: set[tuple[type, ...]] = set()
+
+
+def check_candidate(row: Candidate) -> None:
+    """Refuse a candidate with a column of another type than it has everywhere else."""
+    types = tuple(map(type, row))
+    if types not in _known_types:
+        for n, (found, allowed) in enumerate(zip(types, _TYPES, strict=True)):
+            if found not in allowed:
+                raise RowError(f"column {n} of its claim: of another type")
+        _known_types.add(types)
+    if row[13] not in _WAITING:
+        raise RowError("status: not that of a job that waits")
+
+
+_WAITING = frozenset({JobStatus.PENDING.value, JobStatus.RETRYING.value})
+
+
 # Binding bytes, None or a bool costs the sqlite3 module several times as much as binding a
 # bytearray, a str or a number. On hot paths only the latter are bound.
 
 
 def payload(cursor: sqlite3.Cursor, seq: int) -> tuple[bytes, bytes]:
     """Arguments that are too large to stand in the job's own row."""
-    args, kwargs = cursor.execute(_SQL["payload"], (seq,)).fetchone()
+    found = cursor.execute(_SQL["payload"], (seq,)).fetchone()
+    if found is None:
+        raise RowError("args or kwargs: missing")
+    args, kwargs = found
     return args, kwargs
+
+
+class Page(NamedTuple):
+    """What was read: the jobs, and the rows that are none."""
+
+    jobs: list[Job]
+    odd: list[Unreadable]
+    size: int
+    last: int  # the number of the last row
+
+
+def page_of(cursor: sqlite3.Cursor, statement: str, values: Any) -> Page:
+    """The jobs that a ``SELECT *`` finds; where one cannot be read, each row by itself."""
+    try:
+        jobs = jobs_from(cursor.execute(statement, values))
+        return Page(jobs, [], len(jobs), jobs[-1].key if jobs else 0)
+    except (*MISREAD, sqlite3.OperationalError) as error:
+        if not is_misread(error):
+            raise
+    found = cursor.execute(statement.replace("SELECT *", "SELECT seq", 1), values)
+    seqs = [seq for (seq,) in found.fetchall()]
+    page = Page([], [], len(seqs), seqs[-1] if seqs else 0)
+    for seq in seqs:
+        job = job_or_odd(cursor, seq)
+        if isinstance(job, Job):
+            page.jobs.append(job)
+        elif job is not None:
+            page.odd.append(job)
+    return page
+
+
+def job_or_odd(cursor: sqlite3.Cursor, seq: int) -> Job | Unreadable | None:
+    """One job, or what is wrong with its row; None if there is none."""
+    try:
+        jobs = jobs_from(cursor.execute(_SQL["by_seq"], (seq,)))
+        return jobs[0] if jobs else None
+    except (*MISREAD, sqlite3.OperationalError) as error:
+        if not is_misread(error):
+            raise
+        return odd_row(cursor, seq, problem_of(error))
+
+
+def odd_rows(cursor: sqlite3.Cursor, which: str) -> list[tuple[int, str]]:
+    """The rows of a statement that cannot be read, by number, with what is wrong."""
+    seqs = [seq for (seq,) in cursor.execute(_SQL[which]).fetchall()]
+    found = (job_or_odd(cursor, seq) for seq in seqs)
+    return [(each.key, each.problem) for each in found if isinstance(each, Unreadable)]
+
+
+def odd_row(cursor: sqlite3.Cursor, seq: int, problem: str) -> Unreadable:
+    """A row that cannot be read, as far as it can be."""
+    row = cursor.execute(_SQL["raw"], (seq,)).fetchone()
+    job_id, queue, status, why, changed_at = row
+    if status == UNREADABLE.encode():
+        note = note_of(why)
+        status, problem = note.status, note.problem or problem
+    return Unreadable(
+        key=seq,
+        id=shown(job_id),
+        queue=shown(queue),
+        status=shown(status),
+        problem=problem,
+        since=changed_at if isinstance(changed_at, float) else 0.0,
+    )
+
+
+@contextmanager
+def lossy(cursor: sqlite3.Cursor) -> Iterator[None]:
+    """Read texts that are not UTF-8 as well as it goes."""
+    connection = cursor.connection
+    before = connection.text_factory
+    connection.text_factory = lambda text: text.decode(errors="replace")
+    try:
+        yield
+    finally:
+        connection.text_factory = before
 
 
 def jobs_from(cursor: sqlite3.Cursor) -> list[Job]:
     """The jobs of a ``SELECT *`` that was just executed."""
     names = [column[0] for column in cursor.description]
     rows = cursor.fetchall()  # all, for the cursor is used again to get large arguments
-    return [_job(cursor, dict(zip(names, row, strict=True))) for row in rows]
+    return [checked(_job(cursor, dict(zip(names, row, strict=True)))) for row in rows]
 
 
 def _job(cursor: sqlite3.Cursor, row: Mapping[str, Any]) -> Job:
+    if row["stage"] not in _STAGES:
+        raise RowError("stage: not one of those a job goes through")
     args, kwargs = row["args"], row["kwargs"]
     if args is None:
         args, kwargs = payload(cursor, row["seq"])
     return Job(
         key=row["seq"],
-        status=JobStatus(row["status"]),
+        status=status_of(row["status"]),
         args=args,
         kwargs=kwargs,
         limit=row["key_limit"],
@@ -69,6 +189,7 @@ def leased(cursor: sqlite3.Cursor, row: Candidate, queue: str, now: float) -> Le
     attempts, deliveries, excused, is_solo, created_at, options = row[7:13]
     if args is None:
         args, kwargs = payload(cursor, seq)
+    check_arguments(args, kwargs)
     return Leased(
         seq,
         fence + 1,

@@ -11,7 +11,8 @@ from ergon_framework.jobs.stores.sqlite import adding
 from ergon_framework.jobs.stores.sqlite.claiming import Claim, Turns
 from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.moving import SqliteMoving
-from ergon_framework.jobs.stores.sqlite.rows import SQL, jobs_from
+from ergon_framework.jobs.stores.sqlite.rows import SQL, page_of
+from ergon_framework.jobs.stores.unreadable import unreadable_job
 from ergon_framework.ports.jobstore import (
     Added,
     Ask,
@@ -82,13 +83,14 @@ class SqliteJobStore(SqliteMoving):
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
-        values = (self.now(), limit)
-        return self._read(lambda cursor: jobs_from(cursor.execute(_SQL["overdue"], values)))
+        return self._readable(_SQL["overdue"], (self.now(), limit))
 
     def find(self, job_id: str) -> Job | None:
         """One job."""
-        found = self._read(lambda cursor: jobs_from(cursor.execute(_SQL["find"], (job_id,))))
-        return found[0] if found else None
+        page = self._read(lambda cursor: page_of(cursor, _SQL["find"], (job_id,)))
+        if page.odd:
+            raise unreadable_job(job_id, page.odd[0].problem)
+        return page.jobs[0] if page.jobs else None
 
     def holder(self, unique_key: str) -> str | None:
         """The id of the job that holds a unique key."""

@@ -20,9 +20,10 @@ from ergon_framework.testing.suites.jobstore import (
     settling,
     timing,
     unique,
+    unreadable,
     upkeep,
 )
-from ergon_framework.testing.suites.jobstore.subject import MakeStore, Reopen, Subject
+from ergon_framework.testing.suites.jobstore.subject import MakeStore, Reopen, Spoil, Subject
 from ergon_framework.testing.suites.report import SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.stores import StoreSuite
 
@@ -40,6 +41,7 @@ JOB_STORE_CHECKS: tuple[Check[Subject], ...] = (
     *schedules.CHECKS,
     *bells.CHECKS,
     *upkeep.CHECKS,
+    *unreadable.CHECKS,
     *moving.CHECKS,
 )
 
@@ -57,6 +59,7 @@ def exercise_job_store(
     make: MakeStore,
     *,
     reopen: Reopen | None = None,
+    spoil: Spoil | None = None,
     only: Collection[str] | None = None,
     skip: Collection[str] = (),
     patience: float = 15.0,
@@ -67,12 +70,13 @@ def exercise_job_store(
     ``make(clock)`` gives a fresh, empty store that reads the time from ``clock`` alone: the checks
     let hours pass in an instant. Its ``close`` is called after each check. ``reopen(store)`` closes
     a store and opens it anew, as another process would; without it the checks that need it are
-    skipped. ``only`` names the checks to run, ``skip`` those to leave out. ``patience`` is how many
-    seconds one wait may take; a whole check gets a few times as much.
+    skipped; likewise ``spoil(store, job_id)``, which makes the row of a job unreadable and answers
+    with a function that puts it right. ``only`` names the checks to run, ``skip`` those to leave
+    out. ``patience`` is how many seconds one wait may take; a whole check gets a few times as much.
     """
 
     def begin() -> Subject:
         clock = HandClock()
-        return Subject(make(clock), clock, reopen, patience)
+        return Subject(make(clock), clock, reopen, patience, spoil)
 
     return _SUITE.exercise(begin, only=only, skip=skip, raises=raises)

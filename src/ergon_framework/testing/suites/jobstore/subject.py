@@ -58,6 +58,7 @@ class Store(JobStore, JobDesk, ScheduleStore, Protocol):
 Clock = Callable[[], float]
 MakeStore = Callable[[Clock], Store]
 Reopen = Callable[[Store], Store]
+Spoil = Callable[[Store, str], Callable[[], None]]
 Slots = int | Mapping[str, int]  # of the one executor, or of several
 
 
@@ -65,23 +66,41 @@ class Subject(StoreSubject[Store]):
     """One fresh, empty store and its clock."""
 
     def __init__(
-        self, store: Store, clock: HandClock, reopen: Reopen | None, patience: float
+        self,
+        store: Store,
+        clock: HandClock,
+        reopen: Reopen | None,
+        patience: float,
+        spoil: Spoil | None = None,
     ) -> None:
         super().__init__(store, patience)
         self.clock = clock
         self._reopen = reopen
+        self._spoil = spoil
         self._settled = 0
 
     @property
     def capabilities(self) -> frozenset[str]:
         """What the checks may use beside the ports."""
-        found = {"reopen": self._reopen is not None, "moving": isinstance(self.store, Archive)}
+        found = {
+            "reopen": self._reopen is not None,
+            "moving": isinstance(self.store, Archive),
+            "spoil": self._spoil is not None,
+        }
         return frozenset(name for name, is_there in found.items() if is_there)
 
     def reopen(self) -> None:
         """Go on with what a new process would find."""
         if self._reopen is not None:
             self.store = self._reopen(self.store)
+
+    def spoil(self, job_id: str) -> Callable[[], None]:
+        """Make the row of a job unreadable; answers how to put it right."""
+        return (
+            fail("rows cannot be spoilt")
+            if self._spoil is None
+            else self._spoil(self.store, job_id)
+        )
 
     # ---- putting in -----------------------------------------------------------------------------
 

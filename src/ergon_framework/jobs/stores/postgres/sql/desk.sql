@@ -41,6 +41,9 @@ AND seq < %(below)s
 -- by_statuses: some states
 AND status = ANY(%(statuses)s::text[])
 
+-- not_aside: no row that was set aside
+AND status <> 'unreadable'
+
 -- by_queue: one queue
 AND queue = %(queue)s
 
@@ -56,8 +59,8 @@ AND (SELECT is_so FROM few)
 -- by_many: … or only where they cannot
 AND NOT (SELECT is_so FROM few)
 
--- by_code: one code of the last failure; the server reads no JSON with a NUL in any of its texts
-AND replace(last_error, '\u0000', '\ufffd')::json ->> 'code' = %(code)s
+-- by_code: one code of the last failure, as it is written: JSON that is none must not end a search
+AND strpos(replace(last_error, '\u0000', '�'), %(code)s) > 0
 
 -- newest_first: one page
 ORDER BY seq DESC LIMIT %(limit)s

@@ -88,3 +88,34 @@ SET LOCAL synchronous_commit = off;
 
 -- notify: wake who listens
 SELECT pg_notify(%(channel)s, '');
+
+-- by_seq: one job
+SELECT {columns} FROM ergon_jobs WHERE seq = %(seq)s;
+
+-- set_aside: take rows that cannot be read out of everybody's way, as they are, but for a claim that
+-- has just been made; they are never purged
+UPDATE ergon_jobs AS j SET
+    stage = 0, status = 'unreadable', changed_at = {now}, purge_at = NULL,
+    deliveries = j.deliveries - o.is_claimed::int,
+    why = json_build_object('status', CASE
+        WHEN NOT o.is_claimed THEN j.status WHEN j.attempts > 0 THEN 'retrying' ELSE 'pending'
+    END, 'problem', o.problem)::text
+FROM unnest(%(seqs)s::bigint[], %(problems)s::text[], %(claimed)s::bool[])
+    AS o (seq, problem, is_claimed)
+WHERE j.seq = o.seq AND NOT (j.stage = 0 AND j.status = 'unreadable')
+RETURNING j.seq;
+
+-- aside: the rows that were set aside
+SELECT {columns} FROM ergon_jobs
+WHERE stage = 0 AND status <> 'completed' AND status = 'unreadable'
+ORDER BY status DESC, seq DESC LIMIT %(limit)s;
+
+-- lock_aside: one of them, which nobody else changes until this ends
+SELECT {columns} FROM ergon_jobs
+WHERE seq = %(seq)s AND stage = 0 AND status = 'unreadable' FOR NO KEY UPDATE;
+
+-- put_back: a row that was set aside is where it was
+UPDATE ergon_jobs SET stage = %(stage)s, status = %(status)s, why = '' WHERE seq = %(seq)s;
+
+-- discard: a row that was set aside is gone for good
+DELETE FROM ergon_jobs WHERE seq = %(seq)s AND stage = 0 AND status = 'unreadable';

@@ -44,12 +44,16 @@ end
 local function add(n, new)
   local id, key, replaced = new[1], new[8], ""
   local holder = key and holder_of(key)
+  if holder and not job_of(holder) then -- its row is none: it holds nothing
+    if odd[holder] then note(holder, 0, "", PENDING, "its row is no job's") end
+    holders[key], holder = false, nil
+  end
   if holder then
     if new[9] == EXISTING then return {holder, false, ""} end
     if not makes_room(n, new, job_of(holder)) then return end
     replaced = holder
   end
-  if job_of(id) then
+  if job_of(id) or is_taken[id] then
     refusal = {"id", n}
     return
   end
@@ -61,7 +65,7 @@ local ids = {}
 for n, new in ipairs(args[2]) do ids[n] = new[1] end
 load_jobs(ids)
 for n, new in ipairs(args[2]) do
-  if fires and job_of(new[1]) then
+  if fires and (job_of(new[1]) or is_taken[new[1]]) then
     answers[n] = false
   else
     answers[n] = add(n, new) or false

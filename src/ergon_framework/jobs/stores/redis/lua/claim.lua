@@ -125,16 +125,29 @@ end
 
 -- The ids of the first jobs of a queue that stand under these names, and their places.
 local function candidates(names, queue, wanted)
-  local ids, places = {}, {}
+  local ids, places, keys = {}, {}, {}
   for _, name in ipairs(names) do
     local key = DUE .. lane_of(name, queue)
     local first = read[key] or 0
     for _, member in ipairs(call("ZRANGE", key, first, first + wanted - 1)) do
       local id = id_in_place(member)
-      ids[#ids + 1], places[id] = id, member
+      ids[#ids + 1], places[id], keys[id] = id, member, key
     end
   end
   load_jobs(ids)
+  local found = {}
+  for _, id in ipairs(ids) do
+    if rows[id] then
+      found[#found + 1] = id
+    else
+      local key = keys[id]
+      drop_odd(id, key, places[id], tag_in(places[id]), queue)
+      read[key] = (read[key] or 0) + 1
+      lanes[key] = lanes[key] or {LANES, sub(key, #DUE + 1)}
+      soon(now) -- others may stand behind it
+    end
+  end
+  ids = found
   if #names > 1 then
     table.sort(ids, is_before)
     for n = #ids, wanted + 1, -1 do ids[n] = nil end
@@ -265,11 +278,12 @@ end
 local function promote()
   local found = call("ZRANGEBYSCORE", SOON, "-inf", now, "LIMIT", 0, MOST_PROMOTED)
   if #found == 0 then return end
-  for n = 1, #found do found[n] = id_in_tag(found[n]) end
-  load_jobs(found)
-  for _, id in ipairs(found) do
+  local ids = {}
+  for n = 1, #found do ids[n] = id_in_tag(found[n]) end
+  load_jobs(ids)
+  for n, id in ipairs(ids) do
     local job = job_of(id)
-    if job then shift(job, WAITS) end
+    if job then shift(job, WAITS) else drop_odd(id, SOON, found[n], found[n]) end
   end
   flush()
 end

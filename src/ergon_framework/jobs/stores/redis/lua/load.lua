@@ -5,6 +5,7 @@ local seq, fence = tonumber(call("GET", LAST_SEQ) or 0), tonumber(call("GET", LA
 local function put(copy)
   local id, fields, texts, body, tale = unpack(copy, 1, 5)
   local old, number = job_of(id), nil
+  if not old and is_taken[id] then return false end -- by a row that cannot be read
   if old then
     -- One of another instant is another job, which came to the end of the line.
     if old[CREATED_AT] == fields[CREATED_AT] then number = old[SEQ] end

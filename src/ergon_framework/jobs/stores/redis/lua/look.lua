@@ -64,9 +64,14 @@ local function matches(id)
 end
 
 load_jobs(ids)
-local found = {}
+local found, missed = {}, {} -- those that cannot be read, where that matters
+local tells_all = where == "ids" or where == "after"
 for _, id in ipairs(ids) do
-  if rows[id] and matches(id) then found[#found + 1] = id end
+  if rows[id] then
+    if matches(id) then found[#found + 1] = id end
+  elseif is_taken[id] and (tells_all or odd[id]) then
+    missed[#missed + 1] = id
+  end
 end
 local lengths, sizes, data, texts, told = shown(found, true)
-return {cmsgpack.pack({found, lengths, sizes, last}), data, texts, told}
+return {cmsgpack.pack({found, lengths, sizes, last, missed}), data, texts, told}

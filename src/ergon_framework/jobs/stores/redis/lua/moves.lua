@@ -17,7 +17,9 @@ local function gate_of(queue)
     gates[queue] = OPEN
     return OPEN
   end
-  gate = cmsgpack.unpack(found)
+  local is_read, settings = pcall(cmsgpack.unpack, found)
+  if not is_read or type(settings) ~= "table" then settings = {true} end -- what limits it is unknown
+  gate = settings
   gate = {is_paused = gate[1], most = gate[2], rate = gate[3], burst = gate[4], full_at = gate[5]}
   gates[queue] = gate
   return gate
@@ -31,6 +33,21 @@ local function count(status, queue, number)
   end
   if not names[queue] then names[queue] = status .. ":" .. queue end
   add_up(COUNTS, names[queue], number)
+end
+
+-- Note what is wrong with a row, and whatever is known of it; it stays as it is.
+local function note(id, seq, queue, status, problem)
+  notes[id] = cmsgpack.pack({seq, queue, status, problem, now})
+  is_any_aside = true
+end
+
+-- Take a row that is none out of a set in which it was met.
+local function drop_odd(id, key, member, tag, queue)
+  rank(key, member, false)
+  local row = odd[id]
+  local status = row and #row > 1 and byte(row, 2) == RETRYING and RETRYING or PENDING
+  if queue then count(status, queue, -1) end
+  if row then note(id, (unpack_from(">I8", tag)), queue or "", status, "its row is no job's") end
 end
 
 local function line_up(job, is_there)
@@ -82,6 +99,7 @@ end
 -- ---- what happened to it ------------------------------------------------------------------------
 
 local function told_in(tale)
+  if not tale or #tale < 9 then return "", "", "", 0 end -- lost, or somebody else wrote it
   local history, failure, kind = unpack_from(">I4I4B", tale)
   local at = 10 + history
   return sub(tale, 10, at - 1), sub(tale, at, at + failure - 1), sub(tale, at + failure), kind
@@ -215,15 +233,18 @@ local function wake(key, number)
     local free_slots = tonumber(match(rest, "^%d+")) - number_running
     if free_slots > 0 then
       local last = min(free_slots, number) - 1
-      local found = call("ZRANGE", BLOCKED .. group, 0, last)
-      for n = 1, #found do found[n] = id_in_place(found[n]) end
+      local members, found = call("ZRANGE", BLOCKED .. group, 0, last), {}
+      for n = 1, #members do found[n] = id_in_place(members[n]) end
       load_jobs(found)
-      for _, id in ipairs(found) do
+      for n, id in ipairs(found) do
         local job = job_of(id)
         if job then
           shift(job, WAITS)
-          is_work = true
+        else
+          drop_odd(id, BLOCKED .. group, members[n], tag_in(members[n]))
+          lanes[BLOCKED .. group] = {ASIDE, group}
         end
+        is_work = true
       end
     end
   end

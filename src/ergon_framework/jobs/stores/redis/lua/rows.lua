@@ -103,6 +103,19 @@ local function values(key, fields)
   return found
 end
 
+-- Rows that cannot be read are as good as not there: those that were set aside, and those that are to
+-- be. Their ids stay taken.
+local odd, is_taken, is_any_aside = {}, {}, nil
+
+local function is_sound(row)
+  if #row < 123 then return false end
+  local stage, status = byte(row, 1, 2)
+  local why, worker = unpack_from(">I4I4", row, 72)
+  local queue, executor, unique, key = unpack_from(">I4I4I4I4", row, 108)
+  local length = 123 + why + worker + queue + executor + unique + key
+  return stage <= OUTDATED and status <= CANCELLED and #row == length
+end
+
 local function load_jobs(ids)
   local wanted = {}
   for _, id in ipairs(ids) do
@@ -113,7 +126,18 @@ local function load_jobs(ids)
   end
   if #wanted == 0 then return end
   local found = values(JOB, wanted)
-  for n, id in ipairs(wanted) do rows[id] = found[n] end
+  if is_any_aside == nil then is_any_aside = call("EXISTS", UNREADABLE) == 1 end
+  local aside = is_any_aside and values(UNREADABLE, wanted) or {}
+  for n, id in ipairs(wanted) do
+    local row = found[n]
+    is_taken[id] = row and true or nil
+    if row and aside[n] then
+      row = false
+    elseif row and not is_sound(row) then
+      odd[id], row = row, false
+    end
+    rows[id] = row
+  end
 end
 
 local function job_of(id)
@@ -130,6 +154,7 @@ end
 
 local changed, gone, written = {}, {}, {} -- by id: jobs, those that leave, and rows
 local bodies, tales = {}, {} -- by id
+local notes = {} -- by id, of rows that are set aside
 local sets = {} -- by key: members and their scores, false for those that leave
 local lanes = {} -- by key of a lane or group: where it is listed, and as what
 local sums = {[COUNTS] = {}, [RUNNING] = {}} -- what is added, by name
@@ -205,6 +230,7 @@ local function flush()
   write_hash(BODY, bodies)
   write_hash(TALE, tales)
   write_hash(UNIQUE, holders)
+  write_hash(UNREADABLE, notes)
   for key, members in pairs(sets) do write_set(key, members) end
   for key, found in pairs(sums) do write_sums(key, found) end
   for key, listed in pairs(lanes) do
@@ -220,6 +246,7 @@ local function flush()
   many("HDEL", BODY, ids)
   many("HDEL", TALE, ids)
   changed, gone, written, bodies, tales, sets, lanes, holders = {}, {}, {}, {}, {}, {}, {}, {}
+  notes = {}
   sums = {[COUNTS] = {}, [RUNNING] = {}}
 end
 
@@ -235,6 +262,7 @@ local function shown(ids, with_tales)
   local lengths, sizes, found = {}, {}, {}
   local texts, told = values(BODY, ids), with_tales and values(TALE, ids) or {}
   for n, id in ipairs(ids) do
+    texts[n] = texts[n] or "" -- missing: the caller cannot read that, and says so
     found[n], lengths[n] = rows[id], #texts[n]
     if with_tales then
       told[n] = told[n] or ""

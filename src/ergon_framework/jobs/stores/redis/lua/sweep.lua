@@ -5,9 +5,13 @@ local most = args[2]
 
 local function due(key, number)
   local found = call("ZRANGEBYSCORE", key, "-inf", now, "LIMIT", 0, number)
-  for n = 1, #found do found[n] = id_in_tag(found[n]) end
-  load_jobs(found)
-  return found
+  local ids = {}
+  for n = 1, #found do ids[n] = id_in_tag(found[n]) end
+  load_jobs(ids)
+  for n, id in ipairs(ids) do
+    if not rows[id] then drop_odd(id, key, found[n], found[n]) end
+  end
+  return ids
 end
 
 local purged = due(PURGING, most)
@@ -37,4 +41,5 @@ if #purged < most then
     end
   end
 end
+flush()
 return {cmsgpack.pack({#purged, forgotten, ids}), concat(late)}

@@ -1,0 +1,25 @@
+-- Put a row that was set aside back where it stood, or discard it. In: now, its id, and which of both.
+-- Out: 0 if it was not set aside, 2 if another job holds its unique key, 3 if it is still none.
+
+local id = args[2]
+local kept = call("HGET", UNREADABLE, id)
+if not kept then return 0 end
+call("HDEL", UNREADABLE, id)
+if args[3] then
+  call("HDEL", JOB, id)
+  call("HDEL", BODY, id)
+  call("HDEL", TALE, id)
+  call("ZREM", ALL, id)
+  return 1
+end
+local job = job_of(id)
+local is_held = job and job[STAGE] ~= ENDED and has(job, IS_UNIQUE) and holder_of(job[UNIQUE_KEY])
+if not job or is_held then
+  call("HSET", UNREADABLE, id, kept)
+  return job and 2 or 3
+end
+stand(job, true)
+is_work = true
+flush()
+ring()
+return 1

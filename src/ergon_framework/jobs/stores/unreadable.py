@@ -1,0 +1,200 @@
+"""Rows of jobs that cannot be read, and what a store does with one: it sets it aside.
+
+A row may be written by a newer version, by hand, or by a disk that forgot something. Whoever meets
+one that has not ended takes it out of the way of all others and notes what is wrong with it. The
+row itself stays as it is, until an operator has it read again or discards it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sqlite3
+import struct
+from typing import Any
+
+import msgspec
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import ErgonError, UnreadableJobError
+from ergon_framework.ports.jobstore import Job, Unreadable
+
+logger = logging.getLogger("ergon.jobs")
+
+UNREADABLE = "unreadable"
+"""What stands in the place of a status in a row that was set aside."""
+
+MISREAD = (msgspec.MsgspecError, ValueError, TypeError, KeyError, IndexError, struct.error)
+"""What reading a row raises that is not what a store has written."""
+
+_EARLIEST, _END = -62_167_219_200.0, 253_402_300_800.0  # what an instant can be told between
+_NUMBERS = ("priority", "limit", "attempts", "deliveries", "excused", "fence")
+_TEXTS = ("id", "handler", "executor", "queue", "why")
+_OPTIONAL_TEXTS = ("unique_key", "limit_key", "worker")
+_INSTANTS = ("created_at", "run_at")
+_OPTIONAL_INSTANTS = (*("expires_at", "claimed_at", "lease_expires_at", "finished_at", "purge_at"),)
+_Items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_Fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class RowError(ValueError):
+    """A row cannot be read; the text says what is wrong, and nothing of what stands there."""
+
+
+class OddRowError(RowError):
+    """The same of a row that was met while something else was done, with its key."""
+
+    def __init__(self, key: Any, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+class Note(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is noted in the place of ``why`` in a row that is set aside."""
+
+    status: str = ""  # as it was
+    problem: str = ""
+
+
+_note = msgspec.json.Decoder(Note).decode
+
+
+def note_of(text: object) -> Note:
+    """What was noted; whatever stands there."""
+    try:
+        return _note(text) if isinstance(text, str | bytes) else Note()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Note()
+
+
+def was_status(note: Note) -> JobStatus:
+    """Where a job stood that was set aside; one whose state nobody knows is to be run."""
+    try:
+        return JobStatus(note.status)
+    except ValueError:
+        return JobStatus.PENDING
+
+
+def problem_of(error: BaseException) -> str:
+    """What is wrong with a row, without anything of what stands in it."""
+    if isinstance(error, RowError | msgspec.MsgspecError):
+        return str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 at byte {error.start}"
+    if isinstance(error, sqlite3.Error):  # of its module: "Could not decode to UTF-8 column 'x'"
+        column = str(error).partition("column '")[2].partition("'")[0]
+        return f"{column or 'a column'}: not UTF-8"
+    return f"a value is missing, or of another type ({type(error).__name__})"
+
+
+def is_misread(error: BaseException) -> bool:
+    """Whether an error may come from a row that cannot be read."""
+    if isinstance(error, sqlite3.OperationalError):
+        return str(error).startswith("Could not decode to UTF-8")
+    return isinstance(error, MISREAD) and not isinstance(error, ErgonError)
+
+
+def status_of(text: object) -> JobStatus:
+    """The status that stands in a row."""
+    try:
+        return JobStatus(text)  # type: ignore[arg-type]  # whatever it is
+    except ValueError:
+        raise RowError("status: not one of the states of a job") from None
+
+
+def check_arguments(args: object, kwargs: object) -> None:
+    """Refuse arguments that are no JSON: they go into a line of the protocol as they are."""
+    if args == b"[]" and kwargs == b"{}":
+        return
+    if type(args) is not bytes or type(kwargs) is not bytes:
+        raise RowError("args or kwargs: not bytes")
+    try:
+        _Items(args)
+        _Fields(kwargs)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise RowError("args or kwargs: not a JSON array and object") from None
+    if b"\n" in args or b"\n" in kwargs:
+        raise RowError("args or kwargs: more than one line")
+
+
+def argument_problem(job: Job) -> str | None:
+    """What is wrong with the arguments of a job; None if it can be run with them."""
+    try:
+        check_arguments(job.args, job.kwargs)
+    except RowError as error:
+        return str(error)
+    return None
+
+
+def checked(job: Job) -> Job:
+    """The same job, if each of its fields is of the type that it has everywhere else."""
+    for name in _NUMBERS:
+        if type(getattr(job, name)) is not int:
+            raise RowError(f"{name}: not a whole number")
+    for name in _TEXTS:
+        if type(getattr(job, name)) is not str:
+            raise RowError(f"{name}: not text")
+    for name in _OPTIONAL_TEXTS:
+        if not isinstance(getattr(job, name), str | None):
+            raise RowError(f"{name}: not text")
+    for name in _INSTANTS:
+        check_instant(name, getattr(job, name))
+    for name in _OPTIONAL_INSTANTS:
+        if getattr(job, name) is not None:
+            check_instant(name, getattr(job, name))
+    if type(job.args) is not bytes or type(job.kwargs) is not bytes:
+        raise RowError("args or kwargs: not bytes")
+    if not isinstance(job.result, bytes | None):
+        raise RowError("result: not bytes")
+    return job
+
+
+def check_instant(name: str, value: object) -> None:
+    """Refuse what is no point in time."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not _EARLIEST <= value < _END:  # type: ignore[operator,arg-type]
+        raise RowError(f"{name}: not a point in time")
+
+
+def shown(value: object) -> str:
+    """What stands where a text should, for the eye."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    return str(value)[:200] if isinstance(value, str | int | float) else ""
+
+
+def unreadable_job(job_id: str, problem: str) -> UnreadableJobError:
+    """The error of asking for a job whose row cannot be read."""
+    return UnreadableJobError(
+        f"the row of job {job_id} cannot be read: {problem}",
+        remedy="ergon jobs unreadable lists such rows, and says what to do about them",
+    )
+
+
+def cannot_move(found: Unreadable) -> UnreadableJobError:
+    """The error of a move that met a row which it cannot copy."""
+    return UnreadableJobError(
+        f"the row of job {found.id} cannot be read, nor moved: {found.problem}",
+        remedy="put it right and have it read again, or discard it: see ergon jobs unreadable",
+    )
+
+
+def tell_set_aside(found: Unreadable) -> None:
+    """In the log: once for each row, as it is met no more."""
+    logger.error(
+        "the row of job %r was set aside, it cannot be read: %s; ergon jobs unreadable lists it",
+        *(found.id, found.problem),
+    )
+
+
+class Told:
+    """Tells of rows that are left out where nothing may be written, once for each."""
+
+    def __init__(self) -> None:
+        self._told: set[Any] = set()
+
+    def left_out(self, found: Unreadable) -> None:
+        """Say that it is missing in what was read."""
+        if found.key not in self._told and len(self._told) < 1000:
+            self._told.add(found.key)
+            logger.warning("the row of job %r is left out: %s", found.id, found.problem)

@@ -1,0 +1,134 @@
+"""Rows that SQLite keeps although no version of Ergon wrote them: they hold up nobody."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import UnreadableJobError
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.jobstore.subject import LEASE, Subject, ids_of
+
+ODD = [
+    ("stage", "9"),
+    ("status", "'dreaming'"),
+    ("status", "x'ff'"),
+    ("fence", "'many'"),
+    ("deliveries", "'x'"),
+    ("attempts", "x'01'"),
+    ("run_at", "'soon'"),
+    ("run_at", "1e300"),
+    ("expires_at", "'never'"),
+    ("limit_key", "x'6b'"),
+    ("key_limit", "'two'"),
+    ("priority", "'high'"),
+    ("created_at", "'long ago'"),
+    ("queue", "CAST(x'ff41' AS TEXT)"),
+    ("queue", "x'41'"),
+    ("executor", "CAST(x'ff41' AS TEXT)"),
+    ("executor", "x'41'"),
+    ("id", "CAST(x'ff41' AS TEXT)"),
+    ("handler", "CAST(x'ff41' AS TEXT)"),
+    ("handler", "x'41'"),
+    ("options", "'{'"),
+    ("options", "'[1]'"),
+    ("options", """'{"timeout": "long"}'"""),
+    ("options", "CAST(x'ff' AS TEXT)"),
+    ("args", "NULL"),
+    ("args", "'[]'"),
+    ("args", "CAST('[1]' || char(10) || '[2]' AS BLOB)"),
+    ("kwargs", "x'7b'"),
+    ("last_error", "'{'"),
+]
+
+
+@pytest.fixture
+def s(tmp_path: Path) -> Iterator[Subject]:
+    """A store on disk with a clock set by hand."""
+    clock = HandClock()
+    store = SqliteJobStore(tmp_path / "jobs.db", clock=clock)
+    yield Subject(store, clock, None, 10.0)
+    store.close()
+
+
+def write(s: Subject, column: str, value: str) -> None:
+    """Put something into the row of the job ``bad``."""
+    assert isinstance(s.store, SqliteJobStore)
+    with closing(sqlite3.connect(s.store.path)) as connection, connection:
+        statement = f"UPDATE ergon_jobs SET {column} = {value} WHERE id = 'bad'"  # noqa: S608
+        connection.execute(statement)
+
+
+@pytest.mark.req("JOBS:store")
+@pytest.mark.parametrize(("column", "value"), ODD)
+def test_a_waiting_row_that_cannot_be_read_holds_up_nobody(
+    s: Subject, column: str, value: str
+) -> None:
+    """All others are claimed, found, rescued, counted and swept, whatever stands in the row."""
+    s.put("a", "bad", "b")
+    write(s, column, value)
+    found = s.ids(5) + s.ids(5)
+    assert sorted(set(found) - {"bad"}) == ["a", "b"]
+    s.put("c")
+    assert {"a", "b", "c"} <= set(ids_of(s.store.search(Search())))
+    assert {"a", "b"} <= set(ids_of(s.store.search(Search(statuses=(JobStatus.ACTIVE,)))))
+    assert s.store.count(Search()) >= 3
+    s.clock.forward(LEASE + 1.0)
+    assert {"a", "b"} <= set(ids_of(s.store.overdue(10)))
+    s.store.sweep(100)
+    assert s.store.queues()
+    with suppress(UnreadableJobError):
+        s.store.find("bad")
+
+
+@pytest.mark.req("JOBS:store")
+@pytest.mark.parametrize("value", ["'{'", "CAST(x'ff' AS TEXT)"])
+def test_a_running_row_that_cannot_be_read_is_set_aside_by_a_rescue(s: Subject, value: str) -> None:
+    """Its last failure is no JSON: it is not rescued, and the one behind it is."""
+    s.put("bad", "a")
+    s.claim(2)
+    write(s, "last_error", value)
+    s.clock.forward(LEASE + 1.0)
+    assert ids_of(s.store.overdue(1)) == ["a"]
+    [found] = s.store.unreadable()
+    assert (found.id, found.status, found.since) == ("bad", "active", s.clock())
+
+
+@pytest.mark.req("JOBS:store")
+def test_an_outdated_row_that_cannot_be_read_stops_no_sweep(s: Subject) -> None:
+    """A sweep that meets one ends all the others."""
+    s.put("bad", "a", expires_at=s.clock() + 5.0, delay=1.0)
+    write(s, "status", "'dreaming'")
+    s.clock.forward(6.0)
+    assert s.store.sweep(100).outdated == 1
+    assert s.status("a") is JobStatus.FAILED
+    assert [each.id for each in s.store.unreadable()] == ["bad"]
+
+
+def test_a_reader_sets_nothing_aside(s: Subject, tmp_path: Path) -> None:
+    """A store that was opened to be read leaves such rows out, and changes nothing."""
+    s.put("bad", "a")
+    s.claim(2)
+    write(s, "last_error", "'{'")
+    s.clock.forward(LEASE + 1.0)
+    with closing(SqliteJobStore(tmp_path / "jobs.db", clock=s.clock, read_only=True)) as reader:
+        assert ids_of(reader.overdue(10)) == ["a"]
+        assert ids_of(reader.search(Search())) == ["a"]
+        assert reader.unreadable() == []
+
+
+def test_what_stands_in_the_row_is_not_told(s: Subject, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the log nor the listing has anything of the arguments."""
+    s.put("bad", args=b'["sesame"]')
+    write(s, "args", """CAST('["sesame' AS BLOB)""")
+    assert s.claim(5) == []
+    [found] = s.store.unreadable()
+    assert "sesame" not in caplog.text + repr(found)
+    assert "bad" in caplog.text
