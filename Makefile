@@ -1,6 +1,12 @@
 # Works with GNU make 3.81 and with BSD or GNU tools. `make` alone lists the interface.
 
-PY = .venv/bin/python
+# A Python that is named has an environment of its own beside .venv, e.g. .venv-python3.12.
+ifdef PYTHON
+VENV = .venv-$(notdir $(PYTHON))
+else
+VENV = .venv
+endif
+PY = $(VENV)/bin/python
 ARGS =
 
 .PHONY: help demo test fast campaign check format bench benchjobs benchboundary benchproviders \
@@ -14,16 +20,16 @@ help: ## this list
 	@echo "Settings:  PYTHON=python3.12  the Python to use     UV=  use pip although uv is installed"
 	@echo "           ARGS='...'         more arguments for demo, test, fast and the benchmarks"
 
-demo: .venv/.ready-core ## see the product at work
+demo: $(VENV)/.ready-core ## see the product at work
 	$(PY) -m examples.demo $(ARGS)
 
-test: .venv/.ready-dev ## run every test
+test: $(VENV)/.ready-dev ## run every test
 	$(PY) tools/run_tests.py $(ARGS)
 
-fast: .venv/.ready-dev ## run the unit and twin tests only, in seconds
+fast: $(VENV)/.ready-dev ## run the unit and twin tests only, in seconds
 	$(PY) -m pytest -m "not slow and not campaign" tests/unit tests/core tests/engine/test_twins.py $(ARGS)
 
-campaign: .venv/.ready-dev ## every store: 1,000 kills, 100,000 compared operations, a minute without its server, every kill point
+campaign: $(VENV)/.ready-dev ## every store: 1,000 kills, 100,000 compared operations, a minute without its server, every kill point
 	@code=0; \
 	$(PY) -m tests.campaign --kills 1000 $(ARGS) || code=1; \
 	$(PY) -m tests.differential || code=1; \
@@ -31,38 +37,38 @@ campaign: .venv/.ready-dev ## every store: 1,000 kills, 100,000 compared operati
 	$(PY) -m pytest -q -m campaign tests || code=1; \
 	exit $$code
 
-check: .venv/.ready-dev ## lint, format, types, imports, sizes and the conformance matrix
+check: $(VENV)/.ready-dev ## lint, format, types, imports, sizes and the conformance matrix
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	.venv/bin/lint-imports
+	$(VENV)/bin/lint-imports
 	$(PY) tools/judge_check.py
 	$(PY) tools/size_report.py
 	$(PY) tools/state_docs.py --check
 	$(PY) tools/notice_docs.py --check
 	$(PY) tools/conformance.py --check
 
-format: .venv/.ready-dev ## format the code and apply safe fixes
+format: $(VENV)/.ready-dev ## format the code and apply safe fixes
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-bench: .venv/.ready-bench ## measure the engines beside their peers
+bench: $(VENV)/.ready-bench ## measure the engines beside their peers
 	$(PY) benchmarks/engine.py $(ARGS)
 
-benchjobs: .venv/.ready-benchjobs ## measure jobs beside other queues, on Redis, PostgreSQL and SQLite
+benchjobs: $(VENV)/.ready-benchjobs ## measure jobs beside other queues, on Redis, PostgreSQL and SQLite
 	$(PY) benchmarks/jobs.py $(ARGS)
 
-benchboundary: .venv/.ready-benchboundary ## measure the boundary beside durable logs
+benchboundary: $(VENV)/.ready-benchboundary ## measure the boundary beside durable logs
 	$(PY) benchmarks/boundary.py $(ARGS)
 
-benchproviders: .venv/.ready-benchproviders ## measure provider calls beside retry and breaker libraries
+benchproviders: $(VENV)/.ready-benchproviders ## measure provider calls beside retry and breaker libraries
 	$(PY) benchmarks/providers.py $(ARGS)
 
-benchscale: .venv/.ready-benchscale ## measure jobs and facts on PostgreSQL, Redis and NATS beside their peers
+benchscale: $(VENV)/.ready-benchscale ## measure jobs and facts on PostgreSQL, Redis and NATS beside their peers
 	$(PY) benchmarks/scale.py $(ARGS)
 
 # The variable is the theme's own switch for a notice about its successor; warnings stay on.
-docs: .venv/.ready-docs ## regenerate the reference pages and build the site into build/docs
+docs: $(VENV)/.ready-docs ## regenerate the reference pages and build the site into build/docs
 	$(PY) tools/state_docs.py
 	$(PY) tools/notice_docs.py
 	$(PY) tools/conformance.py
@@ -73,12 +79,12 @@ pins: ## resolve all dependencies anew and write constraints.txt
 	@python=$$(sh tools/setup.sh python) && "$$python" tools/pins.py
 
 clean: ## remove everything these commands made
-	rm -rf .venv build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf .venv .venv-* build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find src tests tools examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # One stamp per set of dependencies: a second run is instant, a changed pin installs again.
-.venv/.ready-core .venv/.ready-dev .venv/.ready-bench .venv/.ready-benchjobs .venv/.ready-docs \
-		.venv/.ready-benchboundary .venv/.ready-benchproviders .venv/.ready-benchscale: \
+$(VENV)/.ready-core $(VENV)/.ready-dev $(VENV)/.ready-bench $(VENV)/.ready-benchjobs $(VENV)/.ready-docs \
+		$(VENV)/.ready-benchboundary $(VENV)/.ready-benchproviders $(VENV)/.ready-benchscale: \
 		pyproject.toml constraints.txt tools/setup.sh tools/requirements.py
-	@sh tools/setup.sh $(patsubst .venv/.ready-%,%,$@)
+	@VENV=$(VENV) sh tools/setup.sh $(patsubst $(VENV)/.ready-%,%,$@)

@@ -1,6 +1,14 @@
-"""The servers that tests may ask for, and how patient Hypothesis is."""
+"""The servers that tests may ask for, how patient Hypothesis is, and what the tests are kept from.
+
+What the caller's shell passes on must not decide whether a test passes: signals that the parent
+ignores (``nohup``, many CI systems) stay ignored in every process a test starts, and variables of
+Ergon or of a terminal change what commands do and print.
+"""
 
 from __future__ import annotations
+
+import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -12,6 +20,18 @@ pytest_plugins = [
     "tests.servers.s3",
     "tests.servers.tls",
 ]
+
+# A child inherits what is ignored or blocked; a handler becomes the default action when it starts.
+for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        _is_int = _number == signal.SIGINT
+        signal.signal(_number, signal.default_int_handler if _is_int else signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+for _name in [*os.environ]:
+    if _name.startswith("ERGON_") or _name in {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"}:
+        del os.environ[_name]
+os.environ["TERM"] = "xterm-256color"
 
 # On a busy machine any example may have to wait for the processor longer than for its answer.
 settings.register_profile(

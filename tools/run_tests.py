@@ -147,7 +147,8 @@ def run_all(waiting: Mapping[str, Group], most: int) -> int:
             if running and time.monotonic() - told_at > TELL_EVERY:
                 told_at = time.monotonic()
                 names = ", ".join(run.name for run in running)
-                print(f"== still at work: {names}", flush=True)
+                ended = len(waiting) - len(left) - len(running)
+                print(f"== {ended} of {len(waiting)} groups ended; at work: {names}", flush=True)
             time.sleep(_LOOK)
     return worst
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sets up .venv for one set of make targets, with uv when it is there and with venv and pip otherwise.
+# Sets up .venv, or the folder that VENV names, for one set of make targets, with uv when it is there and with venv and pip otherwise.
 #
 #   sh tools/setup.sh SET       create .venv if need be and install that set: core, dev, bench,
 #                               benchjobs, benchboundary, benchproviders, benchscale or docs
@@ -10,7 +10,7 @@
 set -eu
 
 UV=${UV-$(command -v uv || true)}
-VENV=.venv
+VENV=${VENV:-.venv}
 SUITABLE='import sys; sys.exit(sys.version_info < (3, 11))'
 
 find_python() {
