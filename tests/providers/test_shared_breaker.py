@@ -85,6 +85,7 @@ def test_failures_of_both_make_one_streak(clock: VirtualClock, stores: list[Prov
     here.steps.append(DOWN)
     there.steps.append(DOWN)
     call(here)
+    clock.advance(1.25)
     call(there)
     assert standing(here).state is State.OPEN
     assert call(there).reason_code == "circuit_open"

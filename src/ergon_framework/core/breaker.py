@@ -3,6 +3,11 @@
 Whoever keeps the state says what time it is and swaps the old state for the new one; nobody holds
 it while a call runs. A call that was let in carries a permit, and a report whose permit belongs to
 an earlier generation changes nothing.
+
+Several processes share a circuit, and a success is written only by a process that knows of failures
+before it. So whoever reports a failure says when it last saw a success: earlier failures do not
+count. And while others were heard of, a burst of failures has to last until all of them could know
+of it, and clear it, before it opens the circuit.
 """
 
 from __future__ import annotations
@@ -12,6 +17,14 @@ from enum import StrEnum
 
 PROBE_PATIENCE = 1.0
 """Seconds after which to ask again at a circuit whose probes are under way."""
+
+
+HEARD_FOR = 60.0
+"""Seconds for which a process that wrote the circuit counts as one that uses it."""
+
+_MOST_HEARD = 8
+
+NEVER = float("-inf")
 
 
 class State(StrEnum):
@@ -44,6 +57,9 @@ class BreakerRule:
     """Probes that must succeed before it closes."""
     probe_lease: float = 30.0
     """Seconds after which a probe that never reported gives its place back."""
+    confirm_after: float = 1.25
+    """Seconds that failures in a row must have lasted before they open a circuit that others use
+    too: by then all of them have seen the failures, and would have told of a success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +77,17 @@ class Permit:
     generation: int
     token: str = ""
     """Of a probe; empty for a call through a closed circuit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Who reports, and when it last saw a call succeed, by the clock of the circuit."""
+
+    name: str = ""
+    succeeded_at: float = NEVER
+
+
+NOBODY = Witness()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +112,12 @@ class Breaker:
     """Grows with every change of state: a report from before it is void."""
     held_for: float = 0.0
     """Seconds that an operator wants it open for; the rule does not shorten them. 0: the rule's."""
+    streak: tuple[float, ...] = ()
+    """When the latest of the failures in a row were, at most as many as open it."""
+    streak_since: float | None = None
+    """When the first of them was."""
+    heard: tuple[tuple[str, float], ...] = ()
+    """Who wrote it lately, and when."""
 
     def peek(self, rule: BreakerRule, now: float) -> Refusal | None:
         """Whether a call would be refused now; changes nothing and promises nothing."""
@@ -107,15 +140,29 @@ class Breaker:
             return _probe(self._half_open(), rule, token, now)
         return _probe(self, rule, token, now)
 
-    def report(self, rule: BreakerRule, permit: Permit, vote: Vote, now: float) -> Breaker:
+    def report(
+        self, rule: BreakerRule, permit: Permit, vote: Vote, now: float, by: Witness = NOBODY
+    ) -> Breaker:
         """The circuit after a call that was let in has ended, or was given up."""
         if permit.generation != self.generation:
             return self
         if self.state is State.CLOSED:
-            return self._counted(rule, vote, now)
+            return self._counted(rule, vote, now, by)
         if self.state is State.HALF_OPEN:
             return self._probed(rule, permit, vote, now)
         return self
+
+    def witnessed(self, by: Witness) -> Breaker:
+        """Without the failures that came before a success which somebody saw."""
+        if self.state is not State.CLOSED or not self.streak or by.succeeded_at <= self._since:
+            return self
+        left = tuple(at for at in self.streak if at >= by.succeeded_at)
+        since = left[0] if left else None
+        return replace(self, failures=len(left), streak=left, streak_since=since)
+
+    @property
+    def _since(self) -> float:
+        return self.streak[0] if self.streak_since is None else self.streak_since
 
     def shortened(self, rule: BreakerRule, now: float) -> Breaker:
         """As it stands at most from now on, which somebody has to keep.
@@ -159,15 +206,32 @@ class Breaker:
             )
         return Breaker(state, generation=self.generation + 1)
 
-    def _counted(self, rule: BreakerRule, vote: Vote, now: float) -> Breaker:
+    def _counted(self, rule: BreakerRule, vote: Vote, now: float, by: Witness) -> Breaker:
         if vote is Vote.NEUTRAL:
             return self
+        heard = self._heard(by, now)
         if vote is Vote.SUCCESS:
-            return replace(self, failures=0) if self.failures else self
-        failures = self.failures + 1
-        if failures >= rule.failure_threshold:
+            cleared = replace(self, failures=0, streak=(), streak_since=None, heard=heard)
+            return cleared if self.failures else self
+        before = self.witnessed(by)
+        failures = before.failures + 1
+        streak = (*before.streak, now)[-rule.failure_threshold :]
+        since = now if before.streak_since is None else min(before.streak_since, now)
+        is_enough = failures >= rule.failure_threshold
+        if is_enough and (rule.failure_threshold == 1 or before.is_confirmed(rule, since, by, now)):
             return self._opened(rule, now, failures)
-        return replace(self, failures=failures)
+        return replace(before, failures=failures, streak=streak, streak_since=since, heard=heard)
+
+    def is_confirmed(self, rule: BreakerRule, since: float, by: Witness, now: float) -> bool:
+        """Whether nobody else can know of a success among failures that began at ``since``."""
+        others = (name for name, at in self.heard if name != by.name and now - at < HEARD_FOR)
+        return now - since >= rule.confirm_after or not any(others)
+
+    def _heard(self, by: Witness, now: float) -> tuple[tuple[str, float], ...]:
+        if not by.name:
+            return self.heard
+        kept = [(n, at) for n, at in self.heard if n != by.name and 0 <= now - at < HEARD_FOR]
+        return (*kept[1 - _MOST_HEARD :], (by.name, now))
 
     def _probed(self, rule: BreakerRule, permit: Permit, vote: Vote, now: float) -> Breaker:
         left = tuple(probe for probe in self.probes if probe.token != permit.token)

@@ -4,8 +4,10 @@ Theory of operation. Each process has a view of a lane that is at most ``FRESH_F
 call through a closed circuit needs nothing but the view. Whatever changes the circuit is swapped
 against the version it was computed from, and computed anew when somebody else was faster; so there
 are never more probes than allowed, wherever they run. No lock is held while a provider is called.
-When the store does not answer, the view is all there is: nobody waits for it again before the view
-is old, and what was learned meanwhile is brought back, unless somebody else has learned more.
+Failures are written at once. A success is only noted here, unless the view knows of failures: who
+reports a failure, or finds some of others in the store, takes away those before its own last
+success. When the store does not answer, the view is all there is: nobody waits for it again before
+the view is old, and what was learned meanwhile is brought back, unless somebody else knows more.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from ergon_framework.core.breaker import Breaker, BreakerRule, Permit, Refusal, State, Vote
+from ergon_framework.core.breaker import (
+    NEVER,
+    Breaker,
+    BreakerRule,
+    Permit,
+    Refusal,
+    State,
+    Vote,
+    Witness,
+)
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
@@ -88,10 +99,14 @@ class Circuit:
         self._pause = (0.0, 0.0)
         """A pause as the store states it, and its end by the clock that is never set."""
         self._permit = Permit(0)
+        self._name = new_token()
+        self._succeeded_at = NEVER
+        """When a call last succeeded here of which the store was not told, by the store's clock."""
 
     def renew(self) -> None:
         """After a fork, in the child: a lock that another thread held would never be free."""
         self._lock = threading.Lock()
+        self._name = new_token()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -154,6 +169,12 @@ class Circuit:
             self._bring_back(mine.breaker)
         if found.breaker.state is not State.CLOSED:
             self._swap(lambda breaker, now: (breaker.shortened(self.rule, now), None))
+        elif found.breaker.failures:
+            by = self._witness()
+            self._swap(lambda breaker, _: (breaker.witnessed(by), None))
+
+    def _witness(self) -> Witness:
+        return Witness(self._name, self._succeeded_at)
 
     def _bring_back(self, mine: Breaker) -> None:
         """Let the others know what was learned while the store was away."""
@@ -217,13 +238,19 @@ class Circuit:
         """Whether reporting would change anything, and so has to be written."""
         breaker = self._view.breaker
         if vote is Vote.SUCCESS and breaker.state is State.CLOSED:
-            return breaker.failures > 0
+            if breaker.failures:
+                return True
+            self._succeeded_at = self._store.now()
+            return False
         return bool(permit.token) or vote is Vote.FAILURE
 
     def report(self, permit: Permit, vote: Vote) -> None:
         """A call that was let in has ended."""
         if self.needs_report(permit, vote):
-            self._swap(lambda breaker, now: (breaker.report(self.rule, permit, vote, now), None))
+            by = self._witness()
+            self._swap(
+                lambda breaker, now: (breaker.report(self.rule, permit, vote, now, by), None)
+            )
 
     def force(self, state: State, seconds: float = 0.0) -> None:
         """As an operator wants it: open for so many seconds, whatever the rule says."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from ergon_framework.core.breaker import State
 from ergon_framework.core.quota import Account
 from ergon_framework.core.rollup import Hour
 from ergon_framework.ports.providerstore import (
-    CLOSED,
     AttemptRow,
     LaneHealth,
     LaneKey,
@@ -41,7 +41,8 @@ class MemoryLane:
     def is_idle(self, now: float) -> bool:
         """Whether calls would be let in just so if it were forgotten: only its past would be."""
         standing = self.standing
-        is_closed = standing.breaker == replace(CLOSED, generation=standing.breaker.generation)
+        breaker = standing.breaker
+        is_closed = breaker.state is State.CLOSED and not breaker.failures
         return is_closed and standing.cooldown_until <= now and self._running(now) is None
 
     def note(self, note: LaneNote, now: float) -> None:

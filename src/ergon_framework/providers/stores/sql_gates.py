@@ -35,6 +35,9 @@ class _Detail(msgspec.Struct, omit_defaults=True):
     probes: list[tuple[str, float]] = []
     open_until: float | None = None
     held_for: float = 0.0
+    streak: list[float] = []
+    streak_since: float | None = None
+    heard: list[tuple[str, float]] = []
 
 
 _encode = msgspec.json.Encoder().encode
@@ -99,6 +102,9 @@ class Gates(Grounded):
             [(probe.token, probe.expires_at) for probe in breaker.probes],
             breaker.open_until,
             breaker.held_for,
+            list(breaker.streak),
+            breaker.streak_since,
+            list(breaker.heard),
         )
         return {
             "breaker_state": breaker.state.value,
@@ -127,6 +133,9 @@ def breaker_of(
             tuple(Probe(token, expires_at) for token, expires_at in found.probes),
             found.generation,
             found.held_for,
+            tuple(found.streak),
+            found.streak_since,
+            tuple(found.heard),
         )
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         _warn(key, type(error).__name__)
