@@ -255,3 +255,32 @@ def test_connectors_of_a_sync_task_are_not_called_with_coroutines() -> None:
     outcome = consume("sync", AsyncOnly([transactions(1)]))
     assert outcome.report.succeeded == 1
     assert outcome.report.settlement_failures == 0
+
+
+@pytest.mark.req("T3.7", "T3.30")
+def test_a_slow_source_gets_everything_back(colour: Colour) -> None:
+    """1,199 prefetched at 10 ms each fit into the grace, because they go several at a time."""
+    source = Settling([transactions(1200)], release=0.01)
+    outcome = consume(colour, source, rules(size=1200, limit=1))
+    assert (outcome.report.succeeded, outcome.report.stranded) == (1, ())
+    assert outcome.report.released == 1199
+    assert len({name for verb, name, _at in source.told if verb == "release"}) == 1199
+
+
+@pytest.mark.req("T3.7", "T3.30")
+def test_a_quick_source_gets_them_back_in_order(colour: Colour) -> None:
+    """One at a time, so that a queue can be restored."""
+    source = Settling([transactions(50)])
+    consume(colour, source, rules(size=50, limit=1))
+    released = [name for verb, name, _at in source.told if verb == "release"]
+    assert released == [f"t{n}" for n in range(2, 51)]
+
+
+@pytest.mark.req("T3.7", "T3.30")
+def test_the_grace_of_a_release_is_a_setting(colour: Colour) -> None:
+    """A source that takes ten seconds is waited for when the policy says so, and only then."""
+    for grace, released in ((5.0, 0), (60.0, 2)):
+        source = Settling([transactions(3)], release=10.0)
+        outcome = consume(colour, source, rules(size=3, limit=1, release_grace=grace))
+        assert outcome.report.released == released
+        assert len(outcome.report.stranded) == 2 - released

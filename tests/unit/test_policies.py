@@ -116,6 +116,7 @@ consumer_policies = st.builds(
         mode=st.sampled_from(["batch", "continuous"]),
         settlement=st.sampled_from(["engine", "manual"]),
         settlement_timeout=positive,
+        release_grace=not_negative,
     ),
     steps=st.builds(
         ConsumerSteps,

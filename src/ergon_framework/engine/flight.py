@@ -34,8 +34,6 @@ from ergon_framework.ports.transaction import Transaction
 logger = logging.getLogger("ergon.engine")
 
 NEVER = math.inf
-RELEASE_GRACE = 5.0
-"""Seconds for handing transactions back at the end of a call; what takes longer is stranded."""
 FEWEST_ABANDONED = 4
 """Hung calls a call tolerates whatever its concurrency: one must not stop a single worker."""
 FETCH, BACKOFF, SETTLE = "fetch", "backoff", "settle"  # phases beside the lifecycle's own

@@ -4,17 +4,66 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.loop import StopReason
+from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import fetch_failure
 from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.flight import NEVER, Flight
+from ergon_framework.engine.plan import Hook
 from ergon_framework.engine.run import Doing
 from ergon_framework.errors import describe
 from ergon_framework.ports.transaction import Transaction
 
 logger = logging.getLogger("ergon.engine")
+
+RELEASES_AT_ONCE = 16
+"""The most transactions that are handed back at the same time."""
+RELEASE_STEP = 0.05
+"""Seconds after which one more is handed back at the same time, as long as some are left."""
+
+
+class Returning:
+    """Transactions on their way back to their source.
+
+    They go one at a time as long as the source is quick, so that it sees them in order; a slow one
+    is asked for several at once. Whoever takes one out owns it: the releaser that got an answer, or
+    the supervisor that has no more patience and calls it stranded.
+    """
+
+    def __init__(self, transactions: Iterable[Transaction]) -> None:
+        self._left = deque(transactions)
+        self._going: dict[int, Transaction] = {}
+        self.releasers = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._left or self._going)
+
+    @property
+    def needs_releaser(self) -> bool:
+        """Whether one more could do something."""
+        return bool(self._left) and self.releasers < RELEASES_AT_ONCE
+
+    def begin(self) -> Transaction | None:
+        """The next one to release."""
+        if not self._left:
+            return None
+        transaction = self._left.popleft()
+        self._going[id(transaction)] = transaction
+        return transaction
+
+    def end(self, transaction: Transaction) -> bool:
+        """The source answered; False when nobody waits for that any more."""
+        return self._going.pop(id(transaction), None) is not None
+
+    def give_up(self) -> list[Transaction]:
+        """Those without an answer, in their order."""
+        rest = [*self._going.values(), *self._left]
+        self._going.clear()
+        self._left.clear()
+        return rest
 
 
 class Intake(Flight):
@@ -126,17 +175,29 @@ class Intake(Flight):
             self.unstarted += len(waiting)
             self.returning.extend(waiting)
 
-    def take_returning(self) -> deque[Transaction]:
+    def take_returning(self) -> Returning:
         """All that is to be handed back, with what a hanging fetch brought and nobody used."""
         for delivery in (self.late, self.reading):  # of a fetch that came back, one that hangs
             if delivery is not None:
                 self.return_unused(delivery.drain())
         self.return_unused(self.reader.take_ahead())
         self.late = None
-        left: deque[Transaction] = deque()
+        left: list[Transaction] = []
         while self.returning:  # a worker may append
             left.append(self.returning.pop(0))
-        return left
+        return Returning(left)
+
+    def releasing(self) -> Hook | None:
+        """How the source takes transactions back, if it does."""
+        return None if self.settlement is None else self.settlement.verbs.get(Verb.RELEASE)
+
+    def release_ended(self, transaction: Transaction, problem: BaseException | None) -> None:
+        """A transaction was handed back, or could not be."""
+        if problem is None:
+            self.released += 1
+        else:
+            self.strand((transaction,))
+            self.settle_failed(transaction, Verb.RELEASE, problem)
 
     def return_unused(self, transactions: list[Transaction]) -> None:
         """What a fetch brought and nobody took in goes back."""
@@ -152,7 +213,7 @@ class Intake(Flight):
         """
         if self.is_accounted:
             return
-        self.strand(self.take_returning())
+        self.strand(self.take_returning().give_up())
         lost = [self.live.pop(key) for key in list(self.live)]
         self.stranded.extend(transaction.transaction_id for transaction in lost)
         total = self.tally()

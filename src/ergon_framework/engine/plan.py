@@ -57,6 +57,7 @@ class Bounds:
     fetch_timeout: float | None = None
     stop_grace: float = 30.0
     cancel_grace: float = 1.0
+    release_grace: float = 5.0
     max_abandoned: int | None = None  # None: as many as ``concurrency``, and at least four
     hold_abandoned: bool = False  # whether an abandoned call still counts as running
 

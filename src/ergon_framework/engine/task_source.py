@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from contextlib import nullcontext, suppress
 from typing import Any
 
 from ergon_framework.core.lifecycle import Scope
 from ergon_framework.core.loop import StopReason
-from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import is_a
 from ergon_framework.engine.clocks import AsyncSignal, pause
 from ergon_framework.engine.crew import Crew
 from ergon_framework.engine.delivery import Delivery
-from ergon_framework.engine.flight import FETCH, RELEASE_GRACE
-from ergon_framework.engine.plan import EnginePlan
+from ergon_framework.engine.flight import FETCH
+from ergon_framework.engine.intake import RELEASE_STEP, Returning
+from ergon_framework.engine.plan import EnginePlan, Hook
 from ergon_framework.engine.run import Doing, Worker
 from ergon_framework.engine.trampoline import await_inside, inside
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.sink import Sink
-from ergon_framework.ports.transaction import Transaction
 
 FAIR_TURNS = 32
 """Things a worker does in a row before it lets the rest of the event loop run, should none of them
@@ -143,20 +141,20 @@ class TaskSource(Crew):
         handing_back = self.event_loop.create_task(self._hand_back())
         keep(handing_back)
         # Cancelled before its first step, it would have done nothing, not even named them.
-        handing_back.add_done_callback(lambda _task: self.strand(self.take_returning()))
+        handing_back.add_done_callback(lambda _task: self.strand(self.take_returning().give_up()))
 
     async def _hand_back(self) -> None:
         """Return what was not begun, without waiting for a source that hangs."""
         left = self.take_returning()
+        tasks: set[asyncio.Task[None]] = set()
         try:
-            verbs = self.settlement.verbs if self.settlement else {}
-            if (left and Verb.RELEASE in verbs) or self.reader.is_open:
-                releasing = self.event_loop.create_task(self._let_go(left))
-                keep(releasing)
-                try:
-                    await asyncio.wait({releasing}, timeout=RELEASE_GRACE)
-                finally:
-                    releasing.cancel()
+            patience = self.now() + self.plan.bounds.release_grace
+            release = self.releasing()
+            if release is not None:
+                await self._release_all(left, release, patience, tasks)
+            if self.reader.is_open:
+                tasks.add(self.event_loop.create_task(self._close_reader()))
+                await asyncio.wait(tasks, timeout=max(0.0, patience - self.now()))
         except GeneratorExit:
             raise
         except BaseException as error:  # no longer, but what is left is still named
@@ -164,41 +162,46 @@ class TaskSource(Crew):
             if isinstance(error, asyncio.CancelledError):
                 self.outbreak = error
         finally:
-            self.strand(left)
-            left.clear()
+            for task in tasks:
+                keep(task)
+                task.cancel()
+            self.strand(left.give_up())
 
-    async def _let_go(self, left: deque[Transaction]) -> None:
-        await self._release(left)
-        try:
-            await await_inside(self.context.copy(), self.reader.aclose())
-        except Exception as error:
-            self.close_failed(error)
+    async def _release_all(
+        self, left: Returning, release: Hook, patience: float, tasks: set[asyncio.Task[None]]
+    ) -> None:
+        while left and self.now() < patience:
+            if left.needs_releaser:
+                left.releasers += 1
+                tasks.add(self.event_loop.create_task(self._release(left, release)))
+            step = self.now() + RELEASE_STEP
+            until = min(step, patience) if left.needs_releaser else patience
+            while left and self.now() < until:
+                await self.watch.wait(until)
 
-    async def _release(self, left: deque[Transaction]) -> None:
-        release = self.settlement.verbs.get(Verb.RELEASE) if self.settlement else None
-        while left and release is not None:
-            transaction = left[0]
+    async def _release(self, left: Returning, release: Hook) -> None:
+        while (transaction := left.begin()) is not None:
             problem: BaseException | None = None
             try:
                 context = self.context.copy()
                 await await_inside(context, context.run(release, transaction))
-            except asyncio.CancelledError:
-                if self._is_cancelled():
-                    raise
-                problem = ConnectionError("the source raised CancelledError")
             except GeneratorExit:
                 raise
             except BaseException as error:
                 problem = error
-            if not left:  # the supervisor lost patience and called them stranded
+            if not left.end(transaction):
+                return  # the supervisor lost patience and called it stranded
+            self.release_ended(transaction, problem)
+            self.watch.notify()
+            if self._is_cancelled():
                 return
-            left.popleft()
-            if problem is None:
-                self.released += 1
-            else:
-                self.strand((transaction,))
-                self.settle_failed(transaction, Verb.RELEASE, problem)
             await self._breathe()
+
+    async def _close_reader(self) -> None:
+        try:
+            await await_inside(self.context.copy(), self.reader.aclose())
+        except Exception as error:
+            self.close_failed(error)
 
     def _is_cancelled(self) -> bool:
         """Whether somebody cancelled the task that asks."""

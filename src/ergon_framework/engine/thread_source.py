@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 
 from ergon_framework.core.lifecycle import Scope
-from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.crew import Crew
 from ergon_framework.engine.delivery import Delivery
-from ergon_framework.engine.flight import FETCH, RELEASE_GRACE
-from ergon_framework.engine.plan import EnginePlan
+from ergon_framework.engine.flight import FETCH
+from ergon_framework.engine.intake import RELEASE_STEP, RELEASES_AT_ONCE, Returning
+from ergon_framework.engine.plan import EnginePlan, Hook
 from ergon_framework.engine.run import Worker
 from ergon_framework.ports.clock import Clock, Signal
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.sink import Sink
-from ergon_framework.ports.transaction import Transaction
 
 
 class ThreadSource(Crew):
@@ -86,44 +84,64 @@ class ThreadSource(Crew):
         """Return what was not begun, without waiting for a source that hangs."""
         left = self.take_returning()
         try:
-            verbs = self.settlement.verbs if self.settlement else {}
-            if (left and Verb.RELEASE in verbs) or self.reader.is_open:
-                under_way = [True]
-                self.clock.spawn("ergon-release", lambda: self._let_go(left, under_way))
-                patience = self.now() + RELEASE_GRACE
-                while under_way and self.now() < patience:
-                    self.watch.wait(patience)
+            patience = self.now() + self.plan.bounds.release_grace
+            release = self.releasing()
+            if release is not None:
+                self._release_all(left, release, patience)
+            if self.reader.is_open:
+                self._close_reader(patience)
         except BaseException as error:  # Ctrl-C, or no thread: what is left is still named
             self.interrupt(error)
         finally:
-            self.strand(left)
-            left.clear()
+            self.strand(left.give_up())
 
-    def _let_go(self, left: deque[Transaction], under_way: list[bool]) -> None:
-        self._release(left)
+    def _release_all(self, left: Returning, release: Hook, patience: float) -> None:
+        while left and self.now() < patience:
+            if left.needs_releaser:
+                self._add_releaser(left, release)
+            step = self.now() + RELEASE_STEP
+            until = min(step, patience) if left.needs_releaser else patience
+            while left and self.now() < until:
+                self.watch.wait(until)
+
+    def _add_releaser(self, left: Returning, release: Hook) -> None:
         try:
-            self.context.copy().run(self.reader.close)
-        except BaseException as error:
-            self.close_failed(error)
-        with self.lock:
-            under_way.clear()
-            self.watch.notify()
+            self.clock.spawn("ergon-release", lambda: self._release(left, release))
+        except Exception:
+            if not left.releasers:
+                raise
+            left.releasers = RELEASES_AT_ONCE  # no thread can be started: those there must do
+        left.releasers += 1
 
-    def _release(self, left: deque[Transaction]) -> None:
-        release = self.settlement.verbs.get(Verb.RELEASE) if self.settlement else None
-        while left and release is not None:
-            transaction = left[0]
+    def _release(self, left: Returning, release: Hook) -> None:
+        while True:
+            with self.lock:
+                transaction = left.begin()
+            if transaction is None:
+                return
             problem: BaseException | None = None
             try:
                 self.context.copy().run(release, transaction)
             except BaseException as error:
                 problem = error
             with self.lock:
-                if not left:  # the supervisor lost patience and called them stranded
-                    return
-                left.popleft()
-                if problem is None:
-                    self.released += 1
-                else:
-                    self.strand((transaction,))
-                    self.settle_failed(transaction, Verb.RELEASE, problem)
+                if not left.end(transaction):
+                    return  # the supervisor lost patience and called it stranded
+                self.release_ended(transaction, problem)
+                self.watch.notify()
+
+    def _close_reader(self, patience: float) -> None:
+        under_way = [True]
+
+        def close() -> None:
+            try:
+                self.context.copy().run(self.reader.close)
+            except BaseException as error:
+                self.close_failed(error)
+            with self.lock:
+                under_way.clear()
+                self.watch.notify()
+
+        self.clock.spawn("ergon-close", close)
+        while under_way and self.now() < patience:
+            self.watch.wait(patience)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -75,7 +76,7 @@ def consumer_plan(
             fetch=_retry(steps.fetch.retry),
             returns=settlement is not None and Verb.RELEASE in settlement.verbs,
         ),
-        bounds=_bounds(loop, steps.fetch.retry.timeout),
+        bounds=replace(_bounds(loop, steps.fetch.retry.timeout), release_grace=loop.release_grace),
         settlement=settlement,
         settings={
             **_settings(loop, steps, {"fetch": steps.fetch.retry, "process": steps.process.retry}),
