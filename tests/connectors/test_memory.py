@@ -230,3 +230,21 @@ def test_neither_errors_nor_reprs_show_the_payload() -> None:
     with pytest.raises(MemoryConnectorError) as caught:
         connector.release(delivered)
     assert "hunter2" not in f"{caught.value} {delivered!r} {connector!r}"
+
+
+def test_dead_letters_have_a_bound(caplog: pytest.LogCaptureFixture) -> None:
+    """The last ones are kept, the older ones counted, and the first loss is logged."""
+    connector = MemoryConnector([Transaction(f"t{n}") for n in range(5)], max_dead=2)
+    for transaction in connector.fetch_transactions(5):
+        connector.nack(transaction, ValueError("no"))
+    assert [each.transaction_id for each, _ in connector.dead] == ["t3", "t4"]
+    assert connector.dead_dropped == 3
+    assert caplog.text.count("drops older ones") == 1
+
+
+def test_dead_letters_are_bounded_unless_said_otherwise() -> None:
+    """A consumer that fails for days does not fill the memory."""
+    assert MemoryConnector().max_dead == 10_000
+    assert MemoryConnector(max_dead=None).max_dead is None
+    with pytest.raises(ConfigurationError, match="max_dead"):
+        MemoryConnector(max_dead=-1)

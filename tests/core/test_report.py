@@ -135,6 +135,16 @@ def test_its_text_shows_what_happened_and_no_zeros() -> None:
     assert all(f"{name}=" in repr(FULL) for name in NAMES)
 
 
+def test_its_text_does_not_name_every_id() -> None:
+    """A log line stays one line, however many are stranded; the field has them all."""
+    ids = tuple(f"t{n}" for n in range(715))
+    report = Report(stranded=ids, duplicates=ids[:5])
+    assert f"{report}".count("'t") == 10
+    assert "stranded=('t0', 't1', 't2', 't3', 't4', ... 715 in all)" in repr(report)
+    assert report.stranded == ids
+    assert report.to_dict()["stranded"] == list(ids)
+
+
 # ---- where the counts come from -----------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.errors import FetchException, TransactionException
+from ergon_framework.errors import FetchException, TransactionException, WiringError
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import by_hand, final_report, nap, now, refusal, rules
 from tests.engine.colours import Colour, consume
@@ -284,3 +284,14 @@ def test_the_grace_of_a_release_is_a_setting(colour: Colour) -> None:
         outcome = consume(colour, source, rules(size=3, limit=1, release_grace=grace))
         assert outcome.report.released == released
         assert len(outcome.report.stranded) == 2 - released
+
+
+@pytest.mark.req("T3.28", "T3.35", "RFC-004:3b")
+def test_copies_that_nobody_can_settle_are_refused(colour: Colour) -> None:
+    """Hooks that settle need the very object that was delivered, and would get a copy of it."""
+    source = Settling([transactions(1)])
+    policy = rules(settlement="manual", payload_copies=True)
+    outcome = consume(colour, source, policy)
+    assert isinstance(outcome.error, WiringError)
+    assert "payload_copies" in str(outcome.error)
+    assert source.fetches == []

@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.connector.memory import MemoryConnector
+from ergon_framework.connector.transaction import Transaction
 from ergon_framework.core.loop import StopReason
+from ergon_framework.task.ready import ConsumerTask
 from ergon_framework.testing.clock import VirtualClock
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import Supply, by_hand, consumer, final_report, nap, now, producer, rules
 from tests.engine.colours import Colour, consume, produce
+
+
+async def _nothing(_transaction: Any) -> None:
+    """A hook that does nothing."""
 
 
 def _stopper(colour: Colour, source: Any, *, at: float, others: float, stops: int = 1) -> Any:
@@ -250,20 +257,6 @@ def test_a_stop_from_a_signal_handler(colour: Colour) -> None:
 
 
 @pytest.mark.req("T3.30")
-def test_a_stop_outside_of_any_call_does_nothing(colour: Colour) -> None:
-    """And a later call is not stopped by it."""
-    source = Supply(transactions(2))
-
-    async def process(_transaction: Any) -> None:
-        return None
-
-    task = consumer(colour, source, process=process)
-    task.request_stop()
-    assert consume(colour, source, rules(size=2), task=task).report == 2
-    task.request_stop()
-
-
-@pytest.mark.req("T3.30")
 def test_a_producer_stops_and_names_the_rest(colour: Colour) -> None:
     """What runs is finished within the grace; what was not begun is named."""
 
@@ -397,3 +390,48 @@ def test_a_stop_wakes_a_fetch_that_waits_for_work(colour: Colour, trouble: Any) 
     assert outcome.error is None
     assert outcome.report.stop_reason is StopReason.STOPPED
     assert outcome.report.elapsed < 1.0
+
+
+@pytest.mark.req("T3.30", "R0-R")
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_stop_before_the_call_begins_is_not_forgotten(colour: Colour, streaming: bool) -> None:
+    """The next call fetches nothing and says why; the one after that is not concerned."""
+    source = ScriptedConnector([transactions(2)])
+    task = consumer(colour, source, process=_nothing)
+    task.request_stop()
+    outcome = consume(colour, source, rules(size=2, streaming=streaming), task=task)
+    assert (outcome.report, outcome.report.stop_reason) == (0, StopReason.STOPPED)
+    assert source.fetches == []
+    assert consume(colour, source, rules(size=2), task=task).report == 2
+
+
+@pytest.mark.req("T3.30")
+def test_a_stop_from_a_hook_is_heard_by_all_workers_before_they_begin_another() -> None:
+    """In real time, where the lock that a stop needs is often taken: at most one more for each."""
+    workers, ran = 8, []
+
+    class Orders(ConsumerTask):
+        def process_transaction(self, transaction: Transaction) -> None:
+            ran.append(transaction.transaction_id)
+            if transaction.transaction_id == "t20":
+                self.request_stop()
+                after.append(len(ran))
+
+    for _ in range(10):
+        after: list[int] = []
+        ran.clear()
+        source = MemoryConnector(transactions(2000))
+        policy = rules(size=2000, concurrency=workers)
+        report = Orders({"source": source}).consume_transactions(policy)
+        assert len(ran) - after[0] <= workers
+        assert report.succeeded + report.released == 2000
+
+
+@pytest.mark.req("T3.11", "T3.18")
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_what_leaves_a_call_carries_the_report(colour: Colour, kind: Any) -> None:
+    """Whoever catches it can tell what was done and what was not."""
+    outcome = consume(colour, [transactions(3)], rules(size=3), process={"t2": kind(3)})
+    assert isinstance(outcome.error, kind)
+    assert outcome.error.report.succeeded >= 1
+    assert outcome.error.report.stop_reason is StopReason.INTERRUPTED

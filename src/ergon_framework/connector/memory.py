@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from operator import itemgetter
@@ -28,6 +29,10 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _T = TypeVar("_T", bound=Transaction)
 _Entry = tuple[int, Transaction]  # its place in the queue, and the copy that stays here
 _set = object.__setattr__
+logger = logging.getLogger("ergon.connector")
+
+MAX_DEAD = 10_000
+"""Dead letters that are kept unless said otherwise: what nobody clears must not fill the memory."""
 
 
 class MemoryConnectorError(ConnectorError):
@@ -79,7 +84,8 @@ class MemoryConnector:
     ``ack``, ``nack`` and ``release``, and ``release_after``, do not exist.
 
     ``name`` becomes the source of transactions that have none. ``capacity`` bounds what waits and
-    what is in flight together. ``dead`` holds what was nacked, with the reason.
+    what is in flight together. ``dead`` holds what was nacked, with the reason: the
+    last ``max_dead`` of them. ``dead_dropped`` counts the older ones that had to go.
     """
 
     volatile: ClassVar[bool] = True
@@ -92,14 +98,22 @@ class MemoryConnector:
         name: str | None = None,
         capacity: int | None = None,
         settling: bool = True,
+        max_dead: int | None = MAX_DEAD,
     ) -> None:
         if capacity is not None and capacity < 1:
             raise ConfigurationError(
                 f"capacity must be at least 1, not {capacity!r}",
                 remedy="leave it out for a queue without a bound",
             )
+        if max_dead is not None and max_dead < 0:
+            raise ConfigurationError(
+                f"max_dead must be at least 0, not {max_dead!r}",
+                remedy="give None to keep all dead letters, however many",
+            )
         self.name = name
         self.capacity = capacity
+        self.max_dead = max_dead
+        self.dead_dropped = 0
         self.settling = settling
         self.dead: list[tuple[Transaction, str]] = []
         self._waiting: list[_Entry] = []  # a heap, so that what is released gets its place back
@@ -158,6 +172,7 @@ class MemoryConnector:
             entry = self._settle(transaction, "nack")
             if entry is not None:
                 self.dead.append((entry[1], describe(exc)))
+                self._bound_the_dead()
 
     @_when_settling
     def release(self, transaction: Transaction) -> None:
@@ -240,6 +255,21 @@ class MemoryConnector:
     async def aclose(self) -> None:
         """The asyncio twin of :meth:`close`."""
         self.close()
+
+    def _bound_the_dead(self) -> None:
+        """Drop the oldest dead letters beyond the bound; the first time it is logged."""
+        surplus = 0 if self.max_dead is None else len(self.dead) - self.max_dead
+        if surplus <= 0:
+            return
+        del self.dead[:surplus]
+        if not self.dead_dropped:
+            logger.warning(
+                "%s keeps its last %d dead letters and drops older ones; clear dead, or set "
+                "max_dead",
+                self._title(),
+                self.max_dead,
+            )
+        self.dead_dropped += surplus
 
     def _bring_back(self) -> None:
         """Let those wait again whose time has come."""

@@ -18,7 +18,7 @@ from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import is_outbreak
 from ergon_framework.engine.decisions import abandon, expired, raised, tell_attempt, tell_ended
 from ergon_framework.engine.delivery import Delivery
-from ergon_framework.engine.flight import SETTLE
+from ergon_framework.engine.flight import NEVER, SETTLE
 from ergon_framework.engine.intake import Intake
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import PROCESS
@@ -74,6 +74,11 @@ class Crew(Intake):
         self.work.notify_all()
         self.naps.notify_all()
         self.watch.notify()
+
+    def hear_stop(self) -> None:
+        """Begin the stop that was asked for and that nobody has begun yet. The lock is held."""
+        if self.stops and self.grace_at == NEVER:
+            self._stop()
 
     def _plan(self) -> Fetch | Finish | None:
         """The loop's plan; None while there is something ready or something to wait for."""

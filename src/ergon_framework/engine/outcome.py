@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ergon_framework.core.failure import Kind
@@ -36,6 +37,9 @@ def conclude(flight: Flight, report: Report) -> Report:
     flight.emit("call.ended", report=report, error=error)
     if error is None:
         return report
+    if error is flight.outbreak:
+        with suppress(Exception):  # an exception of the user's may refuse attributes
+            error.report = report  # type: ignore[attr-defined]
     if flight.outbreak is None and flight.fetch_error is not None:
         raise error from flight.fetch_error
     raise error

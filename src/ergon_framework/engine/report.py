@@ -23,6 +23,9 @@ _FIELDS = (
     "stop_reason",
 )
 
+SHOWN_IDS = 5
+"""Ids of a list that the text of a report names."""
+
 
 class Report(int):
     """The number of transactions that got an outcome: succeeded + failed + timed out.
@@ -97,11 +100,19 @@ class Report(int):
 
     def __repr__(self) -> str:
         shown = ", ".join(
-            f"{name}={getattr(self, name)!r}" for name in _FIELDS if getattr(self, name)
+            f"{name}={_shown(getattr(self, name))}" for name in _FIELDS if getattr(self, name)
         )
         return f"Report({int(self)}: {shown})"
 
     __str__ = __repr__
+
+
+def _shown(value: Any) -> str:
+    """A long list of ids is told by its number and its beginning; the whole is in the field."""
+    if not isinstance(value, tuple) or len(value) <= SHOWN_IDS:
+        return repr(value)
+    first = ", ".join(map(repr, value[:SHOWN_IDS]))
+    return f"({first}, ... {len(value)} in all)"
 
 
 def _restore(values: dict[str, Any]) -> Report:

@@ -29,6 +29,7 @@ class TaskEngine(TaskWorkers):
         """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
         self.emit("call.began")
         try:
+            self.hear_stop()
             await self._supervise()
             self.gather()
             await self._hand_back()

@@ -30,7 +30,7 @@ from ergon_framework.engine.decisions import (
     told,
     verb_for,
 )
-from ergon_framework.engine.flight import BACKOFF, SETTLE
+from ergon_framework.engine.flight import BACKOFF, NEVER, SETTLE
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
 from ergon_framework.engine.run import Doing, Run, Worker
@@ -61,6 +61,10 @@ class ThreadWorkers(ThreadSource):
     def _work(self, worker: Worker) -> None:
         ready = self.ready
         while True:
+            if self.stops and self.grace_at == NEVER:
+                # Whoever asked could not have the lock, and its messenger may be late.
+                with self.lock:
+                    self.hear_stop()
             if (self.is_gated or not ready) and not self._idle(worker):
                 return
             # First, for what is taken has to begin at once: nobody may overtake it.

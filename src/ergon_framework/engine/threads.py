@@ -40,7 +40,14 @@ class ThreadEngine(ThreadWorkers):
             self.emit("call.began")
             with self.lock:
                 # Ctrl-C may strike anywhere. Whatever it cuts short, the account is made.
-                for part in (self._supervise, self.gather, self._hand_back, self.account):
+                parts = (
+                    self.hear_stop,
+                    self._supervise,
+                    self.gather,
+                    self._hand_back,
+                    self.account,
+                )
+                for part in parts:
                     try:
                         part()
                     except BaseException as error:

@@ -50,8 +50,15 @@ class BaseTask:
 
         Safe in signal handlers and from any thread. Work in flight is finished within
         ``loop.stop_grace``; calls made from inside a running transaction belong to that work.
+        When no call is running, the next one stops before it fetches anything.
         """
-        for call in tuple(_calls(self)):
+        calls = tuple(_calls(self))
+        if not calls:
+            self.__dict__[_ASKED] = True
+            calls = tuple(_calls(self))  # one may have begun meanwhile; only one side takes it
+            if not calls or not self.__dict__.pop(_ASKED, False):
+                return
+        for call in calls:
             call.request_stop()
 
 
@@ -69,6 +76,8 @@ def begin_call(task: BaseTask, call: Stoppable) -> None:
     if current_attempt() is None:
         with _LOCK:
             _calls(task).append(call)
+        if task.__dict__.pop(_ASKED, False):
+            call.stops += 1  # the call looks at it when it begins
 
 
 def end_call(task: BaseTask, call: Stoppable) -> None:
@@ -101,6 +110,7 @@ def choose_connector(task: BaseTask, name: str | None) -> tuple[str, Any]:
 
 
 _LOCK = threading.Lock()
+_ASKED = "_ergon_stop_asked"  # a stop was asked for while no call was running
 
 
 def _calls(task: BaseTask) -> list[Stoppable]:

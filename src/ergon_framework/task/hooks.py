@@ -10,6 +10,7 @@ from typing import Any
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.plan import Hook, Settlement
 from ergon_framework.errors import HookError, WiringError
+from ergon_framework.task.mixins.policies import ConsumerPolicy
 
 logger = logging.getLogger("ergon.task")
 
@@ -132,6 +133,17 @@ def check_patience(name: str, connector: Any, attempts: int) -> None:
             " would multiply with its own",
             remedy="leave steps.process.retry.max_attempts at 1, and let the connector retry",
             details={"key": ["consumer", "steps", "process", "retry", "max_attempts"]},
+        )
+
+
+def check_copies(policy: ConsumerPolicy) -> None:
+    """A copy cannot be settled: a source knows only the very object that it delivered."""
+    if policy.loop.payload_copies and policy.loop.settlement == "manual":
+        raise WiringError(
+            "loop.payload_copies gives hooks a copy of the transaction, which they cannot settle,"
+            " and with loop.settlement='manual' nobody else does",
+            remedy="set loop.settlement to 'engine', or copy the payload inside the hook",
+            details={"key": ["consumer", "loop", "payload_copies"]},
         )
 
 

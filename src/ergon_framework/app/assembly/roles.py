@@ -10,7 +10,13 @@ from typing import Any
 
 from ergon_framework.errors import HookError, WiringError
 from ergon_framework.task.base import BaseAsyncTask, BaseTask, choose_connector
-from ergon_framework.task.hooks import check_patience, fetch_method, find_hook, require_hook
+from ergon_framework.task.hooks import (
+    check_copies,
+    check_patience,
+    fetch_method,
+    find_hook,
+    require_hook,
+)
 from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
 from ergon_framework.task.mixins.policies import ConsumerPolicy
 from ergon_framework.task.mixins.producer import AsyncProducerMixin, ProducerMixin
@@ -121,7 +127,9 @@ def check_connectors(task: Any, kind: Kind, policy: ConsumerPolicy | None) -> No
     """
     if not kind.consumes:
         return
-    steps = (policy or ConsumerPolicy()).steps
+    policy = policy or ConsumerPolicy()
+    check_copies(policy)
+    steps = policy.steps
     name, connector = choose_connector(task, steps.fetch.connector_name)
     if connector is not None:
         fetch_method(name, connector, steps.fetch.extra, is_async=kind.is_async)

@@ -17,7 +17,7 @@ from ergon_framework.app.reading.sections import ConnectorSettings, TaskSettings
 from ergon_framework.app.reading.store_files import check_folder
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import file_of
-from ergon_framework.task.hooks import check_patience
+from ergon_framework.task.hooks import check_copies, check_patience
 
 _LEANS = {
     "jobs": ("store", (("store", "url"), ("jobs", "store"))),
@@ -58,6 +58,7 @@ def check_attempts(desk: Desk, name: str, task: TaskSettings) -> None:
     policy = task.consumer or (None if named is None else named.consumer)
     if policy is None:
         return
+    check_copies(policy)
     chosen = policy.steps.fetch.connector_name
     for each in (chosen,) if chosen else task.connectors[:1]:
         kind = _class_of(desk.settings.connectors.get(each))

@@ -14,6 +14,7 @@ from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, choose_connector
 from ergon_framework.task.calls import Single, drive, drive_async
 from ergon_framework.task.hooks import (
+    check_copies,
     check_patience,
     fetch_method,
     find_hook,
@@ -126,6 +127,7 @@ def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePl
     extra = policy.steps.fetch.extra
     method = fetch_method(name, connector, extra, is_async=is_async)
     check_patience(name, connector, policy.steps.process.retry.max_attempts)
+    check_copies(policy)
     settlement = None
     if policy.loop.settlement == "engine":
         settlement = settlement_of(connector, policy.loop.settlement_timeout, is_async=is_async)
