@@ -71,7 +71,7 @@ class Judgement:
         self._worker = worker
         self._quoted = _encode(worker).decode()
         self._rule = settings.rule()
-        self._give_up_on = frozenset(settings.give_up_on)
+        self._give_up_on = settings.final_codes()
 
     def rule_of(self, job: Leased | Job) -> JobRule:
         """The rule of one job: its own settings first."""
@@ -105,7 +105,7 @@ class Judgement:
     def final_codes(self, job: Leased) -> Collection[str]:
         """Codes of errors after which the job is given up."""
         own = _own_retry(job.retry)
-        return self._give_up_on if own is None or own.give_up_on is None else own.give_up_on
+        return self._give_up_on if own is None else self._settings.final_codes(own)
 
     def settled(
         self, claim: Claim, seen: Seen, now: float, seconds: float | None, result: bytes | None

@@ -86,7 +86,8 @@ class RetrySettings(Document):
     backoff: BackoffSettings | None = None
     on_timeout: Literal["retry", "dead-letter"] | None = None
     max_retry_after: PositiveOrZero | None = None
-    give_up_on: tuple[str, ...] | None = None
+    give_up_on: tuple[str, ...] | None = None  # beside those of the worker
+    retry_on: tuple[str, ...] | None = None  # although the worker gives up on them
 
 
 class QueueSettings(Document):
@@ -95,6 +96,24 @@ class QueueSettings(Document):
     max_active: Annotated[Count | None, OrNone] = None
     rate: Annotated[Positive | None, OrNone] = None
     burst: Count = 1
+
+
+GIVEN_UP = frozenset(
+    {
+        "invalid_arguments",
+        "invalid_request",
+        "unsupported_protocol_version",
+        "NonRetryableException",
+        "ProviderAuthError",
+        "ProviderBadRequestError",
+        "ProviderResponseFormatError",
+        "ConfigurationError",
+        "MissingExtraError",
+        "SettingsError",
+        "WiringError",
+    }
+)
+"""Codes of errors that trying again cannot mend, whatever else is given up on."""
 
 
 class JobsSettings(Document):
@@ -113,19 +132,8 @@ class JobsSettings(Document):
     on_timeout: Literal["retry", "dead-letter"] = "retry"
     max_retry_after: PositiveOrZero = DAY
     held_delay: PositiveOrZero = 30.0
-    give_up_on: Names = (
-        "invalid_arguments",
-        "invalid_request",
-        "unsupported_protocol_version",
-        "NonRetryableException",
-        "ProviderAuthError",
-        "ProviderBadRequestError",
-        "ProviderResponseFormatError",
-        "ConfigurationError",
-        "MissingExtraError",
-        "SettingsError",
-        "WiringError",
-    )
+    give_up_on: Names = ()  # beside GIVEN_UP
+    retry_on: Names = ()  # although they are in GIVEN_UP
     executor_wait: Annotated[PositiveOrZero | None, OrNone] = DAY
     lease: Annotated[Positive, Field(ge=0.5, le=3600)] = 15.0
     grace: PositiveOrZero = 30.0
@@ -146,6 +154,13 @@ class JobsSettings(Document):
         for the looking: what a dead worker held is moved on within ``lease``.
         """
         return 0.8 * self.lease
+
+    def final_codes(self, retry: RetrySettings | None = None) -> frozenset[str]:
+        """Codes of errors after which a job with this retry policy of its own is given up."""
+        codes = (GIVEN_UP | {*self.give_up_on}) - {*self.retry_on}
+        if retry is None:
+            return codes
+        return (codes | {*(retry.give_up_on or ())}) - {*(retry.retry_on or ())}
 
     def rule(
         self,
