@@ -13,6 +13,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import (
     ALLOWED,
     DELIVERIES_SPENT,
+    EXPIRED_RETRYING,
     JOB_RETRIES,
     WHY_ENDED,
     CancelAsked,
@@ -237,6 +238,14 @@ def test_outdated() -> None:
     assert (move.status, move.event, move.why, move.attempts) == (FAILED, "expired", "expired", 0)
     assert move.failure is not None
     assert (move.failure.kind, move.failure.code) == (Kind.REJECTED, "expired")
+
+
+def test_outdated_after_a_failure() -> None:
+    """A job that was started and failed says so, and its last failure stays."""
+    move = settle(Tally(RETRYING, 2, 2), Outdated(), RULE)
+    assert (move.status, move.event, move.attempts) == (FAILED, "expired", 2)
+    assert (move.why, move.failure) == (EXPIRED_RETRYING, None)
+    assert "tried again" in WHY_ENDED[move.why]
 
 
 def test_unserved() -> None:

@@ -217,6 +217,8 @@ def settle(tally: Tally, seen: Seen, rule: JobRule, dice: float = 0.5) -> Move:
 def _waited(tally: Tally, seen: Outdated | ExecutorMissing) -> Move:
     """It was not started for as long as it may wait."""
     if isinstance(seen, Outdated):
+        if tally.attempts:  # it was, and keeps the failure after which it was to be tried again
+            return _ended(tally.attempts, tally.excused, "expired", None, EXPIRED_RETRYING)
         failure = Failure(Kind.REJECTED, "expired", "it was not started before its expiry")
         return _ended(tally.attempts, tally.excused, "expired", failure, "expired")
     text = f"no worker has had an executor {seen.executor!r} for as long as a job may wait for one"
@@ -308,6 +310,7 @@ def _ended(attempts: int, excused: int, event: str, failure: Failure | None, why
 
 
 DELIVERIES_SPENT = "deliveries_spent"
+EXPIRED_RETRYING = "expired_retrying"
 UNSERVED = "unserved"
 WHY_ENDED = {
     Why.NOT_RETRYABLE.value: "its failure is of a kind that trying again cannot mend",
@@ -315,6 +318,7 @@ WHY_ENDED = {
     Why.BUDGET_SPENT.value: "its time for retries is spent",
     DELIVERIES_SPENT: "it was delivered as often as it may be without coming to an end",
     "expired": "it was not started before its expiry",
+    EXPIRED_RETRYING: "its expiry passed before it could be tried again",
     UNSERVED: "no worker had its executor for as long as a job may wait for one",
 }
 """Why a job was dead-lettered, in words."""

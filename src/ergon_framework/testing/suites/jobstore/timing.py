@@ -9,6 +9,7 @@ from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.hand_clock import START
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
+    FLAKY,
     LEASE,
     RELEASED,
     SUCCEEDED,
@@ -134,6 +135,23 @@ def outdated_job_is_dead_lettered(s: Subject) -> None:
     expect(job.finished_at is not None, "it has no finished_at")
     expect(job.history, "its history does not tell")
     same(s.exchange((), 5)[1].outdated, 0, "outdated the second time")
+
+
+@check()
+def outdated_job_keeps_its_last_failure(s: Subject) -> None:
+    """A job whose expiry passes after a failed attempt is dead-lettered with that failure."""
+    s.put("claimed", "swept", expires_at=START + WAIT / 2)
+    for job_id in ("claimed", "swept"):
+        s.ended(job_id, FAILS_ONCE)
+    s.clock.forward(WAIT / 2)
+    s.store.sweep(1)
+    s.clock.forward(WAIT)
+    s.claim(5)
+    s.store.sweep(100)
+    for job_id in ("claimed", "swept"):
+        job = s.get(job_id)
+        same((job.status, job.attempts), (JobStatus.FAILED, 1), job_id)
+        same(job.last_error, FLAKY, f"the last failure of {job_id}")
 
 
 @check()
