@@ -17,10 +17,10 @@ from ergon_framework.errors import (
     WiringError,
 )
 from ergon_framework.jobs.claims import LONGEST_MESSAGE, Claim, Judgement
-from ergon_framework.jobs.leases import Leases
+from ergon_framework.jobs.leases import CHARGE_AFTER, Leases
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
-from ergon_framework.ports.jobstore import Leased
+from ergon_framework.ports.jobstore import Ask, Leased, NewJob
 
 
 def leased(**fields: object) -> Leased:
@@ -108,6 +108,41 @@ def test_only_the_claim_that_was_settled_is_dropped() -> None:
     assert set(leases.claims) == {"j1", "j2"}
     leases.drop(ends)
     assert not leases.claims
+
+
+def test_claims_that_go_on_put_nobodys_charge_off() -> None:
+    """A long job is charged after a moment although others are claimed all the time."""
+    store = MemoryJobStore()
+    store.add([NewJob(id=f"j{n}", handler="work") for n in range(40)])
+    leases = Leases(store, 30.0, lambda _name, _fields: None)
+    leases.renew_due(0.0)
+
+    def claim(now: float) -> Claim:
+        ask = Ask(worker="w", lease=30.0, slots={"": 1})
+        found = Claim(store.exchange([], ask)[1].jobs[0])
+        found.is_written, found.written_at = True, now
+        leases.add([found], now)
+        return found
+
+    long = claim(0.0)
+    for n in range(1, 11):
+        now = n * CHARGE_AFTER / 5
+        claim(now)
+        leases.renew_due(now)
+    found = store.find(long.job.id)
+    assert found is not None
+    assert (found.attempts, found.is_charged) == (1, True)
+
+
+def test_what_is_given_up_on_is_added() -> None:
+    """Codes of one's own stand beside the default ones; taking one off is said in so many words."""
+    mine = JobsSettings(give_up_on=("Boom",))
+    assert {"Boom", "NonRetryableException", "invalid_arguments"} <= mine.final_codes()
+    fewer = JobsSettings(give_up_on=("Boom",), retry_on=("invalid_arguments",))
+    assert fewer.final_codes() == mine.final_codes() - {"invalid_arguments"}
+    own = leased(retry=b'{"give_up_on": ["Fatal"], "retry_on": ["Boom"]}')
+    codes = Judgement(fewer, "w").final_codes(own)
+    assert codes == fewer.final_codes() - {"Boom"} | {"Fatal"}
 
 
 def test_a_message_of_an_executor_is_kept_in_part() -> None:

@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 CHARGE_AFTER = 0.05
 """Seconds after which a started job's attempt is charged, if it has not ended by then."""
 
+MOMENT = CHARGE_AFTER / 2
+"""Seconds within which most short jobs end: those are not charged before."""
+
 declare("worker.before_renew")
 
 
@@ -50,7 +53,8 @@ class Leases:
         """These were claimed."""
         for claim in claims:
             self.claims[claim.job.id] = claim
-        self._charge_at = now + CHARGE_AFTER
+        if self._charge_at is None:  # claims that go on and on put nobody's charge off
+            self._charge_at = now + CHARGE_AFTER
 
     def drop(self, settlements: Iterable[Settlement]) -> None:
         """Forget claims that were settled, or turned out to be lost."""
@@ -70,9 +74,14 @@ class Leases:
             self._renew(list(self.claims.values()))
             self._renew_at = now + self._lease / 3
         elif self._charge_at is not None and now >= self._charge_at:
-            started = [each for each in self.claims.values() if each.is_written]
-            self._renew([each for each in started if not each.is_recorded])
-            self._charge_at = None
+            self._charge(now)
+
+    def _charge(self, now: float) -> None:
+        """Charge what was started a moment ago or before; the rest has its turn as soon."""
+        waiting = [each for each in self.claims.values() if not each.is_recorded and not each.lost]
+        due = [each for each in waiting if each.is_written and each.written_at <= now - MOMENT]
+        self._charge_at = now + CHARGE_AFTER if len(waiting) > len(due) else None
+        self._renew(due)
 
     def _renew(self, claims: list[Claim]) -> None:
         claims = [claim for claim in claims if not claim.lost]
