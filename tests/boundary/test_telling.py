@@ -72,3 +72,20 @@ def test_trouble_with_objects_is_not_over_when_a_fact_comes(
         telling.troubled("plant", StoreUnavailableError("the bucket is away"), is_append=False)
         telling.committed(1, 0.001)
     assert len(caplog.records) == 1
+
+
+def test_warnings_of_one_kind_are_logged_in_sums(caplog: pytest.LogCaptureFixture) -> None:
+    """A thousand refusals are two lines: the first at once, the others as a number."""
+    now = [100.0]
+    telling = Telling(lambda: now[0])
+    for number in range(1000):
+        telling.warn_in_sums("full", "call.denied", f"10.0.0.{number} was refused")
+    telling.warn_in_sums("other", "call.denied", "somebody else")
+    now[0] += 11
+    telling.tell_sums()
+    telling.tell_sums(is_last=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "10.0.0.0 was refused",
+        "somebody else",
+        "10.0.0.999 was refused (998 more like it since)",
+    ]

@@ -223,7 +223,7 @@ def test_a_handshake_does_not_take_for_ever(folder: Path) -> None:
     """A client that never finishes it is sent away."""
 
     async def main() -> None:
-        async with serving(_server(folder), body_seconds=0.05) as bench:
+        async with serving(_server(folder), handshake_seconds=0.05) as bench:
             silent = await bench.wire()
             assert await silent.rest() == b""
             await bench.until(lambda: bool(bench.denied))
@@ -232,16 +232,21 @@ def test_a_handshake_does_not_take_for_ever(folder: Path) -> None:
     run(main())
 
 
-def test_unfinished_handshakes_count_as_connections(folder: Path) -> None:
-    """They cannot be used to go round the limit."""
+def test_unfinished_handshakes_take_no_places(folder: Path) -> None:
+    """Silent connections end each other, the oldest first, and never keep a client from coming."""
 
     async def main() -> None:
-        async with serving(_server(folder), connections=1) as bench:
-            await bench.wire()
-            await bench.until(lambda: bench.server.connections == 1)
-            one_too_many = await bench.wire()
-            assert await one_too_many.rest() == b""
-            assert bench.denied == ["1 connections are open already"]
+        async with serving(_server(folder), connections=2, handshakes=2) as bench:
+            silent = [await bench.wire() for _ in range(5)]
+            for gone in silent[:3]:
+                assert await gone.rest() == b""
+            assert set(bench.denied) == {"too many TLS handshakes are under way"}
+            for _ in range(2):
+                wire = await bench.wire(_client(folder))
+                assert (await wire.call("GET", "/who")).status == 200
+            with pytest.raises(OSError, match="reset"):
+                await bench.wire(_client(folder))
+            assert bench.denied[-1] == "2 connections are open already"
 
     run(main())
 

@@ -20,7 +20,7 @@ from ergon_framework.boundary.serving.health import HealthApplication
 from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.boundary.serving.policy_file import PolicyFile
 from ergon_framework.boundary.settings import DAY, LimitSettings, ZoneSettings
-from ergon_framework.boundary.telling import logger
+from ergon_framework.boundary.telling import SUMMED, logger
 from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import ZONE, Zone
 from ergon_framework.engine.clocks import AsyncSignal
@@ -108,6 +108,7 @@ class Node:
             )
             self._tasks.append(asyncio.create_task(puller.run(), name=f"pull {peer}"))
         self._tasks.append(asyncio.create_task(self._keep(), name="keep house"))
+        self._tasks.append(asyncio.create_task(self._tell_sums(), name="tell sums"))
         zone.telling.tell("zone.started", zone=self.name, address=self.address)
 
     async def stop(self, grace: float = GRACE) -> None:
@@ -126,6 +127,7 @@ class Node:
         if self._health is not None:
             await self._health.stop(grace)
         await self._application.close()
+        self.zone.telling.tell_sums(is_last=True)
         self.zone.telling.tell("zone.stopped", zone=self.name)
 
     def close(self) -> None:
@@ -133,6 +135,12 @@ class Node:
         self.zone.close()
 
     # ---- what happens meanwhile ----
+
+    async def _tell_sums(self) -> None:
+        signal, loop = AsyncSignal(), asyncio.get_running_loop()
+        while True:
+            await signal.wait(loop.time() + SUMMED)
+            self.zone.telling.tell_sums()
 
     async def _keep(self) -> None:
         """Retention, orphans and what a certificate's end means for the status, round by round."""
@@ -167,7 +175,8 @@ class Node:
 
     def _turned_away(self, address: str, why: str) -> None:
         self.zone.telling.count("denied", "handshake")
-        self.zone.telling.warn(
+        self.zone.telling.warn_in_sums(
+            why,
             "call.denied",
             f"a connection from {address} was refused: {why}",
             identity="",

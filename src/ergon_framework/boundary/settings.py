@@ -44,8 +44,16 @@ class LimitSettings(Document):
     """Of one page; a single larger fact still goes out."""
     wait_seconds: Positive = 30.0
     """How long a fetch may wait for facts."""
+    bodies_bytes: Count = 64 * MIB
+    """Of all requests together that have begun to arrive, blobs aside."""
     connections: Count = 1000
-    """Open at the same time."""
+    """Open at the same time, once their clients have shown who they are."""
+    address_connections: Count = 250
+    """Of one address, unless it is this machine's own; raise it for peers behind one proxy."""
+    handshakes: Count = 100
+    """TLS handshakes under way; one more ends the oldest of the address that has most of them."""
+    handshake_seconds: Positive = 10.0
+    """For a TLS handshake, at most."""
     header_bytes: Count = 16 * KIB
     idle_seconds: Positive = 75.0
     """Before a connection that asks nothing is closed."""

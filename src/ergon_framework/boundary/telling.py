@@ -27,6 +27,10 @@ REPEATED = 60.0
 """Seconds after which a trouble that lasts is logged again."""
 MOST = 16
 """Troubles that are told apart."""
+SUMMED = 10.0
+"""Seconds within which warnings of one kind become one line of the log."""
+KINDS = 64
+"""Kinds that are told apart."""
 SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 
@@ -59,6 +63,8 @@ class Telling:
         self._zone = ""
         self._troubles: dict[str, float] = {}
         """When each was logged last."""
+        self._sums: dict[str, tuple[float, int, str]] = {}
+        """Of each kind of warning: when it was logged, how many came since, and the last."""
         self._of_appends: set[str] = set()
         """Those that are over when facts are committed again."""
 
@@ -88,6 +94,34 @@ class Telling:
         logger.warning("%s", text)
         self.tell(name, **fields)
 
+    def warn_in_sums(self, kind: str, name: str, text: str, **fields: Any) -> None:
+        """A notice each time; in the log the first of a kind, and then how many more there were.
+
+        Whoever is refused may come back a thousand times a second.
+        """
+        now = self._clock()
+        with self._lock:
+            kind = kind if kind in self._sums or len(self._sums) < KINDS else "other"
+            since, count, _last = self._sums.get(kind, (0.0, 0, ""))
+            is_new = not 0 <= now - since < SUMMED
+            self._sums[kind] = (now, 0, "") if is_new else (since, count + 1, text)
+        if is_new:
+            logger.warning("%s%s", text, _and_more(count))
+        self.tell(name, **fields)
+
+    def tell_sums(self, *, is_last: bool = False) -> None:
+        """Log what came since the first of each kind, when its time is over."""
+        now, due = self._clock(), []
+        with self._lock:
+            for kind, (since, count, last) in list(self._sums.items()):
+                if 0 <= now - since < SUMMED and not is_last:
+                    continue
+                del self._sums[kind]
+                if count:
+                    due.append((count, last))
+        for count, last in due:
+            logger.warning("%s%s", last, _and_more(count - 1))
+
     def troubled(self, zone: str, error: StoreError, *, is_append: bool) -> None:
         """A notice each time, and a line in the log when it begins and now and then: every producer
         and consumer that comes meanwhile meets the same.
@@ -109,3 +143,7 @@ class Telling:
         """A notice, and a line in the log at the level of information."""
         logger.info("%s", text)
         self.tell(name, **fields)
+
+
+def _and_more(count: int) -> str:
+    return f" ({count} more like it since)" if count else ""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from tests.boundary.http.workbench import run, serving
+from ergon_framework.boundary.http.service import Service
+from ergon_framework.boundary.settings import LimitSettings
+from tests.boundary.http.workbench import Clock, Sample, run, serving
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:badinput")
 
@@ -245,5 +248,50 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
             bench.later(31)
             await bench.until(lambda: bench.server.connections == 0)
             assert bench.denied == ["it did not read its answer"]
+
+    run(main())
+
+
+def test_all_bodies_share_one_budget() -> None:
+    """Half-sent requests cannot fill the memory: the largest is refused, and small ones go on."""
+
+    async def main() -> None:
+        async with serving(body_bytes=1000, bodies_bytes=2500) as bench:
+            halves = [await bench.wire() for _ in range(3)]
+            for number, wire in enumerate(halves):
+                wire.send("POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n")
+                wire.send(b"x" * (800 + 100 * number))
+            answer = await halves[2].answer()
+            assert (answer.status, answer.reason) == (503, "no_room")
+            other = await bench.wire()
+            assert (await other.call("POST", "/echo", b"y" * 700)).body == b"y" * 700
+            halves[0].send(b"x" * 200)
+            assert (await halves[0].answer()).body == b"x" * 1000
+            halves[1].reset()
+            await bench.until(lambda: bench.server.held_bytes == 0)
+
+    run(main())
+
+
+def test_one_address_has_a_share() -> None:
+    """A single machine cannot take every place; this machine's own processes may."""
+
+    class Somebody:
+        is_busy, body_bytes = False, 0
+
+        def __init__(self, ip: str) -> None:
+            self.ip = ip
+
+    async def main() -> None:
+        limits = LimitSettings(connections=10, address_connections=2)
+        service: Any = Service(Sample(), limits, Clock(), Clock(), None, None)
+        members = [Somebody("192.0.2.1") for _ in range(2)] + [Somebody("::1") for _ in range(3)]
+        for each in members:
+            service.add(each)
+        assert "of this address" in service.why_full("192.0.2.1")
+        assert service.why_full("192.0.2.2") == service.why_full("::1") == ""
+        service.forget(members[0])
+        service.forget(members[0])
+        assert service.why_full("192.0.2.1") == ""
 
     run(main())

@@ -174,17 +174,17 @@ def test_a_refusal_is_certain(colour: Colour, site: Site) -> None:
         assert refusal(colour, site, call, stranger).reason == "tls"
 
 
-def test_a_refusal_is_logged_and_counted_once(site: Site) -> None:
-    """The operator sees who came, and why it was sent away."""
+def test_a_refusal_is_logged_in_sums_and_counted_once(site: Site) -> None:
+    """The operator sees who came first of each kind, why it was sent away, and how many more."""
     before, logged = site.handshakes_denied(), len(site.node.log())
     for case in UNTRUSTED:
         refusal("threads", site, call, site.untrusted(case))
     until(lambda: site.handshakes_denied() >= before + len(UNTRUSTED), "counted")
     assert site.handshakes_denied() == before + len(UNTRUSTED)
-    lines = site.node.log()[logged:]
-    assert "its certificate was refused: certificate has expired" in lines
-    assert "peer did not return a certificate" in lines
-    assert lines.count("a connection from 127.0.0.1:") == len(UNTRUSTED)
+    whole = site.node.log()
+    assert "its certificate was refused: certificate has expired" in whole
+    assert "peer did not return a certificate" in whole
+    assert whole[logged:].count("a connection from 127.0.0.1:") <= len(UNTRUSTED)
 
 
 @BOTH

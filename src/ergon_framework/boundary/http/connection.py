@@ -39,9 +39,11 @@ class Connection(asyncio.Protocol):
         "_rested_at",
         "_service",
         "_transport",
+        "ip",
     )
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, ip: str = "") -> None:
+        self.ip = ip
         self._service = service
         self._limits = service.limits
         self._guest = Guest()
@@ -64,7 +66,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         self._outflow = Outflow(transport, self._rested_at)
         self._intake = Intake(self._service, guest.caller, self, self._pending.append, self._pace)
-        self._service.connections.add(self)
+        self._service.add(self)
         if self._early:
             self.data_received(self._early)
             self._early = b""
@@ -113,6 +115,10 @@ class Connection(asyncio.Protocol):
         incoming = self._intake.incoming if self._intake is not None else None
         if incoming is not None and incoming.upload is not None:
             incoming.upload.fail(ConnectionResetError("the client has gone"))
+        for request in (incoming, self._current, *self._pending):
+            if request is not None and request.held:
+                self._service.held_bytes -= request.held
+                request.held = 0
         if self._outflow is not None:
             self._outflow.lose()
         self._transport = self._intake = None
@@ -190,6 +196,9 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, request: Request, *, is_kept: bool) -> None:
         self._current = None
+        if request.held:
+            self._service.held_bytes -= request.held
+            request.held = 0
         self._rested_at = self._service.clock()
         if self._service.is_stopping:
             self._service.changed.set()
@@ -206,6 +215,18 @@ class Connection(asyncio.Protocol):
     def is_busy(self) -> bool:
         """Whether a request waits for its answer."""
         return self._current is not None or any(each.is_ready for each in self._pending)
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of a request that has begun to arrive and is not complete."""
+        incoming = None if self._intake is None else self._intake.incoming
+        return 0 if incoming is None else incoming.held
+
+    def shed(self) -> None:
+        """Refuse that request: there is no room for it."""
+        if self._intake is not None:
+            self._intake.refuse(refusals.no_room())
+            asyncio.get_running_loop().call_soon(self._advance)  # not within the parser
 
     def _advance(self) -> None:
         """Begin what may begin. An answer that is given at once does not come back in here."""

@@ -29,22 +29,25 @@ class Doorstep(asyncio.Protocol):
         self._service = service
         self._context = context
         self._raw: asyncio.Transport | None = None
-        self._address = "unknown"
+        self._address = self.ip = "unknown"
         self._lingers_until: float | None = None  # it was refused, and may read why
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let a client in, if there is room."""
         self._raw = raw = cast("asyncio.Transport", transport)
-        self._address = _address(transport)
-        if len(self._service.connections) >= self._service.limits.connections:
-            self._turn_away(raw)
+        self._address, self.ip = _address(transport)
+        why = self._service.why_full(self.ip)
+        if why:
+            self._turn_away(raw, why)
         elif self._context is None:
-            connection = Connection(self._service)
+            connection = Connection(self._service, self.ip)
             raw.set_protocol(connection)
             connection.open(raw, Guest(Caller(address=self._address)))
         else:
             raw.pause_reading()  # the first bytes belong to the handshake
-            self._service.connections.add(self)
+            self._make_room()
+            self._service.add(self)
+            self._service.handshakes[self] = None
             self._service.spawn(self._secure(raw, self._context))
 
     def sweep(self, now: float) -> None:
@@ -61,21 +64,36 @@ class Doorstep(asyncio.Protocol):
         if self._raw is not None:
             self._raw.abort()
 
-    def _turn_away(self, raw: asyncio.Transport) -> None:
-        limit = self._service.limits.connections
-        self._service.denied(self._address, f"{limit} connections are open already")
+    body_bytes = 0
+
+    def shed(self) -> None:
+        """Nothing has arrived."""
+
+    def _make_room(self) -> None:
+        """End a handshake that is under way, when there are as many as there may be."""
+        service = self._service
+        if len(service.handshakes) < service.limits.handshakes:
+            return
+        oldest = service.crowded_out(service.handshakes)
+        if oldest is not None:
+            service.denied(oldest.ip, "too many TLS handshakes are under way")
+            oldest.abort()
+            service.forget(oldest)
+
+    def _turn_away(self, raw: asyncio.Transport, why: str) -> None:
+        self._service.denied(self._address, why)
         if self._context is None:
-            refusal = refusals.too_many_connections(limit)
+            refusal = refusals.too_many_connections(self._service.limits.connections, why)
             raw.write(replies.whole_error(refusal, self._service.date))
             raw.close()
         else:
             raw.abort()  # a handshake would cost more than it gives
 
     async def _secure(self, raw: asyncio.Transport, context: Callable[[], ssl.SSLContext]) -> None:
-        connection = Connection(self._service)
+        connection = Connection(self._service, self.ip)
         try:
             current = self._service.context = context()
-            limit = self._service.limits.body_seconds
+            limit = self._service.limits.handshake_seconds
             transport = await secured(raw, connection, current, self._refused, limit)
         except LookedIn:
             raw.abort()  # a probe does that every few seconds, and harms nobody
@@ -84,6 +102,7 @@ class Doorstep(asyncio.Protocol):
                 self._service.denied(self._address, _why(error))
             raw.abort()
         else:
+            self._service.forget(self)
             self._admit(connection, transport, current)
         finally:
             self._service.forget(self)
@@ -106,6 +125,10 @@ class Doorstep(asyncio.Protocol):
         transport: asyncio.Transport,
         context: ssl.SSLContext,
     ) -> None:
+        if why := self._service.why_full(self.ip):
+            self._service.denied(self._address, why)
+            transport.abort()
+            return
         certificate = _certificate(transport)
         expires_at = ssl.cert_time_to_seconds(certificate["notAfter"]) if certificate else None
         identity, denial = "", None
@@ -133,8 +156,10 @@ def _why(error: OSError) -> str:
     return f"the TLS handshake failed: {describe(error)}"
 
 
-def _address(transport: asyncio.BaseTransport) -> str:
+def _address(transport: asyncio.BaseTransport) -> tuple[str, str]:
+    """Where the client is, with its port and without."""
     peer = transport.get_extra_info("peername")
     if not isinstance(peer, tuple):
-        return "unknown"
-    return f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
+        return "unknown", "unknown"
+    ip, port = str(peer[0]), peer[1]
+    return (f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"), ip

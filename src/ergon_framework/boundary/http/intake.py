@@ -159,8 +159,15 @@ class Intake:
             request = Request(self._line, self._caller, "", "", {})
             self._enqueue(request)
         request.refusal, request.is_kept = refusal, False
+        request.parts = []
+        self.let_go(request)
         if request.upload is not None:
             request.upload.fail(refusal)
+
+    def let_go(self, request: Request) -> None:
+        """The bytes of a request are no longer needed."""
+        self._service.held_bytes -= request.held
+        request.held = 0
 
     def is_too_slow(self, now: float) -> bool:
         """Whether the rest of what is being received should have come by now."""
@@ -225,6 +232,10 @@ class Intake:
             request.upload.feed(data)
         else:
             request.parts.append(data)
+            request.held += len(data)
+            self._service.held_bytes += len(data)
+            if self._service.held_bytes > self._limits.bodies_bytes:
+                self._service.relieve()
 
     def on_message_complete(self) -> None:
         """The request is complete."""

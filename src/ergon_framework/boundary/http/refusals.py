@@ -147,16 +147,28 @@ def stopping() -> Refusal:
     )
 
 
-def too_many_connections(limit: int) -> Refusal:
+def too_many_connections(limit: int, why: str) -> Refusal:
     """There is no room for one more connection."""
     return Refusal(
         503,
         "unavailable",
         "too_many_connections",
-        f"{limit} connections are open already; nothing was done",
+        f"{why}; nothing was done",
         remedy="try again later, close idle connections, or raise limits.connections",
         retry_after=1.0,
         limit=limit,
+    )
+
+
+def no_room() -> Refusal:
+    """All requests that are arriving take too much memory together."""
+    return Refusal(
+        503,
+        "unavailable",
+        "no_room",
+        "too many large requests are arriving at once; nothing was done",
+        remedy="try again later, send less at once, or raise limits.bodies_bytes",
+        retry_after=1.0,
     )
 
 

@@ -50,6 +50,7 @@ class Request:
         "body",
         "caller",
         "expects_continue",
+        "held",
         "is_answered",
         "is_chunked",
         "is_complete",
@@ -76,6 +77,8 @@ class Request:
         self.parts: list[bytes] = []
         self.upload: Upload | None = None
         self.refusal: Refusal | None = None
+        self.held = 0
+        """Bytes of it that count against the memory for all bodies."""
         self.received = 0
         """Bytes of the body so far."""
         self.wire_bytes = 0

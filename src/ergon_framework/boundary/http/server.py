@@ -64,6 +64,11 @@ class Server:
         """How many are open now, unfinished handshakes included."""
         return len(self._service.connections)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of request bodies in memory, blobs aside."""
+        return self._service.held_bytes
+
     async def start(self) -> None:
         """Listen. An address that cannot be had is a ``ConfigurationError``."""
         loop = asyncio.get_running_loop()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import ssl
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
 from email.utils import formatdate
 from typing import Any, Protocol
 
@@ -28,6 +30,17 @@ class Member(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether a request waits for its answer."""
+
+    @property
+    def ip(self) -> str:
+        """The address of the client, without its port."""
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of a request that has begun to arrive and is not complete."""
+
+    def shed(self) -> None:
+        """Refuse that request: there is no room for it."""
 
     def sweep(self, now: float) -> None:
         """Give up what takes too long."""
@@ -60,6 +73,12 @@ class Service:
         self.context: ssl.SSLContext | None = None
         """What new connections are secured with."""
         self.connections: set[Member] = set()
+        self.handshakes: dict[Member, None] = {}
+        """Those of them whose clients have not shown yet who they are, the oldest first."""
+        self.addresses: Counter[str] = Counter()
+        """How many connections each address has."""
+        self.held_bytes = 0
+        """Of all bodies in memory."""
         self.heads = Heads()
         self.is_stopping = False
         self.date = formatdate(wall(), usegmt=True)
@@ -100,10 +119,51 @@ class Service:
         except Exception as fault:
             logger.error("on_denied itself failed: %s", describe(fault))  # noqa: TRY400
 
+    def add(self, connection: Member) -> None:
+        """A connection is there."""
+        if connection not in self.connections:
+            self.connections.add(connection)
+            self.addresses[connection.ip] += 1
+
     def forget(self, connection: Member) -> None:
         """A connection is no more."""
-        self.connections.discard(connection)
+        self.handshakes.pop(connection, None)
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self.addresses[connection.ip] -= 1
+            if not self.addresses[connection.ip]:
+                del self.addresses[connection.ip]
         self.changed.set()
+
+    def why_full(self, ip: str) -> str:
+        """Why no connection of this address can be served; empty when one can."""
+        if len(self.connections) - len(self.handshakes) >= self.limits.connections:
+            return f"{self.limits.connections} connections are open already"
+        most = self.limits.address_connections
+        if self.addresses[ip] >= most and not _is_own(ip):
+            return f"{most} connections of this address are open already"
+        return ""
+
+    def crowded_out(self, members: Iterable[Member]) -> Member | None:
+        """Who goes first when there is no room: the oldest of the address that has most of them.
+
+        Somebody who keeps many connections without using them ends his own.
+        """
+        waiting = list(members)
+        if not waiting:
+            return None
+        counts = Counter(each.ip for each in waiting)
+        most = max(counts.values())
+        return next(each for each in waiting if counts[each.ip] == most)
+
+    def relieve(self) -> None:
+        """Refuse the largest request that is arriving, while all of them are too large."""
+        most = max(self.limits.bodies_bytes, self.limits.body_bytes)
+        while self.held_bytes > most:
+            largest = max(self.connections, key=lambda each: each.body_bytes, default=None)
+            if largest is None or not largest.body_bytes:
+                return  # the rest is complete, and is being answered
+            largest.shed()
 
     def sweep(self) -> None:
         """One round of housekeeping."""
@@ -135,3 +195,11 @@ class Service:
         while not is_so():
             self.changed.clear()
             await self.changed.wait()
+
+
+def _is_own(ip: str) -> bool:
+    """Whether it is this machine's own: a proxy, or many processes, may be behind it."""
+    try:
+        return ipaddress.ip_address(ip.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -163,7 +163,8 @@ class NodeApplication:
 
     def denied(self, caller: Caller, operation: str) -> None:
         """Tell who was refused what."""
-        self.zone.telling.warn(
+        self.zone.telling.warn_in_sums(
+            f"{caller.identity} {operation}",
             "call.denied",
             f"{caller.identity or 'an anonymous caller'} at {caller.address} may not {operation}",
             identity=caller.identity,
