@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
 import os
+import socket
 import stat
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.app.running import probe as running_probe
 from ergon_framework.app.running.liveness import Liveness, Snapshot, State, combined
 from ergon_framework.app.running.liveness_file import liveness_file, read_liveness
 from ergon_framework.app.running.probe import MAX_CONNECTIONS, probe_server
@@ -270,6 +273,44 @@ def test_a_crowd_is_turned_away() -> None:
             if connection is not late:
                 assert connection.getresponse().status == 200
             connection.close()
+
+
+def test_clients_who_say_nothing_keep_nobody_out(probe: Probe) -> None:
+    """Twice as many connections as there may be, silent or with half a head: it answers at once."""
+    probe.snapshot = Snapshot(State.HEALTHY)
+    silent = [
+        socket.create_connection(("127.0.0.1", probe.port)) for _ in range(2 * MAX_CONNECTIONS)
+    ]
+    try:
+        for each in silent[::2]:
+            with contextlib.suppress(OSError):  # some are sent away already
+                each.sendall(b"GET /live HT")
+        for _ in range(3):
+            assert probe.ask("/live")[0] == 200
+    finally:
+        for each in silent:
+            each.close()
+
+
+def test_a_request_that_comes_slowly_is_ended(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then does not keep a connection: the whole request has a limit."""
+    monkeypatch.setattr(running_probe, "REQUEST", 0.2)
+    with socket.create_connection(("127.0.0.1", probe.port), timeout=10) as slow:
+        ended = False
+        for byte in b"GET /live HTTP/1.0" * 1000:
+            try:
+                slow.sendall(bytes([byte]))
+                slow.settimeout(0.05)
+                ended = slow.recv(100) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+            if ended:
+                break
+        assert ended
 
 
 def connect(port: int) -> http.client.HTTPConnection:

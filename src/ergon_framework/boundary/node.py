@@ -30,7 +30,14 @@ __all__ = ["Node", "certificates_of", "object_operations", "run_node"]
 
 GRACE = 5.0
 """Seconds that running requests have to end."""
-HEALTH = LimitSettings(connections=64, body_bytes=1024, header_bytes=8192, idle_seconds=30.0)
+HEALTH = LimitSettings(
+    connections=64,
+    body_bytes=1024,
+    header_bytes=8192,
+    idle_seconds=5.0,
+    body_seconds=5.0,
+    request_seconds=5.0,
+)
 """What probes may take of a node."""
 Connect = Callable[[str, str], AsyncTransport]
 """Makes the transport to a peer from its name and URL."""
@@ -208,7 +215,15 @@ class Node:
             return None
         host, port = split_address(self.settings.health_listen)
         application = HealthApplication(self._application.takes_facts)
-        return Server(application, host=host, port=port, limits=HEALTH, on_error=self._stumbled)
+        return Server(
+            application,
+            host=host,
+            port=port,
+            limits=HEALTH,
+            on_denied=self._turned_away,
+            on_error=self._stumbled,
+            crowds_out=True,
+        )
 
     def _check_own_name(self) -> None:
         found = self._certificates.identity if self._certificates else self.name

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.boundary.http.server import Server
 from ergon_framework.boundary.http.service import Service
 from ergon_framework.boundary.settings import LimitSettings
 from tests.boundary.http.workbench import Clock, Sample, run, serving
@@ -277,7 +278,7 @@ def test_one_address_has_a_share() -> None:
     """A single machine cannot take every place; this machine's own processes may."""
 
     class Somebody:
-        is_busy, body_bytes = False, 0
+        is_busy, body_bytes, rested_at = False, 0, 0.0
 
         def __init__(self, ip: str) -> None:
             self.ip = ip
@@ -293,5 +294,30 @@ def test_one_address_has_a_share() -> None:
         service.forget(members[0])
         service.forget(members[0])
         assert service.why_full("192.0.2.1") == ""
+
+    run(main())
+
+
+def test_silent_connections_make_room_for_a_probe() -> None:
+    """Where clients ask at once, those who say nothing keep nobody out, half a head or none."""
+
+    async def main() -> None:
+        limits = LimitSettings(connections=4)
+        server = Server(Sample(), host="127.0.0.1", port=0, limits=limits, crowds_out=True)
+        await server.start()
+        try:
+            writers = []
+            for number in range(12):
+                _, writer = await asyncio.open_connection(*server.address)
+                writer.write(b"GET /who HTTP/1.1\r\nhos" if number % 2 else b"")
+                writers.append(writer)
+            reader, writer = await asyncio.open_connection(*server.address)
+            writer.write(b"GET /who HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            assert server.connections <= 4
+            for each in (*writers, writer):
+                each.close()
+        finally:
+            await server.stop(0.0)
 
     run(main())

@@ -7,10 +7,10 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import socket
+from socket import SHUT_RDWR, socket
 from typing import Any
 
 from ergon_framework.app.running.liveness import Snapshot
@@ -20,6 +20,8 @@ from ergon_framework.errors import ConfigurationError
 logger = logging.getLogger("ergon.app")
 
 MAX_CONNECTIONS = 16
+REQUEST = 5.0
+"""Seconds in which a request must have come, all of it."""
 PATHS = {"/live": "is_live", "/ready": "is_ready"}
 
 
@@ -29,7 +31,12 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "ergon"
     sys_version = ""
-    timeout = 5.0  # seconds a client may take over its request
+    timeout = REQUEST  # between two bytes; the server sees to the whole
+
+    def parse_request(self) -> bool:
+        """The request has come: from now on its answer is awaited, not its client."""
+        self.server.heard(self.request)
+        return super().parse_request()
 
     def do_GET(self) -> None:
         """One of the two probes."""
@@ -71,7 +78,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """Serves a few connections at once and turns others away."""
+    """Serves a few connections at once.
+
+    When there are too many, the one goes that has kept its request back for longest; only when all
+    of them have asked is a new one turned away. So clients who say nothing keep nobody out.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -80,10 +91,17 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], snapshot: Callable[[], Snapshot]) -> None:
         self.snapshot = snapshot
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._silent: dict[Any, float] = {}
+        """Those whose request has not come, the oldest first, and since when they are there."""
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
+        if self._free.acquire(blocking=False) or (
+            self._send_away(1) and self._free.acquire(timeout=1.0)
+        ):
+            with self._lock:
+                self._silent[request] = SYSTEM_CLOCK.now()
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -92,7 +110,30 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.heard(request)
             self._free.release()
+
+    def service_actions(self) -> None:
+        """Several times a second: send those away whose request should have come by now."""
+        before = SYSTEM_CLOCK.now() - REQUEST
+        with self._lock:
+            late = sum(since < before for since in self._silent.values())
+        self._send_away(late)
+
+    def heard(self, request: Any) -> None:
+        """A request has come, or its client has gone."""
+        with self._lock:
+            self._silent.pop(request, None)
+
+    def _send_away(self, count: int) -> bool:
+        """End so many of those who say nothing, the oldest first; whether there was one."""
+        with self._lock:
+            oldest = list(self._silent)[:count]
+            for request in oldest:
+                del self._silent[request]
+                with suppress(OSError):  # it has gone by itself
+                    request.shutdown(SHUT_RDWR)  # its thread notices
+        return bool(oldest)
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
         """A client that went away is not our problem."""

@@ -222,6 +222,11 @@ class Connection(asyncio.Protocol):
         incoming = None if self._intake is None else self._intake.incoming
         return 0 if incoming is None else incoming.held
 
+    @property
+    def rested_at(self) -> float:
+        """Since when nothing was answered to it."""
+        return self._rested_at
+
     def shed(self) -> None:
         """Refuse that request: there is no room for it."""
         if self._intake is not None:

@@ -37,6 +37,8 @@ class Doorstep(asyncio.Protocol):
         self._raw = raw = cast("asyncio.Transport", transport)
         self._address, self.ip = _address(transport)
         why = self._service.why_full(self.ip)
+        if why and self._service.make_room():
+            why = ""
         if why:
             self._turn_away(raw, why)
         elif self._context is None:
@@ -65,6 +67,7 @@ class Doorstep(asyncio.Protocol):
             self._raw.abort()
 
     body_bytes = 0
+    rested_at = 0.0
 
     def shed(self) -> None:
         """Nothing has arrived."""

@@ -28,7 +28,11 @@ class Contexts(Protocol):
 
 
 class Server:
-    """Serves an application from ``start`` to ``stop``, on the running event loop."""
+    """Serves an application from ``start`` to ``stop``, on the running event loop.
+
+    With ``crowds_out`` a connection that asks nothing makes room for a new one when there are too
+    many: for an application whose clients ask at once, such as probes.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class Server:
         port: int,
         limits: LimitSettings | None = None,
         tls: ssl.SSLContext | Contexts | None = None,
+        crowds_out: bool = False,
         on_denied: Denied | None = None,
         on_error: Failed | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -48,6 +53,7 @@ class Server:
         self._context = _source(tls)
         limits = limits or LimitSettings()
         self._service = Service(application, limits, clock, wall, on_error, on_denied)
+        self._service.crowds_out = crowds_out
         self._listeners: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
 

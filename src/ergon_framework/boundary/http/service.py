@@ -36,6 +36,10 @@ class Member(Protocol):
         """The address of the client, without its port."""
 
     @property
+    def rested_at(self) -> float:
+        """Since when nothing was answered to it."""
+
+    @property
     def body_bytes(self) -> int:
         """Bytes of a request that has begun to arrive and is not complete."""
 
@@ -77,6 +81,8 @@ class Service:
         """Those of them whose clients have not shown yet who they are, the oldest first."""
         self.addresses: Counter[str] = Counter()
         """How many connections each address has."""
+        self.crowds_out = False
+        """Whether a connection that asks nothing makes room for a new one."""
         self.held_bytes = 0
         """Of all bodies in memory."""
         self.heads = Heads()
@@ -155,6 +161,19 @@ class Service:
         counts = Counter(each.ip for each in waiting)
         most = max(counts.values())
         return next(each for each in waiting if counts[each.ip] == most)
+
+    def make_room(self) -> bool:
+        """End a connection that has nothing to be answered; whether there was one."""
+        idle = sorted(
+            (each for each in self.connections if not each.is_busy),
+            key=lambda each: each.rested_at,
+        )
+        oldest = self.crowded_out(idle) if self.crowds_out else None
+        if oldest is None:
+            return False
+        oldest.abort()
+        self.forget(oldest)
+        return True
 
     def relieve(self) -> None:
         """Refuse the largest request that is arriving, while all of them are too large."""
