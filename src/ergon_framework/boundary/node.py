@@ -90,6 +90,7 @@ class Node:
             port=self._port,
             limits=self.settings.limits,
             tls=self._certificates,
+            names=None if self._certificates else (self._host, *self.settings.names),
             on_denied=self._turned_away,
             on_error=self._stumbled,
         )

@@ -127,6 +127,8 @@ class ZoneSettings(Document):
     cert: Path = None
     key: Path = None
     ca: Path = None
+    names: tuple[str, ...] = ()
+    """Under which other names an insecure node may be asked."""
     policy: Path = None
     """The file of who may do what."""
     peers: Annotated[Mapping[str, str], AfterValidator(FrozenDict)] = FrozenDict()

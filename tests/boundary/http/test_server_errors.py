@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from ergon_framework.boundary.http.exchange import Exchange
+from ergon_framework.boundary.http.server import Server
 from ergon_framework.errors import BoundaryError, FactInvalidError
-from tests.boundary.http.workbench import run, serving
+from tests.boundary.http.workbench import Sample, run, serving
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:badinput")
 HOST = "host: here\r\n"
@@ -217,5 +220,34 @@ def test_hooks_that_fail_do_no_harm() -> None:
             assert (await wire.call("POST", "/boom")).status == 500
             bench.server._service._on_error = None
             assert (await wire.call("POST", "/boom")).status == 500
+
+    run(main())
+
+
+@pytest.mark.req("BOUNDARY:security")
+def test_a_foreign_name_is_refused_without_certificates() -> None:
+    """A page that had its name lead to this machine reads nothing, by GET neither; our names do."""
+    foreign = ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "1.2.3.4")
+    ours = ("localhost", "LOCALHOST:9443", "127.0.0.1:9443", "[::1]:1", "plant.local.:80")
+
+    async def status(server: Server, host: str, method: str = "GET") -> int:
+        reader, writer = await asyncio.open_connection(*server.address)
+        head = f"{method} /who HTTP/1.1\r\nhost: {host}\r\ncontent-length: 0\r\n\r\n"
+        writer.write(head.encode())
+        line = await reader.readline()
+        writer.close()
+        return int(line.split()[1])
+
+    async def main() -> None:
+        server = Server(Sample(), host="127.0.0.1", port=0, names=("Plant.Local",))
+        await server.start()
+        try:
+            for method in ("GET", "HEAD", "POST", "GET"):
+                for host in foreign:
+                    assert await status(server, host, method) == 403, host
+            for host in ours:
+                assert await status(server, host) == 200, host
+        finally:
+            await server.stop(0.0)
 
     run(main())

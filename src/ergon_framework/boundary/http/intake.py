@@ -266,6 +266,8 @@ class Intake:
             request.is_kept = False
         elif host is None or host.find(b",") >= 0:  # quicker here than ``in``
             return refusals.malformed("it needs exactly one Host header")
+        if host is not None and not self._service.is_asked_for(host):
+            return refusals.foreign_host()
         if not request.path or "#" in request.path + request.query:
             return refusals.malformed("its target is no path")
         return self._body_problem(request, headers, version)

@@ -33,6 +33,16 @@ def split_address(text: str) -> tuple[str, int]:
     return bare, int(port)
 
 
+def host_name(header: str) -> str:
+    """The name in a Host header, in small letters and without the port; empty if there is none."""
+    name = header.strip().lower()
+    if name.startswith("["):
+        bare, bracket, rest = name[1:].partition("]")
+        return bare if bracket and (not rest or rest.startswith(":")) else ""
+    bare = name.rpartition(":")[0] if ":" in name else name
+    return "" if ":" in bare else bare.rstrip(".")
+
+
 def check_plaintext(host: str, insecure: bool) -> None:
     """Refuse plain HTTP, unless it was asked for and stays on this machine."""
     if not insecure:

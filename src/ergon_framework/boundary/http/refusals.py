@@ -100,6 +100,17 @@ def from_a_browser() -> Refusal:
     )
 
 
+def foreign_host() -> Refusal:
+    """A name that somebody else gave this address."""
+    return Refusal(
+        403,
+        "permission_denied",
+        "foreign_host",
+        "a node without certificates is not known under the name in the header Host",
+        remedy="ask for localhost or 127.0.0.1, or list the name under names of the zone",
+    )
+
+
 def head_too_large(limit: int) -> Refusal:
     """The request line and the headers."""
     return Refusal(

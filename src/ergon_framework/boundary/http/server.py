@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from ergon_framework.boundary.http.doorstep import Doorstep
@@ -30,8 +30,9 @@ class Contexts(Protocol):
 class Server:
     """Serves an application from ``start`` to ``stop``, on the running event loop.
 
-    With ``crowds_out`` a connection that asks nothing makes room for a new one when there are too
-    many: for an application whose clients ask at once, such as probes.
+    With ``names`` it answers under these and those of loopback only. With ``crowds_out`` a
+    connection that asks nothing makes room for a new one when there are too many: for an
+    application whose clients ask at once, such as probes.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Server:
         port: int,
         limits: LimitSettings | None = None,
         tls: ssl.SSLContext | Contexts | None = None,
+        names: Iterable[str] | None = None,
         crowds_out: bool = False,
         on_denied: Denied | None = None,
         on_error: Failed | None = None,
@@ -53,6 +55,8 @@ class Server:
         self._context = _source(tls)
         limits = limits or LimitSettings()
         self._service = Service(application, limits, clock, wall, on_error, on_denied)
+        if names is not None:
+            self._service.names = frozenset(name.lower().rstrip(".") for name in names)
         self._service.crowds_out = crowds_out
         self._listeners: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None

@@ -11,8 +11,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from email.utils import formatdate
 from typing import Any, Protocol
 
+from ergon_framework.boundary.http.client_endpoint import is_loopback
 from ergon_framework.boundary.http.exchange import Application, Exchange
 from ergon_framework.boundary.http.heads import Heads
+from ergon_framework.boundary.http.listening import host_name
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import describe
 
@@ -81,6 +83,8 @@ class Service:
         """Those of them whose clients have not shown yet who they are, the oldest first."""
         self.addresses: Counter[str] = Counter()
         """How many connections each address has."""
+        self.names: frozenset[str] | None = None
+        """Under which names, besides those of loopback, it may be asked; None: under any."""
         self.crowds_out = False
         """Whether a connection that asks nothing makes room for a new one."""
         self.held_bytes = 0
@@ -161,6 +165,16 @@ class Service:
         counts = Counter(each.ip for each in waiting)
         most = max(counts.values())
         return next(each for each in waiting if counts[each.ip] == most)
+
+    def is_asked_for(self, host: bytes) -> bool:
+        """Whether a request with this Host header is meant for this server.
+
+        A page elsewhere can lead a browser here under a name of its own, but not under ours.
+        """
+        if self.names is None:
+            return True
+        name = host_name(host.decode("latin-1"))
+        return is_loopback(name) or name in self.names
 
     def make_room(self) -> bool:
         """End a connection that has nothing to be answered; whether there was one."""
