@@ -372,3 +372,52 @@ def test_restore_of_a_damaged_backup(backed_up: Desk) -> None:
     assert "is damaged" in refused.err
     assert not Path("fresh").exists()
     assert backed_up("restore", "copy", "--data", "fresh", "--no-verify").code == 0
+
+
+# ---- gaps, and why a fact was set aside ----
+
+
+@pytest.fixture
+def troubled(desk: Desk) -> Desk:
+    """A zone that gave two facts up, and has one set aside."""
+    with Zone.open("plant-a", ZoneSettings(data=desk.data)) as zone:
+        fill(zone)
+        zone.store.create_consumer("erp", "outbound")
+        zone.store.truncate("outbound", 2, loss_reason="retention")
+        zone.store.serve("erp", 9, 1 << 20)
+        zone.store.confirm("erp", 2)
+        zone.store.set_aside(
+            "erp", 3, reason="handler_failed", message="ValueError: no number", attempts=5
+        )
+    return desk
+
+
+def test_gaps_are_listed(troubled: Desk) -> None:
+    """How many facts, where and why; the alert names the command."""
+    (gap,) = troubled("gaps", "--data", troubled.data, "--json").json
+    assert (gap["log"], gap["first_offset"], gap["last_offset"]) == ("outbound", 1, 2)
+    assert (gap["facts"], gap["reason"]) == (2, "retention")
+    assert "retention" in troubled("gaps", "--data", troubled.data).out
+    assert troubled("gaps", "--data", troubled.data, "--log", "inbound:x", "--json").json == []
+    alerts = troubled("status", "--data", troubled.data, "--json").json["alerts"]
+    (loss,) = [each for each in alerts if each["kind"] == "loss"]
+    assert "ergon boundary gaps" in loss["text"]
+
+
+def test_why_a_fact_was_set_aside(troubled: Desk) -> None:
+    """The whole reason and what helps; an id that is none is told."""
+    shown = troubled("quarantine", "show", "1", "--data", troubled.data, "--json").json
+    assert (shown["reason"], shown["message"]) == ("handler_failed", "ValueError: no number")
+    assert shown["what_helps"] == "correct the handler, then release it"
+    refused = troubled("quarantine", "show", "7", "--data", troubled.data)
+    assert refused.code != 0
+    assert "quarantine list --state all" in refused.err
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_gaps_of_a_folder_without_a_zone(desk: Desk) -> None:
+    """It is told, and nothing is made."""
+    refused = desk("gaps", "--data", "nowhere")
+    assert refused.code == 2
+    assert "no zone lives in" in refused.err
+    assert not Path("nowhere").exists()

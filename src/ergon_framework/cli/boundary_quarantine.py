@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +13,23 @@ from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import JsonFlag
 
 COLUMNS = ["id", "consumer_name", "log", "offset", "reason", "attempts", "state", "message"]
-app = typer.Typer(help="List facts that were set aside, release or discard one.")
+HELPS = {
+    "handler_failed": "correct the handler, then release it",
+    "crash_loop": "it may end the process that reads it: correct the handler, then release it",
+    "corrupted": "run `ergon boundary verify`, then restore a backup",
+    "artifact_missing": "put the artifact again at the peer, then release it",
+    "artifact_mismatch": "repair the artifact at the peer, then release it",
+    "artifact_denied": "let the peer's policy allow it, then release it",
+    "object_conflict": "let the peer tell it under another name, then discard it",
+    "object_too_large": "raise limits.object_bytes, then release it",
+    "too_large": "raise what the store's server takes, then release it",
+    "conflicting_duplicate": "ask who told two different things under one id, then discard one",
+    "zone_not_allowed": "let the policy of this zone allow it, then release it",
+    "malformed": "ask the peer's operator: it is no fact; then discard it",
+    "gap": "the peer gave facts up: discard it when that is known",
+}
+"""What helps, by reason."""
+app = typer.Typer(help="List facts that were set aside, tell why, release or discard one.")
 
 ItemId = Annotated[int, typer.Argument(metavar="ID", min=1, help="As the list has it.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Goes into the journal.")]
@@ -40,17 +57,46 @@ def list_items(
     as_json: JsonFlag = False,
 ) -> None:
     """List what was set aside, the oldest first. Content is not shown."""
+    show_list(_items(node, consumer, state, data), COLUMNS, as_json=as_json)
+
+
+def _items(
+    node: Node, consumer: str | None, state: State, data: Path | None
+) -> list[dict[str, Any]]:
+    """What was set aside, as the node or the folder has it."""
     if data is None:
         answer = node.ask(ADMIN + "ListQuarantine", consumer_name=consumer, state=state.value)
-        items = answer["items"]
-    else:
-        from ergon_framework.boundary.serving.pages import quarantine_shape
-        from ergon_framework.boundary.upkeep.local import looked_into
+        items: list[dict[str, Any]] = answer["items"]
+        return items
+    from ergon_framework.boundary.serving.pages import quarantine_shape
+    from ergon_framework.boundary.upkeep.local import looked_into
 
-        chosen = None if state is State.ALL else state.value
-        with looked_into(data) as zone:
-            items = [quarantine_shape(each) for each in zone.store.quarantine(consumer, chosen)]
-    show_list(items, COLUMNS, as_json=as_json)
+    chosen = None if state is State.ALL else state.value
+    with looked_into(data) as zone:
+        return [quarantine_shape(each) for each in zone.store.quarantine(consumer, chosen)]
+
+
+@app.command()
+@asks_node
+def show(node: Node, item: ItemId, data: DataFolder = None, as_json: JsonFlag = False) -> None:
+    """Tell why a fact was set aside, and what helps. Content is not shown."""
+    from ergon_framework.errors import BoundaryNotFoundError
+
+    found = [each for each in _items(node, None, State.ALL, data) if each["id"] == item]
+    if not found:
+        raise BoundaryNotFoundError(
+            f"nothing was set aside under the id {item}",
+            remedy="`ergon boundary quarantine list --state all` shows what was",
+        )
+    (shape,) = found
+    show_one({**shape, "what_helps": help_for(shape["reason"])}, as_json=as_json)
+
+
+def help_for(reason: str) -> str:
+    """What an operator can do about a fact that was set aside for this reason."""
+    return HELPS.get(
+        reason, "ask the operator of the zone it came from; then release or discard it"
+    )
 
 
 @app.command()

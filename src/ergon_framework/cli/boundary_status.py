@@ -1,4 +1,4 @@
-"""``ergon boundary status|seal|open``: how a zone stands, and its gates."""
+"""``ergon boundary status|gaps|seal|open``: how a zone stands, and its gates."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from ergon_framework.cli.output import printable, show_list, show_one
 from ergon_framework.cli.session import JsonFlag
 from ergon_framework.errors import ConfigurationError
 
+GAP = [
+    *("log", "first_offset", "last_offset", "source_first_offset", "source_last_offset"),
+    *("facts", "reason", "recorded_at_unix_ms"),
+]
 _MAIN = ("zone", "epoch", "quarantined", "lost_facts", "is_read_only", "sqlite_version")
 _TABLES = {
     "logs": ["log", "head_offset", "first_offset", "bytes", "fill_percent"],
@@ -45,6 +49,38 @@ def status(node: Node, data: DataFolder = None, as_json: JsonFlag = False) -> in
     else:
         _show(shape)
     return 1 if shape["alerts"] else 0
+
+
+@asks_node
+def gaps(
+    node: Node,
+    log: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this log.")] = None,
+    data: DataFolder = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List facts that were given up before everybody had them: what the loss alert speaks of.
+
+    In an inbound log the loss is the peer's: source offsets are those of its outbound log.
+    """
+    if data is None:
+        found = node.ask(ADMIN + "ListGaps")["gaps"]
+    else:
+        from ergon_framework.boundary.serving.pages import gap_shape
+        from ergon_framework.boundary.upkeep.local import looked_into
+
+        with looked_into(data) as zone:
+            found = [gap_shape(gap) for gap in zone.store.gaps()]
+    shown = [_gap(each) for each in found if log in (None, each["log"])]
+    show_list(shown, GAP, as_json=as_json)
+
+
+def _gap(shape: dict[str, Any]) -> dict[str, Any]:
+    """A gap with how many facts were lost, where that happened."""
+    first = shape.get("source_first_offset", shape["first_offset"])
+    last = shape.get("source_last_offset", shape["last_offset"])
+    return {"source_first_offset": None, "source_last_offset": None, **shape} | {
+        "facts": last - first + 1
+    }
 
 
 @asks_node

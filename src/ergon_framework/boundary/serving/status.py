@@ -100,7 +100,9 @@ def _alerts(
     if shape["quarantined"]:
         yield _alert("quarantine", f"{shape['quarantined']} facts are set aside")
     if shape["lost_facts"]:
-        yield _alert("loss", f"{shape['lost_facts']} facts were given up; see the gaps")
+        yield _alert(
+            "loss", f"{shape['lost_facts']} facts were given up: see `ergon boundary gaps`"
+        )
     expiry = shape["certificate_expires_unix_ms"]
     if expiry is not None and expiry / 1000 - now < EXPIRY:
         days = max(0, int((expiry / 1000 - now) / DAY))
