@@ -212,7 +212,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
             client.sendall(
-                b"PUT /v1/objects/batch-files/k HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nab"
+                b"PUT /v1/objects/files/k HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 9\r\n\r\nab"
             )
             uploads = tmp_path / "data" / "objects" / "uploads"
             wait_until(lambda: any(uploads.iterdir()))

@@ -474,7 +474,7 @@ def test_a_node_that_stops(tmp_path: Path) -> None:
         other.request("GET", "/healthz")
         other.getresponse().read()
         with socket.create_connection(("127.0.0.1", node.port), timeout=PATIENCE) as slow:
-            start = b"PUT /v1/objects/files/slow HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n"
+            start = b"PUT /v1/objects/files/slow HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 4\r\n"
             slow.sendall(start + b"Expect: 100-continue\r\n\r\n")
             assert b"100 Continue" in slow.recv(4096)  # now the upload has begun
             slow.sendall(b"ab")

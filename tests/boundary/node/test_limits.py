@@ -150,9 +150,9 @@ def test_a_page_is_bounded(node: NodeProcess) -> None:
 @pytest.mark.parametrize(
     "bytes_sent",
     [
-        b"POST /bsfg.v1.Boundary/AppendFact HTTP/1.1\r\nHost: a\r\nContent-Le",
-        b"POST /bsfg.v1.Boundary/AppendFact HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n{",
-        b"PUT /v1/objects/files/slow HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\nabc",
+        b"POST /bsfg.v1.Boundary/AppendFact HTTP/1.1\r\nHost: [::1]\r\nContent-Le",
+        b"POST /bsfg.v1.Boundary/AppendFact HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 50\r\n\r\n{",
+        b"PUT /v1/objects/files/slow HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 50\r\n\r\nabc",
     ],
 )
 def test_a_slow_client(node: NodeProcess, bytes_sent: bytes) -> None:
@@ -174,7 +174,7 @@ def test_a_client_that_does_not_read(node: NodeProcess) -> None:
             deaf = stack.enter_context(socket.socket())
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             deaf.connect(("127.0.0.1", node.port))
-            deaf.sendall(b"GET /v1/objects/files/big HTTP/1.1\r\nHost: a\r\n\r\n" * 20)
+            deaf.sendall(b"GET /v1/objects/files/big HTTP/1.1\r\nHost: [::1]\r\n\r\n" * 20)
         for number in range(20):
             assert node.append(f"order:{number}:created").status == 200
         assert node.stop() == 0
@@ -185,11 +185,11 @@ def test_too_many_connections(node: NodeProcess) -> None:
     with ExitStack() as stack:
         for _ in range(20):
             open_one = stack.enter_context(connect(node))
-            open_one.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+            open_one.sendall(b"GET /healthz HTTP/1.1\r\nHost: [::1]\r\n\r\n")
             assert b"200 OK" in open_one.recv(4096)
         with connect(node) as late:
             with suppress(ConnectionResetError, BrokenPipeError):
-                late.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+                late.sendall(b"GET /healthz HTTP/1.1\r\nHost: [::1]\r\n\r\n")
             status, body = answer_of(late)
         assert (status, body["code"]) == (503, "unavailable")
         assert body["details"]["reason"] == "too_many_connections"
@@ -204,7 +204,7 @@ def test_a_client_that_goes_away_while_it_waits(node: NodeProcess) -> None:
     """Long polls that nobody waits for any more end, and take no fact with them."""
     node.ask(f"{ADMIN}CreateConsumer", {"consumer_name": "c"})
     body = json.dumps({"consumer_name": "c", "wait_ms": 60_000}).encode()
-    request = b"POST %bFetchFacts HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b"
+    request = b"POST %bFetchFacts HTTP/1.1\r\nHost: [::1]\r\nContent-Length: %d\r\n\r\n%b"
     for _ in range(10):
         with connect(node) as short:
             short.sendall(request % (CORE.encode(), len(body), body))
@@ -224,7 +224,7 @@ def test_half_an_upload(node: NodeProcess) -> None:
     """A connection that breaks in the middle of an artifact leaves no artifact."""
     with connect(node) as broken:
         broken.sendall(
-            b"PUT /v1/objects/files/half HTTP/1.1\r\nHost: a\r\nContent-Length: 50000\r\n\r\n"
+            b"PUT /v1/objects/files/half HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 50000\r\n\r\n"
             + b"x" * 20_000
         )
     assert node.request("GET", "/v1/objects/files/half")[0] == 404
