@@ -178,6 +178,7 @@ def test_a_new_process_does_not_reset_the_streak(clock: VirtualClock, store: Pro
         )
         call(fresh)
         assert (standing(fresh).failures, standing(fresh).state) == (failures, state)
+        clock.advance(0.7)
 
 
 @pytest.mark.req("PEF:trap-shared-store")

@@ -164,6 +164,14 @@ class Breaker:
     def _since(self) -> float:
         return self.streak[0] if self.streak_since is None else self.streak_since
 
+    def renewed(self, rule: BreakerRule, permit: Permit, now: float) -> Breaker:
+        """With a fresh lease for a probe that is still under way."""
+        if permit.generation != self.generation:
+            return self
+        fresh = Probe(permit.token, now + rule.probe_lease)
+        probes = tuple(fresh if probe.token == permit.token else probe for probe in self.probes)
+        return self if probes == self.probes else replace(self, probes=probes)
+
     def shortened(self, rule: BreakerRule, now: float) -> Breaker:
         """As it stands at most from now on, which somebody has to keep.
 

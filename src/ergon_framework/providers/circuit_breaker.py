@@ -14,7 +14,9 @@ from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderE
 from ergon_framework.providers.finite import is_finite
 from ergon_framework.providers.gates.circuits import Circuit, Tell
 from ergon_framework.providers.gates.instants import steady
+from ergon_framework.providers.gates.probes import LEASE
 from ergon_framework.providers.mapping.tidying import tidy
+from ergon_framework.providers.stores.memory import MemoryProviderStore
 
 _ALONE = LaneKey("-", "-", "-")
 _WORST = {State.OPEN: 2, State.HALF_OPEN: 1, State.CLOSED: 0}
@@ -47,7 +49,8 @@ class CircuitBreaker:
         probe_lease_seconds: float | None = None,
     ) -> None:
         """``half_open_success_threshold`` is as many as there may be probes, unless given;
-        ``probe_lease_seconds`` is the cooldown, or the time a call may take if that is longer.
+        ``probe_lease_seconds`` is 5 seconds in a store that processes share, and renewed while the
+        probe is under way; in memory it is the cooldown, or a call's time if that is longer.
         """
         _check_count("failure_threshold", failure_threshold)
         _check_seconds("open_cooldown_seconds", open_cooldown_seconds, least=0.0)
@@ -72,11 +75,11 @@ class CircuitBreaker:
         for circuit in list(self._circuits.values()):
             circuit.renew()
 
-    def rule(self, budget: float | None = None) -> BreakerRule:
+    def rule(self, budget: float | None = None, *, is_shared: bool = False) -> BreakerRule:
         """The same as the core's document; a probe may take as long as a call."""
         lease = self.probe_lease_seconds
         if lease is None:
-            lease = max(budget or 0.0, self.open_cooldown_seconds, 1.0)
+            lease = LEASE if is_shared else self.longest_probe(budget)
         return BreakerRule(
             self.failure_threshold,
             float(self.open_cooldown_seconds),
@@ -84,6 +87,10 @@ class CircuitBreaker:
             self.half_open_success_threshold,
             lease,
         )
+
+    def longest_probe(self, budget: float | None) -> float:
+        """Seconds after which a probe that did not report is given up in any case."""
+        return max(budget or 0.0, self.open_cooldown_seconds, self.probe_lease_seconds or 1.0)
 
     # -- what it looks like --------------------------------------------------------------------
 
@@ -116,7 +123,11 @@ class CircuitBreaker:
         tell: Tell | None = None,
     ) -> Circuit:
         """A circuit of its own for ``key``."""
-        circuit = Circuit(store, key, self.rule(budget), tell)
+        is_shared = not isinstance(store, MemoryProviderStore)
+        longest = self.longest_probe(budget) if is_shared else None
+        circuit = Circuit(
+            store, key, self.rule(budget, is_shared=is_shared), tell, longest_probe=longest
+        )
         with self._lock:
             self._circuits[key] = circuit
         return circuit
@@ -152,8 +163,6 @@ class CircuitBreaker:
     def _own(self) -> Circuit:
         circuit = self._circuits.get(_ALONE)
         if circuit is None:
-            from ergon_framework.providers.stores.memory import MemoryProviderStore
-
             with self._lock:
                 circuit = self._circuits.get(_ALONE)
                 if circuit is None:

@@ -18,7 +18,8 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from time import monotonic
+from typing import Protocol, TypeVar
 
 from ergon_framework.core.breaker import (
     NEVER,
@@ -33,9 +34,17 @@ from ergon_framework.core.breaker import (
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
+from ergon_framework.providers.gates.probes import KEEPER
+from ergon_framework.providers.hurry import hurried
+from ergon_framework.providers.own_threads import BEHIND
+
+T = TypeVar("T")
 
 FRESH_FOR = 1.0
 """Seconds after which the view is read anew."""
+
+PATIENCE = 0.5
+"""Seconds that a caller waits for the store to tell of a circuit, or to be told."""
 
 CLEAR, LOOK = 0.0, -1.0
 """Of a glance: go right through, or take a closer look."""
@@ -82,7 +91,14 @@ class Circuit:
         tell: Tell | None = None,
         *,
         fresh_for: float = FRESH_FOR,
+        longest_probe: float | None = None,
     ) -> None:
+        """Probes are renewed for ``longest_probe`` seconds; None: they hold for their lease."""
+        self._longest_probe = longest_probe
+        self._is_slow = False
+        """Whether the store, when last asked in vain, took its time about it."""
+        self._is_looking = False
+        """Whether a thread looks at the store for us."""
         self.key = key
         self.rule = rule
         self._store = store
@@ -107,6 +123,7 @@ class Circuit:
         """After a fork, in the child: a lock that another thread held would never be free."""
         self._lock = threading.Lock()
         self._name = new_token()
+        self._is_looking = False
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -149,9 +166,43 @@ class Circuit:
         """Read the store, if the view is old; when it does not answer, the view stays."""
         if self.is_fresh:
             return
+        if self._is_cut_off and self._is_slow:
+            self._refresh_behind()  # nobody waits for a server that hangs
+            return
+        self._refresh()
+
+    def _refresh_behind(self) -> None:
+        with self._lock:
+            if self._is_looking:
+                return
+            self._is_looking = True
+            self._stale_at = self._store.now() + self._fresh_for
+        try:
+            BEHIND.do(self._look_behind)
+        except RuntimeError:  # the interpreter ends
+            self._is_looking = False
+
+    def _look_behind(self) -> None:
+        try:
+            self._refresh()
+        finally:
+            self._is_looking = False
+
+    def _ask(self, work: Callable[[], T]) -> T:
+        """Ask the store, and wait for it a moment only: a circuit can be told later."""
+        began_at = monotonic()
+        try:
+            answer = hurried(PATIENCE, work)
+        except StoreError:
+            self._is_slow = monotonic() - began_at >= PATIENCE / 2
+            raise
+        self._is_slow = False
+        return answer
+
+    def _refresh(self) -> None:
         mine = self._view
         try:
-            found = self._store.standing(self.key)
+            found = self._ask(lambda: self._store.standing(self.key))
         except StoreError:
             self._cut_off()
             return
@@ -178,7 +229,8 @@ class Circuit:
 
     def _bring_back(self, mine: Breaker) -> None:
         """Let the others know what was learned while the store was away."""
-        self._swap(lambda theirs, now: (self._as_mine(mine, theirs, now), None))
+        # People were told when it opened here.
+        self._swap(lambda theirs, now: (self._as_mine(mine, theirs, now), None), is_told=True)
 
     def _as_mine(self, mine: Breaker, theirs: Breaker, now: float) -> Breaker:
         if theirs.state is not State.CLOSED:
@@ -230,9 +282,16 @@ class Circuit:
             return quick
         token = new_token()
         answer = self._swap(lambda breaker, now: breaker.admit(self.rule, token, now))
+        if isinstance(answer, Permit) and answer.token and self._longest_probe is not None:
+            KEEPER.keep(self, answer, self.rule.probe_lease, self._longest_probe)
         if isinstance(answer, Refusal):
             return max(0.0, answer.retry_at - self._store.now())
         return answer if answer is not None else 0.0
+
+    def renew_probe(self, permit: Permit) -> bool:
+        """Prolong the lease of a probe; whether it still has its place."""
+        self._swap(lambda breaker, now: (breaker.renewed(self.rule, permit, now), None))
+        return any(probe.token == permit.token for probe in self._view.breaker.probes)
 
     def needs_report(self, permit: Permit, vote: Vote) -> bool:
         """Whether reporting would change anything, and so has to be written."""
@@ -246,6 +305,8 @@ class Circuit:
 
     def report(self, permit: Permit, vote: Vote) -> None:
         """A call that was let in has ended."""
+        if permit.token:
+            KEEPER.forget(permit.token)
         if self.needs_report(permit, vote):
             by = self._witness()
             self._swap(
@@ -263,7 +324,7 @@ class Circuit:
             self._owed_until = max(self._owed_until, asked)
         else:
             try:
-                until = self._store.cool(self.key, asked)
+                until = self._ask(lambda: self._store.cool(self.key, asked))
             except StoreError:
                 self._cut_off()
                 self._owed_until = max(self._owed_until, asked)
@@ -282,35 +343,43 @@ class Circuit:
 
     # -- swapping ------------------------------------------------------------------------------
 
-    def _swap(self, change: Change) -> Permit | Refusal | None:
+    def _swap(self, change: Change, *, is_told: bool = False) -> Permit | Refusal | None:
+        """Change the circuit; ``is_told`` says that people know of it already."""
         for _ in range(_TURNS):
-            answer, is_settled = self._try(self._view, change, is_last=False)
+            answer, is_settled = self._try(self._view, change, is_last=False, is_told=is_told)
             if is_settled:
                 return answer
-        return self._try(self._view, change, is_last=True)[0]
+        return self._try(self._view, change, is_last=True, is_told=is_told)[0]
 
     def _try(
-        self, view: Standing, change: Change, *, is_last: bool
+        self, view: Standing, change: Change, *, is_last: bool, is_told: bool
     ) -> tuple[Permit | Refusal | None, bool]:
         after, answer = change(view.breaker, self._store.now())
         if after is view.breaker:
             return answer, True
         if self._is_away():
-            return answer, self._keep(view, after, view.version, is_ahead=True)
+            return answer, self._keep_apart(view, after)
         try:
-            is_swapped = self._store.swap(self.key, view.version, after)
+            is_swapped = self._ask(lambda: self._store.swap(self.key, view.version, after))
         except StoreError:
             self._cut_off()
-            return answer, self._keep(view, after, view.version, is_ahead=True)
+            return answer, self._keep_apart(view, after)
         if not is_swapped and not is_last:
             self._reread(view)
             return answer, False
         if not is_swapped and isinstance(answer, Permit):
             return None, True  # a place that nobody knows of would be one too many
         self._keep(view, after, view.version + is_swapped, is_ahead=False)
-        if after.generation != view.breaker.generation:
+        if not is_told and after.generation != view.breaker.generation:
             self._tell_change(after)
         return answer, True
+
+    def _keep_apart(self, view: Standing, after: Breaker) -> bool:
+        """Keep a change that the store does not know of yet; people are told of it all the same."""
+        is_kept = self._keep(view, after, view.version, is_ahead=True)
+        if is_kept and after.generation != view.breaker.generation:
+            self._tell_change(after)
+        return is_kept
 
     def _keep(self, before: Standing, after: Breaker, version: int, *, is_ahead: bool) -> bool:
         with self._lock:
@@ -323,7 +392,7 @@ class Circuit:
 
     def _reread(self, before: Standing) -> None:
         try:
-            found = self._store.standing(self.key)
+            found = self._ask(lambda: self._store.standing(self.key))
         except StoreError:
             self._cut_off()
             return

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ergon_framework.providers.own_threads import CALLS, STORE, OwnThreads
+
 T = TypeVar("T")
 Outcome = tuple[Any, BaseException | None]
 """What a call returned, or what it raised."""
@@ -20,7 +22,7 @@ async def step(work: Callable[[], T], *, is_quick: bool) -> T:
     """
     if is_quick:
         return work()
-    running = _on_pool(work)
+    running = _on_pool(work, STORE)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
@@ -34,10 +36,10 @@ async def step(work: Callable[[], T], *, is_quick: bool) -> T:
         raise
 
 
-def _on_pool(work: Callable[[], T]) -> asyncio.Future[T]:
+def _on_pool(work: Callable[[], T], threads: OwnThreads) -> asyncio.Future[T]:
     # Not asyncio.to_thread: a loop that ends cancels all tasks, and its coroutine would be one.
     context = contextvars.copy_context()
-    return asyncio.get_running_loop().run_in_executor(None, context.run, work)
+    return asyncio.get_running_loop().run_in_executor(threads.pool, context.run, work)
 
 
 class Errand:
@@ -56,7 +58,7 @@ class Errand:
 
     async def run(self) -> Any:
         """What the call returns or raises."""
-        data, error = await asyncio.shield(_on_pool(self._do))
+        data, error = await asyncio.shield(_on_pool(self._do, CALLS))
         if error is not None:
             raise error
         return data

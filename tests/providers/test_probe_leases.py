@@ -1,0 +1,89 @@
+"""Probes hold their places by short leases that are renewed while their calls are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.core.breaker import Permit, Vote
+from ergon_framework.ports.providerstore import LaneKey
+from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.gates.circuits import Circuit
+from ergon_framework.providers.gates.probes import LEASE, ProbeKeeper
+from ergon_framework.providers.stores import open_store
+
+pytestmark = pytest.mark.req("PEF:C-11", "PEF:A-3", "PEF:trap-lost-probe")
+LANE = LaneKey("t", "p", "c")
+CALL = 60.0
+
+
+class Time:
+    """A clock set by hand."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    """For one test."""
+    return Time()
+
+
+@pytest.fixture
+def circuits(tmp_path: Path, time: Time) -> Iterator[list[Circuit]]:
+    """As two processes have it, with calls of a minute; it lets a probe in."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(2):
+            store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
+            stack.callback(store.close)
+            found.append(CircuitBreaker(1, 10).circuit(store, LANE, CALL))
+        found[0].report(Permit(0), Vote.FAILURE)
+        time.now += 10.0
+        for circuit in found:
+            circuit.refresh()
+        yield found
+
+
+def test_a_killed_prober_keeps_nobody_out_for_long(circuits: list[Circuit], time: Time) -> None:
+    """Nobody renews its lease: another probe gets in after seconds, not after a call's time."""
+    dead, alive = circuits
+    assert isinstance(dead.admit(), Permit)
+    assert not isinstance(alive.admit(), Permit)
+    time.now += LEASE + 0.1
+    assert isinstance(alive.admit(), Permit)
+
+
+def test_a_probe_under_way_keeps_its_place(circuits: list[Circuit], time: Time) -> None:
+    """Its lease is renewed for as long as a call may take, and then given up."""
+    here, there = circuits
+    permit = here.admit()
+    assert isinstance(permit, Permit)
+    keeper = ProbeKeeper(time)
+    keeper.keep(here, permit, LEASE, CALL)
+    for _ in range(11):
+        time.now += LEASE
+        # The thread of this process looks at its own clock; this is what it does.
+        time.now -= LEASE / 2
+        assert keeper.renew_due() is not None
+        assert not isinstance(there.admit(), Permit)
+        time.now += LEASE / 2
+        keeper.renew_due()
+    time.now = 1010.0 + CALL + LEASE + 0.1
+    assert keeper.renew_due() is None
+    assert isinstance(there.admit(), Permit)
+
+
+def test_a_probe_that_has_ended_is_not_renewed(circuits: list[Circuit], time: Time) -> None:
+    """The circuit is closed, and nothing is written any more."""
+    here, _ = circuits
+    permit = here.admit()
+    assert isinstance(permit, Permit)
+    here.report(permit, Vote.SUCCESS)
+    assert not here.renew_probe(permit)
