@@ -29,11 +29,12 @@ test: $(VENV)/.ready-dev ## run every test
 fast: $(VENV)/.ready-dev ## run the unit and twin tests only, in seconds
 	$(PY) -m pytest -m "not slow and not campaign" tests/unit tests/core tests/engine/test_twins.py $(ARGS)
 
-campaign: $(VENV)/.ready-dev ## every store: 1,000 kills, 100,000 compared operations, a minute without its server, every kill point
+campaign: $(VENV)/.ready-dev ## every store: 1,000 kills, 100,000 compared operations, a minute without its server, every kill point; 10,000 faults in each engine
 	@code=0; \
 	$(PY) -m tests.campaign --kills 1000 $(ARGS) || code=1; \
 	$(PY) -m tests.differential || code=1; \
 	$(PY) -m tests.fleet || code=1; \
+	$(PY) -m tests.engine || code=1; \
 	$(PY) -m pytest -q -m campaign tests || code=1; \
 	exit $$code
 

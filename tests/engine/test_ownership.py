@@ -171,13 +171,13 @@ def _gone_on_with(body: Coroutine[Any, Any, Any], answer: Any) -> Generator[Any,
 def _eager(loop: asyncio.AbstractEventLoop, body: Any, **named: Any) -> Any:
     """What eager_task_factory of Python 3.12 does, for older ones: begin at once."""
 
-    async def over(value: Any) -> Any:
-        return value
+    async def whole(steps: Any, value: Any) -> Any:
+        return value if steps is None else await steps
 
     try:
-        rest: Any = _gone_on_with(body, body.send(None))
+        rest = whole(_gone_on_with(body, body.send(None)), None)
     except StopIteration as stop:
-        rest = over(stop.value)
+        rest = whole(None, stop.value)
     return asyncio.Task(rest, loop=loop, **named)
 
 

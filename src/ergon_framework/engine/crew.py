@@ -16,7 +16,14 @@ from ergon_framework.core.lifecycle import RETURNED, STOPPED, End, Ending, Event
 from ergon_framework.core.loop import Fetch, Finish, StopReason
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import is_outbreak
-from ergon_framework.engine.decisions import abandon, expired, raised, tell_attempt, tell_ended
+from ergon_framework.engine.decisions import (
+    abandon,
+    end_early,
+    expired,
+    raised,
+    tell_attempt,
+    tell_ended,
+)
 from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.flight import NEVER, SETTLE
 from ergon_framework.engine.intake import Intake
@@ -202,7 +209,32 @@ class Crew(Intake):
         self.is_finished = True
         self.begin_abort(self.loop.reason or StopReason.STOPPED)
         for worker in list(self.workers):
+            try:
+                self._part_with(worker)
+            except BaseException as error:  # of a listener: the others are parted with as well
+                self.interrupt(error)
+
+    def _part_with(self, worker: Worker) -> None:
+        """The call ends with a worker still there: nothing that it does counts from here on."""
+        attempt = worker.attempt
+        if attempt is not None and attempt.run is None and attempt.claim():
+            self.give_up_on(worker, attempt)  # what the fetch brings is handed back when it is
+        else:
             abandon(self, worker)
+
+    def _replace(self, worker: Worker, attempt: Doing) -> None:
+        """The supervisor claimed an attempt that hangs: somebody else goes on with its run."""
+        run: Run | None = attempt.run
+        try:
+            self.give_up_on(worker, attempt)
+            self._take_over(attempt)
+        except BaseException:  # a listener, or no worker can be started
+            if run is None:
+                self.stuck, self.loop.fetching = attempt, False
+            else:
+                end = run.end or End(Ending.ABORTED, run.failure)
+                end_early(self, run, end, is_told=attempt.phase == SETTLE)
+            raise
 
     def _take_over(self, attempt: Doing) -> None:
         """A fresh worker goes on where the abandoned one hangs."""
@@ -341,19 +373,25 @@ class Crew(Intake):
     def _fetched_late(self, attempt: Doing, delivery: Delivery) -> None:
         """A fetch came back after it was given up: what it brought is kept or handed back."""
         with self.lock:
-            self.came_back(attempt)
-            self.emit("fetch.late", delivered=len(delivery.transactions))
-            if self.is_finished:
-                self.return_unused(delivery.drain())
-                self._hand_back_later()
-                return
-            if self.loop.reason is None:
-                self.late = delivery
-                self.fetched.notify_all()
-            else:
-                self.stuck = None
-                self._receive(delivery, attempt)
-            self.work.notify()
+            count = len(delivery.transactions)
+            try:
+                self._keep_late(attempt, delivery)
+            finally:
+                self.came_back(attempt)
+                self.emit("fetch.late", delivered=count)
+
+    def _keep_late(self, attempt: Doing, delivery: Delivery) -> None:
+        if self.is_finished:
+            self.return_unused(delivery.drain())
+            self._hand_back_later()
+            return
+        if self.loop.reason is None:
+            self.late = delivery
+            self.fetched.notify_all()
+        else:
+            self.stuck = None
+            self._receive(delivery, attempt)
+        self.work.notify()
 
     def _take_late(self) -> None:
         """A repeated fetch ends: with what the hanging one brought, or with another timeout."""

@@ -213,6 +213,7 @@ class Intake(Flight):
         """
         if self.is_accounted:
             return
+        self.sweep()  # a worker may have put one back that it could not begin
         self.strand(self.take_returning().give_up())
         lost = [self.live.pop(key) for key in list(self.live)]
         self.stranded.extend(transaction.transaction_id for transaction in lost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -138,10 +139,19 @@ class TaskSource(Crew):
             super()._broke_out(error)
 
     def _hand_back_later(self) -> None:
-        handing_back = self.event_loop.create_task(self._hand_back())
-        keep(handing_back)
+        handing_back = self._begin_task(self._hand_back())
         # Cancelled before its first step, it would have done nothing, not even named them.
         handing_back.add_done_callback(lambda _task: self.strand(self.take_returning().give_up()))
+
+    def _begin_task(self, body: Coroutine[Any, Any, None], name: str | None = None) -> Any:
+        """A task that is kept until it is done."""
+        try:
+            task = self.event_loop.create_task(body, name=name)
+        except BaseException:  # a task factory of the user's may raise
+            body.close()
+            raise
+        keep(task)
+        return task
 
     async def _hand_back(self) -> None:
         """Return what was not begun, without waiting for a source that hangs."""
@@ -153,7 +163,7 @@ class TaskSource(Crew):
             if release is not None:
                 await self._release_all(left, release, patience, tasks)
             if self.reader.is_open:
-                tasks.add(self.event_loop.create_task(self._close_reader()))
+                tasks.add(self._begin_task(self._close_reader()))
                 await asyncio.wait(tasks, timeout=max(0.0, patience - self.now()))
         except GeneratorExit:
             raise
@@ -173,7 +183,7 @@ class TaskSource(Crew):
         while left and self.now() < patience:
             if left.needs_releaser:
                 left.releasers += 1
-                tasks.add(self.event_loop.create_task(self._release(left, release)))
+                tasks.add(self._begin_task(self._release(left, release)))
             step = self.now() + RELEASE_STEP
             until = min(step, patience) if left.needs_releaser else patience
             while left and self.now() < until:

@@ -40,7 +40,7 @@ from ergon_framework.engine.flight import BACKOFF, SETTLE
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
 from ergon_framework.engine.run import Doing, Run, Worker
-from ergon_framework.engine.task_source import FAIR_TURNS, TaskSource, absorb, forgive, keep
+from ergon_framework.engine.task_source import FAIR_TURNS, TaskSource, absorb, forgive
 from ergon_framework.engine.trampoline import DONE, FAILED, Stepped, Stepper, inside, wait_for
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
@@ -73,13 +73,7 @@ class TaskWorkers(TaskSource):
     def _start(self, worker: Worker, job: Job | None) -> None:
         worker.stepper = Stepper()
         name = f"ergon-{self.plan.task}-{len(self.workers)}"
-        body = self._body(worker, job)
-        try:
-            worker.handle = self.event_loop.create_task(body, name=name)
-        except BaseException:
-            body.close()
-            raise
-        keep(worker.handle)
+        worker.handle = self._begin_task(self._body(worker, job), name)
         worker.handle.add_done_callback(lambda _task: self._gone(worker))
 
     def _gone(self, worker: Worker) -> None:

@@ -86,8 +86,7 @@ class TaskEngine(TaskWorkers):
             if not attempt.expired:
                 self._cancel(worker, attempt, now)
             elif attempt.claim():
-                self.give_up_on(worker, attempt)
-                self._take_over(attempt)
+                self._replace(worker, attempt)
 
     def _cancel(self, worker: Worker, attempt: Doing, now: float) -> None:
         """Ask an overdue call to end; it has a short grace to do so."""
@@ -99,6 +98,11 @@ class TaskEngine(TaskWorkers):
     def _cancel_task(self, worker: Worker) -> None:
         worker.cancels += 1
         worker.handle.cancel()
+
+    def _part_with(self, worker: Worker) -> None:
+        if worker.attempt is not None and worker.attempt.ticket:
+            self._cancel_task(worker)
+        super()._part_with(worker)
 
     async def _abort(self, reason: StopReason) -> None:
         """End everything now. Nothing that swallows its cancellation is waited for."""
@@ -116,8 +120,10 @@ class TaskEngine(TaskWorkers):
         for worker in list(self.workers):
             attempt = worker.attempt
             if attempt is not None and attempt.claim():
-                self.give_up_on(worker, attempt)
-                cut_off(self, attempt)
+                try:
+                    self.give_up_on(worker, attempt)
+                finally:
+                    cut_off(self, attempt)
         self.is_finished = True
 
 

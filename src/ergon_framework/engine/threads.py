@@ -105,8 +105,7 @@ class ThreadEngine(ThreadWorkers):
             return
         for worker, attempt in self.overdue(now):
             if self.claim_overdue(attempt, now):
-                self.give_up_on(worker, attempt)
-                self._take_over(attempt)
+                self._replace(worker, attempt)
 
     def _abort(self, reason: StopReason) -> None:
         """End everything now. Nothing that hangs is waited for."""
@@ -114,11 +113,13 @@ class ThreadEngine(ThreadWorkers):
         for worker in list(self.workers):
             attempt = worker.attempt
             if attempt is not None and attempt.claim():
-                if attempt.phase != BACKOFF:
-                    self.give_up_on(worker, attempt)
-                else:
-                    self.dismiss(worker)
-                cut_off(self, attempt)
+                try:
+                    if attempt.phase != BACKOFF:
+                        self.give_up_on(worker, attempt)
+                    else:
+                        self.dismiss(worker)
+                finally:
+                    cut_off(self, attempt)
         self.work.notify_all()
         self.naps.notify_all()
         self.fetched.notify_all()
