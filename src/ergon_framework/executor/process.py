@@ -17,6 +17,7 @@ import msgspec
 from ergon_framework.core.wire import PROTOCOL_VERSION
 from ergon_framework.errors import ErgonError, MissingExtraError, SettingsError, describe
 from ergon_framework.executor.loading import AppError, load
+from ergon_framework.executor.orphaned import end_when_orphaned
 from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.runtime import Runtime
 from ergon_framework.executor.streams import Pipes, say, take_over
@@ -40,6 +41,8 @@ def serve(app: str, *, is_debug: bool = False, is_process: bool = True) -> int:
     With ``is_process`` the process ends soon after, whatever threads are still busy in it.
     """
     pipes = take_over()
+    if is_process:
+        end_when_orphaned(pipes)
     ready_fd = _ready_fd()
     try:
         limit = _limit()

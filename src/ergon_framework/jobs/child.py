@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import array
 import fcntl
+import importlib.util
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 
 CHUNK = 1 << 18
 TAIL = 2048
@@ -33,7 +38,7 @@ class Child:
             self.stderr, err = _pipe(ours, theirs)
             self.ready, ready = _pipe(ours, theirs)
             self._process = subprocess.Popen(  # noqa: S603 - the operator's own command
-                command,
+                tethered(command, env, cwd),
                 stdin=self._unread,
                 stdout=out,
                 stderr=err,
@@ -152,6 +157,43 @@ class Child:
         if descriptor >= 0:
             setattr(self, name, -1)
             os.close(descriptor)
+
+
+_TETHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Has the system kill the process when its parent dies, then becomes the program.
+
+That takes a call between fork and exec, which Python cannot make safely where there are threads:
+so a Python of its own makes it. It counts for the thread that forked, which is the one that runs
+the worker and outlives its children. The parent may have died before the call. Python ignores two
+signals that the program may want to die by.
+"""
+
+
+def tethered(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> Sequence[str]:
+    """The same command, so that it does not outlive this process, where the system can do that."""
+    if sys.platform != "linux" or not _has_ctypes():
+        return command
+    program = command[0]
+    if os.sep in program:
+        found = os.access(Path(cwd or "", program), os.X_OK)
+    else:
+        found = shutil.which(program, path=env.get("PATH", os.defpath)) is not None
+    if not found:
+        return command  # so that whoever starts it is told the reason
+    return (sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid()), *command)
+
+
+@lru_cache(maxsize=1)
+def _has_ctypes() -> bool:
+    return importlib.util.find_spec("_ctypes") is not None
 
 
 def _pipe(ours: list[int], theirs: list[int], *, keeps: bool = False) -> tuple[int, int]:

@@ -32,6 +32,7 @@ class Leases:
     def __init__(
         self, store: JobStore, lease: float, report: Callable[[str, dict[str, Any]], None]
     ) -> None:
+        self.when_lost: Callable[[], None] = lambda: None  # some claims are marked as lost
         self.claims: dict[str, Claim] = {}  # by job id
         self._store = store
         self._lease = lease
@@ -90,10 +91,13 @@ class Leases:
         failpoint("worker.before_renew")
         holds = [claim.hold() for claim in claims]
         kept = self._store.renew(holds, self._lease)
+        was_lost = False
         for claim, hold, is_kept in zip(claims, holds, kept, strict=True):
             claim.is_recorded = claim.is_recorded or hold.is_charged
             if not is_kept:
-                claim.lost = True
-                text = "job %s: its lease was lost; its result will not count"
+                claim.lost = was_lost = True
+                text = "job %s: its lease was lost; its attempt is ended and will not count"
                 logger.warning(text, claim.job.id)
                 self._report("lease.lost", {"job_id": claim.job.id})
+        if was_lost:
+            self.when_lost()

@@ -128,6 +128,16 @@ class Pool:
         self._give_back()
         self._host.dirty(self)
 
+    def drop_lost(self) -> None:
+        """Leases were lost: begin nothing for them, and end the processes that run such jobs."""
+        for claims in (self._waiting, self._solos):
+            for claim in [each for each in claims if each.lost]:
+                claims.remove(claim)
+                self._host.finish(claim, Released(), None, None)
+        for runner in self.runners:
+            runner.drop_lost()
+        self._host.dirty(self)
+
     def close_inputs(self) -> None:
         """Nothing is in flight any more: let every process leave."""
         self._stopping = True
@@ -221,6 +231,8 @@ class Pool:
             runner.end(Fate.CONFUSED, now)
         if runner.overdue(now):
             runner.end(Fate.TIMEOUT, now)
+        if runner.is_forsaken:
+            runner.end(Fate.LEASE_LOST, now, at_once=True)
         if self._is_silent(runner, now):
             runner.end(Fate.NOT_UP, now)
         if self._is_spent(runner):
@@ -255,7 +267,7 @@ class Pool:
         for flight, seen in ends:
             claim = flight.claim
             self._host.finish(claim, seen, now - claim.written_at, None)
-        is_asked = runner.fate in (Fate.STOP, Fate.RECYCLED) or self._stopping
+        is_asked = runner.fate in (Fate.STOP, Fate.RECYCLED, Fate.LEASE_LOST) or self._stopping
         is_expected = is_asked or runner.fate is Fate.TIMEOUT
         # A crash that a job is charged for says nothing about starting.
         is_jobs_fault = any(isinstance(seen, Died) and seen.is_taken for _, seen in ends)

@@ -47,6 +47,7 @@ class Fate(StrEnum):
     CONFUSED = "confused"
     NOT_UP = "not_up"
     RECYCLED = "recycled"
+    LEASE_LOST = "lease_lost"
 
 
 class Flight:
@@ -103,6 +104,7 @@ class Runner:
         self.term_at: float | None = None
         self.kill_at: float | None = None
         self.suspect_at: float | None = None
+        self._has_lost = False  # somebody else has a job that it works on: it gets no other
         self._is_told = False  # that the process has ended
         self._is_mute = False  # it has closed its output
         self._is_closing = False
@@ -133,7 +135,9 @@ class Runner:
     @property
     def room(self) -> int:
         """How many more requests it may be given now."""
-        if self.fate is not None or self.is_solo or self.is_reserved or self._is_mute:
+        if self.fate is not None or self.is_solo or self.is_reserved:
+            return 0
+        if self._is_mute or self._has_lost:
             return 0
         served = self.settings.recycle_after
         if served and self.answers + len(self.flights) >= served:
@@ -215,6 +219,15 @@ class Runner:
         else:
             self._selecting.watch(self.child.stdin, WRITE, self._write_more)
 
+    def drop_lost(self) -> None:
+        """Take no more, if somebody else has a job that this process works on."""
+        self._has_lost = self._has_lost or any(each.claim.lost for each in self.flights.values())
+
+    @property
+    def is_forsaken(self) -> bool:
+        """Whether it works for nobody any more. Neighbours of a lost job may finish first."""
+        return self._has_lost and all(each.claim.lost for each in self.flights.values())
+
     def retire(self, now: float) -> None:
         """It has done enough: let it leave, and see to it that it does."""
         if self.fate is None:
@@ -247,8 +260,8 @@ class Runner:
         if self.fate is Fate.CONFUSED and is_alone:
             text = "the executor's output fits no request, or was closed"
             return Failed(Failure(Kind.DEFECT, "protocol_violation", text))
-        if self.fate in (Fate.STOP, Fate.TIMEOUT, Fate.RECYCLED):
-            return Released()  # it went down with somebody else
+        if self.fate in (Fate.STOP, Fate.TIMEOUT, Fate.RECYCLED, Fate.LEASE_LOST):
+            return Released()  # it went down with somebody else, or is somebody else's
         is_taken = flight.begins < taken and self.fate is not Fate.NOT_UP
         return Died(is_taken, is_alone, self.how_it_ended())
 

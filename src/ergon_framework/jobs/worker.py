@@ -128,6 +128,7 @@ class Worker:
             self._prepare,
         )
         self._keeper.chores = self._chores
+        self._keeper.leases.when_lost = self._lost
         self._pools = {key: Pool(key, value, self) for key, value in self.executors.items()}
         self._started_at = self._store.now()
         allow_descriptors(sum(each.pool_size for each in self.executors.values()))
@@ -297,6 +298,14 @@ class Worker:
 
     def _delivered(self, claims: list[Claim]) -> None:
         self.selecting.post(lambda: self._receive(claims))
+
+    def _lost(self) -> None:
+        """Somebody else has some of our jobs by now: stop working on them."""
+        self.selecting.post(self._drop_lost)
+
+    def _drop_lost(self) -> None:
+        for pool in self._pools.values():
+            pool.drop_lost()
 
     def _reported(self, name: str, fields: dict[str, Any]) -> None:
         if name == "store.broken":

@@ -1,0 +1,177 @@
+"""Who still works on a job whose lease is lost, or whose worker is dead: nobody, and soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.ports.jobstore import Hold
+from tests.executor.link import request
+from tests.jobs.workplace import PATIENCE, at_work, get, job, quick, unruly, wait_until, worker
+
+pytestmark = pytest.mark.slow
+
+APP = """
+import os, time
+from pathlib import Path
+from ergon_framework.executor import Registry
+
+registry = Registry()
+
+@registry.handler
+def linger(started, until):
+    Path(started).write_text(str(os.getpid()))
+    while not Path(until).exists():
+        time.sleep(0.02)
+
+@registry.handler
+def spin(started):
+    Path(started).write_text(str(os.getpid()))
+    while True:
+        pass
+"""
+
+PARENT = """
+import sys, time
+from ergon_framework.jobs.child import Child
+child = Child(sys.argv[1:], {"PATH": "/usr/bin:/bin"}, None)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+class Taken(MemoryJobStore):
+    """Others take some jobs over while they run."""
+
+    taken: frozenset[str] = frozenset()
+    was_told = False  # that they did
+
+    def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
+        kept = super().renew(holds, lease)
+        self.was_told = self.was_told or any(hold.id in self.taken for hold in holds)
+        return [
+            is_kept and hold.id not in self.taken for is_kept, hold in zip(kept, holds, strict=True)
+        ]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        if Path("/proc/self").exists():
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+    return state not in "ZX"
+
+
+def pid_in(file: Path) -> int:
+    """What a handler wrote when it began."""
+    wait_until(lambda: file.exists() and file.read_text(), "the start of a handler")
+    return int(file.read_text().split()[0])
+
+
+def executor_in(folder: Path) -> tuple[str, ...]:
+    """The command of an executor with the handlers above."""
+    (folder / "app.py").write_text(APP)
+    return (sys.executable, "-m", "ergon_framework.executor", "--app", f"{folder}/app.py:registry")
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    """That executor, as a program that is no worker would start it."""
+    return subprocess.Popen(  # noqa: S603 - a program of this test
+        executor_in(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+def test_the_process_of_a_lost_job_is_killed(tmp_path: Path) -> None:
+    """Even one that ignores SIGTERM, long before its time is over; another takes its place."""
+    store = Taken()
+    started = tmp_path / "started"
+    settings = quick(lease=0.6)
+    with at_work(worker(store, executor=unruly(kill_grace=20.0), settings=settings)):
+        store.add([job("stubborn", str(started))])
+        pid = pid_in(started)
+        store.taken = frozenset({"stubborn"})
+        wait_until(lambda: not is_alive(pid), "the end of the process")
+        store.add([job("echo")])
+        wait_until(lambda: get(store, "echo").status.is_final, "another job")
+
+
+def test_the_neighbours_of_a_lost_job_finish_first(tmp_path: Path) -> None:
+    """A process that runs several jobs is ended when no other is left in it, and gets no more."""
+    executor = ExecutorSettings(
+        command=executor_in(tmp_path), pool_size=1, max_in_flight=2, startup_grace=60.0
+    )
+    store = Taken()
+    until = tmp_path / "until"
+    with at_work(worker(store, executor=executor, settings=quick(lease=0.6))):
+        for name in ("lost", "kept"):
+            store.add(
+                [job("linger", str(tmp_path / name), str(tmp_path / f"{name}-ends"), id=name)]
+            )
+        pid = pid_in(tmp_path / "lost")
+        assert pid_in(tmp_path / "kept") == pid
+        until.touch()
+        store.taken = frozenset({"lost"})
+        store.add([job("linger", str(tmp_path / "next"), str(until), id="next")])
+        wait_until(lambda: store.was_told, "the loss")
+        assert is_alive(pid)
+        (tmp_path / "kept-ends").touch()
+        wait_until(lambda: get(store, "kept").status.is_final, "the neighbour")
+        assert get(store, "kept").status == "completed"
+        wait_until(lambda: not is_alive(pid), "the end of the process")
+        wait_until(lambda: get(store, "next").status.is_final, "the next job")
+        assert pid_in(tmp_path / "next") != pid
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no parent-death signal")
+def test_an_executor_dies_with_its_worker() -> None:
+    """Whatever it is written in, and though it reads no input."""
+    with subprocess.Popen(  # noqa: S603 - a program of this test
+        [sys.executable, "-c", PARENT, "sleep", "600"], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_alive(pid)
+        os.kill(parent.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), "the end of the executor")
+
+
+def test_an_executor_ends_when_nobody_is_at_its_pipes(tmp_path: Path) -> None:
+    """Everywhere, though its handler is busy in Python and never comes back."""
+    with started(tmp_path) as executor:
+        assert executor.stdin is not None
+        assert executor.stdout is not None
+        executor.stdin.write(request("spin", str(tmp_path / "started")))
+        executor.stdin.flush()
+        pid_in(tmp_path / "started")
+        executor.stdin.close()
+        executor.stdout.close()
+        assert executor.wait(PATIENCE) != 0
+
+
+def test_an_executor_answers_when_only_its_input_has_ended(tmp_path: Path) -> None:
+    """The end of the input means that no request follows, and nothing more."""
+    asked = request("linger", str(tmp_path / "started"), str(tmp_path / "until"))
+    with started(tmp_path) as executor:
+        assert executor.stdin is not None
+        assert executor.stdout is not None
+        executor.stdin.write(asked)
+        executor.stdin.close()
+        pid_in(tmp_path / "started")
+        (tmp_path / "until").touch()
+        assert b'"success"' in executor.stdout.readline()
+        assert executor.wait(PATIENCE) == 0
