@@ -10,6 +10,7 @@ import typer
 from ergon_framework.cli.desk import JobId, StoreUrl, opened, show_jobs
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
+from ergon_framework.core.quoting import indented
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
 
 if TYPE_CHECKING:
@@ -149,6 +150,11 @@ def show_job(shape: dict[str, Any], *, as_json: bool) -> None:
         columns = ["at", "event", "attempt", "delivery", "worker", "code", "message", "delay"]
         used = [name for name in columns if any(entry.get(name) is not None for entry in history)]
         show_list(history, used, as_json=False)
+        for name in ("traceback", "output"):
+            for entry in history:
+                if entry.get(name):
+                    print(f"\n{name} of attempt {entry.get('attempt')}:")
+                    print(indented(str(entry[name])))
 
 
 def _status(word: str) -> JobStatus:

@@ -77,6 +77,8 @@ class Failed:
 
     failure: Failure
     is_written: bool = True
+    traceback: str | None = None  # for the history; nothing is decided by it
+    output: str | None = None  # the last lines of the process that ran it, the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class Died:
     is_taken: bool = True
     is_alone: bool = True
     detail: str = "the executor's process ended"
+    output: str | None = None  # its last lines, for the history
 
 
 @dataclass(frozen=True, slots=True)

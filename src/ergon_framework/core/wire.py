@@ -210,6 +210,7 @@ class _Answer(msgspec.Struct, frozen=True):
     error_message: str | None = None
     error_type: str | None = None
     retry_after_seconds: float | None = None
+    error_traceback: Any = None  # not of the specification: whatever it is, the outcome counts
 
 
 _ANSWERS = msgspec.json.Decoder(_Answer)
@@ -234,6 +235,7 @@ def _reply(line: bytes) -> Reply | Stray:
         answer.error_message,
         answer.error_type,
         answer.retry_after_seconds,
+        answer.error_traceback if isinstance(answer.error_traceback, str) else None,
     )
 
 

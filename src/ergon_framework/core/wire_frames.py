@@ -89,6 +89,7 @@ class Outcome(Discreet, frozen=True):
     error_message: str | None = None
     error_type: str | None = None
     retry_after_seconds: float | None = None
+    error_traceback: str | msgspec.UnsetType = msgspec.UNSET  # of our own: others ignore it
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -108,6 +109,7 @@ class Reply(Discreet, frozen=True):
     error_message: str | None = None
     error_type: str | None = None
     retry_after_seconds: float | None = None
+    error_traceback: str | None = None
 
 
 class Stray(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from ergon_framework.core.wire import (
 from ergon_framework.engine.known import known_failure
 from ergon_framework.errors import NonRetryableException
 from ergon_framework.executor.asking import Held, RetryLater
+from ergon_framework.executor.traces import traceback_of
 
 UNSERIALISABLE = "unserialisable_result"
 TOO_LARGE = "result_too_large"
@@ -34,7 +35,15 @@ def succeeded(job_id: str, result: Any) -> Outcome:
 
 
 def failed(job_id: str, error: BaseException) -> Outcome:
-    """The handler raised. Only its text and its class are told, no traceback."""
+    """The handler raised: its text, its class, and where it was raised."""
+    outcome = _failed(job_id, error)
+    if outcome.error_type == HELD or isinstance(error, RetryLater):
+        return outcome  # asked for, and no mishap
+    trace = traceback_of(error)
+    return msgspec.structs.replace(outcome, error_traceback=trace) if trace else outcome
+
+
+def _failed(job_id: str, error: BaseException) -> Outcome:
     message, kind = text_of(error), name_of(error)
     if isinstance(error, RetryLater):
         return Outcome(job_id, Status.RETRY, None, message, kind, error.delay)

@@ -24,6 +24,7 @@ from ergon_framework.core.job import (
     route,
     settle,
 )
+from ergon_framework.core.quoting import several_lines
 from ergon_framework.core.wire import HANDLER_NOT_FOUND, HELD, Reply, Status
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.ports.jobstore import Hold, Job, Leased, Settlement
@@ -93,14 +94,17 @@ class Judgement:
             if code == HELD:
                 return Held(Failure(Kind.HELD, HELD, text or "Held by the handler", after))
             text = text or "Job requested retry"
-            return Failed(Failure(Kind.TRANSIENT, code or "retry_requested", text, after))
+            failure = Failure(Kind.TRANSIENT, code or "retry_requested", text, after)
+            return Failed(failure, traceback=_trace(reply))
         if reply.status is Status.TIMEOUT:
             text = text or f"Job timed out after {self.timeout_of(job):g} s"
-            return Failed(Failure(Kind.TIMEOUT, code or "timeout", text))
+            failure = Failure(Kind.TIMEOUT, code or "timeout", text)
+            return Failed(failure, traceback=_trace(reply))
         if code == HANDLER_NOT_FOUND:
             return Failed(Failure(Kind.REJECTED, code, text or "Handler not found"))
         kind = Kind.REJECTED if code in self.final_codes(job) else Kind.DEFECT
-        return Failed(Failure(kind, code or "error", text or "Job failed"))
+        failure = Failure(kind, code or "error", text or "Job failed")
+        return Failed(failure, traceback=_trace(reply))
 
     def final_codes(self, job: Leased) -> Collection[str]:
         """Codes of errors after which the job is given up."""
@@ -120,7 +124,7 @@ class Judgement:
                 JobStatus.ACTIVE, job.attempts, job.deliveries, job.excused, is_solo=job.is_solo
             )
             move = settle(tally, seen, self.rule_of(job), random.random())  # noqa: S311 - jitter
-            entry = self._entry(move, now, job.deliveries, seconds)
+            entry = self._entry(move, now, job.deliveries, seconds, seen=seen)
         is_completed = move.status is JobStatus.COMPLETED
         keep = self.keep(move.status, job.result_ttl)
         return Settlement(  # by position: this is done for each job, and by name it takes longer
@@ -167,6 +171,7 @@ class Judgement:
         delivery: int,
         seconds: float | None,
         lost_by: str | None = None,
+        seen: Seen | None = None,
     ) -> bytes:
         entry: dict[str, Any] = {
             "at": _instant(now),
@@ -183,11 +188,20 @@ class Judgement:
         if move.failure is not None:
             failure = move.failure
             entry |= {"kind": failure.kind, "code": failure.code, "message": failure.message}
+        for name in ("traceback", "output"):
+            if text := getattr(seen, name, None):
+                entry[name] = text
         if move.why:
             entry["why"] = move.why
         if move.delay:
             entry["delay"] = round(move.delay, 3)
         return _encode(entry)
+
+
+def _trace(reply: Reply) -> str | None:
+    """Where the executor says that the handler failed, within what a history has room for."""
+    told = reply.error_traceback
+    return several_lines(told[-LONGEST_MESSAGE:]) if told else None
 
 
 def _writable(text: str) -> str:

@@ -13,6 +13,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ergon_framework.core.failure import Failure
@@ -179,6 +180,8 @@ class Pool:
             seen: Seen = runner.expired(flight)
         else:
             seen = self._host.judgement.seen_of(reply, claim.job)
+        if isinstance(seen, Failed) and self.settings.keep_output:
+            seen = replace(seen, output=runner.kept_output())
         self._host.finish(claim, seen, self._host.selecting.at - claim.written_at, reply.result)
         self._host.dirty(self)
 

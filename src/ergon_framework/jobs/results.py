@@ -10,13 +10,14 @@ from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
+from ergon_framework.core.quoting import indented
 from ergon_framework.errors import (
     JobFailedError,
     JobNotFoundError,
     ResultTimeoutError,
     StoreUnavailableError,
 )
-from ergon_framework.jobs.shape import decoded, error_shape
+from ergon_framework.jobs.shape import decoded, error_shape, last_told
 from ergon_framework.ports.jobstore import Bell, Job, JobStore, Topic
 from ergon_framework.storage.hurry import ASKING
 
@@ -156,7 +157,11 @@ def result_of(job: Job) -> Any:
     how = "was cancelled" if is_cancelled else f"failed: {failure.message or failure.code}"
     details = {"job_id": job.id, "status": job.status.value, **error_shape(failure)}
     remedy = f"ergon why {job.id} tells more"
-    raise JobFailedError(f"the job {job.id} {how}", remedy=remedy, details=details)
+    error = JobFailedError(f"the job {job.id} {how}", remedy=remedy, details=details)
+    entry = None if is_cancelled else last_told(job, "traceback")
+    if entry is not None:
+        error.add_note(f"It failed here:\n{indented(str(entry['traceback']))}")
+    raise error
 
 
 def not_found(job_id: str) -> JobNotFoundError:

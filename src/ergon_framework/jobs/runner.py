@@ -10,11 +10,13 @@ import json
 import logging
 import signal
 from collections import deque
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Died, Failed, Released, Seen
+from ergon_framework.core.quoting import several_lines
 from ergon_framework.core.wire import OrchestratorSession, Reply, Stray
 from ergon_framework.jobs.child import Child
 from ergon_framework.jobs.claims import Claim
@@ -100,6 +102,7 @@ class Runner:
         self.is_reserved = False  # kept free for a job that wants to be alone
         self.is_solo = False  # busy with such a job
         self.answers = 0
+        self.given = 0  # requests, ever
         self.fate: Fate | None = None
         self.term_at: float | None = None
         self.kill_at: float | None = None
@@ -150,6 +153,7 @@ class Runner:
         if self.is_up:
             flight.deadline_at = self._selecting.now() + timeout + DEADLINE_SLACK
         self.flights[claim.job.id] = flight
+        self.given += 1
         self.child.send(line)
 
     def flush(self) -> None:
@@ -250,7 +254,12 @@ class Runner:
         self._forget(self.child.ready)
         self._forget(self.child.exit_fd)
         is_alone = sum(flight.begins < taken for flight in held) == 1
-        ends = [(flight, self._seen(flight, taken, is_alone)) for flight in held]
+        output = self.kept_output()
+        seen = [self._seen(flight, taken, is_alone) for flight in held]
+        ends = [
+            (flight, replace(each, output=output) if isinstance(each, Died | Failed) else each)
+            for flight, each in zip(held, seen, strict=True)
+        ]
         self.child.close()
         return ends
 
@@ -270,6 +279,14 @@ class Runner:
         """What is seen of a request whose time ran out."""
         text = f"ran longer than its {flight.timeout:g} s and was ended"
         return Failed(Failure(Kind.TIMEOUT, "timeout", text))
+
+    def kept_output(self) -> str | None:
+        """The last lines that it wrote, where they are kept, and can only be of one job."""
+        most = self.settings.keep_output
+        if not most or self.given != 1:
+            return None
+        self._read_stderr(READ)
+        return several_lines("\n".join(self.child.last_words.split("\n")[-most:])) or None
 
     def how_it_ended(self) -> str:
         """A phrase for people."""

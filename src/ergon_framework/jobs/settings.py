@@ -198,3 +198,4 @@ class ExecutorSettings(Document):
     response_limit: Annotated[Count, Field(ge=1024)] = 16 * 1024 * 1024
     kill_grace: PositiveOrZero = 2.0
     recycle_after: CountOrZero = 0
+    keep_output: Annotated[CountOrZero, Field(le=100)] = 0

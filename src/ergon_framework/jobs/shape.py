@@ -73,6 +73,17 @@ def entries(job: Job) -> Iterator[dict[str, Any]]:
         yield entry if isinstance(entry, dict) else {"event": "unreadable"}
 
 
+def last_told(job: Job, name: str) -> dict[str, Any] | None:
+    """The last event of the job's history that tells this, if that is one of its latest life."""
+    latest: dict[str, Any] | None = None
+    for entry in entries(job):
+        if entry.get("event") in ("requeued", "completed"):
+            latest = None
+        elif entry.get(name):
+            latest = entry
+    return latest
+
+
 def moment(at: float | None) -> str | None:
     """An instant as RFC 3339 text."""
     return None if at is None else format_instant(at)

@@ -11,9 +11,10 @@ from typing import Any
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.instants import format_instant
 from ergon_framework.core.job import WHY_ENDED, JobStatus
+from ergon_framework.core.quoting import indented
 from ergon_framework.core.wording import coded, span, times
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.jobs.shape import entries, executor_of
+from ergon_framework.jobs.shape import entries, executor_of, last_told
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord
 
 SILENT = 60.0
@@ -30,7 +31,7 @@ def explain_job(
     settings: JobsSettings,
 ) -> list[str]:
     """Sentences: first where the job stands and why, then what led there."""
-    return [*_state(job, queue, workers, now, settings), *_past(job)]
+    return [*_state(job, queue, workers, now, settings), *_past(job), *_trace(job)]
 
 
 def _state(
@@ -217,6 +218,19 @@ def _past(job: Job) -> Iterator[str]:
         yield f"{times(job.excused, 'delivery')} did not count, being nobody's fault."
 
 
+def _trace(job: Job) -> Iterator[str]:
+    """Where the last failed attempt failed, line by line."""
+    for name, what in _TOLD.items():
+        entry = last_told(job, name)
+        if entry is not None:
+            yield what.format(attempt=entry.get("attempt", "?"))
+            yield from indented(str(entry[name])).split("\n")
+
+
+_TOLD = {
+    "traceback": "Attempt {attempt} failed here:",
+    "output": "The process of attempt {attempt} wrote last:",
+}
 _EVENTS = {
     "completed": "it completed",
     "failed": "attempt {attempt} failed",

@@ -21,6 +21,8 @@ import msgspec
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, JobStatus, Seen
+from ergon_framework.core.quoting import indented, one_line
+from ergon_framework.core.wording import coded
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.burst import Burst
 from ergon_framework.jobs.chores import WorkerChores
@@ -318,6 +320,8 @@ class Worker:
         counts = self._counts
         for settlement in settlements:
             move = settlement.move
+            if move.failure is not None and move.event == "failed":
+                _log_failure(settlement)
             word = move.event if move.event in ("held", "released") else move.status.value
             counts[word] += 1
         heard = {status for status, name in NOTICE_OF.items() if has_listeners(name)}
@@ -387,6 +391,26 @@ def default_executor(settings: JobsSettings, executors: Mapping[str, ExecutorSet
                 remedy=f"add a table [executors.{wanted}], or correct [jobs]",
             )
     return name
+
+
+def _log_failure(settlement: Settlement) -> None:
+    """A failed attempt, and where it failed; a last one as an error."""
+    move = settlement.move
+    is_last = move.status is JobStatus.FAILED
+    level = logging.ERROR if is_last else logging.INFO
+    if move.failure is None or not logger.isEnabledFor(level):
+        return
+    entry = msgspec.json.decode(settlement.entry)
+    trace = entry.get("traceback")
+    logger.log(
+        level,
+        "job %s: attempt %d failed%s: %s%s",
+        settlement.id,
+        move.attempts,
+        ", and the job is dead-lettered" if is_last else "",
+        coded(one_line(move.failure.code), one_line(move.failure.message)),
+        f"\n{indented(trace)}" if trace else "",
+    )
 
 
 def _made_up() -> str:
