@@ -44,6 +44,7 @@ class JobSetup:
     executors: Mapping[str, ExecutorSettings] = field(default_factory=dict)
     schedules: Mapping[str, ScheduleSettings] = field(default_factory=dict)
     file: Path | None = None
+    read_elsewhere: frozenset[str] = frozenset()  # variables that hold secrets of other parts
 
     def kept(self) -> Self:
         """The same, refused when the store would end with this very command."""
@@ -103,6 +104,7 @@ class JobSetup:
             name=name,
             schedules=Scheduler(store, self.schedules, source=self.source),
             prepare=lambda: self.limit_again(store),
+            read_elsewhere=self.read_elsewhere,
         )
 
 
@@ -142,6 +144,7 @@ def setup_of(settings: Settings, url: str | None = None) -> JobSetup:
         {name: _placed(each, base, settings.file) for name, each in executors.items()},
         settings.extensions.get("schedules") or {},
         settings.file,
+        settings.variables,
     )
 
 

@@ -176,7 +176,8 @@ class App:
         if EXECUTOR in setup.executors:
             return setup
         command = (sys.executable, "-m", "ergon_framework.executor", "--app", self._reference())
-        own = ExecutorSettings.model_validate({"command": command, **given})
+        # It runs this very script, which may open the store to enqueue more.
+        own = ExecutorSettings.model_validate({"command": command, "pass_secrets": ["*"], **given})
         default = setup.jobs.default_executor or EXECUTOR
         jobs = setup.jobs.model_copy(update={"default_executor": default})
         return replace(setup, jobs=jobs, executors={**setup.executors, EXECUTOR: own})

@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from ergon_framework.app.reading.environment import nested, overlay
 from ergon_framework.app.reading.names import apply_policies, check_names, read_policies
-from ergon_framework.app.reading.secret_values import Resolver, revealed
+from ergon_framework.app.reading.secret_values import Resolver, placeholder, revealed, withheld
 from ergon_framework.app.reading.sections import (
     Connectors,
     ConnectorSettings,
@@ -74,6 +74,7 @@ _OWN = {
     "telemetry": Section(TelemetrySettings),
     "server": Section(ServerSettings, has_secrets=True),
 }
+_PLACES = frozenset({"url", "store"})
 _extensions: dict[str, Section] = {}
 
 
@@ -128,7 +129,14 @@ def examine_settings(
     told = {name: part for name, part in parts.items() if part is not None}
     own = {name: part for name, part in told.items() if name in _OWN}
     others = {name: part for name, part in told.items() if name not in _OWN}
-    return Settings(**own, policies=policies, extensions=others, file=file), source
+    found = Settings(
+        **own,
+        policies=policies,
+        extensions=others,
+        file=file,
+        variables=frozenset(source.referred),
+    )
+    return found, source
 
 
 def policy_from_env(
@@ -191,6 +199,11 @@ def _override(source: Source, environ: Mapping[str, str], sections: Mapping[str,
         section = sections.get(names[0].lower())
         like = section is not None and section.has_free_options
         overlay(source, variable, names, environ[variable], like=like)
+    for variable in withheld(environ) - environ.keys():
+        names = variable[len(PREFIX) :].split("__")
+        if variable.upper().startswith(PREFIX) and names[-1].lower() in _PLACES and names[1:]:
+            # Nothing must be kept in the place that the file names, while the worker has another.
+            overlay(source, variable, names, placeholder(variable), like=False)
 
 
 def _is_known(source: Source, name: str, sections: Mapping[str, Section]) -> bool:

@@ -22,11 +22,12 @@ from ergon_framework.core.startup import StartGate
 from ergon_framework.core.wire import ATTEMPTS, Reply, Status, encode_request
 from ergon_framework.jobs.child import Child
 from ergon_framework.jobs.claims import Claim, Judgement
+from ergon_framework.jobs.environment import executor_environment
 from ergon_framework.jobs.runner import Fate, Flight, Runner
 from ergon_framework.jobs.selecting import Selecting
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.tracing import set_out
-from ergon_framework.storage.failpoints import VARIABLE, declare, failpoint
+from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Host(Protocol):
     judgement: Judgement
     selecting: Selecting
     name: str
+    read_elsewhere: frozenset[str]
 
     def offer(self, executor: str, slots: int) -> int:
         """Offer more slots (or take some back, answering how many could be); see the keeper."""
@@ -303,8 +305,8 @@ class Pool:
 
     def _start(self, now: float) -> None:
         settings = self.settings
-        env = {**os.environ, **settings.env, "ERGON_MAX_IN_FLIGHT": str(settings.max_in_flight)}
-        env.pop(VARIABLE, None)  # meant for this process
+        env = executor_environment(os.environ, settings, self._host.read_elsewhere)
+        env["ERGON_MAX_IN_FLIGHT"] = str(settings.max_in_flight)
         try:
             child = Child(settings.command, env, settings.cwd)
         except OSError as error:

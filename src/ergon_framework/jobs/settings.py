@@ -191,6 +191,8 @@ class ExecutorSettings(Document):
 
     command: Command
     env: Words = Field(default_factory=FrozenDict)
+    pass_env: Names = ("*",)
+    pass_secrets: Names = ()
     cwd: str | None = None
     pool_size: Count = Field(default_factory=lambda: min(os.cpu_count() or 1, 8))
     max_in_flight: Annotated[Count, Field(le=1024)] = 1

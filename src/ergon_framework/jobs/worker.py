@@ -83,13 +83,18 @@ class Worker:
         name: str | None = None,
         schedules: Fires | None = None,
         prepare: Callable[[], Iterable[str]] | None = None,
+        read_elsewhere: frozenset[str] = frozenset(),
     ) -> None:
-        """``prepare`` writes the limits of queues that the store has lost, and names each then."""
+        """``prepare`` writes the limits of queues that the store has lost, and names each then.
+
+        ``read_elsewhere``: variables that hold secrets of other parts; executors do not get them.
+        """
         self.settings = settings or JobsSettings()
         self.executors = {key: checked(key, value) for key, value in executors.items()}
         self.default = default_executor(self.settings, self.executors)
         self.name = name_of("worker name", name) if name else _made_up()
         self.judgement = Judgement(self.settings, self.name)
+        self.read_elsewhere = read_elsewhere
         self.queues = tuple(queues) if queues else None
         self._store = store
         self._burst = burst

@@ -44,6 +44,8 @@ def outcome(request: dict[str, Any]) -> dict[str, Any]:
     match request["function_name"]:
         case "echo":
             return {"result": {"args": args, "kwargs": request["kwargs"], "context": context}}
+        case "environment":
+            return {"result": dict(os.environ)}
         case "mark":
             mark(args[0], request["job_id"])
             return {}

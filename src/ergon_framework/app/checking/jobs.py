@@ -8,6 +8,7 @@ from ergon_framework.app.jobs import JobSetup, setup_of
 from ergon_framework.app.reading.source import did_you_mean
 from ergon_framework.app.reading.store_files import check_folder
 from ergon_framework.jobs.commands import checked
+from ergon_framework.jobs.environment import executor_environment
 from ergon_framework.jobs.stores.opening import check_url
 from ergon_framework.storage.urls import file_of
 
@@ -18,7 +19,8 @@ def check_jobs(desk: Desk) -> None:
     _check_store(desk, setup)
     for name, executor in setup.executors.items():
         with desk.noting("executors", name):
-            check_handlers(checked(name, executor), desk.environ)
+            given = executor_environment(desk.environ, executor, desk.settings.variables)
+            check_handlers(checked(name, executor), given)
     _check_default(desk, setup)
     for queue, wanted in setup.jobs.routes.items():
         _check_executor(desk, setup, ("jobs", "routes", queue), wanted)

@@ -19,6 +19,8 @@ from pydantic import SecretStr
 from ergon_framework.app.reading.source import Source
 from ergon_framework.app.reading.toml_lines import Path as KeyPath
 
+WITHHELD = "ERGON_WITHHELD"
+"""Set by workers for their executors; see ``pass_secrets``."""
 LONGEST_SECRET = 64 * 1024
 """Bytes. A secret file above this is surely another file."""
 _SOUNDS_SECRET = re.compile(
@@ -59,6 +61,9 @@ class Resolver:
         return SecretStr(secret or "")
 
     def _variable(self, name: str, path: KeyPath) -> str | None:
+        self.source.referred.add(name)
+        if name not in self.environ and name in withheld(self.environ):
+            return placeholder(name)
         if name not in self.environ:
             problem = f"the environment variable {name!r} is not set"
             self.source.refuse(path, problem, "set it, or write text: before a plain value")
@@ -79,6 +84,16 @@ class Resolver:
         except ValueError:  # not UTF-8, or a name with a null byte
             self.source.refuse(path, f"cannot read {name!r} as text", remedy)
         return None
+
+
+def withheld(environ: Mapping[str, str]) -> frozenset[str]:
+    """Variables that the worker which started this process has and did not hand down."""
+    return frozenset(filter(None, environ.get(WITHHELD, "").split(",")))
+
+
+def placeholder(name: str) -> str:
+    """What stands for a secret that this process did not get. As a URL it names no engine."""
+    return f"withheld-{name}:"
 
 
 def masked(text: str, options: object) -> str:

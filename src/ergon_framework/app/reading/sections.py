@@ -212,3 +212,4 @@ class Settings(Document):
         default_factory=FrozenDict
     )
     file: Path | None = None
+    variables: frozenset[str] = frozenset()  # that ``env:`` refers to, anywhere

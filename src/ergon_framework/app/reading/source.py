@@ -82,6 +82,8 @@ class Source:
     file: Path | None = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
     variables: dict[KeyPath, str] = field(default_factory=dict)
+    referred: set[str] = field(default_factory=set)
+    """Variables that ``env:`` refers to."""
     mistakes: list[Mistake] = field(default_factory=list)
     mistaken: set[KeyPath] = field(default_factory=set)
     """The paths of the mistakes, so that nobody builds on what is known to be wrong."""
