@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ergon_framework.app.saying import follow
+from ergon_framework.core.quoting import one_line, whole_record
 from ergon_framework.errors import ConfigurationError, describe
 from ergon_framework.task.mixins.utils import run_with_timeout
 from ergon_framework.telemetry import JsonFormatter
@@ -21,12 +22,15 @@ _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 class _TextFormatter(logging.Formatter):
-    """One readable line, with the transaction it belongs to."""
+    """One readable line, with the transaction it belongs to.
+
+    What others said may be in it: they can neither steer a terminal nor begin a record.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        line = whole_record(super().format(record))
         transaction_id = getattr(record, "transaction_id", None)
-        return f"{line} [{transaction_id}]" if transaction_id else line
+        return f"{line} [{one_line(str(transaction_id))}]" if transaction_id else line
 
 
 def set_up_logging(level: str, format: str, root: logging.Logger | None = None) -> None:

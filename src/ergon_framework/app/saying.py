@@ -9,6 +9,8 @@ import logging
 import os
 from contextlib import suppress
 
+from ergon_framework.core.quoting import whole_record
+
 _followed: list[logging.Handler] = []
 """What writes the log as objects to the standard error stream, if anything does."""
 
@@ -32,6 +34,6 @@ def log_line(text: str, level: int = logging.INFO) -> str | None:
 
 def say(text: str, level: int = logging.INFO) -> None:
     """One line for whoever watches, past every buffer; nobody may be left to read it."""
-    line = log_line(text, level) or f"ergon: {text}"
+    line = log_line(text, level) or whole_record(f"ergon: {text}")
     with suppress(OSError):
         os.write(2, f"{line}\n".encode())

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
 from ergon_framework.app.saying import log_line
+from ergon_framework.core.quoting import quoted_json
 from ergon_framework.errors import ErgonError, describe
 
 Row = Mapping[str, Any]
@@ -163,7 +164,7 @@ def _text(value: object) -> str:
 
 def json_text(value: object) -> str:
     """One line of JSON, in letters that the standard output can carry."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = quoted_json(json.dumps(value, ensure_ascii=False, default=str))
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 
 def one_line(text: str) -> str:
     """The text with everything escaped that is not printable, line ends included."""
@@ -18,6 +20,22 @@ def several_lines(text: str) -> str:
 def indented(text: str, mark: str = "  | ") -> str:
     """Several lines, each with a mark in front that tells whose they are."""
     return "\n".join(mark + line for line in several_lines(text).split("\n"))
+
+
+def whole_record(text: str, mark: str = "  | ") -> str:
+    """A record of several lines: each but the first has a mark, so that none looks like another."""
+    if text.isprintable():
+        return text
+    first, *rest = several_lines(text).split("\n")
+    marked = (line if line.startswith(mark) else mark + line for line in rest)
+    return "\n".join((first, *marked))
+
+
+def quoted_json(text: str) -> str:
+    """JSON on one line, whose texts hold nothing that a terminal would obey; the same value."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
 def _escaped(char: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import Died, Failed, Released, Seen
+from ergon_framework.core.quoting import indented
 from ergon_framework.core.startup import StartGate
 from ergon_framework.core.wire import ATTEMPTS, Reply, Status, encode_request
 from ergon_framework.jobs.child import Child
@@ -282,13 +283,14 @@ class Pool:
         if is_expected or is_clean:
             return
         delay = self.gate.died(now, _dice(), how, had_answered=runner.answers > 0)
+        last = runner.child.last_words
         logger.warning(
             "executor %r: %s%s; the next start waits %.1f s%s",
             self.name,
             how,
             "" if runner.answers else " before it had answered anything",
             delay,
-            f"; its last words:\n{runner.child.last_words}" if runner.child.last_words else "",
+            f"; its last words:\n{indented(last)}" if last else "",
         )
         if delay:
             self._host.tell("executor.held_back", executor=self.name, delay=delay, reason=how)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Died, Failed, Released, Seen
-from ergon_framework.core.quoting import several_lines
+from ergon_framework.core.quoting import one_line, several_lines
 from ergon_framework.core.wire import OrchestratorSession, Reply, Stray
 from ergon_framework.jobs.child import Child
 from ergon_framework.jobs.claims import Claim
@@ -382,7 +382,7 @@ class Runner:
                 return
             if spoken.isEnabledFor(logging.INFO):
                 for line in data[:LONGEST_SAYING].decode(errors="replace").splitlines():
-                    spoken.info("%s", line)
+                    spoken.info("%s", one_line(line.expandtabs(8)))
 
     def _read_ready(self, _events: int) -> None:
         data = self.child.read(self.child.ready)

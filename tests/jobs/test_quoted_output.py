@@ -1,0 +1,78 @@
+"""What others say, in our logs and on a terminal: it is shown, and obeyed by nobody."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergon_framework.app import saying
+from ergon_framework.app.observation import set_up_logging
+from ergon_framework.cli.output import json_text
+from ergon_framework.core.quoting import indented, one_line, quoted_json, whole_record
+from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from tests.jobs.workplace import at_work, quick, wait_until, worker
+
+FORGED = "2026-01-01 00:00:00 ERROR ergon: all is lost"
+
+
+@given(st.text())
+def test_nothing_in_a_quoted_text_steers_a_terminal(text: str) -> None:
+    """Whatever it is, as a line, as several, as a record, and as JSON of the same value."""
+    assert one_line(text).isprintable()
+    for quoted in (indented(text), whole_record(text)):
+        assert all(line.isprintable() for line in quoted.split("\n"))
+        assert all(line.startswith("  | ") for line in quoted.split("\n")[1:])
+    written = quoted_json(json.dumps([text], ensure_ascii=False))
+    assert written.isprintable()
+    assert json.loads(written) == [text]
+
+
+def test_json_of_a_command_holds_no_control_character() -> None:
+    """Also those that JSON itself lets through: DEL, C1 and the marks that turn text round."""
+    told = json_text({"id": "a\x7f\x9b2J\u202eb\u2028c"})
+    assert told.isprintable()
+    assert json.loads(told) == {"id": "a\x7f\x9b2J\u202eb\u2028c"}
+
+
+def test_a_record_of_a_text_log_cannot_be_forged() -> None:
+    """The lines of one record are told from those of others."""
+    root = logging.getLogger("a-root-of-its-own")
+    set_up_logging("info", "text", root)
+    formatter = root.handlers[0].formatter
+    assert formatter is not None
+    text = f"said: \x1b[2Jhello\r\n{FORGED}"
+    record = logging.LogRecord("ergon", logging.INFO, "", 0, "%s", (text,), None)
+    lines = formatter.format(record).split("\n")
+    assert lines[0].endswith("said: \\x1b[2Jhello\\r")
+    assert lines[1:] == [f"  | {FORGED}"]
+
+
+def test_a_process_says_whole_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    """Beside its log as well."""
+    saying.say(f"it said \x1b[2J\n{FORGED}")
+    assert capfd.readouterr().err == f"ergon: it said \\x1b[2J\n  | {FORGED}\n"
+
+
+@pytest.mark.slow
+def test_the_last_words_of_an_executor_forge_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither what it writes while it lives, nor what is told of it when it died."""
+    program = tmp_path / "dying.sh"
+    program.write_text(f"printf '\\033[2Jhello\\n{FORGED}\\n' >&2; exit 3\n")
+    executor = ExecutorSettings(command=("sh", str(program)), pool_size=1)
+    with (
+        caplog.at_level(logging.INFO),
+        at_work(worker(MemoryJobStore(), executor=executor, settings=quick())),
+    ):
+        wait_until(lambda: "its last words" in caplog.text, "its end")
+    assert "\x1b" not in caplog.text
+    words = next(each.getMessage() for each in caplog.records if "last words" in each.getMessage())
+    assert f"\n  | {FORGED}" in words
+    assert f"\n{FORGED}" not in words
