@@ -34,6 +34,8 @@ RESCUE_AT_ONCE = 100
 SWEEP_AT_ONCE = 500
 SWEEP_EVERY = 30.0
 MOST_UNREADABLE = 1000
+LONGEST_LEASE = 3600.0
+"""Seconds for which a worker may claim that has not said for how long it does."""
 MAINTAIN_EVERY = 1.0
 TROUBLE = Backoff(base=0.5, factor=2.0)
 """How long a chore waits that fails while the store takes other writes."""
@@ -64,6 +66,7 @@ class WorkerChores:
         self._holds = holds
         self._report = report
         self._aside: Collection[Any] = ()  # rows that cannot be read, and were told of
+        self._leases: dict[str, float] = {}  # by worker, how long it claims for
         self._has_twin = False
         self._was_told = False
         self._was_away = False
@@ -187,6 +190,7 @@ class WorkerChores:
             self._mind_schedules(mine, found)
         self._store.tell(mine)
         self._was_told, self._was_away = True, False
+        self._leases = {each.id: each.lease for each in (*found, mine) if each.lease}
         lately = self._store.now() - 3 * self._settings.lease
         alive = (mine, *(other for other in found if other.seen_at >= lately))
         self._missing.known = frozenset(name for each in alive for name in each.executors)
@@ -238,6 +242,7 @@ class WorkerChores:
 
     def _rescue(self) -> float:
         asked_at = self._now()
+        self._heal_leases()
         jobs = self._store.overdue(RESCUE_AT_ONCE)
         if is_stall(self._now() - asked_at, self._settings.claimed_for):
             return self._settings.lease / 2  # they may be of workers that waited as we did
@@ -259,6 +264,13 @@ class WorkerChores:
                     logger.warning("job %s was rescued: its lease had expired", settlement.id)
                     self._report("job.rescued", {"job_id": settlement.id})
         return 0.0 if len(jobs) == RESCUE_AT_ONCE else self._settings.claimed_for / 5
+
+    def _heal_leases(self) -> None:
+        """A clock that was set back makes leases of the dead last for as long."""
+        number = self._store.shorten(self._leases, max(LONGEST_LEASE, *self._leases.values(), 0.0))
+        if number:
+            text = "the store's clock was set back: %d lease(s) that lasted too long were cut"
+            logger.warning(text, number)
 
     def _sweep(self) -> float:
         swept = self._store.sweep(SWEEP_AT_ONCE)

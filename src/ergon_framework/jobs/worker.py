@@ -353,6 +353,7 @@ class Worker:
             version=version(),
             started_at=self._started_at,
             state="stopping" if self._stops else "running",
+            lease=self.settings.claimed_for,
             queues=self.queues,
             executors={key: pool.status() for key, pool in self._pools.items()},
             counters={**self._counts, **self._keeper.counters, "rescued": self._chores.rescued},

@@ -225,6 +225,13 @@ class JobStore(Protocol):
     def renew(self, holds: Sequence[Hold], lease: float) -> list[bool]:
         """Prolong leases and charge attempts; False for a job this holder has lost."""
 
+    def shorten(self, leases: Mapping[str, float], others: float) -> int:
+        """Cut leases that end later than they could if they were renewed now; how many.
+
+        That happens when the store's clock is set back. ``leases`` says by worker how long it
+        claims for, ``others`` how long anybody else may.
+        """
+
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
 
@@ -272,6 +279,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     seen_at: float = 0.0  # by the store's clock
     state: str = "running"
+    lease: float | None = None  # for how long it claims
     queues: tuple[str, ...] | None = None
     executors: Mapping[str, Any] = {}  # name to what it is doing
     counters: Mapping[str, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ergon_framework.errors import StoreUnavailableError
@@ -78,6 +78,18 @@ class MemoryJobStore(MemoryMoving):
         with self._step() as ledger:
             until = self.now() + lease
             return [_renew(ledger, hold, until) for hold in holds]
+
+    def shorten(self, leases: Mapping[str, float], others: float) -> int:
+        """Cut leases that end later than they could if they were renewed now."""
+        number = 0
+        with self._step() as ledger:
+            now = self.now()
+            for record in ledger.active.values():
+                until = now + leases.get(record.worker or "", others)
+                if record.lease_expires_at is not None and record.lease_expires_at > until:
+                    record.lease_expires_at = until
+                    number += 1
+        return number
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""

@@ -190,6 +190,18 @@ class PostgresJobStore(PostgresMoving):
         kept = self.pipe(send, "renew")
         return [(hold.key, hold.id, hold.fence) in kept for hold in holds]
 
+    def shorten(self, leases: Mapping[str, float], others: float) -> int:
+        """Cut leases that end later than they could if they were renewed now."""
+        values = {
+            "workers": texts(leases),
+            "leases": numbers(leases.values()),
+            "others": others,
+            "least": min((*leases.values(), others)),
+        }
+        if not self.look(lambda words: words.say(_SQL["any_later"], values).fetchall()):
+            return 0
+        return self.step(lambda words: words.say(_SQL["shorten"], values).rowcount, "renew")
+
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""
         return self._readable(_SQL["overdue"], {"limit": limit})

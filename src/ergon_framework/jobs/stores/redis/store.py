@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ AT_ONCE = 500
 BYTES_AT_ONCE = 8 << 20
 """Settlements or renewals of one script, and bytes of results: nobody else is served meanwhile."""
 
+_SHORTEN = script("bar", "rows", "moves", "shorten")
 _RENEW = script("bar", "rows", "moves", "renew")
 _answers = msgspec.msgpack.Decoder(list[bool]).decode
 
@@ -84,6 +85,15 @@ class RedisJobStore(RedisMoving):
             wire = [rows.wire_hold(hold) for hold in holds[first : first + AT_ONCE]]
             answers += _answers(self._write(_RENEW, "renew", wire, lease))
         return answers
+
+    def shorten(self, leases: Mapping[str, float], others: float) -> int:
+        """Cut leases that end later than they could if they were renewed now."""
+        latest = self.now() + min((*leases.values(), others))
+        if not self._link.call("ZCOUNT", self._key("leases"), f"({latest!r}", "+inf"):
+            return 0
+        least = min((*leases.values(), others))
+        number: int = self._write(_SHORTEN, "renew", dict(leases), others, least)
+        return number
 
     def overdue(self, limit: int) -> list[Job]:
         """Running jobs whose lease has expired, the oldest first."""

@@ -70,3 +70,14 @@ UPDATE ergon_jobs SET stage = ?, status = ?, why = '' WHERE seq = ?;
 
 -- discard: a row that was set aside is gone for good
 DELETE FROM ergon_jobs WHERE seq = ? AND stage = 0 AND status = 'unreadable';
+
+-- any_later: whether a lease ends after some instant
+SELECT 1 FROM ergon_jobs WHERE stage = 1 AND lease_expires_at > ? LIMIT 1;
+
+-- shorten: leases that end later than they could; how long each worker claims for comes as JSON
+UPDATE ergon_jobs SET lease_expires_at = ?2 + coalesce(
+    (SELECT value FROM json_each(?1) WHERE key = worker), ?3
+)
+WHERE stage = 1 AND lease_expires_at > ?2 + coalesce(
+    (SELECT value FROM json_each(?1) WHERE key = worker), ?3
+);

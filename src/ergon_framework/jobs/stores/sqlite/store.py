@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ergon_framework.jobs.stores.options import text_of
 from ergon_framework.jobs.stores.sqlite import adding
 from ergon_framework.jobs.stores.sqlite.claiming import Claim, Turns
 from ergon_framework.jobs.stores.sqlite.moves import Moves
@@ -78,6 +79,19 @@ class SqliteJobStore(SqliteMoving):
         def work(moves: Moves) -> list[bool]:
             until = moves.now + lease
             return [_renew(moves.cursor, hold, until) for hold in holds]
+
+        return self._write(work, "renew", is_synced=False)
+
+    def shorten(self, leases: Mapping[str, float], others: float) -> int:
+        """Cut leases that end later than they could if they were renewed now."""
+        latest = self.now() + min((*leases.values(), others))
+        any_later = _SQL["any_later"]
+        if self._read(lambda cursor: cursor.execute(any_later, (latest,)).fetchone()) is None:
+            return 0
+
+        def work(moves: Moves) -> int:
+            values = (text_of(leases), moves.now, others)
+            return moves.cursor.execute(_SQL["shorten"], values).rowcount
 
         return self._write(work, "renew", is_synced=False)
 

@@ -25,6 +25,24 @@ check = register(CHECKS)
 
 
 @check()
+def lease_heals_after_the_clock_was_set_back(s: Subject) -> None:
+    """The lease of a dead holder lasts no longer than a lease, and that of a living one as long."""
+    s.put("a", "b", "c")
+    s.take("a", worker="dead")
+    s.take("b", worker="slow", lease=100.0)
+    s.take("c", worker="unknown", lease=20.0)
+    leases = {"dead": LEASE, "slow": 100.0}
+    same(s.store.shorten(leases, 20.0), 0, "cut while the clock is right")
+    s.clock.forward(-3600.0)
+    same(s.store.shorten(leases, 20.0), 3, "cut")
+    same(s.store.shorten(leases, 20.0), 0, "cut again")
+    ends = [s.get(job_id).lease_expires_at for job_id in ("a", "b", "c")]
+    same(ends, [s.clock() + each for each in (LEASE, 100.0, 20.0)], "the ends of the leases")
+    s.clock.forward(LEASE + 1.0)
+    same(ids_of(s.store.overdue(10)), ["a"], "overdue")
+
+
+@check()
 def renewal_prolongs(s: Subject) -> None:
     """A renewed lease ends that much after the renewal, and moves nothing else."""
     s.put("a")

@@ -119,3 +119,15 @@ UPDATE ergon_jobs SET stage = %(stage)s, status = %(status)s, why = '' WHERE seq
 
 -- discard: a row that was set aside is gone for good
 DELETE FROM ergon_jobs WHERE seq = %(seq)s AND stage = 0 AND status = 'unreadable';
+
+-- any_later: whether a lease ends later than any could that is renewed now
+SELECT 1 FROM ergon_jobs
+WHERE stage = 1 AND lease_expires_at > {now} + %(least)s::float8 LIMIT 1;
+
+-- shorten: leases that end later than they could
+UPDATE ergon_jobs AS j SET lease_expires_at = {now} + coalesce(
+    (%(leases)s::float8[])[array_position(%(workers)s::text[], j.worker)], %(others)s::float8
+)
+WHERE j.stage = 1 AND j.lease_expires_at > {now} + coalesce(
+    (%(leases)s::float8[])[array_position(%(workers)s::text[], j.worker)], %(others)s::float8
+);
