@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 from ergon_framework.app.reading.sections import Name, Section, Settings
 from ergon_framework.app.reading.store_urls import base_of, resolve_url, store_url
 from ergon_framework.app.settings import load_settings
-from ergon_framework.errors import SettingsError
+from ergon_framework.errors import JobError, SettingsError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.schedules import Scheduler, Schedules, ScheduleSettings
@@ -138,14 +138,27 @@ def setup_of(settings: Settings, url: str | None = None) -> JobSetup:
     jobs: JobsSettings = settings.extensions.get("jobs") or JobsSettings()
     executors: Mapping[str, ExecutorSettings] = settings.extensions.get("executors") or {}
     base = base_of(settings)
+    schedules: Mapping[str, ScheduleSettings] = settings.extensions.get("schedules") or {}
+    _check_payloads(schedules, jobs)
     return JobSetup(
         resolve_url(url, Path()) if url else store_url(settings, jobs.store),
         jobs,
         {name: _placed(each, base, settings.file) for name, each in executors.items()},
-        settings.extensions.get("schedules") or {},
+        schedules,
         settings.file,
         settings.variables,
     )
+
+
+def _check_payloads(schedules: Mapping[str, ScheduleSettings], jobs: JobsSettings) -> None:
+    """Refuse a schedule with more arguments than a client could enqueue."""
+    for name, schedule in schedules.items():
+        try:
+            schedule.job(max_payload=jobs.max_payload)
+        except JobError as error:
+            raise SettingsError(
+                f"schedules.{name}: {error.message}", remedy=error.remedy, details=error.details
+            ) from error
 
 
 def _placed(executor: ExecutorSettings, base: Path, file: Path | None) -> ExecutorSettings:

@@ -54,7 +54,30 @@ def enqueue(
     expires_in: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds within which it must be started.")
     ] = None,
+    expires_at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="By when it must have been started."),
+    ] = None,
     priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first.")] = None,
+    max_deliveries: Annotated[
+        int | None, typer.Option(metavar="N", help="How often it is claimed without an end.")
+    ] = None,
+    retry: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Its own retry policy: a JSON object.")
+    ] = None,
+    limit_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="So many jobs with this key run at once …")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="… namely this many [1].")] = None,
+    result_ttl: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds that its result is kept.")
+    ] = None,
+    correlation_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="What it belongs to.")
+    ] = None,
+    trace_context: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The trace it belongs to: a JSON object.")
+    ] = None,
     unique: Annotated[
         str | None, typer.Option(metavar="KEY", help="At most one unfinished job has this key.")
     ] = None,
@@ -86,14 +109,22 @@ def enqueue(
         "delay": delay,
         "run_at": run_at,
         "expires_in": expires_in,
+        "expires_at": expires_at,
         "priority": priority,
         "unique": unique,
         "on_duplicate": on_duplicate,
+        "max_deliveries": max_deliveries,
+        "limit_key": limit_key,
+        "limit": limit,
+        "result_ttl": result_ttl,
+        "correlation_id": correlation_id,
     }
     is_many = stdin or handler == _STDIN
-    given = {name: value for name, value in options.items() if value is not None}
+    tables = {"retry": retry, "trace_context": trace_context}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _check_use(handler, args, kwargs, job_id, wait, is_many=is_many)
     try:
+        given |= {name: _object(name, text) for name, text in tables.items() if text is not None}
         with opened(config, url) as client:
             if is_many:
                 return _many(client, None if handler == _STDIN else handler, given, as_json)
@@ -101,7 +132,7 @@ def enqueue(
                 handler or "",
                 _list(args),
                 _table(kwargs),
-                **given,  # type: ignore[arg-type]
+                **given,
             )
             return _one(job, wait, as_json)
     except JobError as error:
@@ -214,6 +245,14 @@ def _table(text: str | None) -> dict[str, Any]:
     value = {} if text is None else _parsed("--kwargs", text)
     if not isinstance(value, dict):
         raise JobError("--kwargs is no JSON object", remedy="""write --kwargs '{"width": 3}'""")
+    return value
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    word = f"--{name.replace('_', '-')}"
+    value = _parsed(word, text)
+    if not isinstance(value, dict):
+        raise JobError(f"{word} is no JSON object", remedy=f"write it like {word} '{{…}}'")
     return value
 
 

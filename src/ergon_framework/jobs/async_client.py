@@ -27,7 +27,7 @@ from ergon_framework.jobs.requests import Progress, Store
 from ergon_framework.jobs.results import POLL, found, result_of, timed_out, unanswered
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.watcher import Watcher
-from ergon_framework.ports.jobstore import Job
+from ergon_framework.ports.jobstore import Job, NewJob, Search
 from ergon_framework.storage.async_lending import work_on
 from ergon_framework.storage.hurry import ASKING, LEAST
 
@@ -109,6 +109,16 @@ class AsyncJobClient:
 
         return [AsyncEnqueuedJob.like(done, self) for done in await self._add(add, connection)]
 
+    async def job(
+        self,
+        handler: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[JobOptions],
+    ) -> NewJob:
+        """The job that :meth:`enqueue` would store, checked; see :meth:`JobClient.job`."""
+        return await self._call(lambda: self._sync().job(handler, args, kwargs, **options))
+
     async def announce(self) -> None:
         """Wake workers after a commit of one's own that brought jobs."""
         await self._call(lambda: self._sync().announce())
@@ -168,6 +178,21 @@ class AsyncJobClient:
     async def requeue(self, job_id: str) -> None:
         """Send a dead-lettered job back with fresh counters."""
         await self._call(lambda: self._sync().requeue(job_id))
+
+    async def requeue_many(
+        self, search: Search, limit: int | None = None, progress: Progress | None = None
+    ) -> int:
+        """Send back every dead-lettered job that matches; see :meth:`JobClient.requeue_many`.
+
+        ``progress`` is called in another thread.
+        """
+        return await self._call(lambda: self._sync().requeue_many(search, limit, progress))
+
+    async def purge_many(
+        self, search: Search, limit: int | None = None, progress: Progress | None = None
+    ) -> int:
+        """Delete every dead-lettered job that matches, for good; how many."""
+        return await self._call(lambda: self._sync().purge_many(search, limit, progress))
 
     # ---- the end ----
 

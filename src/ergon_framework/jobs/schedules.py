@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Protocol, Self
@@ -21,7 +22,7 @@ from ergon_framework.core.instants import format_instant
 from ergon_framework.core.schedule import ON_TIME, Due, Misfire, due, upcoming
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cron
-from ergon_framework.jobs.edge import new_job
+from ergon_framework.jobs.edge import MAX_PAYLOAD, new_job
 from ergon_framework.jobs.tracing import fired, firing
 from ergon_framework.ports.document import (
     Count,
@@ -106,7 +107,7 @@ class ScheduleSettings(Document):
         if (self.cron is None) == (self.every is None):
             raise ValueError("needs either cron or every")
         with _told():
-            self.job()
+            self.job(max_payload=sys.maxsize)  # [jobs] says how much it may be, and is not at hand
         return self
 
     @property
@@ -114,7 +115,7 @@ class ScheduleSettings(Document):
         """The cron line, whichever way it was given."""
         return self.cron or f"@every {self.every}s"
 
-    def job(self, unique_key: str | None = None) -> NewJob:
+    def job(self, unique_key: str | None = None, *, max_payload: int = MAX_PAYLOAD) -> NewJob:
         """The job of every fire, checked as if a client had handed it in; its id is of no use."""
         return new_job(
             self.handler,
@@ -125,6 +126,7 @@ class ScheduleSettings(Document):
             timeout=self.timeout,
             max_attempts=self.max_attempts,
             unique=unique_key,
+            max_payload=max_payload,
         )
 
 
@@ -137,7 +139,8 @@ Schedules = Annotated[Mapping[Name, ScheduleSettings], AfterValidator(FrozenDict
 
 def schedule_of(name: str, settings: ScheduleSettings, source: str = "") -> Schedule:
     """The record of a schedule that has not been planned yet."""
-    job = settings.job(f"schedule:{name}" if settings.unique else None)
+    key = f"schedule:{name}" if settings.unique else None
+    job = settings.job(key, max_payload=sys.maxsize)  # the settings that have it are checked
     fields = msgspec.to_builtins(job)
     del fields["id"]
     return Schedule(
