@@ -15,6 +15,7 @@ import pytest
 
 from ergon_framework.jobs.client import JobClient
 from tests.jobs.workplace import is_alive, wait_until
+from tests.servers.server import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:orchestrator")]
 
@@ -254,3 +255,23 @@ def test_looking_needs_no_lock(place: Path) -> None:
     finally:
         connection.execute("ROLLBACK")
         connection.close()
+
+
+def test_a_worker_waits_for_a_server_that_is_away(tmp_path: Path) -> None:
+    """It says so and asks again; a signal ends it soon, and --no-wait at once."""
+    port = free_port()
+    text = f'[store]\nurl = "redis://127.0.0.1:{port}/0"\n[executors.a]\ncommand = ["cat"]\n'
+    (tmp_path / "ergon.toml").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "ergon_framework.cli", "worker"]
+    with subprocess.Popen(  # noqa: S603 - our own program
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "the worker waits and asks again" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    for word in ("--no-wait", "--burst"):
+        done = subprocess.run(  # noqa: S603 - our own program
+            [*command, word], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode, "waits" in done.stderr) == (1, False)

@@ -23,6 +23,10 @@ def worker(
     burst: Annotated[
         bool, typer.Option("--burst", help="Run what is due until nothing is left, then exit.")
     ] = False,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="Exit when the store's server is away at the start."),
+    ] = False,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="How this worker is called [made up].")
     ] = None,
@@ -35,7 +39,8 @@ def worker(
 
     SIGTERM or SIGINT lets what runs finish within jobs.grace and gives back the rest without
     charging an attempt; a second signal ends it at once. Exit code 0 after a stop that was asked
-    for, and after a burst.
+    for, and after a burst. A server that is away is waited for, at the start too, unless
+    jobs.wait_for_store or --no-wait says otherwise, and never by a burst.
     """
     from ergon_framework.app.exporting import observed
     from ergon_framework.app.jobs import job_settings
@@ -54,7 +59,12 @@ def worker(
         shape = {"executors": ",".join(setup.executors)}
         with observed(load_settings(config), f"worker {name or os.getpid()}"):
             report = work(
-                setup, queues=queue, burst=burst, name=name, ready=lambda: tell_parent(shape)
+                setup,
+                queues=queue,
+                burst=burst,
+                name=name,
+                ready=lambda: tell_parent(shape),
+                waits=False if no_wait else None,
             )
     finally:
         finish_telemetry()

@@ -23,6 +23,7 @@ from ergon_framework.ports.document import (
     Positive,
     PositiveOrZero,
     Ratio,
+    Switch,
 )
 
 DAY = 86_400.0
@@ -141,6 +142,7 @@ class JobsSettings(Document):
     failed_ttl: PositiveOrZero = 30 * DAY
     cancelled_ttl: PositiveOrZero = DAY
     max_payload: Count = 1024 * 1024
+    wait_for_store: Switch = True
     poll: Annotated[Positive, Field(ge=0.05)] = 1.0
     queues: Annotated[Mapping[Queue, QueueSettings], AfterValidator(FrozenDict)] = Field(
         default_factory=FrozenDict
