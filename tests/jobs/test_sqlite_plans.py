@@ -26,6 +26,7 @@ LONG_LOOKS = {
     "ended": "the same",
     "lock": "it never looks at all",
     "lease_many": "it looks through the list that it is given",
+    "shorten": "the same",
     "any_max_active": "queues with settings are few",
     "queues": "the same",
     "overdue": "running jobs are few",
