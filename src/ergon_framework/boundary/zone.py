@@ -9,21 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+from ergon_framework.boundary.anchor import Anchor
 from ergon_framework.boundary.answering import Answering
 from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
 from ergon_framework.boundary.facts.answers import store_trouble
 from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larger
 from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.referring import (
     are_recorded,
     left_to_read,
     record_references,
 )
 from ergon_framework.boundary.logs.refusing import no_fact, no_object
+from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.objects.blobs import BlobGuard
 from ergon_framework.boundary.objects.shared import SharedObjects
@@ -43,6 +47,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports.factstore import (
     INBOUND,
+    NEW_EPOCH,
     OUTBOUND,
     FactStore,
     NewFact,
@@ -58,6 +63,8 @@ PEER = "zone:"
 """What precedes the peer's name in the name of the consumer it pulls through."""
 HARD, SOFT = 0.8, 0.5
 """Of the capacity: where appends are refused, and where the operator is warned."""
+TOLD_EPOCH = "told_epoch"
+"""The attribute with the epoch that somebody was told of last."""
 READ_AT_ONCE = 10_000
 """Facts that are read within one call, at most."""
 
@@ -95,6 +102,8 @@ class Zone:
         self.certificate_expiry: float | None = None
         self.is_broken = False
         """The disk did not confirm a write: nothing is appended until the node starts again."""
+        self.anchor: Anchor | None = None
+        """How far the logs had grown, kept outside of the store."""
         self._are_references_known = False
         self.capacity = _allowed(self.settings.capacity_bytes)
         self._held = held or ExitStack()
@@ -113,8 +122,16 @@ class Zone:
             for folder in folders_of(settings):
                 held.callback(DataFolder.lock(folder).close)
             store, objects = open_stores(name, settings, clock=clock)
+            held.callback(objects.close)
+            held.callback(store.close)
+            anchor = _anchored(store, folders_of(settings))
+            if anchor is not None:
+                held.callback(anchor.close)
             own_clock = clock or clock_of(store)
-            return cls(name, store, objects, settings, clock=own_clock, held=held.pop_all())
+            zone = cls(name, store, objects, settings, clock=own_clock, held=held.pop_all())
+            zone.anchor = anchor
+            zone.tell_new_epoch()
+            return zone
 
     # ---- producers ----
 
@@ -337,6 +354,24 @@ class Zone:
         )
         return {"consumer_name": name, "cursor": after.cursor, "before": before}
 
+    # ---- upkeep ----
+
+    def tell_new_epoch(self) -> None:
+        """Tell, once, that the store has begun a new epoch, and why."""
+        why, epoch = self.store.attribute(NEW_EPOCH), self.store.info().epoch
+        if why is None or self.store.attribute(TOLD_EPOCH) == epoch:
+            return
+        self.telling.warn(
+            "epoch.changed",
+            f"the store of zone {self.name} begins a new epoch: {why.partition(' ')[2]}",
+            zone=self.name,
+            epoch=epoch,
+            why=why.partition(" ")[2],
+        )
+        if self.anchor is not None and self.anchor.now.epoch != epoch:
+            self.anchor.begin(epoch, {each.name: each.head for each in self.store.logs()})
+        self.store.set_attribute(TOLD_EPOCH, epoch)
+
     # ---- end ----
 
     def close(self) -> None:
@@ -356,6 +391,42 @@ class Zone:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _anchored(store: FactStore, folders: Sequence[Path]) -> Anchor | None:
+    """Compare a store with the anchor in its folder, which from now on follows it.
+
+    One that lost what it had acknowledged begins a new epoch. A zone without a folder has no
+    anchor, and neither has one in memory.
+    """
+    if not folders or isinstance(store, MemoryFactStore):
+        return None
+    anchor = Anchor(folders[0])
+    try:
+        heads = {each.name: each.head for each in store.logs()}
+        epoch = store.info().epoch
+        why = _why_renewed(store, anchor, epoch, heads)
+        if why:
+            epoch = store.renew_epoch(epoch, why).epoch
+        anchor.begin(epoch, heads)
+    except BaseException:
+        anchor.close()
+        raise
+    store.watch_heads(anchor.reached)
+    return anchor
+
+
+def _why_renewed(store: FactStore, anchor: Anchor, epoch: str, heads: Mapping[str, int]) -> str:
+    """Why a store must begin a new epoch; empty when it need not."""
+    lost = anchor.lost(epoch, heads)
+    if lost:
+        return f"it has lost what it acknowledged: {lost}"
+    # The epoch of a server may be changed by another node; that of a file only by who opens it.
+    is_other = anchor.now.epoch not in ("", epoch) and isinstance(store, SqliteFactStore)
+    is_known = store.attribute(NEW_EPOCH) is not None and store.attribute(TOLD_EPOCH) != epoch
+    if is_other and not is_known:
+        return f"it is not the store of epoch {anchor.now.epoch} that was there before"
+    return ""
 
 
 def apart(bucket: str, peer: str) -> str:

@@ -39,6 +39,7 @@ from ergon_framework.ports.facts import (
 
 __all__ = [
     "INBOUND",
+    "NEW_EPOCH",
     "OUTBOUND",
     "Appended",
     "Conflict",
@@ -65,6 +66,10 @@ __all__ = [
     "StoredObject",
     "Unfounded",
 ]
+
+
+NEW_EPOCH = "new_epoch"
+"""The attribute that says when and why a store began its epoch: instant, blank, text."""
 
 
 class FactLogs(Protocol):
@@ -301,6 +306,12 @@ class LinkBook(Protocol):
         Nothing is doubled by that: what is already here is known by its id.
         """
 
+    def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
+        """Begin a new epoch, unless the store has another one than ``epoch`` already.
+
+        It is written down in the journal, and as the attribute :data:`NEW_EPOCH`.
+        """
+
     def attribute(self, name: str) -> str | None:
         """A text that was written down about this store; None when there is none."""
 
@@ -346,6 +357,9 @@ class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
 
         One listener at a time; the last one counts. What it raises is logged, and harms no append.
         """
+
+    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
+        """Tell, in any thread, up to which offset a log has grown, before that is acknowledged."""
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends, from any thread: how many facts, and the seconds it took.

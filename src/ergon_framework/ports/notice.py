@@ -236,6 +236,10 @@ _BOUNDARY: dict[str, tuple[Any, ...]] = {
     "certificate.rejected": ("New certificates cannot be used; the old ones stay.", ("error",)),
     "policy.rejected": ("A new policy cannot be used; the old one stays.", ("error",)),
     "zone.troubled": ("The zone's store is in trouble.", ("error",)),
+    "epoch.changed": (
+        "The zone's store begins a new epoch: it is a copy, or has lost what it acknowledged.",
+        ("zone", "epoch", "why"),
+    ),
     "zone.started": ("A node serves its zone.", ("zone", "address")),
     "zone.stopped": ("A node has stopped.", ("zone",)),
 }

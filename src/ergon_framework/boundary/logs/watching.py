@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ergon_framework.ports.factstore import Appended, Outcome
+
 logger = logging.getLogger("ergon_framework.boundary")
+
+
+def tell_head(seen: Callable[[str, int], None], log: str, outcomes: Sequence[Outcome]) -> None:
+    """Tell up to where a log has grown, if it has."""
+    new = [each.offset for each in outcomes if isinstance(each, Appended) and not each.is_duplicate]
+    if new:
+        seen(log, new[-1])
 
 
 class Watching:

@@ -78,7 +78,6 @@ class NodeApplication:
         self._objects = ObjectRoutes(zone, self.in_thread, self.permitted)
         self._appends = AppendRoutes(zone, self.in_thread, self.permitted, self.denied)
         self._waiting: list[asyncio.Future[None]] = []
-        self._epoch = zone.store.info().epoch
         zone.store.subscribe(self._news)
 
     async def close(self) -> None:
@@ -195,7 +194,8 @@ class NodeApplication:
             None if asked.lease_ms is None else lease_seconds(asked.lease_ms),
         )
         serving = await self._serve(exchange, serve, wait)
-        exchange.reply(200, page_json(serving, self._epoch, self.zone.name))
+        epoch = await self.in_thread(lambda: self.zone.store.info().epoch)
+        exchange.reply(200, page_json(serving, epoch, self.zone.name))
 
     async def _serve(
         self, exchange: Exchange, serve: Callable[[], Serving], wait: float

@@ -10,7 +10,7 @@ from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.serving.object_watch import objects_trouble
 from ergon_framework.boundary.serving.pages import consumer_shape, link_shape, milliseconds
 from ergon_framework.boundary.settings import DAY
-from ergon_framework.ports.factstore import ConsumerInfo, LogInfo
+from ergon_framework.ports.factstore import NEW_EPOCH, ConsumerInfo, LogInfo
 from ergon_framework.ports.moving import mark_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _TROUBLES = {
     "store": "what {peer} sends cannot be kept here",
     "refused": "nothing is pulled from {peer}",
 }
+EPOCH = 7 * DAY
+"""Seconds for which an operator is told that the store began a new epoch."""
 _MENDED = (3, 51, 3)
 """The SQLite release from which two writers of one file cannot spoil its log."""
 
@@ -62,10 +64,17 @@ def status(zone: Zone) -> dict[str, Any]:
         "is_half_moved": mark.is_half,
         "moved_to": mark.moved_to or None,
         "objects_trouble": objects_trouble(zone),
+        "new_epoch": _new_epoch(store.attribute(NEW_EPOCH), now),
     }
     shape["alerts"] = list(_alerts(shape, consumers, now))
     shape["notes"] = list(_notes()) if is_file else []
     return shape
+
+
+def _new_epoch(written: str | None, now: float) -> str | None:
+    """Why the store began its epoch, if that was not long ago."""
+    at, _, why = (written or "0 ").partition(" ")
+    return why if float(at) > 0 and now - float(at) < EPOCH else None
 
 
 def _log_shape(log: LogInfo, zone: Zone) -> dict[str, Any]:
@@ -88,6 +97,9 @@ def _alerts(
         yield _alert("read_only", "the disk did not confirm a write: start the node again")
     if shape["objects_trouble"] is not None:
         yield _alert("objects", f"objects cannot be had: {shape['objects_trouble']}")
+    if shape["new_epoch"] is not None:
+        text = f"the store began a new epoch: {shape['new_epoch']}"
+        yield _alert("new_epoch", f"{text}; peers pull again when they accept it")
     for log in shape["logs"]:
         fill = log["fill_percent"]
         if fill is not None and fill >= 50:

@@ -35,6 +35,7 @@ def keep_house(
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Kept:
     """One round; a thorough one also looks for bytes that have no name at all."""
+    zone.tell_new_epoch()
     facts, lost = truncate(zone)
     if isinstance(zone.objects, SharedObjects):
         look_again(zone, zone.objects, is_stopping)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 
 from ergon_framework.boundary.logs.memory.state import State, Steps
-from ergon_framework.ports.factstore import Link, StoreInfo
+from ergon_framework.ports.factstore import NEW_EPOCH, Link, StoreInfo
 
 
 class MemoryLinks(Steps):
@@ -51,6 +52,15 @@ class MemoryLinks(Steps):
             link = state.links.get(peer, Link(peer))
             state.links[peer] = replace(link, epoch=epoch, offset=0, chain=b"", at=self._clock())
             return state.links[peer]
+
+    def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
+        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+        with self._step() as state:
+            if state.info.epoch == epoch:
+                self._note(state, "new_epoch", f"{why}; its epoch was {epoch}")
+                state.attributes[NEW_EPOCH] = f"{self._clock()} {why}"
+                state.info = replace(state.info, epoch=secrets.token_hex(8))
+            return state.info
 
     def attribute(self, name: str) -> str | None:
         """A text that was written down about this store; None when there is none."""

@@ -38,6 +38,9 @@ class MemoryFactStore(MemoryMoving):
     def watch_waits(self, seen: Meanwhile) -> None:
         """Nothing is waited for here."""
 
+    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
+        """What is in memory cannot go back in time."""
+
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """There is nothing to wait for, and nothing to tell."""
 

@@ -55,6 +55,7 @@ class Ground(Bells):
         read_only: bool = False,
     ) -> None:
         self._is_read_only = read_only
+        self._heads_seen: Callable[[str, int], None] | None = None
         self._turn = threading.RLock()
         self._memory = Memory()
         self._opening = Opening(url, zone, read_only=read_only)

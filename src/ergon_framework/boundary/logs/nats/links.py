@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ergon_framework.boundary.logs.nats.books import Books
-from ergon_framework.boundary.logs.nats.coding import Attribute, Note
+from ergon_framework.boundary.logs.nats.coding import Attribute, Note, ZoneRecord
 from ergon_framework.boundary.logs.nats.ground import Ground
-from ergon_framework.ports.factstore import Link
+from ergon_framework.boundary.logs.nats.opening import renew
+from ergon_framework.ports.factstore import Link, StoreInfo
 
 
 class NatsLinks(Ground):
@@ -54,6 +55,17 @@ class NatsLinks(Ground):
             f"{peer}: {epoch}",
             lambda link: replace(link, epoch=epoch, offset=0, chain=b"", at=self._clock()),
         )
+
+    def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
+        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+
+        def work(books: Books) -> None:
+            found = books.get(ZoneRecord, books.subjects.zone)
+            if found is not None and found.epoch == epoch:
+                renew(books, found, self._clock(), why)
+
+        self._step(work, "desk")
+        return self.info()
 
     def attribute(self, name: str) -> str | None:
         """A text that was written down about this store; None when there is none."""

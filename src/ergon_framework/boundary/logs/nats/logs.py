@@ -14,7 +14,7 @@ from ergon_framework.boundary.logs.nats.entering import Entering
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.records import Prepared, key_of, prepare
-from ergon_framework.boundary.logs.watching import Watching
+from ergon_framework.boundary.logs.watching import Watching, tell_head
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import (
     Flaw,
@@ -106,6 +106,10 @@ class NatsLogs(Ground):
         """Tell when an append is about to wait."""
         self._before_waiting = Watching(seen, "waits")
 
+    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
+        """Tell up to which offset a log has grown."""
+        self._heads_seen = Watching(seen, "heads")
+
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends: how many facts, and the seconds it took."""
         self._watch = Watching(seen, "commits")
@@ -125,6 +129,9 @@ class NatsLogs(Ground):
                 outcomes[index] += found
                 if any(isinstance(each, Full) for each in found):
                     asked[index].capacity = 0  # nothing enters behind it in a later commit either
+        if self._heads_seen is not None:
+            for each, found in zip(asked, outcomes, strict=True):
+                tell_head(self._heads_seen, each.log, found)
         if self._watch is not None:
             self._watch(sum(len(each.facts) for each in asked), perf_counter() - began)
         return outcomes

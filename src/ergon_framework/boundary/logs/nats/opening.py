@@ -9,12 +9,12 @@ from contextlib import closing, suppress
 from typing import Any
 
 from ergon_framework.boundary.logs.nats.books import Books
-from ergon_framework.boundary.logs.nats.coding import Tally, ZoneRecord
+from ergon_framework.boundary.logs.nats.coding import Attribute, Tally, ZoneRecord
 from ergon_framework.boundary.logs.nats.memory import Memory
 from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.nats.subjects import Subjects
 from ergon_framework.errors import ConfigurationError, StoreSchemaError, StoreUnavailableError
-from ergon_framework.ports.factstore import OUTBOUND, StoreInfo
+from ergon_framework.ports.factstore import NEW_EPOCH, OUTBOUND, StoreInfo
 from ergon_framework.storage.nats import Line, NatsStream, OvertakenError, address_of
 from ergon_framework.storage.nats.account import Account
 from ergon_framework.storage.nats.durability import Durability, durability_of
@@ -184,7 +184,7 @@ class Opening:
             if found is None:
                 _found(books, self._zone, clock())
             else:
-                _renew(books, found, clock(), "the server has lost what it acknowledged last")
+                renew(books, found, clock(), "the server has lost what it acknowledged last")
             with suppress(OvertakenError):  # another process has noticed, too
                 self.stream.commit(books.messages(), last)
 
@@ -219,7 +219,9 @@ def _found(books: Books, zone: str, now: float) -> None:
     books.put(books.subjects.zone, ZoneRecord(zone, secrets.token_hex(8), now))
 
 
-def _renew(books: Books, found: ZoneRecord, now: float, why: str) -> None:
+def renew(books: Books, found: ZoneRecord, now: float, why: str) -> None:
+    """Begin a new epoch, and write down why."""
     books.note(now, "new_epoch", f"{why}; its epoch was {found.epoch}")
     record = ZoneRecord(found.zone, secrets.token_hex(8), found.created_at)
     books.put(books.subjects.zone, record)
+    books.put(books.subjects.attribute(NEW_EPOCH), Attribute(f"{now} {why}"))

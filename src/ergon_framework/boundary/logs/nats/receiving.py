@@ -13,6 +13,7 @@ from ergon_framework.boundary.logs.nats.ground import MANY, Ground
 from ergon_framework.boundary.logs.nats.quarantine import keep_whole
 from ergon_framework.boundary.logs.records import Prepared, prepare
 from ergon_framework.boundary.logs.refusing import conflicting
+from ergon_framework.boundary.logs.watching import tell_head
 from ergon_framework.core.frontier import leads_to
 from ergon_framework.ports.factstore import (
     INBOUND,
@@ -67,7 +68,10 @@ class NatsReceiving(Ground):
         while len(refused) > MOST_ITEMS:
             self._take_in(peer, (), None, refused[:MOST_ITEMS])
             refused = refused[MOST_ITEMS:]
-        return outcomes + self._take_in(peer, last, link, refused)
+        outcomes += self._take_in(peer, last, link, refused)
+        if self._heads_seen is not None:
+            tell_head(self._heads_seen, log, outcomes)
+        return outcomes
 
     def _take_in(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ergon_framework.errors import ConfigurationError, StoreSchemaError
-from ergon_framework.ports.factstore import StoreInfo
+from ergon_framework.ports.factstore import NEW_EPOCH, StoreInfo
 from ergon_framework.storage.failpoints import declare
 
 T = TypeVar("T")
@@ -128,12 +128,29 @@ class Ground(ABC):
             info = self._check(found, zone)
             if found[3]:
                 # It may have gone back in time: who read from it before must notice.
-                info = StoreInfo(zone, secrets.token_hex(8), info.created_at)
-                note(books, now, "new_epoch", f"a copy was opened; its epoch was {found[1]}")
+                return self._renewed(books, info, "a copy was opened")
             books.run("store.opened", info.epoch, now)
             return info
 
         return self._write(work, "desk")
+
+    def renew_epoch(self, epoch: str, why: str) -> StoreInfo:
+        """Begin a new epoch, unless the store has another one than ``epoch`` already."""
+
+        def work(books: Books) -> StoreInfo:
+            info = StoreInfo(*books.only("store.store")[:3])
+            return info if info.epoch != epoch else self._renewed(books, info, why)
+
+        self._info = self._write(work, "desk")
+        return self._info
+
+    def _renewed(self, books: Books, info: StoreInfo, why: str) -> StoreInfo:
+        now = self._clock()
+        note(books, now, "new_epoch", f"{why}; its epoch was {info.epoch}")
+        books.run("store.set_attribute", NEW_EPOCH, f"{now} {why}")
+        renewed = StoreInfo(info.zone, secrets.token_hex(8), info.created_at)
+        books.run("store.opened", renewed.epoch, now)
+        return renewed
 
     def _check(self, found: Row, zone: str) -> StoreInfo:
         if found[0] != zone:

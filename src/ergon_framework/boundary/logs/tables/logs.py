@@ -14,7 +14,7 @@ from ergon_framework.boundary.logs.records import Prepared, prepare
 from ergon_framework.boundary.logs.tables import pages, receiving, retention
 from ergon_framework.boundary.logs.tables.ground import Books, Ground
 from ergon_framework.boundary.logs.tables.rows import all_logs, gaps_of, log_named
-from ergon_framework.boundary.logs.watching import Watching
+from ergon_framework.boundary.logs.watching import Watching, tell_head
 from ergon_framework.ports.factstore import (
     Gap,
     Link,
@@ -42,6 +42,7 @@ class TableLogs(Ground):
     def __init__(self, *place: Any, **settings: Any) -> None:
         super().__init__(*place, **settings)
         self._watch: Callable[[int, float], None] | None = None
+        self._heads_seen: Callable[[str, int], None] | None = None
         self._before_waiting: Meanwhile = nothing
         self._aged: dict[str, tuple[float, int]] = {}
         self._appends: Grouping[Append, list[Outcome]] = Grouping(
@@ -136,12 +137,18 @@ class TableLogs(Ground):
         arrived = receiving.arrival(peer, facts, link, refused, gaps)
         outcomes, added = self._take_in(peer, arrived)
         if added:
+            if self._heads_seen is not None:
+                tell_head(self._heads_seen, arrived.log, outcomes)
             self._wake()
         return outcomes
 
     def watch_waits(self, seen: Meanwhile) -> None:
         """Tell when an append is about to wait."""
         self._before_waiting = Watching(seen, "waits")
+
+    def watch_heads(self, seen: Callable[[str, int], None]) -> None:
+        """Tell up to which offset a log has grown."""
+        self._heads_seen = Watching(seen, "heads")
 
     def watch_commits(self, seen: Callable[[int, float], None]) -> None:
         """Tell of each group of appends: how many facts, and the seconds it took."""
@@ -151,6 +158,9 @@ class TableLogs(Ground):
         began = perf_counter()
         outcomes, added = self._enter(asked)
         if added:
+            if self._heads_seen is not None:
+                for each, found in zip(asked, outcomes, strict=True):
+                    tell_head(self._heads_seen, each.log, found)
             self._wake()
             if self._watch is not None:
                 self._watch(added, perf_counter() - began)

@@ -1,0 +1,149 @@
+"""How far the logs of a zone had grown, kept outside of its store.
+
+A store can go back in time without noticing it: somebody removes the write-ahead log of a file, or
+puts an older copy of it in its place. Offsets would then be given out a second time. So a zone that
+has a folder keeps an anchor there: the epoch, and the highest offset of each log that was
+acknowledged. It is written before each acknowledgement, which survives the end of the process, and
+synced behind it, within :data:`EVERY` seconds. A store whose head lies below its anchor begins a
+new epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ergon_framework.errors import ConfigurationError
+
+logger = logging.getLogger("ergon_framework.boundary")
+
+FILE = "heads.anchor"
+EVERY = 0.25
+"""Seconds between two syncs: after a power cut an anchor may be that much older than its store."""
+_SLOT = 8192
+
+
+class Heads(msgspec.Struct, frozen=True):
+    """What an anchor says."""
+
+    epoch: str = ""
+    heads: dict[str, int] = {}
+    count: int = 0
+    """How often it was written: of two slots the later one counts."""
+
+
+_decode = msgspec.json.Decoder(Heads).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Anchor:
+    """The anchor of one zone. Any thread may call it; the folder belongs to this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._file = os.open(self.path, flags, 0o600)
+            found = [_read(os.pread(self._file, _SLOT, at)) for at in (0, _SLOT)]
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self.path} cannot be used: {error.strerror}",
+                remedy="see that it is a file of this user; without it the node begins a new one",
+            ) from error
+        self._lock = threading.Lock()
+        self._now = max(found, key=lambda each: each.count)
+        self._is_written = threading.Event()
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._has_failed = False
+
+    @property
+    def now(self) -> Heads:
+        """What it says."""
+        return self._now
+
+    def lost(self, epoch: str, heads: Mapping[str, int]) -> str:
+        """What a store of that epoch has lost, in words; empty when it has lost nothing."""
+        if self._now.epoch != epoch:
+            return ""  # it is another store, or has begun a new epoch since
+        fallen = {log: was for log, was in self._now.heads.items() if heads.get(log, 0) < was}
+        told = (
+            f"{log} ends at {heads.get(log, 0)} and ended at {was}" for log, was in fallen.items()
+        )
+        return ", ".join(told)
+
+    def begin(self, epoch: str, heads: Mapping[str, int]) -> None:
+        """From now on it is that store's."""
+        with self._lock:
+            self._write(epoch, dict(heads))
+            os.fsync(self._file)
+
+    def reached(self, log: str, offset: int) -> None:
+        """A log has grown; called before that is acknowledged to anybody."""
+        with self._lock:
+            if offset > self._now.heads.get(log, 0) and not self._is_closed.is_set():
+                self._write(self._now.epoch, {**self._now.heads, log: offset})
+                self._sync_soon()
+
+    def close(self) -> None:
+        """Sync it and let go of it. Closing twice is fine."""
+        self._is_closed.set()
+        self._is_written.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            file, self._file = self._file, -1
+            if file >= 0:
+                with contextlib.suppress(OSError):
+                    os.fsync(file)
+                os.close(file)
+
+    def _write(self, epoch: str, heads: dict[str, int]) -> None:
+        self._now = Heads(epoch, heads, self._now.count + 1)
+        text = _encode(self._now)
+        slot = b"%08x %b\n" % (zlib.crc32(text), text)
+        if len(slot) > _SLOT:
+            return  # more logs than anybody has: what was written last still holds
+        try:
+            os.pwrite(self._file, slot, _SLOT * (self._now.count % 2))
+        except OSError as error:  # a full disk: the store will say so, too
+            self._failed(error)
+
+    def _sync_soon(self) -> None:
+        self._is_written.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._sync, name="ergon-anchor", daemon=True)
+            self._thread.start()
+
+    def _sync(self) -> None:
+        while not self._is_closed.is_set():
+            self._is_written.wait()
+            self._is_written.clear()
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                self._failed(error)
+            self._is_closed.wait(EVERY)
+
+    def _failed(self, error: OSError) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning("%s cannot be written: %s", self.path, error.strerror)
+
+
+def _read(slot: bytes) -> Heads:
+    """What a slot says; nothing when it was never written, or not to its end."""
+    line = slot.partition(b"\n")[0]
+    try:
+        if int(line[:8], 16) == zlib.crc32(line[9:]):
+            return _decode(line[9:])
+    except (ValueError, msgspec.DecodeError):
+        pass
+    return Heads()
