@@ -136,10 +136,11 @@ class NatsServer:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self.port = free_port()
+        self.port, self.monitor = free_port(), free_port()
         settings = folder / "nats.conf"
         settings.write_text(
-            f'listen: "127.0.0.1:{self.port}"\nping_interval: "1h"\n'
+            f'listen: "127.0.0.1:{self.port}"\nhttp: "127.0.0.1:{self.monitor}"\n'
+            'ping_interval: "1h"\n'
             f'jetstream {{ store_dir: "{folder}", sync_interval: always }}\n'
         )
         words = [_program("nats-server"), "--config", str(settings)]

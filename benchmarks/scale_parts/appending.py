@@ -121,7 +121,7 @@ def _openers(
     stores: dict[str, Callable[[], str | None]] = {
         "sqlite": lambda: None,
         "postgres": lambda: new_database(postgres(), f"{engine}_{length}"),
-        "nats": lambda: f"nats://127.0.0.1:{nats().port}",
+        "nats": lambda: f"nats://127.0.0.1:{nats().port}?monitor=http://127.0.0.1:{nats().monitor}",
     }
     bare: dict[str, dict[str, Callable[[], Log]]] = {
         "sqlite": {

@@ -130,10 +130,11 @@ class NatsEngine(ServerEngine):
         from tests.servers.nats import NatsServer
 
         super().__init__(NatsServer(sync="always" if is_durable else "2m"))
+        self._options = "" if is_durable else "?acknowledge=unsynced"
 
     def place(self) -> Place:
         """A new zone."""
-        return Place(self.server.url(), f"plant-{next(self._numbers)}")
+        return Place(self.server.url(options=self._options), f"plant-{next(self._numbers)}")
 
 
 def _sqlite(*, is_durable: bool) -> Engine:

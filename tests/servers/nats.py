@@ -60,11 +60,15 @@ class NatsServer(Server):
         """Where the server tells about itself."""
         return f"http://127.0.0.1:{self.monitor}"
 
-    def url(self, space: str = "", user: str = "", options: str = "") -> str:
-        """How to reach it."""
+    def url(
+        self, space: str = "", user: str = "", options: str = "", *, is_monitored: bool = True
+    ) -> str:
+        """How to reach it, and where it tells about itself."""
         who = f"{user}@" if user else ""
         path = f"/{space}" if space else ""
-        return f"nats://{who}127.0.0.1:{self.port}{path}{options}"
+        monitor = f"{'&' if options else '?'}monitor={self.monitor_url}"
+        told = options if "monitor=" in options or not is_monitored else f"{options}{monitor}"
+        return f"nats://{who}127.0.0.1:{self.port}{path}{told}"
 
     def new_space(self) -> str:
         """A URL under which nothing is kept yet."""

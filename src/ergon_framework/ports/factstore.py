@@ -340,6 +340,10 @@ class FactStore(FactLogs, ConsumerDesk, ObjectIndex, LinkBook, Protocol):
         """One sentence: what an acknowledged append survives."""
 
     @property
+    def is_synced(self) -> bool:
+        """Whether an acknowledged append is on disk, or on those of several servers."""
+
+    @property
     def largest(self) -> int | None:
         """Bytes that envelope and fact may take together; None where no server says so."""
 

@@ -5,7 +5,7 @@ What stands behind the scheme may hold a password: no error shows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -94,3 +94,18 @@ def path_in(rest: str) -> str:
 def file_of(url: str) -> Path | None:
     """The file of a store on SQLite; None for any other."""
     return Path(url[len(SQLITE) :]) if url.lower().startswith(SQLITE) else None
+
+
+ACKNOWLEDGE, UNSYNCED = "acknowledge", "unsynced"
+"""The option of a URL that lets a server through which acknowledges before it has synced."""
+
+
+def accepts_unsynced(options: Mapping[str, str]) -> bool:
+    """Whether the URL says that what is acknowledged need not be on disk."""
+    found = options.get(ACKNOWLEDGE, "synced")
+    if found not in {"synced", UNSYNCED}:
+        raise ConfigurationError(
+            "acknowledge in the URL of a store is synced or unsynced",
+            remedy="leave it out to refuse a server that acknowledges before it has synced",
+        )
+    return found == UNSYNCED

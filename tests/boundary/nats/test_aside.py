@@ -106,7 +106,7 @@ def test_a_fact_is_set_aside_once_after_a_seek(open_store: Open) -> None:
 
 def test_a_consumer_that_was_moved_here_looks_again(open_store: Open, nats_url: str) -> None:
     """What came with it may have been released where it was before."""
-    store, target = open_store(), open_store(f"{nats_url}-copy")
+    store, target = open_store(), open_store(nats_url.replace("?", "-copy?"))
     for each in (store, target):
         filled(each, 3)
     item = set_aside(store, 1)

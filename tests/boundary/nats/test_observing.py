@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from ergon_framework.boundary.logs.nats import NatsFactStore
+from ergon_framework.boundary.serving.status import status
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.nats import line, observing
 from ergon_framework.storage.nats.durability import Durability, durability_of
@@ -23,7 +29,7 @@ def seen(url: str) -> dict[str, Observation]:
 
 def test_a_server_that_syncs_is_safe(nats_server: NatsServer) -> None:
     """Version, durability, room, latency and clock are told, and nothing is to be done."""
-    url = f"{nats_server.new_space()}?monitor={nats_server.monitor_url}"
+    url = nats_server.new_space()
     store = NatsFactStore(url, zone="plant-a")
     assert "synced to disk on one server" in store.acknowledgement
     store.close()
@@ -59,9 +65,15 @@ def test_a_clock_that_this_user_is_not_told(
 
 
 def test_nobody_knows_without_a_monitor(nats_server: NatsServer) -> None:
-    """Where the server cannot be asked, that is said, with how to make it possible."""
-    url = nats_server.new_space()
+    """Where the server cannot be asked, the store is refused unless the URL accepts that."""
+    url = nats_server.url("unmonitored", is_monitored=False)
+    with pytest.raises(ConfigurationError, match="does not tell whether it syncs") as caught:
+        NatsFactStore(url, zone="plant-a")
+    assert "?monitor=" in (caught.value.remedy or "")
+    assert "sync_interval: always" in (caught.value.remedy or "")
+    url += "?acknowledge=unsynced"
     store = NatsFactStore(url, zone="plant-a")
+    assert not store.is_synced
     assert "could not be checked" in store.acknowledgement
     store.close()
     found = seen(url)["durability"]
@@ -71,17 +83,28 @@ def test_nobody_knows_without_a_monitor(nats_server: NatsServer) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_syncs_later_is_grave(own_nats: NatsServer) -> None:
-    """A server with the default sync interval may lose what it acknowledged; the store says so."""
+def test_a_server_that_syncs_later_is_grave(own_nats: NatsServer, tmp_path: Path) -> None:
+    """A server with the default sync interval may lose what it acknowledged: it is refused, unless
+    the URL accepts it, and then the zone has an alert.
+    """
     own_nats.configure(sync='"2m"')
     own_nats.start()
     url = own_nats.url(options=f"?monitor={own_nats.monitor_url}")
     found = seen(url)["durability"]
     assert found.is_grave
     assert "sync_interval: always" in found.remedy
-    store = NatsFactStore(url, zone="plant-a")
-    assert "a power cut may lose" in store.acknowledgement
-    store.close()
+    with pytest.raises(ConfigurationError, match="before they are synced") as caught:
+        NatsFactStore(url, zone="plant-a")
+    assert "sync_interval: always" in (caught.value.remedy or "")
+    assert "?acknowledge=unsynced" in (caught.value.remedy or "")
+    accepted = f"{url}&acknowledge=unsynced"
+    assert not seen(accepted)["durability"].is_grave
+    settings = ZoneSettings.model_validate({"data": str(tmp_path), "store": accepted})
+    with Zone.open("plant-a", settings) as zone:
+        assert "a power cut may lose" in zone.store.acknowledgement
+        assert [each["kind"] for each in status(zone)["alerts"]] == ["unsynced"]
+    with closing(NatsFactStore(url, zone="plant-a", read_only=True)) as store:
+        assert not store.is_synced  # who only looks is let in
 
 
 def test_a_monitor_that_does_not_answer_is_unknown() -> None:

@@ -146,7 +146,7 @@ def test_a_server_that_went_back_is_noticed(
         anchor.reached("outbound", 5)  # as if the server had acknowledged more, and lost it
     with opened(tmp_path, store=url) as zone:
         assert zone.store.info().epoch != epoch
-        assert alerts(zone) == ["new_epoch"]
+        assert "new_epoch" in alerts(zone)
 
 
 @pytest.mark.slow

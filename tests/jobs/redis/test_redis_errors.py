@@ -116,16 +116,19 @@ def test_wrong_passwords(own_server: RedisServer) -> None:
 
 
 def test_a_user_with_too_few_rights(own_server: RedisServer) -> None:
-    """What is forbidden is told; that CONFIG is forbidden only makes the durability unknown."""
+    """What is forbidden is told; where CONFIG is, the durability is unknown and to be accepted."""
     with own_server.connect() as client:
         client.acl_setuser("most", True, passwords=[f"+{SECRET}"], keys="*", categories=["+@all"])
         client.execute_command("ACL", "SETUSER", "most", "-config", "&*")
         client.execute_command("ACL", "SETUSER", "few", "on", f">{SECRET}", "~*", "+info", "+get")
-    store = RedisJobStore(own_server.url.replace("://", f"://most:{SECRET}@"))
+    url = own_server.url.replace("://", f"://most:{SECRET}@")
+    with refused(ConfigurationError, "or does not tell"):
+        RedisJobStore(url)
+    store = RedisJobStore(f"{url}?acknowledge=unsynced")
     assert "does not tell when it syncs" in store.durability
     store.close()
     with refused(ConfigurationError, "forbids something to this user"):
-        RedisJobStore(own_server.url.replace("://", f"://few:{SECRET}@"))
+        RedisJobStore(own_server.url.replace("://", f"://few:{SECRET}@") + "?acknowledge=unsynced")
 
 
 def test_a_user_with_just_the_rights_it_needs(own_server: RedisServer) -> None:
@@ -181,15 +184,23 @@ def test_a_server_that_evicts(own_server: RedisServer) -> None:
 def test_what_an_acknowledgement_means(
     durable_redis: RedisServer, settings: dict[str, str], text: str
 ) -> None:
-    """The store says plainly what the server's settings make of it."""
+    """The store says plainly what the server's settings make of it; all but the safe ones are
+    refused unless the URL accepts them.
+    """
     with durable_redis.connect() as client:
         before = {name: client.config_get(name)[name] for name in settings}
         try:
             for name, value in settings.items():
                 client.config_set(name, value)
-            store = RedisJobStore(f"{durable_redis.url}?prefix=durability")
+            url = f"{durable_redis.url}?prefix=durability"
+            if settings:
+                with refused(ConfigurationError, "acknowledges jobs before they are synced"):
+                    RedisJobStore(url)
+                url += "&acknowledge=unsynced"
+            store = RedisJobStore(url)
             store.close()
             assert text in store.durability
+            assert store.is_synced is not bool(settings)
         finally:
             for name, value in before.items():
                 client.config_set(name, value)

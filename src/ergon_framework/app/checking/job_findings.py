@@ -66,6 +66,14 @@ def _opened(url: str) -> Finding:
         return _bad(STORE, error)
 
 
+def _kept(store: Store, url: str) -> Finding:
+    """What an acknowledgement means there."""
+    if not is_in_memory(url):  # of a server, the row of its durability tells
+        return Finding(STORE, Status.OK, store.durability, store=url)
+    remedy = "fine for trials; for work that may not be lost write sqlite:///jobs.db"
+    return Finding(STORE, Status.NOTE, store.durability, remedy, store=url)
+
+
 def _shared(settings: Settings, timeout: float) -> Iterator[Finding]:
     """Whether the jobs there can be worked with, as commands do it; no table is made.
 
@@ -100,7 +108,7 @@ def _of(store: Store, url: str) -> Finding:
     """A store that answers, and whether it has rows that cannot be read."""
     aside = len(store.unreadable())
     if not aside:
-        return Finding(STORE, Status.OK, store.durability, store=url)
+        return _kept(store, url)
     number = "1 row" if aside == 1 else f"{aside:,} rows"
     found = f"{number} of jobs cannot be read and were set aside"
     return Finding(STORE, Status.BAD, found, "ergon jobs unreadable lists them", store=url)

@@ -15,6 +15,7 @@ from ergon_framework.app.checking.patience import TIMEOUT, in_time
 from ergon_framework.app.reading.secret_values import revealed
 from ergon_framework.app.reading.sections import Settings
 from ergon_framework.app.running.ensemble import lives_here
+from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.opening import check_stores, fact_file, folders_of, open_facts
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, ErgonError
@@ -57,6 +58,7 @@ def _opened(check: str, name: str, settings: ZoneSettings, file: Path | None) ->
     with closing(open_facts(name, settings, read_only=file is not None)) as store:
         refuse_unsettled(mark_of(store))
         acknowledgement, largest = store.acknowledgement, store.largest
+        is_in_memory = isinstance(store, MemoryFactStore)
     if file is not None and not os.access(file, os.W_OK):
         raise _unusable(file, "this user may not write it")
     allowed = settings.limits.fact_bytes
@@ -64,6 +66,9 @@ def _opened(check: str, name: str, settings: ZoneSettings, file: Path | None) ->
         found = f"its server takes facts of {largest:,} bytes, and limits.fact_bytes is {allowed:,}"
         remedy = "raise max_payload of the server, or lower fact_bytes"
         return Finding(check, Status.NOTE, found, remedy)
+    if is_in_memory:  # of a server, the row of its durability tells
+        remedy = "fine for trials; for facts that may not be lost leave store out, or name a file"
+        return Finding(check, Status.NOTE, acknowledgement, remedy)
     return Finding(check, Status.OK, acknowledgement, store=revealed(settings.store) or "")
 
 

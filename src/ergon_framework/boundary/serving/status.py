@@ -58,6 +58,7 @@ def status(zone: Zone) -> dict[str, Any]:
         "gaps": len(store.gaps()),
         "lost_facts": sum(gap.count for gap in store.gaps()),
         "acknowledgement": store.acknowledgement,
+        "is_synced": store.is_synced,
         "sqlite_version": sqlite3.sqlite_version if is_file else None,
         "certificate_expires_unix_ms": milliseconds(zone.certificate_expiry),
         "is_read_only": zone.is_broken,
@@ -97,9 +98,7 @@ def _alerts(
         yield _alert("read_only", "the disk did not confirm a write: start the node again")
     if shape["objects_trouble"] is not None:
         yield _alert("objects", f"objects cannot be had: {shape['objects_trouble']}")
-    if shape["new_epoch"] is not None:
-        text = f"the store began a new epoch: {shape['new_epoch']}"
-        yield _alert("new_epoch", f"{text}; peers pull again when they accept it")
+    yield from _store_alerts(shape)
     for log in shape["logs"]:
         fill = log["fill_percent"]
         if fill is not None and fill >= 50:
@@ -119,6 +118,14 @@ def _alerts(
     if expiry is not None and expiry / 1000 - now < EXPIRY:
         days = max(0, int((expiry / 1000 - now) / DAY))
         yield _alert("certificate", f"the certificate ends in {days} days")
+
+
+def _store_alerts(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if not shape["is_synced"]:
+        yield _alert("unsynced", shape["acknowledgement"])
+    if shape["new_epoch"] is not None:
+        text = f"the store began a new epoch: {shape['new_epoch']}"
+        yield _alert("new_epoch", f"{text}; peers pull again when they accept it")
 
 
 def _move_alerts(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -28,6 +28,7 @@ from ergon_framework.storage.memory_bells import Belfry
 class MemoryJobStore(MemoryMoving):
     """A job store for the threads of one process. Every call is one step under one lock."""
 
+    is_synced = False
     durability = "An acknowledged job is in this process's memory, and is lost when it ends."
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

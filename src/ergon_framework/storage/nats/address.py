@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
 from ergon_framework.storage.tls import Options
-from ergon_framework.storage.urls import taken_apart
+from ergon_framework.storage.urls import ACKNOWLEDGE, accepts_unsynced, taken_apart
 
 FORMS = "write nats://host:4222, or nats://user:password@host:4222/name?replicas=3, or tls://host"
 PORT = 4222
@@ -17,7 +17,7 @@ DEFAULT_SPACE = "ergon"
 TLS_OPTIONS = Options("?tls_ca=FILE", "?tls_cert=FILE&tls_key=FILE", "nats://")
 _SPACE = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _TLS = frozenset({"tls_ca", "tls_cert", "tls_key"})
-OPTIONS = _TLS | {"replicas", "monitor", "tls", "tls_first", "creds", "nkey"}
+OPTIONS = _TLS | {"replicas", "monitor", "tls", "tls_first", "creds", "nkey", ACKNOWLEDGE}
 """What a URL may say behind its question mark."""
 _ANSWERS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -48,6 +48,8 @@ class Address:
     """A file with the JWT and the seed of a user."""
     nkey: str | None = None
     """A file with the seed of a user."""
+    accepts_unsynced: bool = field(default=False, kw_only=True)
+    """Whether a server will do that acknowledges before it has synced."""
 
 
 def address_of(url: str) -> Address:
@@ -81,6 +83,7 @@ def address_of(url: str) -> Address:
         has_tls,
         _is_yes(options, "tls_first"),
         *(options.get(each) for each in ("tls_ca", "tls_cert", "tls_key", "creds", "nkey")),
+        accepts_unsynced=accepts_unsynced(options),
     )
 
 

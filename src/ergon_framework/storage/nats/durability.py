@@ -9,6 +9,8 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
+from ergon_framework.errors import ConfigurationError
+
 _PATIENCE = 2.0  # seconds
 REMEDY = (
     "set sync_interval: always in the jetstream block of the server, or keep the stream on three"
@@ -54,6 +56,24 @@ class Durability:
     def is_safe(self) -> bool:
         """Whether the power cut of one server loses nothing, as far as is known."""
         return self.syncs_always is True or self.replicas > 1
+
+
+def refuse_unsynced(found: Durability, name: str) -> None:
+    """Refuse a server whose power cut takes what was acknowledged, or that does not tell."""
+    if found.is_safe:
+        return
+    if found.syncs_always is None:
+        raise ConfigurationError(
+            f"{name} does not tell whether it syncs what it acknowledges",
+            remedy="name its monitoring address in the URL, ?monitor=http://host:8222, and set"
+            " sync_interval: always in the jetstream block of the server; or write"
+            " ?acknowledge=unsynced if a power cut may take acknowledged facts",
+        )
+    raise ConfigurationError(
+        f"{name} acknowledges facts before they are synced to disk",
+        remedy=f"{REMEDY}; or write ?acknowledge=unsynced in the URL if a power cut may take"
+        " acknowledged facts",
+    )
 
 
 def durability_of(config: Mapping[str, Any], monitor: str | None) -> Durability:

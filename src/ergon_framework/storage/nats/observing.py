@@ -24,11 +24,13 @@ def observe(url: str) -> Iterator[Observation]:
         found = account.info()
         yield version(line.version(), int(found["api"].get("level", 0)))
         streams = account.streams()
+        is_accepted = line.address.accepts_unsynced
         for each in streams:
-            yield durability(each["config"]["name"], _durability(line, each["config"]))
+            kept = _durability(line, each["config"])
+            yield durability(each["config"]["name"], kept, is_accepted=is_accepted)
         if not streams:
-            replicas = {"num_replicas": line.address.replicas}
-            yield durability("a stream that is made", _durability(line, replicas))
+            kept = _durability(line, {"num_replicas": line.address.replicas})
+            yield durability("a stream that is made", kept, is_accepted=is_accepted)
         yield room(found)
         yield latency(account.info)
         names = [each["config"]["name"] for each in streams]
@@ -48,7 +50,7 @@ def version(name: str, level: int) -> Observation:
     return Observation("version", name, remedy, is_grave=not is_fine)
 
 
-def durability(stream: str, found: Durability) -> Observation:
+def durability(stream: str, found: Durability, *, is_accepted: bool = False) -> Observation:
     """Whether what is acknowledged is on disk."""
     if found.syncs_always:
         return Observation("durability", f"{stream}: synced to disk before it is acknowledged")
@@ -61,7 +63,7 @@ def durability(stream: str, found: Durability) -> Observation:
             "set http_port in the server and add ?monitor=http://host:8222 to the URL",
         )
     text = f"{stream}: a power cut may lose what was acknowledged in the last minutes"
-    return Observation("durability", text, REMEDY, is_grave=True)
+    return Observation("durability", text, REMEDY, is_grave=not is_accepted)
 
 
 def clock(theirs: float | None, asked_at: float, answered_at: float) -> Observation:

@@ -86,6 +86,11 @@ class PostgresDatabase:
         """What to call it in front of people."""
         return self._address.name
 
+    @property
+    def is_safe(self) -> bool:
+        """Whether the server syncs what it commits."""
+        return self._unsafe is None
+
     def acknowledged(self, what: str, sentence: str) -> str:
         """``sentence``, which is what an acknowledgement means, or the truth where it is not so."""
         if self._unsafe is None:

@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
 from ergon_framework.storage.tls import Options
+from ergon_framework.storage.urls import ACKNOWLEDGE, accepts_unsynced
 
 FORMS = "write redis://host:6379/0, redis://user:password@host/0, or rediss:// for TLS"
 PORT = 6379
@@ -16,7 +17,7 @@ _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS = (*_FILES, "ssl_cert_reqs", "ssl_check_hostname")
 _DEMANDS = ("required", "optional", "none")
 _CHECKED = {"true": True, "false": False}
-_OWN = ("prefix", "persistence")
+_OWN = ("prefix", "persistence", ACKNOWLEDGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Address:
     is_volatile: bool = False
     """Whether a server that keeps nothing on disk will do."""
     has_tls: bool = False
+    accepts_unsynced: bool = False
+    """Whether a server will do that acknowledges before it has synced."""
 
 
 def address_of(url: str, prefix: str | None = None) -> Address:
@@ -69,6 +72,7 @@ def address_of(url: str, prefix: str | None = None) -> Address:
         _prefix(prefix or query.get("prefix", "ergon")),
         _is_volatile(query.get("persistence", "disk")),
         has_tls,
+        accepts_unsynced(query),
     )
 
 

@@ -133,6 +133,15 @@ def refuse_unsafe(found: Persistence, link: RedisLink, *, read_only: bool) -> No
             remedy="set appendonly yes and appendfsync always on the server, or write"
             " ?persistence=none in the URL if the jobs may be lost",
         )
+    is_accepted = link.address.accepts_unsynced or link.address.is_volatile
+    if not found.is_synced and not is_accepted and not read_only:
+        raise ConfigurationError(
+            f"{name} acknowledges jobs before they are synced to disk, or does not tell: "
+            f"{found.sentence()}",
+            remedy="set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no on the"
+            " server, and let this user call CONFIG GET; or write ?acknowledge=unsynced in the URL"
+            " if acknowledged jobs may be lost",
+        )
     if found.is_replica and not read_only:
         raise StoreReadOnlyError(
             f"{name} is a replica, which may only be read",

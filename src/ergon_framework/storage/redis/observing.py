@@ -26,7 +26,8 @@ def observe(url: str) -> Iterator[Observation]:
         found = persistence_of(link)
         yield version(found)
         yield role(found, is_cluster=link.info("cluster").get("cluster_enabled") == "1")
-        yield durability(found, is_volatile=link.address.is_volatile)
+        is_accepted = link.address.is_volatile or link.address.accepts_unsynced
+        yield durability(found, is_volatile=is_accepted)
         yield eviction(found)
         yield memory(link.info("memory"))
         yield latency(lambda: link.call("PING"))

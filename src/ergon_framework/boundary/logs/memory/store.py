@@ -18,6 +18,8 @@ class MemoryFactStore(MemoryMoving):
         "the process ends."
     )
 
+    is_synced = False
+
     largest: int | None = None
     """Nobody but the settings limits a fact."""
 

@@ -64,6 +64,7 @@ class Ground(Bells):
         try:
             self._opening.meet()
             self.acknowledgement = self._opening.durability.sentence
+            self.is_synced = self._opening.durability.is_safe
             self._clock = clock or ServerClock(self._opening.server_time, time.monotonic)
             self._info: StoreInfo = self._opening.move_in(self._clock)
         except BaseException:

@@ -17,7 +17,7 @@ from ergon_framework.errors import ConfigurationError, StoreSchemaError, StoreUn
 from ergon_framework.ports.factstore import NEW_EPOCH, OUTBOUND, StoreInfo
 from ergon_framework.storage.nats import Line, NatsStream, OvertakenError, address_of
 from ergon_framework.storage.nats.account import Account
-from ergon_framework.storage.nats.durability import Durability, durability_of
+from ergon_framework.storage.nats.durability import Durability, durability_of, refuse_unsynced
 from ergon_framework.storage.nats.stream import Standing
 
 logger = logging.getLogger("ergon_framework.boundary")
@@ -65,6 +65,8 @@ class Opening:
         """See that the server can serve and that the stream is ours; make it when there is none."""
         Account(self.stream.line).refuse_unfit()
         standing = self.stream.standing()
+        if not self._is_read_only:
+            self._refuse_unsynced(standing)
         if standing is None:
             if self._is_read_only:
                 raise StoreSchemaError(
@@ -76,6 +78,13 @@ class Opening:
         self._check(standing.config)
         monitor = self.stream.line.address.monitor
         self.durability = durability_of(standing.config, monitor)
+
+    def _refuse_unsynced(self, standing: Standing | None) -> None:
+        """Before anything is made: a stream that is there has as many replicas as it has."""
+        address = self.stream.line.address
+        config = {"num_replicas": address.replicas} if standing is None else standing.config
+        if not address.accepts_unsynced:
+            refuse_unsynced(durability_of(config, address.monitor), self.name)
 
     def standing(self) -> Standing:
         """How the stream stands; it must be there."""

@@ -23,6 +23,11 @@ class PostgresFactStore(PostgresMoving, TableServing, TableObjects, TableLinks):
         """What an acknowledged append survives."""
         return self._database.acknowledged("fact", _ACKNOWLEDGED)
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether the server's own settings keep what it acknowledges."""
+        return self._database.is_safe
+
     largest: int | None = None
     """Nobody but the settings limits a fact."""
 

@@ -31,6 +31,8 @@ class SqliteFactStore(SqliteMoving, TableServing, TableObjects, TableLinks):
         " end of the process and power cuts, not the loss of that disk."
     )
 
+    is_synced = True
+
     largest: int | None = None
     """Nobody but the settings limits a fact."""
 

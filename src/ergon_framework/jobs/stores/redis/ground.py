@@ -32,6 +32,7 @@ class Ground:
     """Runs scripts."""
 
     durability: str
+    is_synced: bool
     is_made: bool
     """Whether anybody has opened the store for writing; keys of other names are not ours."""
 
@@ -87,6 +88,7 @@ class Ground:
         found = persistence_of(self._link)
         refuse_unsafe(found, self._link, read_only=self._is_read_only)
         self.durability = found.sentence()
+        self.is_synced = found.is_synced
         self._check_schema()
 
     def _check_schema(self) -> None:
