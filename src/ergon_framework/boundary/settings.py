@@ -46,6 +46,8 @@ class LimitSettings(Document):
     """How long a fetch may wait for facts."""
     bodies_bytes: Count = 64 * MIB
     """Of all requests together that have begun to arrive, blobs aside."""
+    free_bytes: CountOrZero = 64 * MIB
+    """Room on the disks of the zone below which the node is not ready; appends are still tried."""
     connections: Count = 1000
     """Open at the same time, once their clients have shown who they are."""
     address_connections: Count = 250
@@ -141,6 +143,8 @@ class ZoneSettings(Document):
     """A repeated id whose advisory fields differ is a conflict; otherwise a warning."""
     verify_refs: Switch = True
     """Refuse a fact whose artifact is not there."""
+    check_seconds: PositiveOrZero = 5.0
+    """How long an SQLite file is looked through for damage at most when the node starts."""
     lease: Positive = 30.0
     """Seconds a consumer's name stays with who fetched last."""
     limits: LimitSettings = LimitSettings()

@@ -6,6 +6,7 @@ call answers when what it did is on disk.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -44,6 +45,7 @@ from ergon_framework.errors import (
     ObjectConflictError,
     StoreBrokenError,
     StoreError,
+    StoreSchemaError,
 )
 from ergon_framework.ports.factstore import (
     INBOUND,
@@ -94,7 +96,7 @@ class Zone:
         self.clock = clock
         self.telling = Telling(clock)
         self.answering = Answering(name, self.settings, self.telling)
-        store.watch_commits(self.telling.committed)
+        store.watch_commits(self._committed)
         self.blobs = BlobGuard()
         self._crowd = Crowd(self)
         self.gates: dict[str, dict[str, Any]] = {}
@@ -102,6 +104,10 @@ class Zone:
         self.certificate_expiry: float | None = None
         self.is_broken = False
         """The disk did not confirm a write: nothing is appended until the node starts again."""
+        self.append_trouble: str | None = None
+        """Why the last append failed; None when it did not."""
+        self.damage: str | None = None
+        """What is known to be damaged in the store."""
         self.anchor: Anchor | None = None
         """How far the logs had grown, kept outside of the store."""
         self._are_references_known = False
@@ -130,6 +136,8 @@ class Zone:
             own_clock = clock or clock_of(store)
             zone = cls(name, store, objects, settings, clock=own_clock, held=held.pop_all())
             zone.anchor = anchor
+            if isinstance(store, SqliteFactStore):
+                zone.damage = store.quick_check(settings.check_seconds)
             zone.tell_new_epoch()
             return zone
 
@@ -174,6 +182,7 @@ class Zone:
         except StoreError as error:
             raise self.failed(error, is_append=True) from error
         seconds = time.perf_counter() - began
+        self.append_trouble = None if facts else self.append_trouble
         told = self.answering.many(good, outcomes, seconds)
         if len(told) == len(admissions):
             return told
@@ -209,9 +218,43 @@ class Zone:
         """The answer to what the store could not do."""
         told = store_trouble(error)
         self.is_broken |= isinstance(error, StoreBrokenError)
+        if is_append:
+            self.append_trouble = error.message
+        if isinstance(error, StoreSchemaError):
+            self.damage = error.message
         self.telling.troubled(self.name, error, is_append=is_append)
         self.telling.count("append_failures", told.reason)
         return told
+
+    def _committed(self, facts: int, seconds: float) -> None:
+        self.append_trouble = None
+        self.telling.committed(facts, seconds)
+
+    def takes_facts(self) -> bool:
+        """Whether an append would be taken, as far as can be told without one.
+
+        After one that failed, a small write tells whether the store can be written again: nobody
+        sends facts to a node that is not ready.
+        """
+        self.store.logs()
+        if self.is_broken or self.damage is not None or self.little_room() is not None:
+            return False
+        if self.append_trouble is not None:
+            self.store.set_attribute("probed", str(self.clock()))
+            self.append_trouble = None
+        return True
+
+    def little_room(self) -> str | None:
+        """Which of the zone's folders has less room than ``limits.free_bytes``; None when none."""
+        for folder in folders_of(self.settings):
+            try:
+                found = os.statvfs(folder)
+            except OSError:
+                continue  # it is not there: whoever needs it says so
+            free = found.f_bavail * found.f_frsize
+            if found.f_blocks and free < self.settings.limits.free_bytes:
+                return f"{folder} has {free >> 20} MiB left"
+        return None
 
     def lookup(self, from_zone: str, message_id: str, log: str | None = None) -> dict[str, Any]:
         """What the ledger knows about an id."""

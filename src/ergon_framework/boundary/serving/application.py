@@ -260,15 +260,12 @@ class NodeApplication:
 
     async def takes_facts(self) -> bool:
         """Whether an append would be taken, as far as can be told without one."""
-        return self.is_ready and not self.zone.is_broken and await self._has_store()
-
-    async def _has_store(self) -> bool:
-        """Whether the store answers, and soon enough for a probe."""
-        try:
-            await asyncio.wait_for(self.in_thread(self.zone.store.logs), _PROBED)
+        if not self.is_ready:
+            return False
+        try:  # soon enough for a probe
+            return await asyncio.wait_for(self.in_thread(self.zone.takes_facts), _PROBED)
         except (StoreError, BoundaryError, TimeoutError):
             return False
-        return True
 
     async def _metrics(self, exchange: Exchange) -> None:
         self.permitted(exchange.caller, "GetMetrics")

@@ -65,6 +65,9 @@ def status(zone: Zone) -> dict[str, Any]:
         "is_half_moved": mark.is_half,
         "moved_to": mark.moved_to or None,
         "objects_trouble": objects_trouble(zone),
+        "append_trouble": zone.append_trouble,
+        "damage": zone.damage,
+        "little_room": zone.little_room(),
         "new_epoch": _new_epoch(store.attribute(NEW_EPOCH), now),
     }
     shape["alerts"] = list(_alerts(shape, consumers, now))
@@ -121,6 +124,12 @@ def _alerts(
 
 
 def _store_alerts(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if shape["append_trouble"] is not None:
+        yield _alert("appends", f"the last append failed: {shape['append_trouble']}")
+    if shape["damage"] is not None:
+        yield _alert("damage", shape["damage"])
+    if shape["little_room"] is not None:
+        yield _alert("disk", shape["little_room"])
     if not shape["is_synced"]:
         yield _alert("unsynced", shape["acknowledgement"])
     if shape["new_epoch"] is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from pathlib import Path
 
 from ergon_framework.boundary.logs.sqlite.ground import SQL
@@ -20,6 +21,7 @@ FILE = "facts.db"
 """What a backup's file is called."""
 
 _PAGES = 1000  # copied at once: others go on in between
+_STEPS = 10_000  # of SQLite's virtual machine, between two looks at the clock
 _SQL = load(SQL, "store.sql")
 
 
@@ -35,6 +37,27 @@ class SqliteFactStore(SqliteMoving, TableServing, TableObjects, TableLinks):
 
     largest: int | None = None
     """Nobody but the settings limits a fact."""
+
+    def quick_check(self, seconds: float) -> str | None:
+        """What SQLite finds wrong with the file within so many seconds; None: nothing so far."""
+        if seconds <= 0:
+            return None
+        until = time.monotonic() + seconds
+
+        def work(connection: sqlite3.Connection) -> str | None:
+            connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+            try:
+                [found] = connection.execute("PRAGMA quick_check(1)").fetchone()
+            except sqlite3.OperationalError:
+                return None  # there is more of it than can be looked at in that time
+            except sqlite3.DatabaseError as error:
+                return str(error)
+            finally:
+                connection.set_progress_handler(None, 0)
+            return None if found == "ok" else str(found).replace("\n", " ")
+
+        found = self._database.read(work)
+        return None if found is None else f"{self.path} is damaged: {found}"
 
     def backup(self, folder: str) -> None:
         """Write a consistent copy that, when opened, begins a new epoch."""
