@@ -21,6 +21,8 @@ from ergon_framework.boundary.http.tls import (
     peer_identity,
     server_context,
 )
+from ergon_framework.boundary.node import certificates_of
+from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.watched import Watched
 from ergon_framework.errors import ConfigurationError, ErgonError, NotPermittedError
 from tests.boundary.http.workbench import Bench, Wire, run, serving
@@ -403,7 +405,7 @@ def test_an_encrypted_key_is_refused_and_not_asked_for(folder: Path) -> None:
 
 
 def test_a_withdrawn_certificate_is_not_let_in(folder: Path) -> None:
-    """A revocation list is looked at, when there is one."""
+    """A revocation list that the settings name is looked at."""
     authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
@@ -424,7 +426,10 @@ def test_a_withdrawn_certificate_is_not_let_in(folder: Path) -> None:
     )
     path = folder / "list.pem"
     path.write_bytes(crl.public_bytes(serialization.Encoding.PEM))
-    certificates = Certificates(folder / "node.pem", folder / "node.key", folder / "ca.pem", path)
+    files = {"cert": folder / "node.pem", "key": folder / "node.key", "ca": folder / "ca.pem"}
+    given = {name: str(each) for name, each in (files | {"crl": path}).items()}
+    certificates = certificates_of(ZoneSettings.model_validate(given))
+    assert certificates is not None
     issue(folder, "Plant B")
 
     async def main() -> None:

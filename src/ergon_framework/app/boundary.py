@@ -23,7 +23,7 @@ from ergon_framework.storage.urls import file_of
 
 D = TypeVar("D", bound=Document)
 
-_PATHS = ("data", "cert", "key", "ca", "policy")
+_PATHS = ("data", "cert", "key", "ca", "crl", "policy")
 _PLACES = ("data", "listen", "health_listen")
 _HOMES = ("data", "store", "objects")
 _NAME = "has 1 to 128 characters, none of which is a control character"

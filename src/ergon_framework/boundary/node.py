@@ -269,6 +269,11 @@ def certificates_of(
     }
     missing = [name for name, value in given.items() if not value]
     if len(missing) == len(given):
+        if settings.crl:
+            raise ConfigurationError(
+                "a list of revoked certificates was given, and no certificates",
+                remedy="give cert, key and ca as well, or leave crl out",
+            )
         return None
     if settings.insecure:
         raise ConfigurationError(
@@ -280,7 +285,7 @@ def certificates_of(
             f"TLS needs cert, key and ca, and {' and '.join(missing)} is missing",
             remedy="give all three",
         )
-    return Certificates(settings.cert, settings.key, settings.ca, on_problem=told)
+    return Certificates(settings.cert, settings.key, settings.ca, settings.crl, on_problem=told)
 
 
 def _spelled(host: str, port: int) -> str:

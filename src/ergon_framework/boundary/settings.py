@@ -131,10 +131,14 @@ class ZoneSettings(Document):
     ca: Path = None
     names: tuple[str, ...] = ()
     """Under which other names an insecure node may be asked."""
+    crl: Path = None
+    """Certificates that the authority has revoked (PEM); they are refused on both sides."""
     policy: Path = None
     """The file of who may do what."""
     peers: Annotated[Mapping[str, str], AfterValidator(FrozenDict)] = FrozenDict()
     """Zone to URL: whom to pull from."""
+    known_zones: Annotated[tuple[ZoneName, ...] | None, OrNone] = None
+    """Whom facts may be addressed to, beside this zone and its peers; None: anybody."""
     capacity_bytes: Annotated[Count | None, OrNone] = None
     """What the outbound log may hold; appends are refused from eighty per cent on."""
     strict_ids: Switch = False

@@ -110,6 +110,8 @@ class Zone:
         """What is known to be damaged in the store."""
         self.anchor: Anchor | None = None
         """How far the logs had grown, kept outside of the store."""
+        known = self.settings.known_zones
+        self._known_zones = None if known is None else {name, *self.settings.peers, *known}
         self._are_references_known = False
         self.capacity = _allowed(self.settings.capacity_bytes)
         self._held = held or ExitStack()
@@ -147,7 +149,13 @@ class Zone:
         """Check one fact; ``FactInvalidError`` names every field that is wrong."""
         limits, strict = self.settings.limits, self.settings.strict_ids
         found = admitted(
-            envelope, fact, limits, strict_ids=strict, is_thorough=strict, clock=self.clock
+            envelope,
+            fact,
+            limits,
+            known_zones=self._known_zones,
+            strict_ids=strict,
+            is_thorough=strict,
+            clock=self.clock,
         )
         if (largest := self.store.largest) is not None:
             refuse_larger(found.new_fact, largest)

@@ -46,6 +46,27 @@ def test_bytes_may_come_in_any_pieces(size: int) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "transfer-encoding: gzip, chunked",
+        "transfer-encoding: gzip\r\ntransfer-encoding: chunked",
+    ],
+)
+def test_bodies_that_would_have_to_be_unpacked_are_refused(headers: str) -> None:
+    """Stored as they came they would not be what the client means."""
+
+    async def main() -> None:
+        async with serving() as bench:
+            wire = await bench.wire()
+            wire.send(f"POST /echo HTTP/1.1\r\nhost: here\r\n{headers}\r\n\r\n")
+            wire.send("3\r\nabc\r\n0\r\n\r\n")
+            answer = await wire.answer()
+            assert (answer.status, b"unknown_coding" in answer.body) == (501, True)
+
+    run(main())
+
+
 def test_chunked_bodies_are_put_together() -> None:
     """Chunks, their extensions and trailers make one body and no headers."""
 

@@ -163,7 +163,9 @@ def admitted(
         envelope, fact = composed(envelope, fact)
     if known_zones is not None and envelope.to_zone not in known_zones:
         text = "is not a zone that is known here"
-        raise refusal(Problem("envelope.to_zone", "range", text, "address a configured zone"))
+        raise refusal(
+            Problem("envelope.to_zone", "range", text, "correct it, or add it to known_zones")
+        )
     given = fact.object_json
     form, raw = _spellings(given, limits) if isinstance(given, Raw) else (canonical(given), None)
     if len(form) > limits.fact_bytes:

@@ -275,6 +275,8 @@ class Intake:
     def _body_problem(
         self, request: Request, headers: dict[bytes, bytes], version: str
     ) -> Refusal | None:
+        if request.is_chunked and headers[b"transfer-encoding"].strip().lower() != b"chunked":
+            return refusals.unknown_coding()
         length = headers.get(b"content-length")  # the parser has seen to it that it is a number
         if length is not None and int(length) > self._body_limit(request):
             return self._too_large(request)

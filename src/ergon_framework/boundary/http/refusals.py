@@ -89,6 +89,17 @@ def unmet_expectation() -> Refusal:
     )
 
 
+def unknown_coding() -> Refusal:
+    """A body that would have to be unpacked before it is what the client means."""
+    return Refusal(
+        501,
+        "unimplemented",
+        "unknown_coding",
+        "the Transfer-Encoding of the body is not understood here",
+        remedy="send the bytes as they are, with a Content-Length or Transfer-Encoding: chunked",
+    )
+
+
 def from_a_browser() -> Refusal:
     """A page that somebody looks at must not speak to a node that lets everybody in."""
     return Refusal(
