@@ -36,6 +36,7 @@ from ergon_framework.boundary.serving.requests import (
     holder_name,
     lease_seconds,
 )
+from ergon_framework.boundary.serving.waiting import WaitingFetches
 from ergon_framework.boundary.zone import PEER, Zone
 from ergon_framework.errors import (
     BoundaryError,
@@ -77,18 +78,19 @@ class NodeApplication:
         )
         self._objects = ObjectRoutes(zone, self.in_thread, self.permitted)
         self._appends = AppendRoutes(zone, self.in_thread, self.permitted, self.denied)
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting = WaitingFetches(zone.store, self.in_thread)
         zone.store.subscribe(self._news)
 
     async def close(self) -> None:
         """Let the threads end."""
         self.zone.store.unsubscribe(self._news)
+        await self._waiting.close()
         if self._threads is not None:
             await self._loop.run_in_executor(None, self._threads.shutdown)
 
     def release(self) -> None:
         """Let every fetch that waits for facts answer at once."""
-        self._wake()
+        self._waiting.wake_all()
 
     # ---- what the server calls ----
 
@@ -202,16 +204,13 @@ class NodeApplication:
     ) -> Serving:
         until = self._loop.time() + wait
         while True:
-            news = self._loop.create_future()
-            self._waiting.append(news)  # before looking: a fact that comes meanwhile is noticed
-            try:
+            with self._waiting.fetch() as fetch:  # before looking: what comes meanwhile is noticed
                 serving = await self.in_thread(serve)
-                is_full = bool(serving.page.facts or serving.page.gaps)
-                if is_full or not await self._has_news(exchange, news, until):
+                if serving.page.facts or serving.page.gaps:
                     return serving
-            finally:
-                if news in self._waiting:
-                    self._waiting.remove(news)
+                fetch.has_seen(serving)
+                if not await self._has_news(exchange, fetch.news, until):
+                    return serving
 
     async def _has_news(self, exchange: Exchange, news: asyncio.Future[None], until: float) -> bool:
         """Wait for facts; not for longer than the client waits, nor when it has gone."""
@@ -225,13 +224,7 @@ class NodeApplication:
     def _news(self) -> None:
         """In the writer's thread, after a commit that added facts."""
         if self._waiting:
-            self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            if not each.done():
-                each.set_result(None)
+            self._loop.call_soon_threadsafe(self._waiting.look)
 
     # ---- the rest ----
 
@@ -240,9 +233,9 @@ class NodeApplication:
         asked = requests.read(exchange.body, operation.shape)
         shape = await self.in_thread(lambda: operation.run(self.zone, permit, asked))
         exchange.reply(200, json.dumps(shape).encode())
-        if operation.name in ("Open", "AcceptEpoch", "ReleaseQuarantine", "Seal"):
+        if operation.name in ("Open", "AcceptEpoch", "ReleaseQuarantine", "Seal", "SeekConsumer"):
             self._heard("")
-            self._wake()
+            self._waiting.wake_all()
 
     def _get(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         if exchange.path in health.LIVES:
