@@ -445,3 +445,13 @@ def test_a_reset_connection_may_have_been_served(clock: VirtualClock) -> None:
     provider = Scripted(*[ProviderConnectionError("gone")] * 3, quota=QuotaPolicy(limit=9))
     call(provider)
     assert used(provider) == 1
+
+
+@pytest.mark.req("PEF:R-5", "PEF:A-7")
+def test_a_budget_of_the_context_bounds_the_call(clock: VirtualClock) -> None:
+    """Without a deadline beside it, it is counted from now on, and it is what the row says."""
+    provider = Scripted(timeout_seconds=60.0)
+    result = call(provider, budget_seconds=5.0, correlation_id="c")
+    assert result.success
+    assert provider.seen[0].attempt_timeout_seconds == pytest.approx(5.0)
+    assert [row.timeout_budget_ms for row in rows(provider, "c")] == [5000]

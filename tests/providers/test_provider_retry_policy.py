@@ -67,7 +67,7 @@ def test_the_inputs_are_the_four_of_the_specification() -> None:
 def test_the_delay_doubles_up_to_its_cap() -> None:
     """After the attempt that just failed, counted from one."""
     policy = RetryPolicy(base_delay_seconds=0.5, max_delay_seconds=8, jitter_ratio=0)
-    delays = [policy.delay_seconds(n) for n in range(1, 8)]
+    delays = [policy.delay_seconds(n, 0.5) for n in range(1, 8)]
     assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 
@@ -110,7 +110,7 @@ def test_tenacity_waits_as_long_without_jitter(base: float, cap: float, attempts
     state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
     for attempt in range(1, attempts + 1):
         state.attempt_number = attempt
-        assert policy.delay_seconds(attempt) == pytest.approx(theirs(state))
+        assert policy.delay_seconds(attempt, 0.5) == pytest.approx(theirs(state))
 
 
 @pytest.mark.req("PEF:R-8", "PEF:trap-jitter")
@@ -360,3 +360,12 @@ class Restless(VirtualClock):
     def now(self) -> float:
         self.advance(1e-6)
         return super().now()
+
+
+@pytest.mark.req("PEF:R-3", "PEF:R-8")
+def test_a_delay_that_is_asked_for_has_its_jitter() -> None:
+    """Without dice of one's own they are rolled: two workers do not wait equally long."""
+    policy = RetryPolicy(base_delay_seconds=1.0, jitter_ratio=0.2)
+    found = {policy.delay_seconds(1) for _ in range(20)}
+    assert len(found) > 1
+    assert all(0.8 <= each <= 1.2 for each in found)

@@ -46,8 +46,8 @@ class ProviderExecutionContext:
     """At most so many attempts, and no more than the policy has. Inside a job or transaction that
     is itself tried again it is 1 unless somebody says otherwise: attempts must not multiply."""
     budget_seconds: float | None = None
-    """The whole time that ``deadline`` is the end of, for the records; some of it is over when a
-    task has claimed its key."""
+    """The timeout budget of the whole call. Beside a ``deadline`` it is the time that this is the
+    end of, for the records; some of it is over when a task has claimed its key."""
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,9 +52,13 @@ class RetryPolicy:
                 remedy="0.2 means up to twenty per cent more or less",
             )
 
-    def delay_seconds(self, attempt: int, dice: float = 0.5) -> float:
-        """The wait after the failed attempt ``attempt`` (from 1); ``dice`` lies in [0, 1)."""
-        return self.backoff.delay(attempt - 1, dice)
+    def delay_seconds(self, attempt: int, dice: float | None = None) -> float:
+        """The wait after the failed attempt ``attempt`` (from 1), with its jitter.
+
+        ``dice`` in [0, 1) chooses the place in the window of the jitter; by default it is rolled.
+        """
+        rolled = random.random() if dice is None else dice  # noqa: S311 - jitter
+        return self.backoff.delay(attempt - 1, rolled)
 
     @property
     def backoff(self) -> Backoff:

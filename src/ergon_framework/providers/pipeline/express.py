@@ -206,7 +206,7 @@ def board(
     seconds, manner, desk = given.timeout_seconds, fitted.manner, lane.quota
     if given.deadline is not None or (seconds is not None and seconds <= 0):
         return None
-    if given.max_attempts is not None:
+    if given.max_attempts is not None or given.budget_seconds is not None:
         return None
     if given.attempt_offset >= manner.max_attempts:
         return None  # no attempt is left: the machine says so

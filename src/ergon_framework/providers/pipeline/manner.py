@@ -66,7 +66,7 @@ def deadline_of(
 ) -> float | None:
     """The earliest of what the caller, the context and the provider say."""
     deadline = context.deadline
-    for seconds in (context.timeout_seconds, budget):
+    for seconds in (context.timeout_seconds, context.budget_seconds, budget):
         if seconds is not None and (deadline is None or now + seconds < deadline):
             deadline = now + seconds
     return deadline
