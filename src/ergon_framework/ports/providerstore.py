@@ -244,8 +244,11 @@ class ProviderStore(Protocol):
     def attempts_of(self, correlation_id: str) -> list[AttemptRow]:
         """The attempts under one correlation id, oldest first."""
 
-    def prune(self, before: float, limit: int = 10_000) -> int:
-        """Delete attempts, roll-ups, keys and settled letters older than ``before``; how many."""
+    def prune(self, before: float, limit: int = 10_000, *, keys_before: float | None = None) -> int:
+        """Delete attempts, roll-ups, keys and settled letters older than ``before``; how many.
+
+        Keys go that were to be remembered until ``keys_before``, if that is given.
+        """
 
     # -- idempotency ---------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from ergon_framework.providers.pipeline.express import Ticket, board
 from ergon_framework.providers.pipeline.fitting import Ending, Fitted, Options, fit
 from ergon_framework.providers.pipeline.surrounded import surrounded
 from ergon_framework.providers.quota import QuotaPolicy
+from ergon_framework.providers.recording.retention import KEEP
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.telemetry.tracers import is_traced
 
@@ -63,6 +64,7 @@ class ProviderBase(ABC):
         default_cooldown_seconds: float = 1.0,
         max_cooldown_seconds: float = 3600.0,
         max_lanes: int = 10_000,
+        keep_records_seconds: float | None = KEEP,
         spill: str | Path | None = None,
         clock: Clock | None = None,
         wall: Callable[[], float] = time.time,
@@ -92,6 +94,7 @@ class ProviderBase(ABC):
             default_cooldown_seconds=default_cooldown_seconds,
             max_cooldown_seconds=max_cooldown_seconds,
             max_lanes=max_lanes,
+            keep_records_seconds=keep_records_seconds,
             spill=spill,
             clock=clock,
             wall=wall,

@@ -22,6 +22,7 @@ from pathlib import Path
 from ergon_framework.ports.providerstore import AttemptRow, Batch, LaneKey, ProviderStore
 from ergon_framework.providers.recording.ledger import Tell
 from ergon_framework.providers.recording.refusals import RefusalGate
+from ergon_framework.providers.recording.retention import Retention
 from ergon_framework.providers.recording.spill import MAX_BYTES, Spill, beside, default_spill
 from ergon_framework.providers.recording.writing import LOOK, Marker, Writer
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -75,6 +76,7 @@ class Recorder:
         )
         self._queue = self._writer.queue
         self._calm = self._writer.calm if is_threaded else capacity
+        self.retention = Retention(store, clock)
         self._refusals = RefusalGate(refusal_rate, clock)
         self._is_threaded = is_threaded
         self._starting = threading.Lock()
@@ -192,6 +194,7 @@ class Recorder:
         self._is_closing = False
         self._refusals.renew()
         self._writer.renew()
+        self.retention.renew()
 
     def _settle(self) -> None:
         """Let the store write what it puts off; the rows are in it whether or not that works."""
@@ -247,6 +250,8 @@ class Recorder:
                 wait = self._writer.step()
                 if self._is_closing and (self._writer.is_settled or self._writer.is_paused):
                     return
+                if wait is None or wait > 0.0:
+                    self.retention.look()
                 if wait is None:
                     self._sleep()
                 elif wait > 0.0 and not self._is_closing:

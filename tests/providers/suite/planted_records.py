@@ -341,53 +341,53 @@ class DatesWhatIsRead(Seen):
 class PrunesThroughTheInstant(Honest):
     """Deletes what is of that very instant, too."""
 
-    def prune(self, before: float, limit: int = 10_000) -> int:
-        return super().prune(before + 1e-3, limit)
+    def prune(self, before: float, limit: int = 10_000, **options: float | None) -> int:
+        return super().prune(before + 1e-3, limit, **options)
 
 
 class PrunesAtOnce(Honest):
     """Does not care how long others wait."""
 
-    def prune(self, before: float, limit: int = 10_000) -> int:
-        return super().prune(before, 10_000)
+    def prune(self, before: float, limit: int = 10_000, **options: float | None) -> int:
+        return super().prune(before, 10_000, **options)
 
 
 class PrunesWhatWaits(Honest):
     """Deletes letters that nobody has published."""
 
-    def prune(self, before: float, limit: int = 10_000) -> int:
+    def prune(self, before: float, limit: int = 10_000, **options: float | None) -> int:
         old = [
             stored.letter.dead_letter_id
             for stored in self._letters._letters.values()
             if stored.letter.occurred_at < before and stored.status is LetterStatus.PENDING
         ]
-        return super().prune(before, limit) + self.delete_letters(old)
+        return super().prune(before, limit, **options) + self.delete_letters(old)
 
 
 class PrunesKeysByAge(Honest):
     """Deletes keys by when they were taken."""
 
-    def prune(self, before: float, limit: int = 10_000) -> int:
+    def prune(self, before: float, limit: int = 10_000, **options: float | None) -> int:
         for record in self._keys._records.values():
             record.expires_at = min(record.expires_at, record.lease_expires_at)
-        return super().prune(before, limit)
+        return super().prune(before, limit, **options)
 
 
 class PrunesBudgets(Honest):
     """Deletes windows that are over, and forgets which was the newest."""
 
-    def prune(self, before: float, limit: int = 10_000) -> int:
+    def prune(self, before: float, limit: int = 10_000, **options: float | None) -> int:
         for lane in self._lanes.values():
             if lane.account is not None and lane.account.window.end < before:
                 lane.account = None
-        return super().prune(before, limit)
+        return super().prune(before, limit, **options)
 
 
 class PrunesLanes(Honest):
     """Deletes the circuit with the last attempt."""
 
-    def prune(self, before: float, limit: int = 10_000) -> int:
-        count = super().prune(before, limit)
+    def prune(self, before: float, limit: int = 10_000, **options: float | None) -> int:
+        count = super().prune(before, limit, **options)
         if count:
             self._lanes.clear()
         return count

@@ -83,6 +83,7 @@ class Options:
     default_cooldown_seconds: float
     max_cooldown_seconds: float
     max_lanes: int
+    keep_records_seconds: float | None
     spill: str | Path | None
     clock: Clock | None
     wall: Callable[[], float]
@@ -137,6 +138,7 @@ class Fitted:
         self.is_local = isinstance(self.store, MemoryProviderStore)
         """Whether the store answers without waiting for anything."""
         self.recorder = recorder_of(self.store, spill=options.spill)
+        self._keep_records(options.keep_records_seconds)
         self.isolation = Isolation()
         self.retries = Retries(options.retry_budget)
         self._breaker = options.circuit_breaker or CircuitBreaker(failure_threshold=NEVER)
@@ -144,6 +146,14 @@ class Fitted:
         self.lanes = Lanes(self._new_lane, self._breaker.forget, options.max_lanes)
         self.manner = _manner(options, rules, self.retries, _wall_of(options, self.store))
         renew_after_fork(self)
+
+    def _keep_records(self, seconds: float | None) -> None:
+        """Of the providers that share a store, the one that keeps records longest decides."""
+        retention = self.recorder.retention
+        known = retention.keep
+        is_longer = seconds is None or (known is not None and seconds > known)
+        if is_longer or not retention.is_said:
+            retention.keep, retention.is_said = seconds, True
 
     def renew(self) -> None:
         """After a fork, in the child: locks and counts of its own."""
@@ -236,7 +246,7 @@ def fit(
         is_off = value is None or (value is False and field == "circuit_breaker")
         if not is_off and not isinstance(value, kind):
             raise ConfigurationError(f"{field} must be a {kind.__name__}, not {value!r}")
-    for field in ("timeout_seconds", "attempt_timeout_seconds"):
+    for field in ("timeout_seconds", "attempt_timeout_seconds", "keep_records_seconds"):
         value = getattr(options, field)
         if value is not None:
             _check_above_zero(field, value)

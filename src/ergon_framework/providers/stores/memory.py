@@ -148,12 +148,12 @@ class MemoryProviderStore:
         with self._step():
             return self._attempts.of(correlation_id)
 
-    def prune(self, before: float, limit: int = 10_000) -> int:
+    def prune(self, before: float, limit: int = 10_000, *, keys_before: float | None = None) -> int:
         """Delete attempts, roll-ups, keys and settled letters older than ``before``; how many."""
         with self._step():
             count = self._attempts.prune(before, limit)
             count += prune_rollups(self._lanes.values(), before, limit - count)
-            count += self._keys.prune(before, limit - count)
+            count += self._keys.prune(before if keys_before is None else keys_before, limit - count)
             return count + self._letters.prune(before, limit - count)
 
     # -- idempotency ---------------------------------------------------------------------------

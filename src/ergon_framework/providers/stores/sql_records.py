@@ -29,10 +29,11 @@ from ergon_framework.storage.statements import load
 _SQL = load(PACKAGE, "records.sql")
 _ROLLUP, _ADD_ROLLUP, _SET_ROLLUP = _SQL["rollup"], _SQL["add_rollup"], _SQL["set_rollup"]
 _NOTE, _RATES = _SQL["note"], _SQL["rates"]
+_PRUNE_KEYS = load(PACKAGE, "keys.sql")["prune"]
 _PRUNES = (
     _SQL["prune_attempts"],
     _SQL["prune_rollups"],
-    load(PACKAGE, "keys.sql")["prune"],
+    _PRUNE_KEYS,
     load(PACKAGE, "letters.sql")["prune"],
     load(PACKAGE, "quota.sql")["prune"],
 )
@@ -113,16 +114,18 @@ class Records(Grounded):
         found = self._ground.read(lambda hand: hand.rows(_SQL["attempts_of"], values))
         return [_attempt_of(row) for row in found]
 
-    def prune(self, before: float, limit: int = 10_000) -> int:
+    def prune(self, before: float, limit: int = 10_000, *, keys_before: float | None = None) -> int:
         """Delete attempts, roll-ups, keys and settled letters older than ``before``; how many.
 
         Windows that ended before it go too, but never the latest of a lane.
         """
         count = 0
         for sql in _PRUNES:
+            is_keys = sql is _PRUNE_KEYS and keys_before is not None
+            end = self._ground.stamp(keys_before if is_keys else before)
             while count < limit:
                 most = min(_AT_ONCE, limit - count)
-                values = {"before": self._ground.stamp(before), "limit": most}
+                values = {"before": end, "limit": most}
                 deleted = self._prune(sql, values)
                 count += deleted
                 if deleted < most:

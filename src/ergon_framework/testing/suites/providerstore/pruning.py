@@ -110,6 +110,17 @@ def forgotten_keys_are_pruned(s: Subject) -> None:
     same(s.store.prune(s.clock()), 2, "how many a day later")
 
 
+@check(CLOCK)
+def keys_may_be_pruned_sooner(s: Subject) -> None:
+    """Keys have an end of their own, which may be given beside that of the records."""
+    s.must_claim("me", key="short", keep=100.0)
+    s.finish("me", {"n": 1}, key="short")
+    s.record(s.attempt(correlation_id="c"))
+    s.clock.forward(200.0)
+    same(s.store.prune(s.start - DAY, keys_before=s.clock()), 1, "how many")
+    same(len(s.store.attempts_of("c")), 1, "attempts")
+
+
 @check()
 def pruning_leaves_the_gates_alone(s: Subject) -> None:
     """Circuits, cooldowns, running budgets and what was last heard are not pruned."""

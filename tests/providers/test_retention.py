@@ -1,0 +1,54 @@
+"""Old records go by themselves: one process of a store deletes them, a slice at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ergon_framework.ports.providerstore import Batch
+from ergon_framework.providers.recorder import recorder_of
+from ergon_framework.providers.recording.retention import EVERY, KEEP, SLICE, Retention
+from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.stores.memory import MemoryProviderStore
+from ergon_framework.providers.synthetic import SyntheticProvider
+from tests.providers.recorder_fakes import row
+
+pytestmark = pytest.mark.req("PROVIDERS:storage")
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_old_records_go_and_one_process_does_it(kind: str, tmp_path: Path) -> None:
+    """In slices; another process that runs leaves it to the one that began."""
+    now = [1.8e9]
+    url = "memory://" if kind == "memory" else f"sqlite:///{tmp_path}/work.db"
+    store = open_store(url, clock=lambda: now[0])
+    old = now[0] - KEEP - 3600.0
+    for at, count in ((old, SLICE + 5), (now[0], 3)):
+        store.record(Batch([row(f"{at:.0f}-{n}")._replace(created_at=at) for n in range(count)]))
+    store.claim("t", "k", "f", "me", 1.0, 1.0)
+    one, other = (Retention(store, lambda: now[0]) for _ in range(2))
+    assert one.look() == 0  # a process that just began
+    now[0] += 61.0
+    assert one.look() == SLICE
+    assert other.look() == 0
+    now[0] += 1.5
+    gone = one.look()
+    assert 0 < gone < SLICE
+    now[0] += 1.5
+    assert one.look() == 0
+    now[0] += EVERY
+    assert one.look() <= 1  # a key at most
+    assert len(store.attempts_of("c1")) == 3
+
+
+def test_the_one_that_keeps_longest_decides() -> None:
+    """Of the providers that share a store; None keeps records for ever."""
+    store = MemoryProviderStore()
+    SyntheticProvider(store=store, keep_records_seconds=100.0)
+    assert recorder_of(store).retention.keep == 100.0
+    SyntheticProvider(store=store, keep_records_seconds=50.0)
+    assert recorder_of(store).retention.keep == 100.0
+    SyntheticProvider(store=store, keep_records_seconds=None)
+    SyntheticProvider(store=store, keep_records_seconds=200.0)
+    assert recorder_of(store).retention.keep is None
