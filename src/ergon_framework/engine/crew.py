@@ -331,6 +331,11 @@ class Crew(Intake):
         """Count an outcome; False when the call has ended without this worker."""
         transaction = run.transaction
         key = transaction.transaction_id
+        worker.attempt = None
+        if self.plan.ended is None:
+            # The frames of its traceback hold on to the run, and the run to its payload: such a
+            # circle would live until the collector comes by.
+            run.exception = run.handler_exception = None
         if self.live.pop(key, None) is None:
             worker.run = None
             return False

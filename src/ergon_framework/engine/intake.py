@@ -87,6 +87,7 @@ class Intake(Flight):
             else:
                 failure = fetch_failure(delivery.error)
             self.loop.fetch_failed(failure, now, self.plan.dice())
+            delivery.error = None  # its traceback holds on to whoever has the delivery
         if count > delivery.requested:
             logger.warning(
                 "the source of %s delivered %d transactions where %d were asked for",

@@ -40,8 +40,9 @@ def conclude(flight: Flight, report: Report) -> Report:
     if error is flight.outbreak:
         with suppress(Exception):  # an exception of the user's may refuse attributes
             error.report = report  # type: ignore[attr-defined]
-    if flight.outbreak is None and flight.fetch_error is not None:
-        raise error from flight.fetch_error
+    cause, flight.fetch_error = flight.fetch_error, None
+    if flight.outbreak is None and cause is not None:
+        raise error from cause
     raise error
 
 

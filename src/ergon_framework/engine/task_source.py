@@ -202,6 +202,7 @@ class TaskSource(Crew):
             if not left.end(transaction):
                 return  # the supervisor lost patience and called it stranded
             self.release_ended(transaction, problem)
+            problem = None  # its traceback holds on to this frame
             self.watch.notify()
             if self._is_cancelled():
                 return

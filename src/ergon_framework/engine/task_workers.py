@@ -350,4 +350,5 @@ class TaskWorkers(TaskSource):
         if not self._owns(attempt):
             return False
         self._settled(run.transaction, verb, problem)
+        problem = None  # its traceback holds on to this frame
         return True

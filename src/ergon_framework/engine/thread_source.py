@@ -128,6 +128,7 @@ class ThreadSource(Crew):
                 if not left.end(transaction):
                     return  # the supervisor lost patience and called it stranded
                 self.release_ended(transaction, problem)
+                problem = None  # its traceback holds on to this frame
                 self.watch.notify()
 
     def _close_reader(self, patience: float) -> None:

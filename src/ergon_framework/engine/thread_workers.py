@@ -234,4 +234,5 @@ class ThreadWorkers(ThreadSource):
         if not self._owns(attempt):
             return False
         self._settled(run.transaction, verb, problem)
+        problem = None  # its traceback holds on to this frame
         return True

@@ -95,7 +95,10 @@ class Stepped:
                 self.cancels = max(0, self.cancels - (arrived - pending))
         result, stepper.value = stepper.value, None
         if answer is FAILED:
-            raise result
+            try:
+                raise result
+            finally:
+                del result  # its traceback holds on to this frame
         return result
 
 
