@@ -12,11 +12,13 @@ import pytest
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.core.loop import StopReason
 from ergon_framework.errors import (
+    ConsumerLoopTimeoutException,
     ExceptionType,
     FetchException,
     FetchTimeoutException,
     TransactionException,
 )
+from ergon_framework.telemetry import add_listener, remove_listener
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import Gauge, Supply, consumer, final_report, nap, refusal, rules
 from tests.engine.colours import Colour, Outcome, consume
@@ -418,3 +420,61 @@ def test_a_generator_that_cannot_be_closed_fails_nothing(
     outcome = consume(colour, Stubborn(), rules(size=2, limit=2))
     assert (outcome.error, outcome.report.succeeded) == (None, 2)
     assert "could not be closed: OSError: cannot roll back" in caplog.text
+
+
+@pytest.fixture
+def notices() -> Iterator[list[Any]]:
+    """What the engine tells about fetches: name, number of the attempt, kind of the failure."""
+    heard: list[Any] = []
+
+    def listen(notice: Any) -> None:
+        if notice.name in ("fetch.began", "fetch.ended"):
+            failure = notice.fields.get("failure")
+            kind = None if failure is None else failure.kind.value
+            heard.append((notice.name, notice["attempt"].number, kind))
+
+    add_listener(listen)
+    yield heard
+    remove_listener(listen)
+
+
+@pytest.mark.req("R0-MT1", "R0-TR1", "T3.19")
+@pytest.mark.parametrize("answer", [None, [Transaction("late")]])
+def test_each_fetch_attempt_is_told_once(colour: Colour, notices: list[Any], answer: Any) -> None:
+    """A timeout too, in both colours: one beginning and one end, whatever the call does later."""
+    source = ScriptedConnector([Takes(25.0, answer), Takes(25.0, answer)])
+    steps = {"fetch": {"max_attempts": 2, "timeout": 10.0}}
+    outcome = consume(colour, source, rules(steps=steps))
+    assert isinstance(outcome.error, FetchTimeoutException)
+    assert notices == [
+        ("fetch.began", 0, None),
+        ("fetch.ended", 0, "timeout"),
+        ("fetch.began", 1, None),
+        ("fetch.ended", 1, "timeout"),
+    ]
+
+
+@pytest.mark.req("R0-MT1", "T3.19")
+def test_a_late_fetch_ends_the_attempt_that_waits_for_it(notices: list[Any]) -> None:
+    """With threads the second attempt waits for the call of the first, and ends well."""
+    source = ScriptedConnector([Takes(15.0, transactions(1))])
+    steps = {"fetch": {"max_attempts": 2, "timeout": 10.0}}
+    outcome = consume("sync", source, rules(steps=steps))
+    assert outcome.report.succeeded == 1
+    assert notices[:4] == [
+        ("fetch.began", 0, None),
+        ("fetch.ended", 0, "timeout"),
+        ("fetch.began", 1, None),
+        ("fetch.ended", 1, None),
+    ]
+
+
+@pytest.mark.req("T3.17", "RFC-004:15a")
+@pytest.mark.parametrize("recovered", [transactions(1), None])
+def test_a_recovered_fetch_error_is_no_cause(colour: Colour, recovered: Any) -> None:
+    """The loop's timeout has nothing to do with a fetch that was repeated with success."""
+    source = ScriptedConnector([OSError("passing"), recovered])
+    steps = {"fetch": {"max_attempts": 2}}
+    outcome = consume(colour, source, rules(steps=steps, streaming=True, timeout=5.0))
+    assert isinstance(outcome.error, ConsumerLoopTimeoutException)
+    assert outcome.error.__cause__ is None

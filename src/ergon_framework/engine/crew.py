@@ -25,12 +25,13 @@ from ergon_framework.engine.decisions import (
     tell_ended,
 )
 from ergon_framework.engine.delivery import Delivery
-from ergon_framework.engine.flight import NEVER, SETTLE
+from ergon_framework.engine.flight import FETCH, NEVER, SETTLE
 from ergon_framework.engine.intake import Intake
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import PROCESS
 from ergon_framework.engine.run import Doing, Run, Worker
 from ergon_framework.errors import describe
+from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
 
 logger = logging.getLogger("ergon.engine")
@@ -398,11 +399,17 @@ class Crew(Intake):
             self._receive(delivery, attempt)
         self.work.notify()
 
-    def _take_late(self) -> None:
+    def _waiting_attempt(self, at_most: int) -> Attempt:
+        """An attempt to fetch that waits for the call of an earlier one."""
+        attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
+        attempt.began_at = self.now()
+        self.emit("fetch.began", attempt=attempt, requested=at_most)
+        return attempt
+
+    def _take_late(self, attempt: Attempt) -> None:
         """A repeated fetch ends: with what the hanging one brought, or with another timeout."""
         if self.late is not None and self.stuck is not None:
-            late, attempt = self.late, self.stuck
-            self.late = self.stuck = None
+            late, self.late, self.stuck = self.late, None, None
             self._receive(late, attempt)
         elif not self.is_aborted:
-            self.fetch_still_hangs()
+            self.fetch_timed_out(attempt)

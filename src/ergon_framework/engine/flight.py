@@ -102,6 +102,7 @@ class Flight:
         self.fetch_error: BaseException | None = None
         self.reader = Reader(plan.fetch)
         self.stuck: Doing | None = None  # a fetch that was given up on and has not come back
+        self.told_fetch: Doing | None = None  # the fetch that was told last to have ended
         self.late: Delivery | None = None  # what it brought after all
 
     # -- notices -----------------------------------------------------------------------------

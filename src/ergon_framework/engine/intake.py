@@ -80,8 +80,8 @@ class Intake(Flight):
         failure: Failure | None = None
         count = len(delivery.transactions)
         self._keep(delivery, now)
+        self.fetch_error = delivery.error  # one that was followed by a delivery is forgotten
         if delivery.error is not None:
-            self.fetch_error = delivery.error
             if delivery.is_defect:
                 failure = Failure(Kind.REJECTED, "not_a_transaction", describe(delivery.error))
             else:
@@ -114,14 +114,7 @@ class Intake(Flight):
     def _tell_fetched(
         self, delivery: Delivery, count: int, attempt: Doing, failure: Failure | None, now: float
     ) -> None:
-        self.emit(
-            "fetch.ended",
-            attempt=attempt,
-            requested=delivery.requested,
-            delivered=count,
-            failure=failure,
-            began_at=attempt.began_at,
-        )
+        self._tell_fetch_ended(attempt, delivery.requested, count, failure)
         resume_at = self.loop.resume_at
         if count == 0 and failure is None and resume_at is not None:
             self.emit("queue.empty", empties=self.loop.empties, delay=resume_at - now)
@@ -246,17 +239,31 @@ class Intake(Flight):
     def fetch_hangs(self, attempt: Doing) -> None:
         """The supervisor gave up on a fetch: a failed attempt, and no second call beside it."""
         self.stuck = attempt
-        self.fetch_still_hangs()
+        self.fetch_timed_out(attempt)
 
-    def fetch_still_hangs(self) -> None:
-        """Another attempt timed out without a call: the previous one has not come back."""
+    def fetch_timed_out(self, attempt: Doing) -> None:
+        """An attempt to fetch ran out of its time, be it in a call or behind one that hangs."""
         failure = Failure(Kind.TIMEOUT, "fetch_timeout", "the fetch ran out of time")
         self.fetch_error = None
-        attempt = self.stuck
-        if self.sink is not None and attempt is not None:
-            self.emit("fetch.ended", attempt=attempt, requested=self.plan.loop.size, delivered=0,
-                      failure=failure, began_at=getattr(attempt, "began_at", 0.0))  # fmt: skip
+        requested = self.plan.loop.size if self.reading is None else self.reading.requested
+        self._tell_fetch_ended(attempt, requested, 0, failure)
         self.loop.fetch_failed(failure, self.now(), self.plan.dice())
+
+    def _tell_fetch_ended(
+        self, attempt: Doing, requested: int, delivered: int, failure: Failure | None
+    ) -> None:
+        """Once per attempt: one that was given up has been told, whatever it brings later."""
+        if self.sink is None or attempt is self.told_fetch:
+            return
+        self.told_fetch = attempt
+        self.emit(
+            "fetch.ended",
+            attempt=attempt,
+            requested=requested,
+            delivered=delivered,
+            failure=failure,
+            began_at=attempt.began_at,
+        )
 
     # -- stopping ----------------------------------------------------------------------------
 

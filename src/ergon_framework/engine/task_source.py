@@ -77,7 +77,7 @@ class TaskSource(Crew):
 
     async def _fetch(self, worker: Worker, at_most: int) -> bool:
         if self.stuck is not None:
-            return await self._fetch_again()
+            return await self._fetch_again(at_most)
         attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
         attempt.began_at = self.now()
         timeout = self.plan.bounds.fetch_timeout
@@ -110,17 +110,18 @@ class TaskSource(Crew):
             forgive()
             delivery.error = None
             if not delivery.transactions:
-                self.fetch_still_hangs()
+                self.fetch_timed_out(attempt)
                 return
         super()._receive(delivery, attempt)
 
-    async def _fetch_again(self) -> bool:
+    async def _fetch_again(self, at_most: int) -> bool:
         """The previous fetch still hangs: wait for that one, since two must not overlap."""
         timeout = self.plan.bounds.fetch_timeout
+        attempt = self._waiting_attempt(at_most)
         until = self.now() + (timeout or 0.0)
         while self.late is None and not self.is_aborted and self.now() < until:
             await self.fetched.wait(until)
-        self._take_late()
+        self._take_late(attempt)
         return True
 
     def _cancelled_outside(self, error: BaseException | None) -> None:

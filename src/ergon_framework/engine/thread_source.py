@@ -41,7 +41,7 @@ class ThreadSource(Crew):
 
     def _fetch(self, worker: Worker, at_most: int) -> bool:
         if self.stuck is not None:
-            return self._fetch_again()
+            return self._fetch_again(at_most)
         attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
         attempt.began_at = self.now()
         timeout = self.plan.bounds.fetch_timeout
@@ -67,14 +67,15 @@ class ThreadSource(Crew):
             self._receive(delivery, attempt)
         return True
 
-    def _fetch_again(self) -> bool:
+    def _fetch_again(self, at_most: int) -> bool:
         """The previous fetch still hangs: wait for that one, since two must not overlap."""
         timeout = self.plan.bounds.fetch_timeout
         with self.lock:
+            attempt = self._waiting_attempt(at_most)
             until = self.now() + (timeout or 0.0)
             while self.late is None and not self.is_aborted and self.now() < until:
                 self.fetched.wait(until)
-            self._take_late()
+            self._take_late(attempt)
         return True
 
     def _hand_back_later(self) -> None:
