@@ -77,7 +77,7 @@ def test_a_signal_handler_wakes_a_sleeping_event_loop() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.req("RFC-004:16", "T3.11")
+@pytest.mark.req("RFC-004:16d", "T3.11")
 def test_a_cancellation_that_a_hook_leaves_behind_hits_nobody_else() -> None:
     """Not the next transaction, not the acknowledgement, not the fetch."""
 

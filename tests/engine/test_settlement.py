@@ -244,7 +244,7 @@ def test_an_abort_during_settlement_does_not_settle_twice(colour: Colour) -> Non
     assert source.verbs == [("ack", "t1")]
 
 
-@pytest.mark.req("R3-K3", "RFC-004:16a")
+@pytest.mark.req("R3-K3")
 def test_connectors_of_a_sync_task_are_not_called_with_coroutines() -> None:
     """An async-only settlement is no offer to a threaded task."""
 

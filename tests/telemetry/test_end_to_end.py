@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.errors import ConsumerLoopTimeoutException, FetchException
-from ergon_framework.testing.scripted import Takes, transactions
+from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import refusal, rules
 from tests.engine.colours import Colour, consume, produce
 from tests.telemetry.conftest import Numbers, Recorder
@@ -234,3 +235,45 @@ def test_nothing_private_is_shown(colour: Colour, watch: Watch) -> None:
     shown = repr([(span.name, dict(span.attributes or {})) for span in watch.spans()])
     assert not any(word in shown for word in ("4111", "hush", "swordfish", "a secret"))
     assert watch.says("process.attempt")["result"] == "str"
+
+
+class Guarded(ScriptedConnector):
+    """A connector whose credentials are everywhere they usually are."""
+
+    def __init__(self, answers: Any) -> None:
+        super().__init__(answers, settling=True)
+        self.password = SECRET
+        self.url = f"amqp://user:{SECRET}@broker/"
+
+    def __repr__(self) -> str:
+        return f"Guarded({self.url!r})"
+
+
+SECRET = "hunter2-is-the-password"  # noqa: S105 - what must not be seen
+
+
+@pytest.mark.req("RFC-004:16a", "R0-SEC", "T3.15")
+def test_no_span_shows_credentials_or_metadata(colour: Colour, watch: Watch) -> None:
+    """Neither of the connector, nor of ``extra``, nor of what it delivered, however that ends."""
+    delivered = [
+        Transaction(f"t{n}", {"token": SECRET}, {"authorization": SECRET, "url": SECRET})
+        for n in range(1, 5)
+    ]
+    source = Guarded([DOWN, delivered, OSError("gone")])
+    hooks: dict[str, Any] = {
+        "process": {"t2": [refusal()], "t3": [DOWN, "ok"], "t4": [HANGS]},
+        "success": {"t3": [ValueError("no")]},
+    }
+    retry = {"max_attempts": 2}
+    steps = {"process": retry, "fetch": retry}
+    policy = rules(
+        size=4, steps=steps, transaction_timeout=5.0, max_abandoned=9, extra={"password": SECRET}
+    )
+    outcome = consume(colour, source, policy, **hooks)
+
+    assert source.fetches[0] == (4, {"password": SECRET})
+    assert outcome.report.failed == 2
+    assert len(watch.spans()) > 20
+    for span in watch.spans():
+        assert SECRET not in span.to_json()
+        assert "authorization" not in span.to_json()
