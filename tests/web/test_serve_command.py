@@ -208,16 +208,16 @@ def fill_later(place: Path) -> None:
 def test_tokens_change_while_it_runs(place: Path) -> None:
     """A file that changes is read again; SIGHUP ends nothing."""
     file = place / "tokens"
-    file.write_text("alice:first\n")
+    file.write_text("alice: first-0123456789\n")
     with serving(place, "--token-file", "tokens") as (process, line):
         with httpx.Client(base_url=line.split()[-1], trust_env=False, timeout=60) as client:
 
             def status(token: str) -> int:
-                headers = {"Authorization": f"Bearer {token}"}
+                headers = {"Authorization": f"Bearer {token}-0123456789"}
                 return client.get("/api/v1/queues", headers=headers).status_code
 
             assert (status("first"), status("second")) == (200, 401)
-            file.write_text("bob:second\n")
+            file.write_text("bob: second-0123456789\n")
             process.send_signal(signal.SIGHUP)
             assert (status("first"), status("second")) == (401, 200)
         process.terminate()

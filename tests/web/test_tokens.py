@@ -19,6 +19,8 @@ from ergon_framework.web.tokens import (
     parsed,
 )
 
+X = "0123456789abcdef"
+
 pytestmark = pytest.mark.req("ONE:serve", "PROVIDERS:api")
 
 
@@ -31,33 +33,35 @@ def caller(file: Path | None, environ: dict[str, str], setting: str | None, toke
 def test_a_file_comes_before_the_environment_and_that_before_the_settings(tmp_path: Path) -> None:
     """A line end behind the token is not part of it."""
     file = tmp_path / "token"
-    file.write_text("from-file\n")
-    environ = {VARIABLE: "from-environment"}
-    assert caller(file, environ, "from-settings", "from-file") == "token"
-    assert caller(file, environ, "from-settings", "from-environment") is None
-    assert caller(None, environ, "from-settings", "from-environment") == "token"
-    assert caller(None, environ, "from-settings", "from-settings") is None
-    assert caller(None, {}, "from-settings", "from-settings") == "token"
+    file.write_text("from-file-xxxxxxxx\n")
+    environ = {VARIABLE: "from-environment-xx"}
+    assert caller(file, environ, "from-settings-xxx", "from-file-xxxxxxxx") == "token"
+    assert caller(file, environ, "from-settings-xxx", "from-environment-xx") is None
+    assert caller(None, environ, "from-settings-xxx", "from-environment-xx") == "token"
+    assert caller(None, environ, "from-settings-xxx", "from-settings-xxx") is None
+    assert caller(None, {}, "from-settings-xxx", "from-settings-xxx") == "token"
     assert found_tokens(None, {}) is None
 
 
 def test_several_tokens_have_names() -> None:
     """A line for each; remarks and empty lines are none, and one without a name gets one."""
-    found = parsed("# of the team\nalice:first\n\n bob:second \nthird\n", "here")
-    assert found == {"alice": "first", "bob": "second", "token-3": "third"}
+    one, two, three = (f"{each}-0123456789" for each in ("first", "second", "third"))
+    found = parsed(f"# of the team\nalice: {one}\n\n bob:  {two} \n{three}\n", "here")
+    assert found == {"alice": one, "bob": two, "token-3": three}
     tokens = FixedTokens(found)
-    names = [tokens.caller(each.encode()) for each in ("first", "second", "third", "bob:second")]
+    names = [tokens.caller(each.encode()) for each in (one, two, three, f"bob: {two}")]
     assert names == ["alice", "bob", "token-3", None]
     assert tokens.caller(b"") is None
 
 
-@pytest.mark.parametrize("line", ["alice:first", "token:first"])
-def test_a_lone_token_may_have_a_colon(line: str) -> None:
-    """It may be a name and a token, or all of it a token: nobody is kept out by the doubt."""
-    tokens = FixedTokens(parsed(f"{line}\n", "here"))
-    assert tokens.caller(b"first") == line.partition(":")[0]
-    assert str(tokens.caller(line.encode())).startswith("token")
-    assert tokens.caller(b"alice") is None
+@pytest.mark.parametrize("more", ["", "\nbob: second-0123456789"])
+def test_a_token_with_a_colon_is_taken_whole(more: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It does not shrink to what stands behind the colon; who meant a name is told how."""
+    tokens = FixedTokens(parsed(f"alice:0123456789abcdef{more}\n", "here"))
+    assert tokens.caller(b"alice:0123456789abcdef") == "token"
+    assert tokens.caller(b"0123456789abcdef") is None
+    assert "`name: token`" in caplog.text
+    assert "0123456789" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -65,13 +69,15 @@ def test_a_lone_token_may_have_a_colon(line: str) -> None:
     [
         ("", "is empty"),
         (" \n# only a remark", "is empty"),
-        ("name:", "is empty"),
-        ("two words", "has spaces"),
-        ("tab\there", "has spaces"),
-        ("a:x\na:y", "has the name 'a' twice"),
-        ("schlüssel", "characters"),
+        ("name:", "is shorter than 16"),
+        ("abc", "is shorter than 16"),
+        ("name: 012345678901234", "is shorter than 16"),
+        ("two words, and many more", "has spaces"),
+        ("tab\there, and many more", "has spaces"),
+        (f"a: {X}\na: {X}y", "has the name 'a' twice"),
+        ("schlüssel-0123456789", "characters"),
         ("x" * (LONGEST + 1), "longer than"),
-        ("x\n" * (MOST + 1), "more than"),
+        (f"{X}\n" * (MOST + 1), "more than"),
     ],
 )
 def test_tokens_that_no_header_can_hold(tmp_path: Path, text: str, problem: str) -> None:
@@ -94,42 +100,48 @@ def test_a_token_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     """Who is added may ask at once, and who is removed may not."""
     file = tmp_path / "tokens"
-    file.write_text("alice:first\n")
+    file.write_text("alice: first-0123456789\n")
     tokens = FileTokens(file)
-    assert (tokens.caller(b"first"), tokens.caller(b"second")) == ("alice", None)
-    file.write_text("bob:second\nalice:third\n")
-    assert (tokens.caller(b"first"), tokens.caller(b"second")) == (None, "bob")
+    assert (tokens.caller(b"first-0123456789"), tokens.caller(b"second-0123456789")) == (
+        "alice",
+        None,
+    )
+    file.write_text("bob: second-0123456789\nalice: third-0123456789\n")
+    assert (tokens.caller(b"first-0123456789"), tokens.caller(b"second-0123456789")) == (
+        None,
+        "bob",
+    )
 
 
 def test_a_change_that_nothing_shows_is_read_when_asked_for(tmp_path: Path) -> None:
     """The same size at the same instant looks like the same file, until SIGHUP."""
     file = tmp_path / "tokens"
-    file.write_text("alice:first\n")
+    file.write_text("alice: first-0123456789\n")
     tokens, before = FileTokens(file), file.stat()
-    file.write_text("alice:other\n")
+    file.write_text("alice: other-0123456789\n")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert tokens.caller(b"first") == "alice"
+    assert tokens.caller(b"first-0123456789") == "alice"
     tokens.expire()
-    assert (tokens.caller(b"first"), tokens.caller(b"other")) == (None, "alice")
+    assert (tokens.caller(b"first-0123456789"), tokens.caller(b"other-0123456789")) == (
+        None,
+        "alice",
+    )
 
 
-@pytest.mark.parametrize("text", [None, "", "two words"])
+@pytest.mark.parametrize("text", ["", "two words, and many more", "short"])
 def test_a_file_that_turns_bad_changes_nothing(
-    tmp_path: Path, text: str | None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither is everybody let in nor is everybody shut out; the log says so, without a token."""
     file = tmp_path / "tokens"
-    file.write_text("alice:first\n")
+    file.write_text("alice: first-0123456789\n")
     tokens = FileTokens(file)
-    if text is None:
-        file.unlink()
-    else:
-        file.write_text(text)
-    assert (tokens.caller(b"first"), tokens.caller(b"")) == ("alice", None)
+    file.write_text(text)
+    assert (tokens.caller(b"first-0123456789"), tokens.caller(b"")) == ("alice", None)
     assert "the tokens from before stay" in caplog.text
     assert "first" not in caplog.text
-    file.write_text("alice:second\n")
-    assert tokens.caller(b"second") == "alice"
+    file.write_text("alice: second-0123456789\n")
+    assert tokens.caller(b"second-0123456789") == "alice"
 
 
 @pytest.mark.parametrize("text", ["", "# nobody\n"])
@@ -138,13 +150,57 @@ def test_the_last_token_can_be_taken_back(
 ) -> None:
     """A file that stays without a line lets nobody in, until it has one again."""
     file = tmp_path / "tokens"
-    file.write_text("alice:first\n")
+    file.write_text("alice: first-0123456789\n")
     tokens = FileTokens(file)
     file.write_text(text)
-    assert tokens.caller(b"first") == "alice"  # somebody may be writing it just now
+    assert tokens.caller(b"first-0123456789") == "alice"  # somebody may be writing it just now
     long_ago = file.stat().st_mtime - SETTLED
     os.utime(file, (long_ago, long_ago))
-    assert (tokens.caller(b"first"), tokens.caller(b"")) == (None, None)
+    assert (tokens.caller(b"first-0123456789"), tokens.caller(b"")) == (None, None)
     assert "nobody is let in" in caplog.text
-    file.write_text("alice:second\n")
-    assert tokens.caller(b"second") == "alice"
+    file.write_text("alice: second-0123456789\n")
+    assert tokens.caller(b"second-0123456789") == "alice"
+
+
+def test_removing_the_file_takes_every_token_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the next request; and whoever puts a file there lets its tokens in."""
+    file = tmp_path / "tokens"
+    file.write_text(f"alice: {X}\n")
+    tokens = FileTokens(file)
+    assert tokens.caller(X.encode()) == "alice"
+    file.unlink()
+    assert tokens.caller(X.encode()) is None
+    assert "was removed: nobody is let in" in caplog.text
+    file.write_text(f"bob: {X}\n")
+    assert tokens.caller(X.encode()) == "bob"
+
+
+def test_a_file_that_everybody_may_write_to_lets_nobody_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is refused at the start, and later the tokens from before stay."""
+    file = tmp_path / "tokens"
+    file.write_text(f"alice: {X}\n")
+    file.chmod(0o666)
+    with pytest.raises(ConfigurationError, match="everybody may write to the token file"):
+        FileTokens(file)
+    file.chmod(0o600)
+    tokens = FileTokens(file)
+    file.write_text(f"mallory: {X}mallory\n")
+    file.chmod(0o602)
+    assert (tokens.caller(X.encode()), tokens.caller(f"{X}mallory".encode())) == ("alice", None)
+    assert "the tokens from before stay" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o620])
+def test_a_file_that_others_may_read_is_told(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It works, since orchestrators mount secrets so, and the log says how to mend it."""
+    file = tmp_path / "tokens"
+    file.write_text(f"{X}\n")
+    file.chmod(mode)
+    assert FileTokens(file).caller(X.encode()) == "token"
+    assert f"is open to other users (mode {mode:04o}): chmod 600" in caplog.text

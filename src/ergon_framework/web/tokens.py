@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import logging
+import os
 import re
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +19,7 @@ from ergon_framework.errors import ConfigurationError
 logger = logging.getLogger("ergon.web")
 
 VARIABLE = "ERGON_SERVER_TOKEN"
-LONGEST = 4096
+SHORTEST, LONGEST = 16, 4096
 """Characters of one token."""
 MOST = 100
 """Tokens in one file."""
@@ -25,7 +28,12 @@ SETTLED = 5.0
 UNNAMED = "token"
 """What a caller is called whose token has no name."""
 
-_NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64}):(.*)", re.DOTALL)
+# A token has no space in it: so what stands before ": " is a name, and a token that has a colon of
+# its own is taken whole.
+_NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64}):\s+(\S.*)", re.DOTALL)
+_LIKE_NAMED = re.compile(r"[A-Za-z0-9_.-]{1,64}:\S+")
+_FOR_OTHERS = 0o027
+"""Write for the group, anything for everybody else."""
 
 # No error here shows what was given: it may be a token.
 
@@ -56,13 +64,14 @@ class FileTokens:
     """The tokens of a file, read again when it changes; one that turns bad changes nothing.
 
     One without any line is not bad, unless somebody is just writing it: whoever deletes the last
-    line takes that token back.
+    line takes that token back. So does whoever removes the file.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._mark: tuple[int, ...] | None = _mark(file)
         self._tokens = FixedTokens(parsed(_read(file), str(file)))
+        _warn_of_access(file)
 
     def caller(self, token: bytes) -> str | None:
         """The name of whoever has this token by now."""
@@ -77,6 +86,10 @@ class FileTokens:
         self._mark = None
 
     def _reload(self) -> None:
+        if self._is_removed():
+            logger.warning("%s was removed: nobody is let in until it is back", self._file)
+            self._tokens = FixedTokens({})
+            return
         try:
             text = _read(self._file)
             if not _lines(text) and self._is_settled():
@@ -88,6 +101,15 @@ class FileTokens:
             logger.warning("the tokens from before stay: %s", error)
         else:
             logger.info("the tokens in %s were read again", self._file)
+
+    def _is_removed(self) -> bool:
+        try:
+            self._file.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # it may be there: a passing trouble revokes nothing
+            return False
+        return False
 
     def _is_settled(self) -> bool:
         """Whether an empty file is meant to be; if it is too young for that, look again."""
@@ -113,9 +135,9 @@ def found_tokens(
 
 
 def parsed(text: str, where: str) -> dict[str, str]:
-    """Tokens by name: a line for each, ``name:token`` or a token alone; ``#`` begins a remark.
+    """Tokens by name: a line for each, ``name: token`` or a token alone; ``#`` begins a remark.
 
-    A token may have a colon itself: where there is one line, all of it is accepted as well.
+    The space is what makes it a name: a token may have colons itself, and is taken whole.
     """
     given = _lines(text)
     if not given:
@@ -129,8 +151,13 @@ def parsed(text: str, where: str) -> dict[str, str]:
         if name in tokens:
             raise _wrong(where, f"has the name {name!r} twice")
         tokens[name] = _checked(named[2] if named else line, where)
-    if len(given) == 1 and given[0] not in tokens.values():
-        tokens[f"{UNNAMED}-1" if UNNAMED in tokens else UNNAMED] = given[0]
+        if named is None and _LIKE_NAMED.fullmatch(line):
+            logger.warning(
+                "line %d of the tokens in %s has a colon and is a token as a whole; if a name"
+                " stands before the colon, put a space behind it: `name: token`",
+                number + 1,
+                where,
+            )
     return tokens
 
 
@@ -141,7 +168,13 @@ def _lines(text: str) -> list[str]:
 
 def _read(file: Path) -> str:
     try:
+        # Links are followed: that is how a container is handed its secrets.
         with open(file, encoding="ascii") as opened:
+            if os.fstat(opened.fileno()).st_mode & stat.S_IWOTH:
+                raise ConfigurationError(
+                    f"everybody may write to the token file {file}, and let himself in",
+                    remedy=f"chmod 600 {file}, and make new tokens",
+                )
             return opened.read(MOST * (LONGEST + 100))
     except OSError as error:
         raise ConfigurationError(
@@ -152,18 +185,32 @@ def _read(file: Path) -> str:
         raise _wrong(str(file), "has characters other than ASCII") from None
 
 
+def _warn_of_access(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if mode & _FOR_OTHERS:
+            logger.warning(
+                "the token file %s is open to other users (mode %04o): chmod 600 %s",
+                file,
+                mode,
+                file,
+            )
+
+
 def _mark(file: Path) -> tuple[int, ...]:
     """What changes when a file does; nothing while it is away."""
     try:
         found = file.stat()
     except OSError:
         return ()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
 
 def _checked(token: str, where: str) -> str:
     if not token:
         raise _wrong(where, "is empty")
+    if len(token) < SHORTEST:
+        raise _wrong(where, f"is shorter than {SHORTEST} characters, and can be guessed")
     if len(token) > LONGEST:
         raise _wrong(where, f"is longer than {LONGEST} characters")
     if not (token.isascii() and token.isprintable()) or " " in token:
