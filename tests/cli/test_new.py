@@ -175,23 +175,25 @@ def test_the_setup_says_where_ergon_comes_from(source: str | None, setup: str) -
 @pytest.mark.parametrize(
     ("told", "found"),
     [
-        ('{"url": "file:///a%20b/ergon", "dir_info": {"editable": true}}', "/a b/ergon"),
+        ('{"url": "file://HERE/a%20b", "dir_info": {"editable": true}}', "HERE/a b"),
+        ('{"url": "file://HERE/removed", "dir_info": {"editable": true}}', None),
         ('{"url": "https://example.org/ergon.whl"}', None),
         (None, None),
     ],
 )
 def test_the_origin_is_what_the_installer_wrote_down(
-    told: str | None, found: str | None, monkeypatch: pytest.MonkeyPatch
+    told: str | None, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder or a wheel is named; what came from an index is found there again."""
+    """A folder or a wheel is named if it is there; what came from an index is found there again."""
+    (tmp_path / "a b").mkdir()
 
     class Installed:
         def read_text(self, name: str) -> str | None:
             assert name == "direct_url.json"
-            return told
+            return None if told is None else told.replace("HERE", str(tmp_path))
 
     monkeypatch.setattr(scaffolding, "distribution", lambda name: Installed())
-    assert origin() == found
+    assert origin() == (None if found is None else found.replace("HERE", str(tmp_path)))
 
 
 def test_a_source_tree_is_an_origin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.jobs import job_settings
+from ergon_framework.app.reading.addresses import examine_store
 from ergon_framework.errors import ConfigurationError, SettingsError
 from ergon_framework.jobs import JobClient
 from ergon_framework.storage.urls import file_of, path_in, taken_apart
@@ -83,3 +84,21 @@ def test_a_url_that_is_none_is_named() -> None:
     assert "see that it is set" in told.value.remedy
     with pytest.raises(SettingsError, match="URL of the store is empty"):
         job_settings(url=" ")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///me:hunter2@db.example/work",
+        "sqlite:////var/lib/me:hunter2@db.example/work",
+        "sqlite:///work.db?password=hunter2",
+    ],
+)
+def test_a_mistyped_url_of_a_file_shows_no_password(url: str, tmp_path: Path) -> None:
+    """Taken for the path of a file, it would stand in every message about that file."""
+    told = [examine_store(url, 1.0).found]
+    for look in (lambda: file_of(url), lambda: path_in(url.partition("://")[2])):
+        with pytest.raises(ConfigurationError) as refused:
+            look()
+        told.append(str(refused.value))
+    assert "hunter2" not in str(told)

@@ -105,7 +105,9 @@ def origin() -> str | None:
     except PackageNotFoundError:  # a source tree on the path
         return str(Path(__file__).resolve().parents[3])
     url = urlsplit(json.loads(told)["url"]) if told else None
-    return unquote(url.path) if url is not None and url.scheme == "file" else None
+    place = unquote(url.path) if url is not None and url.scheme == "file" else None
+    # It may have been moved or removed since: nobody can install from there any more.
+    return place if place is not None and Path(place).exists() else None
 
 
 def _refuse_occupied(folder: Path) -> None:

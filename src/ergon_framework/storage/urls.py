@@ -5,6 +5,7 @@ What stands behind the scheme may hold a password: no error shows it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,7 @@ from ergon_framework.errors import ConfigurationError
 SQLITE = "sqlite:///"
 """How the URL of a store on SQLite begins; the path of its file follows."""
 
+_CREDENTIALS = re.compile(r"[^/]*:[^/]*@")  # in any folder: the path may be absolute by now
 _DRIVERS = {"postgresql": "psycopg"}
 _ALIASES = {"postgres": "postgresql", "tls": "nats"}  # tls:// is what NATS itself calls it
 _ENGINES = {"redis": "Redis", "rediss": "Redis", "nats": "NATS JetStream"}
@@ -80,10 +82,7 @@ def path_in(rest: str) -> str:
             "an SQLite URL has no host: three slashes come before the path",
             remedy="write sqlite:///work.db, or four slashes for an absolute path",
         )
-    if {*path} & {"?", "#"}:
-        raise ConfigurationError(
-            "an SQLite store takes no options in its URL", remedy="leave out ? and #"
-        )
+    refuse_secrets(path)
     if "\0" in path:
         raise ConfigurationError(
             "the path of an SQLite store has a NUL character", remedy="leave it out"
@@ -93,7 +92,26 @@ def path_in(rest: str) -> str:
 
 def file_of(url: str) -> Path | None:
     """The file of a store on SQLite; None for any other."""
-    return Path(url[len(SQLITE) :]) if url.lower().startswith(SQLITE) else None
+    if not url.lower().startswith(SQLITE):
+        return None
+    path = url[len(SQLITE) :]
+    refuse_secrets(path)
+    return Path(path)
+
+
+def refuse_secrets(path: str) -> None:
+    """Refuse the path of an SQLite store that may hold a password: a message would show it."""
+    if {*path} & {"?", "#"}:
+        raise ConfigurationError(
+            "an SQLite store takes no options in its URL", remedy="leave out ? and #"
+        )
+    if not _CREDENTIALS.search(path):
+        return
+    raise ConfigurationError(
+        "an SQLite store has neither a user nor a password, and its URL has both",
+        remedy="for a server, write its kind: postgresql://…; a file or folder whose name has a"
+        " colon and an @ is taken for one that is mistyped, and needs another name",
+    )
 
 
 ACKNOWLEDGE, UNSYNCED = "acknowledge", "unsynced"

@@ -8,6 +8,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.urls import refuse_secrets
 from ergon_framework.task.mixins.utils import run_with_timeout
 
 PORTS = {
@@ -71,6 +73,10 @@ def _file(url: str) -> Finding:
     path = unquote(text.removeprefix("//").removeprefix("/") if text[:2] == "//" else text)
     if path in ("", ":memory:"):
         return Finding("store", Status.OK, "in memory")
+    try:
+        refuse_secrets(path)
+    except ConfigurationError as error:
+        return Finding("store", Status.BAD, error.message, error.remedy)
     directory = Path(path).parent
     try:
         with tempfile.TemporaryFile(dir=directory):
