@@ -103,7 +103,7 @@ def test_a_server_without_tls(signed: Papers) -> None:
 
         thread = threading.Thread(target=say_no, daemon=True)
         thread.start()
-        with refused("does not speak it there", "sslmode=disable"):
+        with refused("does not speak TLS, and the connection must be encrypted", "sslmode=disable"):
             is_encrypted(url(server.getsockname()[1], sslrootcert=signed.ca))
         server.shutdown(socket.SHUT_RDWR)
     thread.join()

@@ -55,6 +55,14 @@ def check(config: str | Path | None = None, environ: Mapping[str, str] | None = 
     return list(rows(settings))
 
 
+def notes(config: str | Path | None = None, environ: Mapping[str, str] | None = None) -> list[str]:
+    """What is worth knowing about settings in which :func:`check` found no mistake."""
+    from ergon_framework.app.checking.engines import unverified
+
+    settings, _ = examine_settings(config, os.environ if environ is None else environ)
+    return list(unverified(settings))
+
+
 def _check_telemetry(desk: Desk) -> None:
     settings = desk.settings
     if not desk.is_mistaken("telemetry", "journal"):

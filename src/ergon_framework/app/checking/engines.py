@@ -32,6 +32,17 @@ def examine_engines(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Fi
                 yield from _examined(name, url, observe, timeout)
 
 
+def unverified(settings: Settings) -> Iterator[str]:
+    """Servers of which nobody makes sure who they are, by their URLs alone: nothing is opened."""
+    for url, parts in engines_of(settings).items():
+        if _kind(url) == "postgresql":
+            from ergon_framework.storage.postgres.address import address_of, verification
+
+            found, remedy = verification(address_of(url))
+            if remedy:
+                yield f"postgresql ({', '.join(parts)}) is {found}; {remedy}"
+
+
 def weighed(parts: Iterable[Finding], engines: Iterable[Finding]) -> Iterator[Finding]:
     """What was found about the parts; none is in order that rests on a server that is unsafe."""
     unsafe = {

@@ -21,7 +21,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.providers.recording.spill import TARGET
 from ergon_framework.storage import faults
-from ergon_framework.storage.postgres.address import address_of, unreadable
+from ergon_framework.storage.postgres.address import address_of, encryption, unreadable
 from ergon_framework.storage.urls import is_cut_short, path_in, taken_apart
 
 _FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or postgresql://user@host/name"
@@ -117,6 +117,8 @@ def _postgres(rest: str) -> URL:
     # By the rules of all stores. Options are looked at by the driver: it has some of its own.
     address_of(f"postgresql://{rest.partition('?')[0]}")
     try:
-        return make_url(f"postgresql+psycopg://{rest}")
+        url = make_url(f"postgresql+psycopg://{rest}")
     except (ArgumentError, ValueError):  # its text may hold the password
         raise unreadable() from None
+    given = {**({"host": url.host} if url.host else {}), **url.query}
+    return url.update_query_dict(encryption(given))

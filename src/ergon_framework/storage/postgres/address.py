@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from ipaddress import ip_address
 from typing import Any
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
@@ -55,7 +58,53 @@ def address_of(url: str) -> Address:
     ports = str(found.get("port", "")).split(",")  # of several hosts, each may leave it out
     if is_ambiguous or not all(not each or each.isdigit() for each in ports):
         raise unreadable()
-    return Address(_name(found), _DEFAULTS | found | {"client_encoding": "UTF8"})
+    options = _DEFAULTS | encryption(found) | found | {"client_encoding": "UTF8"}
+    return Address(_name(found), options)
+
+
+def encryption(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a connection must be told so that nobody between us and the server can read along.
+
+    By itself libpq asks for TLS and goes on without when whoever answers says that there is none.
+    Nothing has to be said when the URL says something itself, or the surroundings that libpq reads
+    do, or the server is on this machine.
+    """
+    if "sslmode" in given or environ.get("PGSSLMODE") or _is_local(given, environ):
+        return {}
+    return {"sslmode": "require"}
+
+
+def _is_local(given: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+    """Whether every host is this machine; one that a service names is the service's business."""
+    host = str(given.get("host") or environ.get("PGHOST") or "")
+    address = str(given.get("hostaddr") or environ.get("PGHOSTADDR") or "")
+    if not host and not address:
+        return True  # a socket on this machine, or a service
+    return all(map(_is_this_machine, (address or host).split(",")))
+
+
+def _is_this_machine(host: str) -> bool:
+    if not host or host[0] in "/@" or host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def verification(address: Address, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """How sure a connection is of its server, and what to do about it; "" if nothing."""
+    if _is_local(address.options, environ):
+        return "on this machine", ""
+    mode = str(address.options.get("sslmode") or environ.get("PGSSLMODE") or "")
+    if mode == "verify-full":
+        return "encrypted, and the certificate is verified", ""
+    told = {
+        "verify-ca": "encrypted; the certificate is verified, but not whether it is of this host",
+        "require": "encrypted, but the certificate is not verified: whoever answers is believed",
+    }
+    clear = f"sslmode={mode}: passwords and work may travel in clear text"
+    return told.get(mode, clear), "write ?sslmode=verify-full&sslrootcert=FILE in the URL"
 
 
 def unknown_option(text: str) -> ConfigurationError | None:

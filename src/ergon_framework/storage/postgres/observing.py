@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from ergon_framework.storage.observing import Observation, latency, skew
+from ergon_framework.storage.postgres.address import address_of, verification
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.database import are_off
 from ergon_framework.storage.postgres.upkeep import connected
@@ -32,6 +33,7 @@ _LONG = 300.0
 
 def observe(url: str) -> Iterator[Observation]:
     """One observation after the other; raises what connecting raises."""
+    yield encryption(url)
     with connected(url) as (connection, _):
         settings = dict(connection.execute(_ASK, (list(_SETTINGS),)).fetchall())
         yield version(settings)
@@ -48,6 +50,12 @@ def observe(url: str) -> Iterator[Observation]:
 def _one(connection: Connection, statement: str) -> str | None:
     [[found]] = connection.execute(statement.encode()).fetchall()
     return None if found is None else str(found)
+
+
+def encryption(url: str) -> Observation:
+    """Whether somebody between us and the server could read along, or pretend to be it."""
+    found, remedy = verification(address_of(url))
+    return Observation("encryption", found, remedy)
 
 
 def version(settings: Mapping[str, str]) -> Observation:

@@ -10,6 +10,7 @@ OPTIONS = tls.Options(
 )
 _NO_AUTHORITY = "root certificate file"
 _NO_FILE = ("private key file", "certificate file", "weak sslmode")
+_NO_TLS = "server does not support SSL"
 _ENCRYPTED = "no encryption"  # what the server found missing
 
 
@@ -28,6 +29,12 @@ def fault_of(name: str, text: str) -> ConfigurationError | None:
             f"a file that the URL of {name} names for TLS cannot be used: {reason}",
             remedy=f"correct it ({OPTIONS.authority}, {OPTIONS.own}); a key may be readable for"
             " this user only (chmod 600)",
+        )
+    if _NO_TLS in text:
+        return ConfigurationError(
+            f"{name} does not speak TLS, and the connection must be encrypted: nothing was sent",
+            remedy="turn TLS on in the server (ssl = on) or, on a network where nobody reads along,"
+            f" write {OPTIONS.plain} in the URL",
         )
     if _ENCRYPTED in text:
         return ConfigurationError(
