@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import threading
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from ergon_framework.providers.tasking.idempotency import (
 )
 from ergon_framework.providers.tasks import Carried, Gate, TaskEnd
 from ergon_framework.testing import VirtualClock
+from tests.local_users import NOBODY, acting_as, needs_root, shared_folder
 from tests.providers.task_hands import call, provider, runner
 
 pytestmark = [pytest.mark.req("PEF:A-16", "PEF:T-3"), pytest.mark.usefixtures("own_place", "clock")]
@@ -390,16 +391,24 @@ def test_a_second_copy_of_a_message_does_not_call_beside_the_first() -> None:
     assert calls == [1]
 
 
+@needs_root
+@pytest.mark.parametrize("planted", ["folder", "file"])
 def test_a_folder_of_somebody_else_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then leases have to run out; the call itself is made."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / f"ergon-held-{os.getuid()}").mkdir(mode=0o777)
-    (tmp_path / f"ergon-held-{os.getuid()}").chmod(0o777)
-    assert take("name", "me") is None
-    assert dead_owner("name") is None
-    assert runner("ok").run(call()).end is TaskEnd.DONE
+    """Then leases have to run out; the call itself is made. Nor is a file of his, in ours."""
+    with shared_folder() as public:
+        monkeypatch.setattr(tempfile, "tempdir", str(public))
+        folder = public / f"ergon-held-{os.getuid()}"
+        if planted == "file":
+            folder.mkdir()
+            folder.chmod(0o777)
+        with acting_as(NOBODY):
+            folder.mkdir(exist_ok=True)
+            (folder / hashlib.sha256(b"name").hexdigest()).write_text("somebody")
+        assert take("name", "me") is None
+        assert dead_owner("name") is None
+        assert runner("ok").run(call()).end is TaskEnd.DONE
 
 
 def test_without_the_guard_every_call_is_made() -> None:

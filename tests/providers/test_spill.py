@@ -367,5 +367,10 @@ def test_lines_of_a_stranger_are_not_believed(
         with acting_as(NOBODY):
             folder.mkdir(exist_ok=True)
             (folder / "1-forged.jsonl").write_bytes(line_of(BOTH))
-        assert read_back(Spill(folder)) == []
+        spill = Spill(folder)
+        assert read_back(spill) == []
         assert "is not read back: it belongs to user nobody" in caplog.text
+        if planted == "file":  # the folder becomes private, and the lines stay unbelieved
+            spill.keep([A], is_synced=False)
+            assert read_back(Spill(folder)) == []
+            spill.close()

@@ -56,6 +56,8 @@ class Folder:
         self.path = path
         self.is_new = False
         """Whether :meth:`ensure` made it."""
+        self.is_ours = False
+        """Whether nobody but us has a reason to put anything into it."""
         self._fd = fd
 
     @classmethod
@@ -95,6 +97,7 @@ class Folder:
         except BaseException:
             folder.close()
             raise
+        folder.is_ours = True
         return folder
 
     @classmethod
@@ -114,6 +117,7 @@ class Folder:
         except BaseException:
             folder.close()
             raise
+        folder.is_ours = True
         return folder
 
     def stat(self) -> os.stat_result:
@@ -136,6 +140,8 @@ class Folder:
         try:
             found, folder = os.fstat(fd), self.stat()
             _refuse(found, folder, path)
+            if self.is_ours:
+                _refuse_planted(found, folder, path)
             if not may_be_linked:
                 _refuse_linked_often(found, folder, path)
             if is_new and not is_public:
@@ -198,6 +204,8 @@ class Folder:
             found, folder = os.fstat(fd), self.stat()
             _refuse_all_but_pipes(found, path)
             _refuse_foreign(found, folder, path)
+            if self.is_ours:
+                _refuse_planted(found, folder, path)
             if found.st_uid == os.geteuid():
                 _settle(fd, found, _file_mode(found, folder))
         except BaseException:
@@ -375,6 +383,15 @@ def _refuse_foreign(found: os.stat_result, folder: os.stat_result, path: Path) -
             path,
             f"it belongs to {_user(found.st_uid)}, in a folder that everybody may write to:"
             f" remove it, or name a folder of your own",
+        )
+
+
+def _refuse_planted(found: os.stat_result, folder: os.stat_result, path: Path) -> None:
+    """In a folder of ours: it may have been open to everybody once, and was filled then."""
+    is_known = found.st_uid in (os.geteuid(), 0, folder.st_uid)
+    if not is_known and not _is_for_group(found, folder):
+        raise UnsafeFileError(
+            path, f"it belongs to {_user(found.st_uid)}, who has no business there: remove it"
         )
 
 

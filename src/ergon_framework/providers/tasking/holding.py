@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ergon_framework.storage.secure_files import Folder, open_file
+from ergon_framework.storage.secure_files import Folder
 
 _LONGEST = 255
 _TRIES = 10
@@ -55,7 +55,7 @@ def take(name: str, owner: str) -> Held | None:
         _sweep_now_and_then(folder)
         path = folder / hashlib.sha256(name.encode()).hexdigest()
         for _ in range(_TRIES):
-            file = open_file(path, os.O_RDWR | os.O_CREAT)
+            file = _opened(path, os.O_RDWR | os.O_CREAT)
             held = _locked(path, file, owner)
             if held is not None:
                 return held
@@ -91,7 +91,7 @@ def dead_owner(name: str) -> str | None:
     """Who made the call here and died; None when nobody did, or still lives."""
     try:
         path = _folder() / hashlib.sha256(name.encode()).hexdigest()
-        file = open_file(path, os.O_RDWR)
+        file = _opened(path, os.O_RDWR)
     except OSError:
         return None
     try:
@@ -101,6 +101,11 @@ def dead_owner(name: str) -> str | None:
         return None
     finally:
         os.close(file)
+
+
+def _opened(path: Path, flags: int) -> int:
+    with Folder.ensure_private(path.parent) as folder:
+        return folder.open_file(path.name, flags)
 
 
 def _folder() -> Path:
@@ -124,7 +129,7 @@ def sweep(folder: Path, before: float) -> None:
         try:
             if path.lstat().st_mtime >= before:
                 continue
-            file = open_file(path, os.O_RDWR)
+            file = _opened(path, os.O_RDWR)
         except OSError:
             continue
         try:
