@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from ergon_framework.app.reading.source import Source
 from ergon_framework.app.reading.toml_lines import Path as KeyPath
+from ergon_framework.core.redaction import is_secret
 
 WITHHELD = "ERGON_WITHHELD"
 """Set by workers for their executors; see ``pass_secrets``."""
@@ -107,7 +108,7 @@ def _secrets(value: object, name: str = "") -> Iterator[str]:
     if isinstance(value, SecretStr):
         yield from _with_password(value.get_secret_value())
     elif isinstance(value, str):
-        if value and _SOUNDS_SECRET.search(name):
+        if value and (_SOUNDS_SECRET.search(name) or is_secret(name)):
             yield value  # nobody marked it, but it is called a password
     elif isinstance(value, Mapping):
         for key, item in value.items():

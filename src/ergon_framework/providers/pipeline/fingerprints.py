@@ -7,9 +7,10 @@ from typing import Any
 
 import rfc8785
 
+from ergon_framework.core.redaction import squeezed
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.errors import ProviderBadRequestError
-from ergon_framework.providers.pipeline.redaction import plain_json, squeezed, strip_secrets
+from ergon_framework.providers.pipeline.redaction import plain_json, strip_secrets
 
 VERSION = 1
 """Of the way a key is made: with another one, no old key matches a new call."""
@@ -37,7 +38,7 @@ def fingerprint(
     Secrets are not part of it: calls that differ in nothing else need a key of their own.
     """
     try:
-        kept, _ = strip_secrets(plain_json(payload), secret_names)
+        kept, _ = strip_secrets(plain_json(payload), secret_names, is_for_key=True)
     except RecursionError as error:
         raise ProviderBadRequestError(
             f"payload is {error}", never_sent=True, details={"path": "payload"}
