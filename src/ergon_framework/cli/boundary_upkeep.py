@@ -91,7 +91,11 @@ def restore(
         typer.Option("--replace", help="Move the folder that is there aside; it is not removed."),
     ] = False,
     check: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Read all of the backup first.")
+        bool,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Read the whole backup first, and refuse it when it is damaged.",
+        ),
     ] = True,
     config: ConfigPath = None,
     zone: ZoneName = None,
