@@ -108,7 +108,7 @@ install_servers() {
 
 case ${1:-} in
     python) find_python; exit ;;
-    core) wanted="build" ;;
+    core) wanted="build examples" ;;
     dev) wanted="build dev --extras" ;;
     bench) wanted="build bench --extras" ;;
     benchjobs) wanted="build bench-jobs --extras" ;;

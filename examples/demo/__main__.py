@@ -83,6 +83,7 @@ def main() -> int:
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # let go of everything on the way out
     began_at = time.monotonic()
+    console.print("The demo takes about a minute and a half. Two sites are set up …")
     with folder_of(asked.keep) as folder, ExitStack() as stack:
         site = stack.enter_context(Site(folder))
         link = stack.enter_context(Link(site.plant_port))

@@ -47,6 +47,7 @@ class Story:
         self.site.start(f"http://127.0.0.1:{self.link.port}")
         for part in ("zones.plant", "zones.enterprise", "worker", "tasks.announce", "tasks.accept"):
             self.until(f"{part} is ready", partial(self.site.pids, part))
+            self.tell(f"{part} is ready")
         self._gauges = Gauges(self.site)
         self._books = Books(self.site.folder / "books.db")
 

@@ -1,4 +1,4 @@
-"""Commands as real processes. What they print is waited for; nothing here sleeps."""
+"""Commands as real processes. What they print is waited for; it sleeps only between signals."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Self
 
 import ergon_framework
+from ergon_framework.app.running.signals import REPEATED
 
 SAMPLES = Path(__file__).parent / "samples"
 SOURCE = Path(ergon_framework.__file__).parents[1]
@@ -69,6 +71,7 @@ class Ergon:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        self._signalled_at = -REPEATED
         self.out = Output(self.process.stdout)
         self.err = Output(self.process.stderr)
 
@@ -80,8 +83,10 @@ class Ergon:
         self.process.communicate()
 
     def signal(self, number: signal.Signals) -> None:
-        """Give it a signal."""
+        """Give it a signal, as a wish of its own: not within the time of the one before."""
+        time.sleep(max(0.0, self._signalled_at + REPEATED + 0.1 - time.monotonic()))
         self.process.send_signal(number)
+        self._signalled_at = time.monotonic()
 
     def errors(self) -> str:
         """All it wrote to the standard error stream, once it is over."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,16 @@ from ergon_framework.app import settings as loader
 from ergon_framework.app.boundary import ZoneSetup, known_zone, zone_setup
 from ergon_framework.app.checking.check import check
 from ergon_framework.app.running.ensemble import startable
-from ergon_framework.boundary.opening import fact_file, folders_of, object_place
+from ergon_framework.boundary.opening import (
+    fact_file,
+    folders_of,
+    object_place,
+    open_fact_store,
+    open_facts,
+)
 from ergon_framework.errors import SettingsError
+from ergon_framework.ports.factstore import OUTBOUND
+from tests.app.moving.stock import append, ergon, moved
 
 pytestmark = pytest.mark.req("SCALE:boundary-postgres", "SCALE:objects-s3")
 
@@ -103,15 +113,55 @@ def test_facts_in_the_folder_are_not_left_behind(directory: Path) -> None:
     Path("ergon.toml").write_text(text)
     Path("a").mkdir()
     Path("a/facts.db").touch()
-    with pytest.raises(SettingsError, match=r"has facts in .*, and .store. names a server"):
+    with pytest.raises(
+        SettingsError, match=r"has facts in .*, and .store. names postgresql://host/db"
+    ):
         zone_setup(environ={})
-    with pytest.raises(SettingsError, match="names a server") as caught:
+    with pytest.raises(SettingsError, match="names postgresql") as caught:
         check(environ={})
     assert "hunter2" not in str(caught.value)
     Path("ergon.toml").write_text(f'{text}\nstore = "sqlite:///a/facts.db"')
     assert fact_file(zone_setup(environ={}).settings) == directory / "a" / "facts.db"
     Path("ergon.toml").write_text(f'{text}\nstore = "{SERVER}"')
     assert store_of(zone_setup(environ={})) == SERVER
+
+
+@pytest.mark.slow
+def test_only_the_url_changes_when_a_zone_was_moved(postgres_url: str, directory: Path) -> None:
+    """The error names the command that moves the facts; after it, ``[store]`` is enough."""
+    Path("ergon.toml").write_text('[zones.a]\ndata = "a"')
+    Path("a").mkdir()
+    with closing(open_fact_store("sqlite:///a/facts.db", zone="a")) as store:
+        append(store, "n1")
+    Path("ergon.toml").write_text(
+        f'[store]\nurl = "{postgres_url}"\n[zones.a]\ndata = "a"\ninsecure = true'
+    )
+    with pytest.raises(SettingsError, match="has facts in") as caught:
+        zone_setup(environ={})
+    command = caught.value.remedy.partition(":  ")[2].partition("; or,")[0]
+    done = ergon(*shlex.split(command)[1:])
+    assert done.returncode == 0, done.stderr
+    setup = zone_setup(environ={})
+    assert store_of(setup) == postgres_url
+    with closing(open_facts("a", setup.settings)) as store:
+        assert [log.head for log in store.logs() if log.name == OUTBOUND] == [1]
+    assert [row.name for row in check(environ={})] == ["a"]
+
+
+@pytest.mark.slow
+def test_a_zone_that_was_moved_elsewhere_is_not_begun_anew(
+    postgres_url: str, directory: Path
+) -> None:
+    """``[store]`` names another server than the one its facts were moved to."""
+    Path("a").mkdir()
+    with closing(open_fact_store("sqlite:///a/facts.db", zone="a")) as store:
+        append(store, "n1")
+    moved("sqlite:///a/facts.db", postgres_url, zone="a", shuts=True)
+    Path("ergon.toml").write_text(f'[store]\nurl = "{SERVER}"\n[zones.a]\ndata = "a"')
+    with pytest.raises(
+        SettingsError, match=r"was moved to .*, and .store. names postgresql://host"
+    ):
+        zone_setup(environ={})
 
 
 def test_options_go_before_the_settings(directory: Path) -> None:

@@ -344,3 +344,30 @@ def test_a_token_opens_the_server_to_others(file: Path) -> None:
     assert [row.where for row in check(file, {"T": "hunter2"})] == ["http://0.0.0.0:8400"]
     file.write_text('[server]\nhost = "0.0.0.0"\n')
     assert check(file, {"ERGON_SERVER_TOKEN": "hunter2"})
+
+
+@pytest.mark.parametrize(
+    ("missing", "text", "remedy"),
+    [
+        ("fastapi", "[server]\nport = 8080\n", "ergon-framework[api]"),
+        ("uvicorn", "[server]\nport = 8080\n", "ergon-framework[api]"),
+        ("psycopg", '[store]\nurl = "postgresql://host/db"\n{jobs}', "ergon-framework[postgres]"),
+        ("redis", '[store]\nurl = "redis://host/0"\n{jobs}', "ergon-framework[redis]"),
+        ("prometheus_client", "[telemetry]\nprometheus_port = 9464\n", "[prometheus]"),
+        (
+            "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+            '[telemetry]\notlp = "http://127.0.0.1:4318"\n',
+            "[otel]",
+        ),
+    ],
+)
+def test_a_package_that_a_run_would_miss(
+    file: Path, monkeypatch: pytest.MonkeyPatch, missing: str, text: str, remedy: str
+) -> None:
+    """``ergon run --all`` would fail for want of it: so does the check, with what to install."""
+    monkeypatch.setitem(sys.modules, missing, None)
+    jobs = '[executors.python]\ncommand = ["true"]\n'
+    file.write_text(text.format(jobs=jobs))
+    with pytest.raises(SettingsError) as caught:
+        check(file, {})
+    assert remedy in str(caught.value)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from typing import Any, assert_type
 import pytest
 from pydantic import BaseModel
 
+from ergon_framework.app.running.signals import REPEATED
 from ergon_framework.app.script import App
 from ergon_framework.app.script_handler import AppHandler
 from ergon_framework.errors import JobError, SettingsError, WiringError
@@ -25,6 +29,7 @@ from ergon_framework.executor import InvalidArgumentsError, JobContext
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.enqueued import EnqueuedJob
 from ergon_framework.ports.jobstore import Search
+from ergon_framework.storage.urls import store_option
 
 pytestmark = pytest.mark.req("JOBS:client")
 
@@ -280,6 +285,7 @@ def test_a_closed_app_opens_its_store_again(tmp_path: Path) -> None:
 
 SCRIPT = """
 from pathlib import Path
+from ergon_framework.app.running.signals import REPEATED
 from ergon_framework.app.script import App
 
 app = App()
@@ -394,6 +400,7 @@ def test_a_script_ends_by_a_signal(tmp_path: Path) -> None:
     with script(tmp_path, 'stay.options(id="a").enqueue(); app.run(processes=1)') as process:
         assert (tmp_path / "started").read_text() == "yes"
         process.send_signal(signal.SIGINT)
+        time.sleep(REPEATED + 0.1)  # sooner, it is taken for the same wish
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=50)
     assert process.returncode == 0, err
@@ -401,3 +408,75 @@ def test_a_script_ends_by_a_signal(tmp_path: Path) -> None:
         shape = client.show("a")
     assert (shape["status"], shape["attempts"]) == ("pending", 0)
     assert shape["history"][-1]["event"] == "released"
+
+
+FAILING = """
+from ergon_framework import App
+
+app = App()
+
+@app.handler(max_attempts=1)
+def shrink(path):
+    raise ValueError("no such picture")
+
+if __name__ == "__main__":
+    job = shrink.enqueue("a.png")
+    app.run(burst=True)
+    job.result()
+"""
+
+
+@pytest.mark.slow
+def test_the_hint_of_a_failed_job_works_when_pasted(tmp_path: Path) -> None:
+    """The command in the error explains the job from any folder; beside the store all others do."""
+    home, elsewhere = tmp_path / "a script's home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    (home / "script.py").write_text(FAILING)
+    failed = subprocess.run(
+        [sys.executable, "script.py"], cwd=home, capture_output=True, text=True, check=False
+    )
+    [hint] = re.findall(r"ergon why (.*)\)$", failed.stderr, re.MULTILINE)
+    told = _ergon(elsewhere, "why", *shlex.split(hint))
+    assert told.startswith(f"Job {shlex.split(hint)[0]} failed.\n")
+    assert "no such picture" in told
+    assert _ergon(home, "why", shlex.split(hint)[0]) == told
+    assert "shrink" in _ergon(home, "jobs", "list")
+    assert "shrink" in _ergon(home, "dlq", "list")
+
+
+def _ergon(folder: Path, *words: str) -> str:
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-m", "ergon_framework", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_store_in_the_working_directory_is_not_taken_for_that_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``App()`` has its store beside the script, wherever the script is called from."""
+    (tmp_path / "ergon.db").touch()
+    monkeypatch.chdir(tmp_path)
+    assert App().setup.url == f"sqlite:///{Path(__file__).parent / 'ergon.db'}"
+
+
+@pytest.mark.parametrize(
+    ("url", "option"),
+    [
+        ("sqlite:////a/b c.db", " --store 'sqlite:////a/b c.db'"),
+        ("postgresql://me@host/work", " --store postgresql://me@host/work"),
+        ("postgresql://me:secret@host/work", ""),
+        ("postgresql://host/work?password=secret", ""),
+        ("memory://", ""),
+        ("", ""),
+    ],
+)
+def test_a_hint_names_the_store_without_its_password(url: str, option: str) -> None:
+    """A URL with a password is left out of the command: whoever pastes it names the store."""
+    assert store_option(url) == option

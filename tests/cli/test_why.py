@@ -152,8 +152,8 @@ def test_an_id_of_several_things(why: Why) -> None:
         ("transaction", "parked"),
     ]
     page = why("both").out
-    assert "The job both is pending." in page
-    assert "The transaction both was last known to be parked, at 20" in page
+    assert "Job both is pending." in page
+    assert "Transaction both was last known to be parked, at 20" in page
     only = why("both", "--kind", "transaction", "--json").json
     assert (only["kind"], only["status"]) == ("transaction", "parked")
 
@@ -200,7 +200,7 @@ def test_a_transaction(why: Why) -> None:
         Orders(connectors={"orders": queue}).consume_transactions(policy)
     shape = why("t3", "--json").json
     assert (shape["kind"], shape["id"], shape["status"]) == ("transaction", "t3", "failed")
-    assert shape["why"][0].startswith("It failed in the task Orders: ")
+    assert shape["why"][0].startswith("It failed in task Orders: ")
     assert "the bank is away" in shape["why"][0]
     assert shape["why"][1] == "It was tried again 1 time before."
     first, second, last = shape["why"][2:]
@@ -208,7 +208,7 @@ def test_a_transaction(why: Why) -> None:
     assert second.endswith("attempt 2 of process failed (ConnectionError: the bank is away).")
     assert last.endswith("it ended as failed.")
     refused = why("t2").out
-    assert refused.startswith("t2 is failed.\nIt failed in the task Orders: ")
+    assert refused.startswith("Transaction t2 failed.\nIt failed in task Orders: ")
     assert "nothing to charge" in refused
     assert "4111" not in refused + json.dumps(shape)
     succeeded = why("t1")
@@ -226,10 +226,11 @@ def test_a_transaction_that_waits(why: Why) -> None:
     shape = why("t1", "--json").json
     assert shape["status"] == "retrying"
     assert shape["as_of"].endswith("Z")
-    assert why("t1").out.startswith(f"t1 was last known to be retrying, at {shape['as_of']}.")
+    assert why("t1").out.startswith(
+        f"Transaction t1 was last known to be retrying, at {shape['as_of']}."
+    )
     assert shape["why"][0] == (
-        "Another attempt of process in the task Orders was to follow 90.0 seconds later:"
-        " error: again."
+        "Another attempt of process in task Orders was to follow 90.0 seconds later: error: again."
     )
     assert "a success in another process is in the journal only with journal_all" in shape["why"][1]
     assert shape["why"][2].startswith("3 older entries")
@@ -252,7 +253,7 @@ def test_a_transaction_that_recovered(why: Why) -> None:
         queue = MemoryConnector([Transaction("t1", {}), Transaction("t2", {})])
         Recovers(connectors={"orders": queue}).consume_transactions(policy)
     answer = why("t1")
-    assert answer.out.startswith("t1 has succeeded.\nIt succeeded in the task Recovers.\n")
+    assert answer.out.startswith("Transaction t1 succeeded.\nIt succeeded in task Recovers.\n")
     assert "It was tried again 1 time before." in answer.out
     assert why("t2").code == 1
 
@@ -267,7 +268,7 @@ def test_a_parked_transaction(why: Why) -> None:
             told = Entry(at=time.time(), name=name, source="x", unit="t1", fields=fields)
             journal.write([told])
     told = why("t1", "--json").json["why"]
-    assert told[0] == "It was parked in the task Orders, since a gate was closed: circuit_open."
+    assert told[0] == "It was parked in task Orders, since a gate was closed: circuit_open."
     assert told[1].endswith("no attempt; its source was to bring it again 6.0 seconds later.")
     assert told[3].endswith("process was held by a gate (circuit_open).")
     with JobClient("sqlite:///work.db") as client:

@@ -121,7 +121,8 @@ def job_settings(
     where = "there is no settings file" if settings.file is None else f"{settings.file} names none"
     raise SettingsError(
         f"no job store: {where}",
-        remedy='write url = "sqlite:///work.db" under [store] in ergon.toml, or give --url',
+        remedy='name it: --store sqlite:///work.db, or url = "sqlite:///work.db" under [store] in'
+        " ergon.toml; a script with App() has its jobs in ergon.db beside itself",
     )
 
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
+from ergon_framework.app.reading.store_urls import SCRIPT_FILE, url_as_written
 from ergon_framework.app.script_handler import AppHandler
 from ergon_framework.app.settings import FILE, load_settings
 from ergon_framework.errors import WiringError
@@ -46,7 +47,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 EXECUTOR = "python"
-DEFAULT_URL = "sqlite:///ergon.db"
+DEFAULT_URL = f"sqlite:///{SCRIPT_FILE}"
 
 
 class App:
@@ -123,7 +124,9 @@ class App:
         with self._lock:
             if self._async_client is None:
                 client = self.client
-                self._async_client = AsyncJobClient(settings=client.settings, store=client.store)
+                self._async_client = AsyncJobClient(
+                    self.setup.url, settings=client.settings, store=client.store
+                )
             return self._async_client
 
     def close(self) -> None:
@@ -202,9 +205,11 @@ class App:
 
         beside = self._home / FILE
         config = self._config or (beside if beside.exists() else None)
-        url = None if self._url is None else resolve_url(self._url, self._home)
-        setup = setup_of(load_settings(config), url)
-        return setup if setup.url else replace(setup, url=resolve_url(DEFAULT_URL, self._home))
+        settings = load_settings(config)
+        jobs = settings.extensions.get("jobs")
+        is_named = url_as_written(settings, None if jobs is None else jobs.store)
+        url = self._url or (None if is_named else DEFAULT_URL)
+        return setup_of(settings, None if url is None else resolve_url(url, self._home))
 
 
 def _caller() -> Path:

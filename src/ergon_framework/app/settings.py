@@ -35,7 +35,7 @@ from ergon_framework.app.reading.sections import (
 )
 from ergon_framework.app.reading.source import Source, did_you_mean, read_toml
 from ergon_framework.app.reading.toml_lines import Path as KeyPath
-from ergon_framework.errors import SettingsError, WiringError
+from ergon_framework.errors import MissingExtraError, SettingsError, WiringError
 
 __all__ = [
     "ConnectorSettings",
@@ -222,3 +222,14 @@ def _part(
     if section.has_secrets:
         table = Resolver(source, environ, section.has_free_options).resolve(table, (name,))
     return source.check((name,), table, TypeAdapter(section.shape))
+
+
+def check_server_packages() -> None:
+    """Raise unless FastAPI and uvicorn are there: what to install is said before anything else."""
+    for name in ("fastapi", "uvicorn"):
+        try:
+            __import__(name)
+        except ImportError as error:
+            raise MissingExtraError(
+                f"the server needs {name}", remedy="pip install 'ergon-framework[api]'"
+            ) from error

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 StoreUrl = Annotated[
     str | None,
     typer.Option(
-        "--url", "--store", metavar="URL", help="The store [default: as in the settings]."
+        "--store", "--url", metavar="URL", help="The store [default: as in the settings]."
     ),
 ]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The id of a job.")]
@@ -46,7 +46,7 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
     if reads and file is not None and not file.exists():
         raise StoreUnavailableError(
             f"there is no file {file}",
-            remedy="the first job or worker makes it; or name another store with --url",
+            remedy="the first job or worker makes it; or name another store with --store",
         )
     with (
         nullcontext() if reads else told(config),

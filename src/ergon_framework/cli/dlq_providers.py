@@ -115,7 +115,7 @@ def opened_letters(url: str) -> Iterator[ProviderStore]:
     if not url:
         raise SettingsError(
             "no store of provider calls",
-            remedy='write store = "sqlite:///work.db" under [providers], or give --url',
+            remedy='write store = "sqlite:///work.db" under [providers], or give --store',
         )
     if not has_calls(url, _TABLE):
         raise ConfigurationError(

@@ -45,15 +45,14 @@ def serve(
     """
     from ergon_framework.app.exporting import observed
     from ergon_framework.app.observation import finish_telemetry, set_up_logging
-    from ergon_framework.app.settings import load_settings, revealed
+    from ergon_framework.app.settings import check_server_packages, load_settings, revealed
     from ergon_framework.storage.urls import file_of
-    from ergon_framework.web.application import check_extra
     from ergon_framework.web.serving import check_place
     from ergon_framework.web.serving import serve as run
     from ergon_framework.web.sources import sources_of
     from ergon_framework.web.tokens import found_tokens
 
-    check_extra()
+    check_server_packages()
     set_up_logging(log_level, log_format)
     settings = load_settings(config)
     server = _placed(settings.server, host, port)

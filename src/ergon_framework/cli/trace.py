@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ergon_framework.app.tracing import Line, Trace
 
 MISSING = "(parent not recorded)"
+LABELS = {"rrq.executor": "handler (rrq.executor)"}
+"""What people read in place of a name that the executor protocol fixes."""
 
 
 def trace(
@@ -66,7 +68,7 @@ def _row(line: Line, began_at: float) -> dict[str, Any]:
     if span is None:
         return {"span": line.mark + MISSING}
     return {
-        "span": line.mark + span.name + (" ✗" if span.failure else ""),
+        "span": line.mark + LABELS.get(span.name, span.name) + (" ✗" if span.failure else ""),
         "at": f"+{_time(span.began_at - began_at)}",
         "took": _time(span.ended_at - span.began_at),
         "source": span.source,

@@ -66,8 +66,7 @@ def why(
     for number, each in enumerate(found):
         if number:
             print()
-        what = "" if len(found) == 1 else f"The {each.kind} "
-        print(printable(f"{what}{each.id} {each.standing}."))
+        print(printable(each.lead))
         for sentence in each.why:
             print(printable(sentence))
 
@@ -77,7 +76,7 @@ def not_found(unit: str, looked: list[str]) -> JobNotFoundError:
     where = "; ".join(dict.fromkeys(looked)) or "nowhere: the settings name no store and no journal"
     return JobNotFoundError(
         f"nothing is known about {unit!r}; looked at {where}",
-        remedy="name the settings with --config; what went well is in the journal only with"
-        " journal_all = true under [telemetry]",
+        remedy="name the store with --store, or the settings with --config; what went well is in"
+        " the journal only with journal_all = true under [telemetry]",
         details={"id": unit, "looked": looked},
     )

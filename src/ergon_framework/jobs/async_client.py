@@ -156,11 +156,11 @@ class AsyncJobClient:
         watcher.add(job_id, told)
         try:
             left = None if until is None else until - loop.time()
-            return result_of(await asyncio.wait_for(ended, left))
+            return result_of(await asyncio.wait_for(ended, left), self._url)
         except TimeoutError:
             job = await in_time(lambda: found(self._sync().store, job_id))
             if job.status.is_final:  # just now
-                return result_of(job)
+                return result_of(job, self._url)
             raise timed_out(job, timeout) from None
         finally:
             watcher.remove(job_id, told)

@@ -51,6 +51,7 @@ class JobClient:
         self, url: str = "", *, settings: JobsSettings | None = None, store: Store | None = None
     ) -> None:
         self.settings = settings or JobsSettings()
+        self._url = url  # empty when only an open store was given
         self.store = _open(url) if store is None else store
         self._judgement = Judgement(self.settings, "client")
         self._ears: dict[int, Ear] = {}  # by process: a forked one has a bell of its own
@@ -153,7 +154,8 @@ class JobClient:
         when the store has not told by then; one that is away is told at once.
         """
         ear = self._ears.setdefault(os.getpid(), Ear(self.store))
-        return result_of(wait_in_time(self.store, ear, str(job_id), timeout, poll))
+        job = wait_in_time(self.store, ear, str(job_id), timeout, poll)
+        return result_of(job, self._url)
 
     # ---- moving ----
 

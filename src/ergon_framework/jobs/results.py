@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.shape import decoded, error_shape, last_told
 from ergon_framework.ports.jobstore import Bell, Job, JobStore, Topic
 from ergon_framework.storage.hurry import ASKING
+from ergon_framework.storage.urls import store_option
 
 APART = 0.005
 """Seconds between two looks at the store: in a busy one, jobs end all the time."""
@@ -146,8 +148,11 @@ def found(store: JobStore, job_id: str) -> Job:
     return job
 
 
-def result_of(job: Job) -> Any:
-    """What a completed job returned; raises JobFailedError for one that ended otherwise."""
+def result_of(job: Job, url: str = "") -> Any:
+    """What a completed job returned; raises JobFailedError for one that ended otherwise.
+
+    ``url`` is the store, for the command that tells more.
+    """
     if job.status is JobStatus.COMPLETED:
         return None if job.result is None else decoded(job.result)
     is_cancelled = job.status is JobStatus.CANCELLED
@@ -156,7 +161,7 @@ def result_of(job: Job) -> Any:
         failure = Failure(Kind.CANCELLED if is_cancelled else Kind.DEFECT, job.status.value)
     how = "was cancelled" if is_cancelled else f"failed: {failure.message or failure.code}"
     details = {"job_id": job.id, "status": job.status.value, **error_shape(failure)}
-    remedy = f"ergon why {job.id} tells more"
+    remedy = f"this tells more:  ergon why {shlex.quote(job.id)}{store_option(url)}"
     error = JobFailedError(f"the job {job.id} {how}", remedy=remedy, details=details)
     entry = None if is_cancelled else last_told(job, "traceback")
     if entry is not None:

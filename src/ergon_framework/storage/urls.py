@@ -6,9 +6,11 @@ What stands behind the scheme may hold a password: no error shows it.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ergon_framework.errors import ConfigurationError
 
@@ -88,6 +90,20 @@ def path_in(rest: str) -> str:
             "the path of an SQLite store has a NUL character", remedy="leave it out"
         )
     return path
+
+
+def store_option(url: str) -> str:
+    """The option that names this store in a command somebody can paste; it shows no password.
+
+    Empty where there is none to show: a store in memory, or a URL that holds a password.
+    """
+    file = file_of(url)
+    if file is not None:
+        return f" --store {shlex.quote(f'{SQLITE}{file.absolute()}')}"
+    parts = urlsplit(url)
+    if not parts.netloc or parts.password or "password" in parts.query.lower():
+        return ""
+    return f" --store {shlex.quote(url)}"
 
 
 def file_of(url: str) -> Path | None:

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError, describe
@@ -35,6 +36,17 @@ def export(source: str, *, collector: str | None = None, port: int | None = None
         readers.append(_page_of_metrics(port))
     if readers:
         _measure(readers, source)
+
+
+def check_packages(*, collector: str | None = None, port: int | None = None) -> None:
+    """Raise MissingExtraError when :func:`export` would, for want of a package."""
+    if collector is not None:
+        with _needing("otel", "[telemetry] otlp"):
+            import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    if port is not None:
+        with _needing("prometheus", "[telemetry] prometheus_port"):
+            import_module("opentelemetry.exporter.prometheus")
+            import_module("prometheus_client")
 
 
 @contextmanager

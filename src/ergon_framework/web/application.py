@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ergon_framework.app.settings import Settings, revealed
-from ergon_framework.errors import MissingExtraError
+from ergon_framework.app.settings import Settings, check_server_packages, revealed
 from ergon_framework.ports.providerstore import ProviderStore
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def create_app(
     Bearer <token>``; without one only callers on this machine are answered. A store that is away
     is asked again with every request.
     """
-    check_extra()
+    check_server_packages()
     from ergon_framework.web.provider_source import ProviderSource
     from ergon_framework.web.routes import build_app, plan_of
     from ergon_framework.web.sources import PROVIDERS, Sources, sources_of
@@ -39,14 +38,3 @@ def create_app(
     else:
         sources = Sources(providers={PROVIDERS: ProviderSource(store)})
     return build_app(plan_of(known.server, sources, tokens))
-
-
-def check_extra() -> None:
-    """Raise unless FastAPI and uvicorn are there: what to install is said before anything else."""
-    for name in ("fastapi", "uvicorn"):
-        try:
-            __import__(name)
-        except ImportError as error:
-            raise MissingExtraError(
-                f"the server needs {name}", remedy="pip install 'ergon-framework[api]'"
-            ) from error

@@ -14,10 +14,10 @@ from ergon_framework.app.exit_codes import of_signal
 from ergon_framework.app.reading.sections import ServerSettings
 from ergon_framework.app.running.signals import SignalEar
 from ergon_framework.app.saying import say
+from ergon_framework.app.settings import check_server_packages
 from ergon_framework.boundary.http.client_endpoint import is_loopback
 from ergon_framework.boundary.http.listening import bound_sockets
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.web.application import check_extra
 from ergon_framework.web.tokens import FileTokens, Tokens
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def serve(
 
     The first signal lets running requests finish; a second one ends the process at once.
     """
-    check_extra()
+    check_server_packages()
     check_place(server.host, tokens)
     from ergon_framework.web.routes import build_app, plan_of
 

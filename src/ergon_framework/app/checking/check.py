@@ -25,6 +25,7 @@ from ergon_framework.app.running.ensemble import Row, rows, startable
 from ergon_framework.app.settings import examine_settings
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import file_of
+from ergon_framework.telemetry.exporting import check_packages
 
 
 def check(config: str | Path | None = None, environ: Mapping[str, str] | None = None) -> list[Row]:
@@ -73,6 +74,10 @@ def _check_telemetry(desk: Desk) -> None:
     if not desk.is_mistaken("telemetry", "prometheus_port"):
         with desk.noting("telemetry"):
             check_page(settings, sum(part.processes for part in startable(settings)))
+    told = settings.telemetry
+    if not desk.is_mistaken("telemetry"):
+        with desk.noting("telemetry"):
+            check_packages(collector=told.otlp, port=told.prometheus_port)
 
 
 # ---- what is built from the user's own classes --------------------------------------------------

@@ -12,6 +12,7 @@ from ergon_framework.app.boundary_stores import unsaid
 from ergon_framework.app.checking.desk import Desk
 from ergon_framework.app.reading.store_urls import base_of
 from ergon_framework.app.running.ensemble import lives_here
+from ergon_framework.app.settings import check_server_packages
 from ergon_framework.boundary.http.client_endpoint import is_loopback
 from ergon_framework.boundary.http.listening import check_plaintext, split_address
 from ergon_framework.boundary.node import certificates_of
@@ -38,6 +39,9 @@ def check_places(desk: Desk) -> None:
     here = [zone for zone in zones.values() if lives_here(desk.settings, zone.name)]
     _check_folders(desk, here)
     _check_ports(desk, here)
+    if "server" in desk.settings.model_fields_set:
+        with desk.noting("server"):
+            check_server_packages()
     server = desk.settings.server
     has_token = server.token is not None or TOKEN in desk.environ
     if (

@@ -17,6 +17,23 @@ MOST_TOLD = 12
 """How many entries of the journal are told; ergon tail shows the rest."""
 
 
+_VERBS = {
+    "cancelled": "was cancelled",
+    "completed": "completed",
+    "dead_letter": "was given up and is a dead letter",
+    "duplicate": "was a duplicate",
+    "failed": "failed",
+    "gone": "is no longer in the store",
+    "refused": "was refused",
+    "retry": "is waiting for its next attempt",
+    "retrying": "is waiting for its next attempt",
+    "succeeded": "succeeded",
+    "success": "succeeded",
+    "timed_out": "timed out",
+}
+"""What a status means, as a person says it; of any other, that it is so."""
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """Where one unit stands, and sentences that say why."""
 
@@ -32,8 +49,13 @@ class Explanation(msgspec.Struct, frozen=True):
         """The status in words; one that may be over is not called the present one."""
         status = self.status.replace("_", " ")
         if self.as_of is None:
-            return f"{'has' if status == 'succeeded' else 'is'} {status}"
+            return _VERBS.get(self.status, f"is {status}")
         return f"was last known to be {status}, at {self.as_of}"
+
+    @property
+    def lead(self) -> str:
+        """The first sentence: what it is, which one, and how it stands."""
+        return f"{self.kind.capitalize()} {self.id} {self.standing}."
 
     def shape(self) -> dict[str, Any]:
         """As programs get it."""

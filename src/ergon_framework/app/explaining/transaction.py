@@ -17,8 +17,8 @@ from ergon_framework.app.explaining.fact import explain_fact
 from ergon_framework.app.explaining.job import explain_job_id
 from ergon_framework.app.explaining.told import entries_told
 from ergon_framework.core.instants import format_instant
-from ergon_framework.core.wording import coded, span
-from ergon_framework.errors import ErgonError
+from ergon_framework.core.wording import coded, quoted, span
+from ergon_framework.errors import ErgonError, TransactionException
 from ergon_framework.ports.journal import Entry
 from ergon_framework.ports.notice import CATALOGUE
 
@@ -91,7 +91,7 @@ def _which(entry: Entry) -> tuple[str, object, object]:
 def _phrase(entry: Entry) -> str:
     fields = entry.fields
     failure = fields.get("failure") or {}
-    because = f" ({coded(failure['code'], failure.get('message'))})" if failure else ""
+    because = f" ({_cause(failure)})" if failure else ""
     attempt = f"attempt {fields.get('attempt')} of {fields.get('phase')} failed{because}"
     if entry.name == "attempt.ended":
         held = f"{fields.get('phase')} was held by a gate{because}"
@@ -111,9 +111,9 @@ def _is_of_engine(entry: Entry) -> bool:
 def _why(told: Sequence[Entry]) -> Iterator[str]:
     last = told[-1]
     task = next((each.fields["task"] for each in told if each.fields.get("task")), "")
-    where = f" in the task {task}" if task else ""
+    where = f" in task {task}" if task else ""
     failure = last.fields.get("failure") or {}
-    because = f": {coded(failure['code'], failure.get('message'))}" if failure else ""
+    because = f": {_cause(failure)}" if failure else ""
     retries = sum(each.name == "retry.scheduled" for each in told)
     if last.name == "transaction.ended":
         end = _ENDS.get(str(last.fields.get("ending")), "It ended{where}")
@@ -129,6 +129,14 @@ def _why(told: Sequence[Entry]) -> Iterator[str]:
         yield f"Another attempt of {phase}{where} was to follow {delay} later{because}."
     else:
         yield f"It was last heard of{where}; it has no outcome that was told."
+
+
+def _cause(failure: Mapping[str, Any]) -> str:
+    """Why it failed. The code that a TransactionException has by default says nothing."""
+    code, message = failure["code"], failure.get("message")
+    if code == TransactionException.code and message:
+        return quoted(message)
+    return coded(code, message)
 
 
 def _later(failure: Mapping[str, Any]) -> str:

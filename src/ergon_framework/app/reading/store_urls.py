@@ -10,6 +10,8 @@ from ergon_framework.app.reading.secret_values import revealed
 from ergon_framework.app.reading.sections import Settings
 from ergon_framework.storage.urls import SQLITE, taken_apart
 
+SCRIPT_FILE = "ergon.db"
+"""The store that a script with ``App()`` makes beside itself."""
 _KINDS = ("sqlite", "memory", "postgresql", "redis", "rediss", "nats")
 _FORMS = "write sqlite:///work.db, postgresql://host/name, redis://host:6379/0 or nats://host:4222"
 
@@ -22,9 +24,13 @@ def check_kind(url: str) -> None:
 def store_url(settings: Settings, *own: SecretStr | None) -> str:
     """The first of these that is given, else the URL of ``[store]``; empty when there is none.
 
-    A file named in the settings is relative to them.
+    A file named in the settings is relative to them. Where nothing is named, ``ergon.db`` beside
+    the settings, or in the working directory, is the store if it is there: ``App()`` makes it.
     """
-    return resolve_url(url_as_written(settings, *own), base_of(settings))
+    base, url = base_of(settings), url_as_written(settings, *own)
+    if not url and (base / SCRIPT_FILE).is_file():
+        url = f"{SQLITE}{SCRIPT_FILE}"
+    return resolve_url(url, base)
 
 
 def call_stores(settings: Settings) -> dict[str, str]:

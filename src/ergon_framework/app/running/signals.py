@@ -18,6 +18,9 @@ from typing import Any, Self
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+REPEATED = 0.5
+"""Seconds within which another signal is the same wish: a terminal signals a process by Ctrl-C, and
+the parent passes it on once more; ``timeout`` signals both the child and its group."""
 _END = 0
 _BY_HANDLER = 0x80
 
@@ -25,11 +28,15 @@ _BY_HANDLER = 0x80
 class SignalEar:
     """Calls ``heard`` with each signal, in a thread of its own, from ``with`` to its end.
 
+    What comes within half a second of a signal is that signal again, and not told.
     Outside of the main thread, where Python lets nobody handle signals, it hears nothing.
     """
 
-    def __init__(self, heard: Callable[[int], Any]) -> None:
+    def __init__(
+        self, heard: Callable[[int], Any], *, now: Callable[[], float] = SYSTEM_CLOCK.now
+    ) -> None:
         self._heard = heard
+        self._now = now
         self._before: dict[int, Any] = {}
         self._fd_before = -1
         self._read_end = self._write_end = -1
@@ -58,6 +65,7 @@ class SignalEar:
 
     def _listen(self) -> None:
         written = handled = heard = 0
+        told_at: float | None = None
         while (byte := os.read(self._read_end, 1)[0]) != _END:
             number = byte & ~_BY_HANDLER
             if number not in SIGNALS:
@@ -66,6 +74,9 @@ class SignalEar:
             written, handled = written + (byte == number), handled + (byte != number)
             if max(written, handled) > heard:
                 heard += 1
-                self._heard(number)
+                now = self._now()
+                if told_at is None or now - told_at >= REPEATED:
+                    told_at = now
+                    self._heard(number)
         os.close(self._read_end)
         os.close(self._write_end)
