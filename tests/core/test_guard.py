@@ -162,6 +162,15 @@ def test_the_retry_budget_stops_a_storm() -> None:
     assert call.stop is Stopped.RETRY_BUDGET
 
 
+def test_a_call_whose_runner_ends_it_has_spent_its_time() -> None:
+    """Whoever runs the call has no time for another attempt; the retry budget is not to blame."""
+    call = guard(has_quota=False)
+    call.begun(0.0, None, 0.0)
+    call.admitted(None)
+    assert call.failed(DOWN, 0.1, 0.5, may_retry=False, is_time_up=True) is Do.END
+    assert call.stop is Stopped.BUDGET_SPENT
+
+
 GATE = st.one_of(st.none(), st.floats(0.1, 5.0))
 
 

@@ -31,6 +31,7 @@ from ergon_framework.providers.errors import (
     ProviderQuotaExceededError,
     ProviderTimeoutError,
 )
+from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.providers.tasking import celery_process
@@ -262,6 +263,14 @@ def test_a_soft_time_limit_is_a_timeout(app: Celery) -> None:
     app.register_task(SlowTask())
     assert isinstance(apply(app.tasks["slow"]).result, ProviderTimeoutError)
     assert len(calls) == 1
+    told = Slow().execute(
+        tenant_id="t",
+        campaign_id=None,
+        operation="fetch",
+        payload={},
+        context=ProviderExecutionContext(),
+    )
+    assert (told.stop_reason, told.attempts) == ("budget_spent", 1)  # no retry budget has a part
 
 
 def test_a_soft_time_limit_outside_the_provider_keeps_the_message(

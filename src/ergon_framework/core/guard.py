@@ -161,15 +161,26 @@ class Guard:
         self.failure = None
         return self._end(Stopped.SUCCEEDED)
 
-    def failed(self, failure: Failure, now: float, dice: float, *, may_retry: bool = True) -> Do:
-        """An attempt failed; ``may_retry`` is the answer of the retry budget."""
+    def failed(
+        self,
+        failure: Failure,
+        now: float,
+        dice: float,
+        *,
+        may_retry: bool = True,
+        is_time_up: bool = False,
+    ) -> Do:
+        """An attempt failed; ``may_retry`` is the answer of the retry budget.
+
+        ``is_time_up``: whoever runs the call ends it now, however much time it was given.
+        """
         self.attempts += 1
         self.failure = failure
         attempt = self._offset + self.attempts - 1
         verdict = judge(self._rule.retry, attempt, self._began_at, failure, now, dice)
         if isinstance(verdict, Stop):
             return self._end(_WHY[verdict.why])
-        if self._deadline is not None and now + verdict.delay >= self._deadline:
+        if is_time_up or (self._deadline is not None and now + verdict.delay >= self._deadline):
             return self._end(Stopped.BUDGET_SPENT)
         if not may_retry:
             return self._end(Stopped.RETRY_BUDGET)

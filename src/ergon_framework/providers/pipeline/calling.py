@@ -252,8 +252,14 @@ class Calling:
         if error.reason_code == Reason.RATE_LIMITED:
             self._cool(error)
         failure = Failure(decision.kind, error.reason_code, "", asked)
-        may_retry = not is_time_up(raw) and self._manner.retries.may_begin(self)
-        do = self._guard.failed(failure, ended_at, random.random(), may_retry=may_retry)  # noqa: S311 - jitter
+        time_up = is_time_up(raw)
+        do = self._guard.failed(
+            failure,
+            ended_at,
+            random.random(),  # noqa: S311 - jitter
+            may_retry=not time_up and self._manner.retries.may_begin(self),
+            is_time_up=time_up,
+        )
         is_last = do is Do.END
         self._note(ended_at, error, Outcome.FAILED if is_last else Outcome.RETRY)
         self._kept_vote = decision.vote or Vote.NEUTRAL
