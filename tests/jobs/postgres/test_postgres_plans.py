@@ -32,6 +32,7 @@ SORTS = {
     "put": "the copies of one call",
     "lock_gates": "the queues of one call",
     "lock_holders": "the keys of one call",
+    "tell_executors": "the executors of one worker, so that two workers lock them in one order",
 }
 COUNTS = re.compile(r"count_|queues$|workers$|all$|mark$|forget_workers")
 SEARCHES = {
