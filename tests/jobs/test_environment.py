@@ -8,10 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from ergon_framework.app.jobs import job_settings
+from ergon_framework.app.jobs import job_settings, setup_of
+from ergon_framework.app.providers import provider_maker
+from ergon_framework.app.settings import load_settings
+from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs.environment import executor_environment
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.providers.base import ProviderBase
 from tests.jobs.workplace import PROGRAMS, get, job, quick, unruly, worker
 
 WORKER = {
@@ -93,6 +98,64 @@ def test_a_store_that_a_variable_names_is_not_mistaken_for_that_of_the_file(
     given = executor_environment(mine, setup.executors["a"], setup.read_elsewhere)
     assert "postgresql" not in str(given)
     assert job_settings(file, environ=given).url.startswith("withheld-ERGON_STORE__URL")
+
+
+PROVIDER = """
+[store]
+url = "env:DATABASE_URL"
+[providers.mail]
+provider = "tests.jobs.test_environment:Mail"
+key = "env:MAIL_KEY"
+[executors.a]
+command = ["x"]
+"""
+
+
+class Mail(ProviderBase):
+    """A provider with a secret."""
+
+    provider_name = "mail"
+    capability = "send"
+
+    def __init__(self, *, key: str = "none", **options: Any) -> None:
+        super().__init__(**options)
+        self.key = key
+
+    def _execute_impl(self, **_call: Any) -> dict[str, Any]:
+        return {"key": self.key}
+
+
+@pytest.mark.parametrize(
+    ("worker_has", "handed", "missing"),
+    [
+        ({}, ["MAIL_KEY"], "DATABASE_URL"),
+        ({}, ["DATABASE_URL"], "MAIL_KEY"),
+        ({"ERGON_PROVIDERS__MAIL__KEY": "k2"}, ["MAIL_KEY", "DATABASE_URL"], None),
+        ({"ERGON_PROVIDERS__STORE": "memory://"}, ["MAIL_KEY", "DATABASE_URL"], None),
+        ({}, ["*"], ""),
+    ],
+)
+def test_a_handler_is_told_which_setting_gives_it_a_secret(
+    tmp_path: Path, worker_has: dict[str, str], handed: list[str], missing: str | None
+) -> None:
+    """Opening a store, and making a provider, names the variable and ``pass_secrets``."""
+    file = tmp_path / "ergon.toml"
+    file.write_text(PROVIDER)
+    mine = {"DATABASE_URL": f"sqlite:///{tmp_path}/a.db", "MAIL_KEY": "k", **worker_has}
+    setup = job_settings(file, environ=mine)
+    executor = setup.executors["a"].model_copy(update={"pass_secrets": tuple(handed)})
+    given = executor_environment(mine, executor, setup.read_elsewhere)
+    settings = load_settings(file, given)
+    if missing == "":
+        provider_maker("mail", settings).make().close()
+        return
+    name = missing or next(iter(worker_has))
+    with pytest.raises(ConfigurationError, match=rf'pass_secrets = \["{name}"\]') as raised:
+        provider_maker("mail", settings).make()
+    assert name in raised.value.message
+    if name == "DATABASE_URL":
+        with pytest.raises(ConfigurationError, match=r'pass_secrets = \["DATABASE_URL"\]'):
+            open_store(setup_of(settings).url)
 
 
 @pytest.mark.slow

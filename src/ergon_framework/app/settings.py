@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from ergon_framework.app.reading.environment import nested, overlay
 from ergon_framework.app.reading.names import apply_policies, check_names, read_policies
-from ergon_framework.app.reading.secret_values import Resolver, placeholder, revealed, withheld
+from ergon_framework.app.reading.secret_values import Resolver, revealed, sounds_secret, withheld
 from ergon_framework.app.reading.sections import (
     Connectors,
     ConnectorSettings,
@@ -36,6 +36,7 @@ from ergon_framework.app.reading.sections import (
 from ergon_framework.app.reading.source import Source, did_you_mean, read_toml
 from ergon_framework.app.reading.toml_lines import Path as KeyPath
 from ergon_framework.errors import MissingExtraError, SettingsError, WiringError
+from ergon_framework.storage.urls import placeholder
 
 __all__ = [
     "ConnectorSettings",
@@ -201,7 +202,11 @@ def _override(source: Source, environ: Mapping[str, str], sections: Mapping[str,
         overlay(source, variable, names, environ[variable], like=like)
     for variable in withheld(environ) - environ.keys():
         names = variable[len(PREFIX) :].split("__")
-        if variable.upper().startswith(PREFIX) and names[-1].lower() in _PLACES and names[1:]:
+        if not variable.upper().startswith(PREFIX) or not names[1:]:
+            continue
+        section, last = sections.get(names[0].lower()), names[-1].lower()
+        is_option = section is not None and section.has_free_options and sounds_secret(last)
+        if last in _PLACES or is_option:
             # Nothing must be kept in the place that the file names, while the worker has another.
             overlay(source, variable, names, placeholder(variable), like=False)
 

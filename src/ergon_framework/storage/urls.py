@@ -23,6 +23,26 @@ _ALIASES = {"postgres": "postgresql", "tls": "nats"}  # tls:// is what NATS itse
 _ENGINES = {"redis": "Redis", "rediss": "Redis", "nats": "NATS JetStream"}
 
 
+_WITHHELD = re.compile(r"withheld-(\w+):")
+
+
+def placeholder(name: str) -> str:
+    """What stands for a secret that a worker kept back from this executor; see ``pass_secrets``."""
+    return f"withheld-{name}:"
+
+
+def refuse_withheld(value: object) -> None:
+    """Refuse a placeholder before anybody takes it for the secret."""
+    found = _WITHHELD.fullmatch(value) if isinstance(value, str) else None
+    if found:
+        name = found[1]
+        raise ConfigurationError(
+            f"the variable {name} is needed here, and workers do not hand it to their executors",
+            remedy=f'write pass_secrets = ["{name}"] into the [executors.…] table of the executor',
+            details={"variable": name},
+        )
+
+
 def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") -> tuple[str, str]:
     """The kind of store, one of those ``known``, and what follows it; ``forms`` shows examples.
 
@@ -34,6 +54,7 @@ def taken_apart(url: str, known: Sequence[str], forms: str, kept: str = "this") 
             f"the URL of a store is text, not {type(given).__name__}",
             remedy=f"write {forms}; if it comes from a variable, see that it is set",
         )
+    refuse_withheld(url)
     scheme, mark, rest = url.partition("://")
     if not mark:
         kind = url.partition(":")[0].lower()

@@ -15,6 +15,7 @@ from ergon_framework.app.reading.sections import ConnectorSettings, ServiceSetti
 from ergon_framework.app.reading.source import did_you_mean
 from ergon_framework.app.settings import revealed
 from ergon_framework.errors import ErgonError, WiringError, describe
+from ergon_framework.storage.urls import refuse_withheld
 from ergon_framework.task.base import BaseTask
 
 CONNECTORS = {
@@ -72,7 +73,10 @@ class Maker:
     def make(self) -> Any:
         """Call the factory. Nothing is connected yet, unless the factory does so by itself."""
         try:
-            return self.factory(**revealed(dict(self.options)))
+            options = revealed(dict(self.options))
+            for value in options.values():
+                refuse_withheld(value)
+            return self.factory(**options)
         except ErgonError as error:
             error.message = f"{self.label}: {self._masked(error.message)}"
             raise

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from ergon_framework.app.reading.source import Source
 from ergon_framework.app.reading.toml_lines import Path as KeyPath
 from ergon_framework.core.redaction import is_secret
+from ergon_framework.storage.urls import placeholder
 
 WITHHELD = "ERGON_WITHHELD"
 """Set by workers for their executors; see ``pass_secrets``."""
@@ -92,9 +93,9 @@ def withheld(environ: Mapping[str, str]) -> frozenset[str]:
     return frozenset(filter(None, environ.get(WITHHELD, "").split(",")))
 
 
-def placeholder(name: str) -> str:
-    """What stands for a secret that this process did not get. As a URL it names no engine."""
-    return f"withheld-{name}:"
+def sounds_secret(name: str) -> bool:
+    """Whether an option of that name holds a secret, or the URL of a store."""
+    return name in {"url", "store", "dsn", "key"} or is_secret(name)
 
 
 def masked(text: str, options: object) -> str:
