@@ -159,17 +159,26 @@ def test_it_prints_the_next_three_commands(
     assert "ergon.toml" in shape["files"]
 
 
-@pytest.mark.parametrize(
-    ("source", "setup"),
-    [
-        (None, "make setup"),
-        ("/a folder/ergon", "make setup ERGON='/a folder/ergon'"),
-    ],
-)
-def test_the_setup_says_where_ergon_comes_from(source: str | None, setup: str) -> None:
-    """A project that was made by a clone or a wheel installs that one."""
+def test_the_next_commands_can_be_pasted() -> None:
+    """Also where the folder's name has a space."""
     project = Project("shop", "shop", Path("my shop"), ())
-    assert next_commands(project, source) == ["cd 'my shop'", setup, "make test"]
+    assert next_commands(project) == ["cd 'my shop'", "make setup", "make test"]
+
+
+@pytest.mark.parametrize("source", [None, "/a folder/ergon #1 $x"])
+def test_the_setup_knows_where_ergon_comes_from(source: str | None, tmp_path: Path) -> None:
+    """A project that was made by a clone or a wheel installs that one: there may be no release."""
+    folder = new_project("shop", tmp_path, source).folder
+    done = subprocess.run(
+        ["make", "-n", "setup"],  # noqa: S607 - the system's
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wanted = "" if source is None else f"'{source}' "
+    assert f"pip install --quiet {wanted}--editable" in " ".join(done.stdout.split())
+    assert "/.ergon.mk\n" in (folder / ".gitignore").read_text()
 
 
 @pytest.mark.parametrize(

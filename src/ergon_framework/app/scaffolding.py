@@ -24,6 +24,8 @@ from ergon_framework.storage.failpoints import declare, failpoint
 
 SUFFIX = ".tmpl"
 """Of templates: so that no tool takes them for code of this package."""
+SOURCE = ".ergon.mk"
+"""The file of a project that tells make where Ergon comes from on this machine."""
 LONGEST_NAME = 64
 _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
 _TAKEN = frozenset(
@@ -44,16 +46,18 @@ class Project:
     files: tuple[str, ...]
 
 
-def new_project(name: str, parent: Path) -> Project:
+def new_project(name: str, parent: Path, source: str | None = None) -> Project:
     """Make the folder ``name`` in ``parent``: a project whose tests pass at once.
 
-    It is written beside its place and renamed at the end, so that nobody sees half of it.
+    ``source`` is where Ergon itself came from, unless from an index: ``make setup`` installs that
+    one. It stands in a file of its own, which is not committed. The project is written beside its
+    place and renamed at the end, so that nobody sees half of it.
     """
     package = package_of(name)
     folder = parent / name
     _refuse_occupied(folder)
     try:
-        written = _write(folder, {"@name@": name, "@package@": package})
+        written = _write(folder, {"@name@": name, "@package@": package}, source)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigurationError(
@@ -92,10 +96,9 @@ def _is_installed(package: str) -> bool:
     return PathFinder.find_spec(package, [*places]) is not None
 
 
-def next_commands(project: Project, source: str | None) -> list[str]:
-    """What to type next; ``source`` is where Ergon itself came from, unless from an index."""
-    setup = "make setup" if source is None else f"make setup ERGON={shlex.quote(source)}"
-    return [f"cd {shlex.quote(str(project.folder))}", setup, "make test"]
+def next_commands(project: Project) -> list[str]:
+    """What to type next."""
+    return [f"cd {shlex.quote(str(project.folder))}", "make setup", "make test"]
 
 
 def origin() -> str | None:
@@ -122,7 +125,7 @@ def _refuse_occupied(folder: Path) -> None:
         )
 
 
-def _write(folder: Path, words: dict[str, str]) -> tuple[str, ...]:
+def _write(folder: Path, words: dict[str, str], source: str | None) -> tuple[str, ...]:
     written = []
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
         half = Path(scratch, folder.name)  # made by us, since the scratch folder is private
@@ -132,9 +135,18 @@ def _write(folder: Path, words: dict[str, str]) -> tuple[str, ...]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_filled(text, words), encoding="utf-8")
             written.append(path.relative_to(half).as_posix())
+        if source is not None:
+            (half / SOURCE).write_text(_source_of(source), encoding="utf-8")
+            written.append(SOURCE)
         failpoint("app.scaffold.written")
         half.replace(folder)
     return tuple(sorted(written))
+
+
+def _source_of(source: str) -> str:
+    """The file for make; $ and # mean something to it."""
+    value = source.replace("$", "$$").replace("#", "\\#")
+    return f"# Where Ergon was installed from when ergon new made this project.\nERGON = {value}\n"
 
 
 def _templates(folder: Traversable, place: str = "") -> Iterator[tuple[PurePosixPath, str]]:

@@ -21,8 +21,8 @@ def new(
     """Make a folder with a project that runs: a task, a job, a provider, settings, tests."""
     from ergon_framework.app.scaffolding import new_project, next_commands, origin
 
-    project = new_project(name, parent)
-    commands = next_commands(project, origin())
+    project = new_project(name, parent, origin())
+    commands = next_commands(project)
     if as_json:
         shape = {
             "name": project.name,
