@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from contextlib import closing
@@ -28,6 +29,7 @@ from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.migrations import HEAD, REVISIONS, VERSION_TABLE, running
 from ergon_framework.providers.migrations.database import Database, database_of
 from ergon_framework.providers.models import ProviderExecutionMetric, metadata
+from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.synthetic import SyntheticProvider
 from tests.providers.schemas import build_host, rows_in, things_in
 
@@ -71,6 +73,22 @@ def test_an_empty_database_gets_the_tables(database: Database) -> None:
     assert upgraded(database) == HEAD
     with database.connect() as connection:
         assert running.current(connection) == HEAD
+
+
+def test_a_file_that_a_migration_makes_is_private(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the umask is, and nothing is said about a file that nobody else could open."""
+    before = os.umask(0o022)
+    try:
+        with database_of(f"sqlite:///{tmp_path / 'upgraded.db'}").connect(creates=True) as one:
+            running.upgrade(one)
+        open_store(f"sqlite:///{tmp_path / 'opened.db'}").close()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("*.db")}
+    assert modes == {"upgraded.db": 0o600, "opened.db": 0o600}
+    assert "was open to other users" not in caplog.text
 
 
 @pytest.mark.req("PEF:G-1")

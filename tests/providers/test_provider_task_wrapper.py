@@ -33,6 +33,7 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.quota import QuotaPolicy
+from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.providers.tasking import celery_process
 from ergon_framework.providers.tasking.celery_process import relay_app
@@ -291,6 +292,50 @@ def test_a_soft_time_limit_outside_the_provider_keeps_the_message(
     monkeypatch.undo()
     first = worker.run(idempotency_key="k")
     assert first == apply(task, idempotency_key="k").result  # nobody holds the call any more
+
+
+INHERITED = """
+import os, sys
+from celery import Celery
+from ergon_framework.providers.celery_task import CeleryProviderTask
+from ergon_framework.providers.synthetic import SyntheticProvider
+
+class Fetch(CeleryProviderTask):
+    name = "fetch"
+    provider_factory = staticmethod(lambda: SyntheticProvider("ok", store=sys.argv[1]))
+
+app = Celery("x", broker="memory://")
+task = app.register_task(Fetch())
+app.WorkController(pool=sys.argv[2])
+print("psycopg" in sys.modules, "sqlite3" in sys.modules, "alembic" in sys.modules)
+before = set(sys.modules)
+task.runner()
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_children_of_a_prefork_pool_import_no_store(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The parent imports what a store on current tables needs; in a child that cost 0.5 s of CPU.
+
+    A pool of threads builds its provider once, and imports only what that needs.
+    """
+    if kind == "sqlite":
+        url = f"sqlite:///{tmp_path / 'work.db'}"
+    else:
+        url = request.getfixturevalue("postgres_url")
+    open_store(url).close()  # makes the tables
+
+    def told(pool: str) -> list[str]:
+        words = [sys.executable, "-c", INHERITED, url, pool]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()  # noqa: S603
+
+    assert told("prefork") == ["True True False", ""]
+    if kind == "sqlite":
+        assert told("threads")[0] == "False False False"
 
 
 @pytest.mark.req("PEF:T-2")

@@ -50,8 +50,7 @@ def open_writer(
     path: Path, connect: Connect, timeout: float, *, may_create: bool
 ) -> sqlite3.Connection:
     """A connection whose commits are on disk when they return, to a file in WAL mode."""
-    with _told():
-        secure_files.prepare_database(path, may_create=may_create)
+    prepare_file(path, may_create=may_create)
     connection = connect(f"{path.as_uri()}?mode={'rwc' if may_create else 'rw'}", timeout)
     pragmas = _ALWAYS + _WRITING + (_MACOS if sys.platform == "darwin" else ())
     try:
@@ -60,6 +59,12 @@ def open_writer(
         connection.close()
         raise
     return _prepared(connection, pragmas)
+
+
+def prepare_file(path: Path, *, may_create: bool) -> None:
+    """Check a file before a library opens it to write; make it, private, if that is asked for."""
+    with _told():
+        secure_files.prepare_database(path, may_create=may_create)
 
 
 @contextmanager

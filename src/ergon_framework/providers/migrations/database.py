@@ -21,6 +21,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.providers.recording.spill import TARGET
 from ergon_framework.storage import faults
+from ergon_framework.storage.connections import prepare_file
 from ergon_framework.storage.postgres.address import address_of, encryption, unreadable
 from ergon_framework.storage.urls import is_cut_short, path_in, taken_apart
 
@@ -60,6 +61,8 @@ class Database:
             raise StoreUnavailableError(
                 f"there is no file {self.file}", remedy="ergon db upgrade makes it"
             )
+        if self.file is not None:
+            prepare_file(self.file.absolute(), may_create=creates)
         timeout = "timeout" if self.file is not None else "connect_timeout"
         engine = create_engine(
             self.url, poolclass=NullPool, connect_args={timeout: _PATIENCE}, hide_parameters=True

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Table, inspect, text
+from sqlalchemy import Connection, MetaData, Table, inspect, text
 from sqlalchemy.schema import SchemaItem
 
 from ergon_framework.errors import ConfigurationError, StoreSchemaError
 from ergon_framework.providers.migrations import HEAD, REVISIONS, VERSION_TABLE
-from ergon_framework.providers.models import metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -126,9 +125,16 @@ def _refuse_unknown(revision: str | None) -> None:
         )
 
 
+def _models() -> MetaData:
+    """The tables as the models say. Imported late: tables that are up to date need no mapper."""
+    from ergon_framework.providers.models import metadata
+
+    return metadata
+
+
 def _taken(connection: Connection) -> set[str]:
     """The tables that have names of ours."""
-    return {*inspect(connection).get_table_names()} & {*metadata.tables}
+    return {*inspect(connection).get_table_names()} & {*_models().tables}
 
 
 def _adopt(connection: Connection) -> None:
@@ -140,7 +146,7 @@ def _adopt(connection: Connection) -> None:
             f" not like ours: {', '.join(foreign)}",
             remedy="rename or drop them, or name another database or schema",
         )
-    metadata.create_all(connection)
+    _models().create_all(connection)
     _run("stamp", HEAD, connection=connection)
 
 
@@ -153,13 +159,13 @@ def _foreign(connection: Connection) -> set[str]:
         context = MigrationContext.configure(
             connection, opts={"include_name": _is_ours, "compare_server_default": True}
         )
-        found = compare_metadata(context, metadata)
-    missing = {*metadata.tables} - _taken(connection)
+        found = compare_metadata(context, _models())
+    missing = {*_models().tables} - _taken(connection)
     return {name for each in found for name in _named_in(each)} - missing
 
 
 def _is_ours(name: str | None, kind: str, _parents: Any) -> bool:
-    return kind != "table" or name in metadata.tables
+    return kind != "table" or name in _models().tables
 
 
 def _named_in(difference: Any) -> Iterator[str]:

@@ -6,6 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,14 @@ if TYPE_CHECKING:
 _KNOWN = ("sqlite", "postgresql", "memory")
 _FORMS = (
     "write sqlite:///work.db, sqlite:////var/lib/work.db, postgresql://user@host/name or memory://"
+)
+
+_MODULES = (
+    "ergon_framework.providers.stores.memory",
+    "ergon_framework.providers.stores.sql_store",
+    "ergon_framework.providers.stores.sqlite",
+    "ergon_framework.providers.stores.postgres",
+    "sqlalchemy.dialects.postgresql.psycopg",
 )
 
 _shared: dict[str, MemoryProviderStore | SqlProviderStore] = {}
@@ -57,6 +67,16 @@ def check_url(url: str) -> None:
         from ergon_framework.providers.migrations.database import database_of
 
         database_of(url)
+
+
+def preload() -> None:
+    """Import what the opening of a store imports, and open nothing: once, before processes fork.
+
+    A program may lack the drivers of the stores that it does not use.
+    """
+    for name in _MODULES:
+        with suppress(ImportError):
+            import_module(name)
 
 
 def _opened(

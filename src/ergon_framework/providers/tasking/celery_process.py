@@ -2,7 +2,7 @@
 
 One thread carries dead letters from the stores of its tasks to the broker. It begins when a worker
 process does, so that what an earlier one left behind is not forgotten, or with the first dead
-letter. Nothing is opened before a fork.
+letter. Nothing is opened before a fork; what every child would import, the parent does.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
+from celery.concurrency import ALIASES
 from kombu import entity
 from kombu.exceptions import OperationalError
 
 from ergon_framework.ports.providerstore import DeadLetter
 from ergon_framework.providers.mapping.text import message_of
 from ergon_framework.providers.recorder import close_recorders
+from ergon_framework.providers.stores.opening import preload
 from ergon_framework.providers.tasking.letters import sent_id
 from ergon_framework.providers.tasking.relay import Relay, Relayed, RelayThread
 from ergon_framework.providers.tasks import Carried
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.4, "interval_max": 1.0}
 _CLOSING = 5.0
+_PREFORK = "celery.concurrency.prefork"
 
 _Relays = dict[tuple[int, int, str], Relay]
 
@@ -177,10 +180,18 @@ def _started() -> RelayThread:
         return _thread
 
 
+def _preload(sender: Any = None, **_: Any) -> None:
+    """In the parent of a prefork pool: its children inherit modules, and import nothing again."""
+    pool = getattr(sender, "pool_cls", None)
+    module = getattr(pool, "__module__", ALIASES.get(str(pool), str(pool)).partition(":")[0])
+    if module == _PREFORK and len(_tasks):
+        preload()
+
+
 def _begin(sender: Any = None, **_: Any) -> None:
     """A process that makes calls begins: a child, or a worker whose pool has threads alone."""
     pool = type(getattr(sender, "pool", None))
-    if pool.__module__ == "celery.concurrency.prefork":
+    if pool.__module__ == _PREFORK:
         return  # the parent: its children do this, and nothing may be open when they are forked
     if any(task.relays for task in _tasks):
         _started()
@@ -206,6 +217,7 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+signals.worker_init.connect(_preload, weak=False)
 signals.worker_process_init.connect(_begin, weak=False)
 signals.worker_process_shutdown.connect(_end, weak=False)
 signals.worker_ready.connect(_begin, weak=False)  # of pools without processes
