@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telling import MOST, REPEATED, Telling
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, StoreUnavailableError
+from ergon_framework.ports.notice import Notice
+from ergon_framework.telemetry.fan_out import add_listener, remove_listener
 from ergon_framework.testing.suites.hand_clock import HandClock
 
 AWAY = StoreUnavailableError("the server cannot be reached")
@@ -48,6 +52,28 @@ def test_an_outage_is_two_lines(
         "the store of zone plant: the server cannot be reached",
         "the store of zone plant takes facts again",
     ]
+
+
+def test_a_repaired_fact_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By a line of the log and a notice; one that stays damaged by another, with what to do."""
+    heard: list[Notice] = []
+    add_listener(heard.append)
+    try:
+        with Zone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as zone:
+            for name in "ab":
+                zone.append(envelope(name), FACT)
+            with closing(sqlite3.connect(tmp_path / "data" / "facts.db")) as other, other:
+                other.execute("UPDATE ergon_boundary_facts SET fact = x'20' WHERE id & 15 = 1")
+                other.execute("UPDATE ergon_boundary_facts SET recorded_at = 5 WHERE id & 15 = 2")
+            assert [zone.append(envelope(name), FACT).offset for name in "ab"] == [1, 2]
+    finally:
+        remove_listener(heard.append)
+    names = {"fact.repaired", "fact.damaged"}
+    told = [(each.name, each.fields["offset"]) for each in heard if each.name in names]
+    assert told == [("fact.repaired", 1), ("fact.damaged", 2)]
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("1 of outbound was damaged" in line and "repaired" in line for line in lines)
+    assert any("the fact at 2 of outbound is damaged" in line for line in lines)
 
 
 def test_what_lasts_or_is_new_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telling import Telling
 from ergon_framework.errors import BoundaryError
-from ergon_framework.ports.factstore import Appended, NewFact, Outcome
+from ergon_framework.ports.factstore import OUTBOUND, Appended, NewFact, Outcome
 from ergon_framework.telemetry.fan_out import has_listeners
 from ergon_framework.telemetry.tracers import is_traced
 
@@ -44,6 +44,8 @@ class Answering:
     ) -> Receipt | BoundaryError:
         """The answer to an append that took so many seconds, counted and told."""
         new, telling = admission.new_fact, self._telling
+        if isinstance(outcome, Appended):
+            telling.damage_met(OUTBOUND, new.message_id, outcome)
         told = answer(new, outcome, strict_envelope=self._settings.strict_envelope)
         tracing.appended(self._zone, new, seconds, told)
         if isinstance(told, BoundaryError):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ergon_framework.errors import StoreError
+from ergon_framework.ports.factstore import Appended
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.fan_out import FanOut, has_listeners
 
@@ -108,6 +109,20 @@ class Telling:
         if is_new:
             logger.warning("%s%s", text, _and_more(count))
         self.tell(name, **fields)
+
+    def damage_met(self, log: str, message_id: str, outcome: Appended) -> None:
+        """A duplicate of a damaged fact came: whether it is repaired now."""
+        place = f"the fact at {outcome.offset} of {log}"
+        fields = {"message_id": message_id, "log": log, "offset": outcome.offset}
+        if outcome.is_repaired:
+            text = f"{place} was damaged; a duplicate of it came, and it is repaired"
+            self.warn_in_sums("repaired", "fact.repaired", text, **fields)
+        elif outcome.is_damaged:
+            text = (
+                f"{place} is damaged, and the duplicate that came could not repair it: see what"
+                " `ergon boundary verify` says, then restore a backup"
+            )
+            self.warn_in_sums("damaged", "fact.damaged", text, **fields)
 
     def tell_sums(self, *, is_last: bool = False) -> None:
         """Log what came since the first of each kind, when its time is over."""

@@ -50,6 +50,10 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     is_duplicate: bool = False
     envelope: bytes | None = None
     """Of a duplicate whose payload is still there: the envelope that came first."""
+    is_repaired: bool = False
+    """A duplicate that was damaged in the store, and is what it was again."""
+    is_damaged: bool = False
+    """A duplicate that is damaged in the store, and could not be repaired by this one."""
 
 
 @dataclass(frozen=True, slots=True)

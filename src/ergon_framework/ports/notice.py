@@ -198,6 +198,14 @@ _BOUNDARY: dict[str, tuple[Any, ...]] = {
         "A duplicate came with other advisory fields; the first ones stay.",
         ("message_id", "offset"),
     ),
+    "fact.repaired": (
+        "A fact that was damaged in the store is what it was again: a duplicate of it came.",
+        ("message_id", "log", "offset"),
+    ),
+    "fact.damaged": (
+        "A duplicate came of a fact that is damaged in the store, and could not repair it.",
+        ("message_id", "log", "offset"),
+    ),
     "fact.quarantined": (
         "A fact was set aside for one consumer.",
         ("consumer", "offset", "why", "attempts"),

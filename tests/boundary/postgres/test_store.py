@@ -287,6 +287,34 @@ def test_a_changed_column_is_noticed(
     assert put(store, "d") == [Appended(4)]
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("view", 99),
+        ("total", 1),
+        ("proof", b"x"),
+        ("proof", b"y" * 90),
+        ("envelope", b"{}"),
+        ("fact", b""),
+    ],
+)
+def test_a_changed_column_is_repaired_by_a_duplicate(
+    open_store: Open, url: str, column: str, value: object
+) -> None:
+    """The row is what it was, by its mark or by the hash chain around it; other content is not."""
+    store = open_store()
+    put(store, "a", "b", "c")
+    before = store.page(OUTBOUND, 0, 9, 1 << 20)
+    statement = f"UPDATE {{zone}}.facts SET {column} = %s WHERE id & 15 = 2"  # noqa: S608
+    assert change(url, store, statement, value) == 1
+    assert isinstance(store.append(OUTBOUND, [other("b")])[0], Conflict)
+    [told] = put(store, "b")
+    assert isinstance(told, Appended)
+    assert told.is_repaired
+    assert store.page(OUTBOUND, 0, 9, 1 << 20) == before
+    assert flaws(store) == []
+
+
 @pytest.mark.parametrize("to_zone", [None, "x"])
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_missing_row_is_noticed(

@@ -266,6 +266,52 @@ def test_a_changed_column_is_noticed(
 
 
 @pytest.mark.req("BOUNDARY:badinput")
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("view", 99),
+        ("total", "text"),
+        ("proof", b"x"),
+        ("proof", "text"),
+        ("proof", b"y" * 90),
+        ("envelope", b"{}"),
+        ("envelope", "text"),
+        ("fact", b""),
+        ("fact", 5),
+    ],
+)
+def test_a_changed_column_is_repaired_by_a_duplicate(
+    open_store: Open, path: Path, column: str, value: object
+) -> None:
+    """The row is what it was, by its mark or by the hash chain around it; other content is not."""
+    store = open_store()
+    put(store, "a", "b", "c")
+    before = store.page(OUTBOUND, 0, 9, 1 << 20)
+    change(path, f"UPDATE ergon_boundary_facts SET {column} = ? WHERE id & 15 = 2", value)  # noqa: S608
+    assert isinstance(store.append(OUTBOUND, [other("b")])[0], Conflict)
+    assert 2 in {each.offset for each in store.verify(OUTBOUND) if isinstance(each, Flaw)}
+    [told] = put(store, "b")
+    assert isinstance(told, Appended)
+    assert told.is_repaired
+    assert store.page(OUTBOUND, 0, 9, 1 << 20) == before
+    assert [each for each in store.verify(OUTBOUND) if isinstance(each, Flaw)] == []
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+@pytest.mark.parametrize(("column", "value"), [("recorded_at", 7.5), ("envelope", b"{}")])
+def test_what_a_duplicate_does_not_tell_stays_damaged(
+    open_store: Open, path: Path, column: str, value: object
+) -> None:
+    """Nothing is made up: the instant, and an envelope that came with other advisory fields."""
+    store = open_store()
+    put(store, "a", "b", "c")
+    change(path, f"UPDATE ergon_boundary_facts SET {column} = ? WHERE id & 15 = 2", value)  # noqa: S608
+    told = put(store, "b", envelope=b'{"later":1}')
+    assert told == [Appended(2, True, is_damaged=True)]
+    assert 2 in {each.offset for each in store.verify(OUTBOUND) if isinstance(each, Flaw)}
+
+
+@pytest.mark.req("BOUNDARY:badinput")
 @pytest.mark.parametrize("column", ["view", "total", "recorded_at", "proof"])
 def test_a_changed_last_row_does_not_stop_the_log(
     open_store: Open, path: Path, column: str

@@ -213,6 +213,69 @@ class LastEnvelopeWins(Honest):
         ]
 
 
+class LeavesDamage(Honest):
+    """Answers a duplicate without a look at what is stored."""
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        kept = {row.fact.offset: row.fact.fact for row in self.shelf(log).rows}
+        found = super().append(log, facts, capacity=capacity)
+        for row in self.shelf(log).rows:
+            row.fact.fact = kept.get(row.fact.offset, row.fact.fact)
+        return found
+
+
+class RepairsWithAnyEnvelope(Honest):
+    """Writes what it is told over what is damaged."""
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        found = super().append(log, facts, capacity=capacity)
+        for fact, answer in zip(facts, found, strict=True):
+            row = self.shelf(log).row(answer.offset) if isinstance(answer, Appended) else None
+            if row is not None and isinstance(answer, Appended) and answer.is_repaired:
+                row.fact.envelope = fact.envelope
+        return found
+
+
+class RepairsByConflicts(Honest):
+    """Takes what it is told for the truth where the stored fact is damaged."""
+
+    def append(
+        self, log: str, facts: Sequence[NewFact], *, capacity: int | None = None
+    ) -> list[Outcome]:
+        shelf = self.shelf(log)
+        for fact in facts:
+            known = shelf.find(fact.from_zone, fact.message_id)
+            row = None if known is None else shelf.row(known.offset)
+            if row is not None and not shelf.is_sound(row):
+                row.fact.fact = fact.fact
+                key = key_of(log, fact.from_zone, fact.message_id)
+                shelf.ledger[key] = row.fact.offset, fact.digest
+        return super().append(log, facts, capacity=capacity)
+
+
+class ReceivesWithoutRepair(Honest):
+    """Repairs what producers tell again, and not what a peer sends again."""
+
+    def receive(
+        self,
+        peer: str,
+        facts: Sequence[NewFact],
+        link: Link,
+        refused: Sequence[Quarantined] = (),
+        gaps: Sequence[Gap] = (),
+    ) -> list[Outcome]:
+        rows = self.shelf(f"inbound:{peer}").rows
+        kept = {row.fact.offset: row.fact.fact for row in rows}
+        found = super().receive(peer, facts, link, refused, gaps)
+        for row in rows:
+            row.fact.fact = kept.get(row.fact.offset, row.fact.fact)
+        return found
+
+
 class KeyIsAString(Honest):
     """Joins zone and id to one key."""
 

@@ -32,7 +32,7 @@ from ergon_framework.errors import (
     NotPermittedError,
     StoreError,
 )
-from ergon_framework.ports.factstore import OUTBOUND, Gap, Link, Quarantined
+from ergon_framework.ports.factstore import INBOUND, OUTBOUND, Appended, Gap, Link, Quarantined
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.telemetry.tracers import is_traced
 
@@ -233,11 +233,14 @@ class Puller:
             made = await self._artifacts.fetched(made, link, batch, now)
             after = pulling.moved(link, made, batch)
             if after != link:
-                await self._in_thread(
+                outcomes = await self._in_thread(
                     lambda: zone.store.receive(
                         self.peer, made.facts, after, made.refused, made.gaps
                     )
                 )
+                for fact, outcome in zip(made.facts, outcomes, strict=True):
+                    if isinstance(outcome, Appended):
+                        zone.telling.damage_met(INBOUND + self.peer, fact.message_id, outcome)
                 zone.telling.count("pulled", self.peer, len(made.facts))
                 self._trace(batch, made, self._loop.time() - came_at)
         if made.facts:

@@ -11,6 +11,7 @@ No text has a NUL in it, so NULs keep the parts apart in what is hashed.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from zlib import crc32
@@ -105,6 +106,72 @@ def read_proof(proof: bytes) -> Proof | None:
     return Proof(
         mark, chain, digest, None if source == _NO_SOURCE else source, from_zone, message_id
     )
+
+
+def mended(
+    number: int,
+    total: int,
+    recorded_at: float,
+    proof: bytes,
+    stored: tuple[bytes, bytes],
+    told: Prepared,
+) -> tuple[bytes, bytes] | None:
+    """Envelope and fact as they were stored first, out of a damaged row and a duplicate of it.
+
+    None when that cannot be shown: the duplicate has other content, or the row lost what a
+    duplicate need not bring along. An envelope may be another one each time a fact is told.
+    """
+    found = read_proof(proof)
+    if found is None or found.digest != told.new.digest:
+        return None
+    to_zone = told.new.to_zone
+    for pair in contents(stored, told):
+        if checked_seal(number, total, recorded_at, proof, to_zone, *pair) is not None:
+            return pair
+    return None
+
+
+def relinked(
+    number: int,
+    recorded_at: float,
+    before: tuple[bytes, int],
+    leads_on: Callable[[bytes], bool],
+    stored: tuple[bytes, bytes],
+    told: Prepared,
+) -> tuple[int, bytes, tuple[bytes, bytes]] | None:
+    """The same for a row whose proof is damaged: it is known by the hash chain around it.
+
+    ``before`` is the chain and the bytes of the log up to the row before, ``leads_on``
+    says whether a chain is what it was after it. The bytes of the log, the proof, and the content.
+    """
+    chain, base = before
+    for pair in contents(stored, told):
+        new = msgspec.structs.replace(told.new, envelope=pair[0], fact=pair[1])
+        total = base + len(pair[0]) + len(pair[1])
+        try:
+            record = sha256(b"\0".join((told.tail, new.to_zone.encode(), *pair))).digest()
+            fact = Prepared(new, told.key, told.tail, record, len(pair[0]) + len(pair[1]))
+            proof, after = linked(number, total, recorded_at, fact, chain)
+        except (TypeError, struct.error):  # a column is not even of its kind
+            return None
+        if leads_on(after):
+            return total, proof, pair
+    return None
+
+
+def proof_chain(proof: bytes) -> bytes:
+    """The hash chain as a row has it; empty when it cannot be read."""
+    try:
+        return bytes(_HEAD.unpack_from(proof)[1])
+    except (TypeError, struct.error):
+        return b""
+
+
+def contents(stored: tuple[bytes, bytes], told: Prepared) -> list[tuple[bytes, bytes]]:
+    """What a damaged row may have held, by itself and by a duplicate of its fact."""
+    (envelope, fact), new = stored, told.new
+    pairs = [(envelope, new.fact), (new.envelope, new.fact), (new.envelope, fact), stored]
+    return [pair for pair in pairs if all(isinstance(each, bytes) for each in pair)]
 
 
 def checked_seal(

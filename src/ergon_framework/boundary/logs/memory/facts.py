@@ -196,7 +196,13 @@ def _known(shelf: Shelf, new: NewFact) -> Appended | Conflict | None:
     if found.digest != new.digest[: len(found.digest)]:
         return Conflict(found.offset, found.digest)
     row = shelf.row(found.offset)
-    return Appended(found.offset, True, None if row is None else row.fact.envelope)
+    if row is None:
+        return Appended(found.offset, True)
+    if shelf.is_sound(row):
+        return Appended(found.offset, True, row.fact.envelope)
+    if shelf.is_repaired(row, new):
+        return Appended(found.offset, True, row.fact.envelope, is_repaired=True)
+    return Appended(found.offset, True, is_damaged=True)
 
 
 def _bound(state: State, reference: Reference) -> Reference | None:

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from ergon_framework.boundary.logs.losses import NOBODY, marker, recorded
-from ergon_framework.boundary.logs.records import OFFSET_BITS, key_of, linked, new_of, prepare
+from ergon_framework.boundary.logs.records import (
+    OFFSET_BITS,
+    contents,
+    key_of,
+    linked,
+    new_of,
+    prepare,
+)
 from ergon_framework.ports.factstore import Found, Gap, LogInfo, NewFact, Page, StoredFact
 
 NO_CHAIN = bytes(32)
@@ -166,6 +173,16 @@ class Shelf:
     def is_sound(self, row: Row) -> bool:
         """Whether a row is still what was put there."""
         return row.chain == self._link(self.chain_at(row.fact.offset - 1), row.total, row.fact)
+
+    def is_repaired(self, row: Row, told: NewFact) -> bool:
+        """Make a damaged row what it was by a duplicate of its fact; whether that could be."""
+        stored = row.fact.envelope, row.fact.fact
+        for envelope, fact in contents(stored, prepare(self.name, told)):
+            whole = replace(row, fact=replace(row.fact, envelope=envelope, fact=fact))
+            if self.is_sound(whole):
+                row.fact = whole.fact
+                return True
+        return False
 
     def link(self, fact: StoredFact) -> bytes:
         """The chain with one more fact at the end."""

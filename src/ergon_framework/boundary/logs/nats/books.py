@@ -17,6 +17,7 @@ from ergon_framework.boundary.logs.nats.entries import Entry, Known, Place
 from ergon_framework.boundary.logs.nats.memory import Memory, Record, matches
 from ergon_framework.boundary.logs.nats.shelves import Shelf
 from ergon_framework.boundary.logs.nats.subjects import Subjects
+from ergon_framework.boundary.logs.records import Prepared
 from ergon_framework.errors import StoreBrokenError
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.storage.nats import Message, NatsStream, Stored
@@ -51,6 +52,8 @@ class Books:
         self._entries: list[Message] = []
         self._others: list[Message] = []
         self._shelves: dict[str, Shelf] = {}
+        self._asked: dict[int, Stored] = {}
+        """Entries of ids that were asked for, by their sequences."""
 
     # ---- records --------------------------------------------------------------------------------
 
@@ -174,9 +177,30 @@ class Books:
     def entry(self, shelf: Shelf, found: Stored) -> Entry | None:
         """An entry out of its message."""
         entry = entries.read(shelf.number, found.seq, found.data)
+        if entry is None or entry.seal is None:
+            entry = self._repaired(shelf, found.seq) or entry
         if entry is not None:
             self.remember(shelf, entry)
         return entry
+
+    def _repaired(self, shelf: Shelf, seq: int) -> Entry | None:
+        """What was written down in the place of a damaged entry."""
+        found = self.stream.last(self.subjects.repair(shelf.name, seq))
+        return None if found is None else entries.read(shelf.number, seq, found.data)
+
+    def known_entry(self, shelf: Shelf, known: Known) -> Entry | None:
+        """The entry of an id that was asked for in this step, as far as it can be read."""
+        stored = self._asked.get(known.seq)
+        return None if stored is None else self.entry(shelf, stored)
+
+    def repair(self, shelf: Shelf, known: Known, told: Prepared) -> Entry | None:
+        """Write down what a damaged entry was, by a duplicate of its fact; None if not known."""
+        stored = self._asked.get(known.seq)
+        data = None if stored is None else entries.repaired(shelf.number, stored.data, told)
+        if data is None:
+            return None
+        self._others.append(Message(self.subjects.repair(shelf.name, known.seq), data))
+        return entries.read(shelf.number, known.seq, data)
 
     def remember(self, shelf: Shelf, entry: Entry) -> None:
         """Keep in mind where an entry is."""
@@ -192,15 +216,22 @@ class Books:
         """What these logs and the ledger say about ids; unknown ones are left out."""
         shelves = [each for each in map(self.shelf, logs) if each is not None]
         young = {key: known for shelf in shelves for key, known in shelf.young.items()}
+        self._ask([young[key] for key in keys if key in young])
         return {**self._sealed([key for key in keys if key not in young]), **young}
+
+    def _ask(self, known: Iterable[Known]) -> None:
+        """Read the entries of ids."""
+        found = self.stream.at_each([each.seq for each in known])
+        self._asked |= {each.seq: each for each in found if each is not None}
 
     def _sealed(self, keys: Sequence[bytes]) -> dict[bytes, Known]:
         found: dict[bytes, Known] = {}
         for each in self.stream.latest([self.subjects.id(key) for key in keys]):
             key = bytes.fromhex("".join(each.subject.split(".")[-3:]))
             found[key] = entries.read_id(each.data)
-        there = self.stream.at_each([known.seq for known in found.values()])
-        for (key, known), stored in zip(list(found.items()), there, strict=True):
+        self._ask(found.values())
+        for key, known in list(found.items()):
+            stored = self._asked.get(known.seq)
             entry = None if stored is None else entries.read(0, stored.seq, stored.data)
             if entry is not None and entry.proof.digest.startswith(known.digest):
                 found[key] = replace(known, envelope=entry.envelope)

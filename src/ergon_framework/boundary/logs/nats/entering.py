@@ -69,14 +69,23 @@ class Entering:
 
     def _seen(self, log: str, fact: Prepared) -> Appended | Conflict | None:
         """What the ledger has to say about it, if anything."""
-        known = self._fresh.get(fact.key) or self._known.get(fact.key)
+        fresh = self._fresh.get(fact.key)
+        known = fresh or self._known.get(fact.key)
         if known is None:
             return None
         if fact.new.digest[: len(known.digest)] != known.digest:
             return Conflict(known.offset, known.digest)
         shelf = self._books.shelf(log)
-        is_kept = shelf is not None and known.offset >= shelf.first
-        return Appended(known.offset, True, known.envelope if is_kept else None)
+        if shelf is None or known.offset < shelf.first:
+            return Appended(known.offset, True)
+        entry = None if fresh else self._books.known_entry(shelf, known)
+        if entry is None or entry.seal is not None:
+            envelope = known.envelope if entry is None else entry.envelope
+            return Appended(known.offset, True, envelope)
+        entry = self._books.repair(shelf, known, fact)
+        if entry is None:
+            return Appended(known.offset, True, is_damaged=True)
+        return Appended(known.offset, True, entry.envelope, is_repaired=True)
 
     def _refused(self, log: str, fact: Prepared, capacity: int | None) -> Outcome | None:
         for reference in fact.new.references if fact.new.needs_artifacts else ():

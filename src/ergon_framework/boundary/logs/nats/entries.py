@@ -12,6 +12,7 @@ from ergon_framework.boundary.logs.records import (
     Proof,
     checked_seal,
     linked,
+    mended,
     next_chain,
     read_proof,
 )
@@ -117,21 +118,60 @@ def written(
     return b"".join((head, zone, proof, new.envelope, new.fact)), chain
 
 
+@dataclass(slots=True)
+class _Parts:
+    """A message in pieces."""
+
+    head: tuple[int, int, int, float, float]
+    """Offset, the one alike, total, instant, the latest instant."""
+    zone: bytes
+    proof: bytes
+    envelope: bytes
+    fact: bytes
+
+
+def _parts(data: bytes) -> _Parts | None:
+    try:
+        form, *head, zone_end, proof_end, end = _HEAD.unpack_from(data)
+    except struct.error:
+        return None
+    zone_end += _HEAD.size
+    proof_end += zone_end
+    end += proof_end
+    if form != _FORM:
+        return None
+    offset, alike, total, now, risen = head
+    zone, proof = data[_HEAD.size : zone_end], data[zone_end:proof_end]
+    return _Parts((offset, alike, total, now, risen), zone, proof, data[proof_end:end], data[end:])
+
+
+def repaired(log: int, data: bytes, told: Prepared) -> bytes | None:
+    """The message of a damaged entry as it was, by a duplicate of its fact; None if not known."""
+    parts = _parts(data)
+    if parts is None:
+        return None
+    offset, _, total, now, _ = parts.head
+    number, stored = (log << OFFSET_BITS) + offset, (parts.envelope, parts.fact)
+    pair = mended(number, total, now, parts.proof, stored, told)
+    if pair is None:
+        return None
+    zone = told.new.to_zone.encode()
+    head = _HEAD.pack(_FORM, *parts.head, len(zone), len(parts.proof), len(pair[0]))
+    return b"".join((head, zone, parts.proof, *pair))
+
+
 def read(log: int, seq: int, data: bytes) -> Entry | None:
     """An entry out of its message; None when nothing of it can be read."""
+    parts = _parts(data)
+    proof = None if parts is None else read_proof(parts.proof)
+    if parts is None or proof is None:
+        return None
     try:
-        form, offset, alike, total, now, risen, zone_end, proof_end, end = _HEAD.unpack_from(data)
-        zone_end += _HEAD.size
-        proof_end += zone_end
-        end += proof_end
-        to_zone = data[_HEAD.size : zone_end].decode()
-    except (struct.error, UnicodeDecodeError):
+        to_zone = parts.zone.decode()
+    except UnicodeDecodeError:
         return None
-    raw = data[zone_end:proof_end]
-    proof = read_proof(raw)
-    if form != _FORM or proof is None:
-        return None
-    envelope, fact = data[proof_end:end], data[end:]
+    offset, alike, total, now, risen = parts.head
+    raw, envelope, fact = parts.proof, parts.envelope, parts.fact
     number = (log << OFFSET_BITS) + offset
     seal = checked_seal(number, total, now, raw, to_zone, envelope, fact)
     return Entry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
@@ -13,6 +14,7 @@ from ergon_framework.boundary.logs.nats.entries import Place
 from ergon_framework.boundary.logs.nats.ground import Ground
 from ergon_framework.boundary.logs.nats.quarantine import open_items
 from ergon_framework.boundary.logs.nats.shelves import Shelf
+from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import Gap
 
 Bound: TypeAlias = Callable[[Books], int]
@@ -33,7 +35,15 @@ class NatsRetention(Ground):
         dropped, below = self._step(end, "truncate")
         if dropped:
             self._clear(below, self._subjects.entries(log))
+            self._clear_repairs(below, log)
         return dropped
+
+    def _clear_repairs(self, below: int, log: str) -> None:
+        """Remove what stood in the place of damaged entries that are gone."""
+        with suppress(StoreError):  # what was committed counts, whether they go or not
+            for each in self._stream.latest([self._subjects.repairs(log)]):
+                if int(each.subject.rpartition(".")[2]) < below:
+                    self._stream.delete(each.seq)
 
 
 def _dropped(

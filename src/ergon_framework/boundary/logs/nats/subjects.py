@@ -1,7 +1,8 @@
 """What the messages of a zone's stream are called.
 
 ``log.<log>.f.<zone>`` are the facts of a log to a zone and ``log.<log>.m`` the markers of a peer's
-losses, in the order of their offsets; ``shelf.<log>`` says how the log stands. ``id.…`` is what the
+losses, in the order of their offsets; ``shelf.<log>`` says how the log stands. No message can be
+replaced: ``repair.<log>.<sequence>`` is read instead of one that is damaged. ``id.…`` is what the
 ledger knows of an id, for ever. The rest are small records, of which the newest counts.
 """
 
@@ -67,6 +68,14 @@ class Subjects:
         """A fact or, when it goes to nobody, a marker."""
         kind = "m" if to_zone == NOBODY else f"f.{token(to_zone)}"
         return f"{self.root}.log.{token(log)}.{kind}"
+
+    def repair(self, log: str, seq: int) -> str:
+        """An entry as it was, in the place of the damaged one with a sequence."""
+        return f"{self.root}.repair.{token(log)}.{seq}"
+
+    def repairs(self, log: str) -> str:
+        """All of those of a log."""
+        return f"{self.root}.repair.{token(log)}.*"
 
     def id(self, key: bytes) -> str:
         """What the ledger knows of an id."""

@@ -15,6 +15,7 @@ from ergon_framework.boundary.logs.postgres.books import PostgresBooks
 from ergon_framework.boundary.logs.postgres.straight import Statement, Values
 from ergon_framework.boundary.logs.records import Prepared
 from ergon_framework.boundary.logs.tables.entering import Entry, Identity, View
+from ergon_framework.boundary.logs.tables.ground import Row
 from ergon_framework.boundary.logs.tables.rows import LAST, LogRow, log_or_new
 from ergon_framework.boundary.logs.tables.runs import Run, last_run, view_of
 from ergon_framework.ports.factstore import Outcome, Reference
@@ -138,10 +139,21 @@ class CarefulEntry(PostgresEntry):
     def _last_run(self, view: int) -> Run | None:
         return last_run(self._books, view)
 
+    def _stored(self, number: int) -> Row | None:
+        return self._books.one("logs.fact", number)
+
+    def _zone_of(self, view: int) -> str | None:
+        row = self._books.one("logs.zone_of", view)
+        return None if row is None else row[0]
+
+    def _write_back(self, row: Row) -> None:
+        number, *columns = row
+        self._books.send("logs.write_back", *columns, number)
+
     def _look_up(self, wanted: Wanted) -> None:
         books, names = self._books, sorted(wanted.logs)
         held = books.send("logs.hold", names, is_prepared=True)
-        known = books.send("logs.known", Bytes(wanted.keys))
+        known = books.send("logs.known_rows", Bytes(wanted.keys))
         pairs = sorted({(each.bucket, each.key) for each in wanted.names})
         named = books.send("objects.named", *map(list, zip(*pairs, strict=True))) if pairs else None
         rows = held.fetchall()
@@ -153,8 +165,8 @@ class CarefulEntry(PostgresEntry):
             self.epoch = epoch
             self._meet(name, (head, chain, cuts))
         self._ids = {
-            key: (number & LAST, digest, envelope)
-            for key, number, digest, envelope in known.fetchall()
+            key: (number & LAST, digest, None if columns[0] is None else (number, *columns))
+            for key, number, digest, *columns in known.fetchall()
         }
         found = [] if named is None else named.fetchall()
         self._names = {(row[0], row[1]): Reference(*row) for row in found}
@@ -222,6 +234,15 @@ class HopefulEntry(PostgresEntry):
         if super()._refused(log, fact, capacity) is not None:
             raise TooHopefulError  # were it a duplicate, it would not be refused
         return None
+
+    def _stored(self, number: int) -> Row | None:
+        raise TooHopefulError
+
+    def _zone_of(self, view: int) -> str | None:
+        raise TooHopefulError
+
+    def _write_back(self, row: Row) -> None:
+        raise TooHopefulError
 
     def _view(self, log: LogRow, to_zone: str) -> int:
         raise TooHopefulError

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import chain
 
+from ergon_framework.boundary.logs.records import read_proof
 from ergon_framework.boundary.logs.sqlite.ground import SQL, SqliteBooks
 from ergon_framework.boundary.logs.sqlite.ledger import Ledger
 from ergon_framework.boundary.logs.tables.entering import Entry, Identity, View
@@ -56,8 +57,22 @@ class SqliteEntry(Entry):
         if known is None:
             return None
         digest, offset = known
-        row = self._books.one("logs.identity", log.base + offset)
-        return (offset, digest, None) if row is None else (offset, *row)
+        row = self._books.one("logs.fact", log.base + offset)
+        found = None if row is None else read_proof(row[4])
+        if found is not None and found.digest.startswith(digest):
+            digest = found.digest  # all of it, and not the half that the ledger keeps
+        return offset, digest, row
+
+    def _stored(self, number: int) -> Row | None:
+        return self._books.one("logs.fact", number)
+
+    def _zone_of(self, view: int) -> str | None:
+        row = self._books.one("logs.zone_of", view)
+        return None if row is None else row[0]
+
+    def _write_back(self, row: Row) -> None:
+        number, *columns = row
+        self._books.run("logs.write_back", *columns, number)
 
     def _object(self, wanted: Reference) -> Reference | None:
         row = self._books.one("objects.object", wanted.bucket, wanted.key)

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ergon_framework.boundary.logs.moving import refuse_hole, refuse_other_chain
-from ergon_framework.boundary.logs.records import Prepared, linked
+from ergon_framework.boundary.logs.records import (
+    Prepared,
+    linked,
+    mended,
+    next_chain,
+    proof_chain,
+    relinked,
+)
 from ergon_framework.boundary.logs.tables.ground import Row
-from ergon_framework.boundary.logs.tables.rows import LogRow
+from ergon_framework.boundary.logs.tables.rows import LAST, LogRow, seal_in
 from ergon_framework.boundary.logs.tables.runs import Run
 from ergon_framework.ports.copies import FactCopy
 from ergon_framework.ports.factstore import (
@@ -23,8 +30,10 @@ from ergon_framework.ports.factstore import (
     Unfounded,
 )
 
-Identity: TypeAlias = tuple[int, bytes, bytes | None]
-"""Where a fact lies, its digest or the half that is known, and its envelope when it is kept."""
+HALF = 16
+"""Bytes of a digest that are kept of a fact whose payload is gone."""
+Identity: TypeAlias = tuple[int, bytes, Row | None]
+"""Where a fact lies, its digest or the half that is known, and its row when it is kept."""
 
 
 @dataclass(slots=True)
@@ -85,6 +94,18 @@ class Entry(ABC):
         """What the ledger has to say about an id, if anything."""
 
     @abstractmethod
+    def _stored(self, number: int) -> Row | None:
+        """A row as it is in the database."""
+
+    @abstractmethod
+    def _zone_of(self, view: int) -> str | None:
+        """Where the facts of a view go."""
+
+    @abstractmethod
+    def _write_back(self, row: Row) -> None:
+        """Put a row in the place of the one with its number."""
+
+    @abstractmethod
     def _object(self, wanted: Reference) -> Reference | None:
         """What a name stands for."""
 
@@ -106,17 +127,75 @@ class Entry(ABC):
 
     def _seen(self, log: LogRow, fact: Prepared) -> Outcome | None:
         fresh = self._fresh.get(fact.key)
-        known: Identity | None
         if fresh is not None:
-            known = fresh[0], fresh[1].digest, fresh[1].envelope
-        else:
-            known = self._known(log, fact.key)
+            offset, first = fresh
+            if fact.new.digest != first.digest:
+                return Conflict(offset, first.digest)
+            return Appended(offset, True, first.envelope)
+        known = self._known(log, fact.key)
         if known is None:
             return None
-        offset, digest, envelope = known
-        if fact.new.digest[: len(digest)] != digest:
-            return Conflict(offset, digest)
-        return Appended(offset, True, envelope)
+        offset, digest, row = known
+        is_damaged = row is not None and not self._is_sound(log, row, fact)
+        if row is not None and is_damaged:
+            repaired = self._repaired(log, row, fact)
+            if repaired is not None:
+                self._write_back(repaired)
+                return Appended(offset, True, repaired[5], is_repaired=True)
+        if len(digest) < HALF or fact.new.digest[: len(digest)] != digest:
+            return Conflict(offset, digest)  # also when the row no longer tells what it was
+        if row is None or is_damaged:
+            return Appended(offset, True, is_damaged=is_damaged)
+        return Appended(offset, True, row[5])
+
+    def _is_sound(self, log: LogRow, row: Row, fact: Prepared) -> bool:
+        """Whether a row is what was put there, if it is the fact that is told again."""
+        zone = fact.new.to_zone
+        return seal_in(row, zone) is not None and row[1] == self._view_to(log, zone)
+
+    def _repaired(self, log: LogRow, row: Row, fact: Prepared) -> Row | None:
+        """A damaged row as it was, when its mark or the hash chain shows that it was so."""
+        number, _, total, at, proof, *stored = row[:7]
+        zone, content = fact.new.to_zone, (stored[0], stored[1])
+        pair = mended(number, total, at, proof, content, fact)
+        if pair is None:
+            before = self._place_before(log, number)
+            if before is None:
+                return None
+            found = relinked(
+                number, at, before, lambda chain: self._leads_on(log, row, chain), content, fact
+            )
+            if found is None:
+                return None
+            total, proof, pair = found
+        return number, self._view_to(log, zone), total, at, proof, *pair
+
+    def _place_before(self, log: LogRow, number: int) -> tuple[bytes, int] | None:
+        """The hash chain and the log's bytes before a row; None when they are not known."""
+        if number & LAST == log.first:
+            return log.base_chain, log.base_total
+        row = self._stored(number - 1)
+        if row is None or not isinstance(row[2], int):
+            return None
+        return proof_chain(row[4]), row[2]
+
+    def _leads_on(self, log: LogRow, row: Row, chain: bytes) -> bool:
+        """Whether the chain after a row is the one that was there, by the row or what follows."""
+        number = row[0]
+        if chain == proof_chain(row[4]) or (number & LAST, chain) == (log.head, log.chain):
+            return True
+        following = self._stored(number + 1)
+        zone = None if following is None else self._zone_of(following[1])
+        seal = None if following is None or zone is None else seal_in(following, zone)
+        if following is None or seal is None:
+            return False
+        return next_chain(chain, seal) == proof_chain(following[4])
+
+    def _view_to(self, log: LogRow, zone: str) -> int:
+        view = log.views.get(zone)
+        if view is None:
+            view = log.views[zone] = self._view(log, zone)
+        return view
 
     def _refused(self, log: LogRow, fact: Prepared, capacity: int | None) -> Outcome | None:
         for reference in fact.new.references if fact.new.needs_artifacts else ():
@@ -131,9 +210,7 @@ class Entry(ABC):
         new = fact.new
         if new.references:
             self._refer(new.references)
-        view = log.views.get(new.to_zone)
-        if view is None:
-            view = log.views[new.to_zone] = self._view(log, new.to_zone)
+        view = self._view_to(log, new.to_zone)
         if view != log.view:
             self._turn(log, view)
         offset = log.head + 1

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from ergon_framework.ports.factstore import OUTBOUND, Flaw
+from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw
 from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.factstore.subject import INBOX, Subject, offsets, same
+from ergon_framework.testing.suites.factstore.subject import (
+    INBOX,
+    Subject,
+    offsets,
+    other,
+    same,
+    sent,
+)
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)
@@ -149,3 +156,80 @@ def passed_damage_is_told(s: Subject) -> None:
         "gaps",
     )
     same([fact.offset for fact in page.facts], [3, 4], "what is given out")
+
+
+@check("corrupt")
+def damaged_fact_is_repaired_by_a_duplicate(s: Subject) -> None:
+    """The same fact told again puts a damaged one right: it is read again, and no flaw is left."""
+    s.put(*"abc")
+    s.corrupt(OUTBOUND, 2)
+    told = s.again("b")
+    same((told.offset, told.is_repaired), (2, True), "offset, and whether it was repaired")
+    same((s.ids(), _flaws(s)), ([*"abc"], []), "ids and flaws")
+    same((s.again("b").is_repaired, s.put("d"), _flaws(s)), (False, [4], []), "afterwards")
+
+
+@check("corrupt")
+def repaired_fact_keeps_its_envelope(s: Subject) -> None:
+    """A duplicate with other advisory fields repairs the fact; the first envelope stays."""
+    s.put(*"ab")
+    first = s.page().facts[1]
+    s.corrupt(OUTBOUND, 2)
+    told = s.again("b", envelope=b'{"later":1}')
+    same((told.envelope, told.is_repaired), (first.envelope, True), "envelope, and if repaired")
+    same((s.page().facts[1], _flaws(s)), (first, []), "the fact, and flaws")
+
+
+@check("corrupt")
+def conflict_repairs_nothing(s: Subject) -> None:
+    """Other content under the id of a damaged fact is a conflict, and the damage stays known."""
+    s.put(*"ab")
+    s.corrupt(OUTBOUND, 2)
+    answer = s.one(other("b"))
+    expect(isinstance(answer, Conflict), f"other content got {answer!r:.200}")
+    same((2 in _flaws(s), s.again("b").is_repaired), (True, True), "a flaw, and its repair")
+
+
+@check("corrupt")
+def received_duplicate_repairs(s: Subject) -> None:
+    """What a peer sends again repairs its damaged fact."""
+    s.receive(sent("a", 1), sent("b", 2))
+    s.corrupt(INBOX, 1)
+    (told,) = s.receive(sent("a", 1))
+    expect(isinstance(told, Appended) and told.is_repaired, f"a duplicate got {told!r:.200}")
+    same((s.ids(INBOX), _flaws(s, INBOX)), ([*"ab"], []), "ids and flaws")
+
+
+@check("corrupt")
+def repaired_fact_is_given_out_on_release(s: Subject) -> None:
+    """A fact that was set aside as damaged is delivered once it was repaired and released."""
+    s.consumer()
+    s.put(*"ab")
+    s.corrupt(OUTBOUND, 1)
+    same(s.served(), [2], "what comes first")
+    s.again("a")
+    (item,) = s.store.quarantine()
+    s.store.settle(item.id, "released", reason="repaired")
+    expect(1 in s.served(), "the repaired fact does not come")
+
+
+@check("corrupt", "reopen")
+def repair_survives(s: Subject) -> None:
+    """A repaired fact is in order also for the next process."""
+    s.put(*"abc")
+    s.corrupt(OUTBOUND, 2)
+    s.again("b")
+    s.reopen()
+    same((s.ids(), _flaws(s), s.put("d")), ([*"abc"], [], [4]), "ids, flaws, the next offset")
+
+
+@check("corrupt")
+def repaired_fact_can_be_dropped(s: Subject) -> None:
+    """Retention drops a repaired fact like any other, and its id stays known."""
+    s.consumer()
+    s.put(*"abc")
+    s.corrupt(OUTBOUND, 2)
+    s.again("b")
+    s.done(3)
+    same((s.store.truncate(OUTBOUND, 2), _flaws(s)), (2, []), "how many were dropped, and flaws")
+    same((s.ids(), s.again("b").is_repaired), (["c"], False), "ids, and a duplicate")

@@ -45,6 +45,16 @@ SELECT key, id, substring(proof FROM 37 FOR 32), envelope FROM {zone}.facts WHER
 UNION ALL
 SELECT key, id, digest, NULL FROM {zone}.ledger WHERE key = ANY($1);
 
+-- known_rows: the same with whole rows
+SELECT key, id, substring(proof FROM 37 FOR 32), view, total, recorded_at, proof, envelope, fact
+FROM {zone}.facts WHERE key = ANY($1)
+UNION ALL
+SELECT key, id, digest, NULL, NULL, NULL, NULL, NULL, NULL FROM {zone}.ledger WHERE key = ANY($1);
+
+-- write_back: a damaged fact as it was
+UPDATE {zone}.facts
+SET view = $1, total = $2, recorded_at = $3, proof = $4, envelope = $5, fact = $6 WHERE id = $7;
+
 -- ids: what the ledger knows about keys
 SELECT key, substring(proof FROM 37 FOR 16), id FROM {zone}.facts WHERE key = ANY($1)
 UNION ALL

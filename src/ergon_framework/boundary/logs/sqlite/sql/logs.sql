@@ -75,6 +75,10 @@ INSERT INTO ergon_boundary_facts (
     id, view, total, recorded_at, proof, envelope, fact
 ) VALUES (?, ?, ?, ?, ?, ?, ?);
 
+-- write_back: a damaged fact as it was
+UPDATE ergon_boundary_facts
+SET view = ?, total = ?, recorded_at = ?, proof = ?, envelope = ?, fact = ? WHERE id = ?;
+
 -- identity: what is needed to answer a repeated append
 SELECT substr(proof, 37, 32), envelope FROM ergon_boundary_facts WHERE id = ?;
 
