@@ -13,6 +13,7 @@ import pytest
 
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.jobstore import Hold
 from tests.executor.link import request
 from tests.jobs.workplace import PATIENCE, at_work, get, job, quick, unruly, wait_until, worker
@@ -75,6 +76,15 @@ def is_alive(pid: int) -> bool:
             return False
         return True
     return state not in "ZX"
+
+
+def is_ignored(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal, where the system tells that."""
+    file = Path(f"/proc/{pid}/status")
+    if not file.exists():
+        return True
+    [ignored] = [line for line in file.read_text().splitlines() if line.startswith("SigIgn:")]
+    return bool(int(ignored.split()[1], 16) >> (number - 1) & 1)
 
 
 def pid_in(file: Path) -> int:
@@ -148,6 +158,58 @@ def test_an_executor_dies_with_its_worker() -> None:
         assert is_alive(pid)
         os.kill(parent.pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(pid), "the end of the executor")
+
+
+WORKER = """
+import sys
+from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.worker import Worker
+executor = ExecutorSettings(command=("sh", "-c", sys.argv[1]), pool_size=1)
+Worker(MemoryJobStore(), executors={"shell": executor}).run()
+"""
+
+
+def test_what_an_executor_started_dies_with_the_worker(tmp_path: Path) -> None:
+    """A program of its group that reads nothing, and was never told who had it started."""
+    file = tmp_path / "pid"
+    script = f"sleep 600 </dev/null >/dev/null 2>&1 & echo $! > {file}; wait"
+    with subprocess.Popen([sys.executable, "-c", WORKER, script]) as parent:  # noqa: S603
+        pid = pid_in(file)
+        assert is_alive(pid)
+        os.kill(parent.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), "the end of what the executor had started", 10.0)
+
+
+def test_a_watchdog_that_was_killed_is_replaced() -> None:
+    """The next one knows all groups; one that was forgotten is left alone at the end."""
+    watchdog = Watchdog()
+    groups = [
+        subprocess.Popen(["sleep", "600"], start_new_session=True)  # noqa: S607
+        for _ in range(3)
+    ]
+    try:
+        watchdog.watch(groups[0].pid)
+        watchdog.watch(groups[1].pid)
+        first = watchdog.pid
+        assert first is not None
+        wait_until(lambda: is_ignored(first, signal.SIGTERM), "its start")
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not is_alive(first), "the end of the watchdog")
+        watchdog.forget(groups[1].pid)
+        watchdog.watch(groups[2].pid)
+        assert watchdog.pid not in (None, first)
+        assert [is_alive(each.pid) for each in groups] == [True, True, True]
+        watchdog.close()
+        wait_until(lambda: not is_alive(groups[0].pid), "the end of the first")
+        wait_until(lambda: not is_alive(groups[2].pid), "the end of the last")
+        assert is_alive(groups[1].pid)
+        assert watchdog.pid is None
+    finally:
+        watchdog.close()
+        for each in groups:
+            each.kill()
+            each.wait()
 
 
 def test_an_executor_ends_when_nobody_is_at_its_pipes(tmp_path: Path) -> None:

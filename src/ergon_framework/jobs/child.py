@@ -21,6 +21,8 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+from ergon_framework.jobs.watchdog import Watchdog
+
 CHUNK = 1 << 18
 TAIL = 2048
 """Bytes of the standard error stream that are kept to explain a death."""
@@ -29,7 +31,14 @@ TAIL = 2048
 class Child:
     """A running executor. All its descriptors are non-blocking and belong to this process."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        """``watchdog`` ends its group should this process die."""
         ours: list[int] = []
         theirs: list[int] = []
         try:
@@ -57,6 +66,9 @@ class Child:
         for end in (self.stdin, self.stdout, self.stderr, self.ready):
             os.set_blocking(end, False)
         self.pid = self._process.pid
+        self._watchdog = watchdog
+        if watchdog is not None:
+            watchdog.watch(self.pid)  # it leads its group
         self.exit_fd = _pidfd(self.pid)
         self.status: int | None = None
         self.queued = 0  # bytes handed to ``send``, ever
@@ -134,6 +146,8 @@ class Child:
         if not _is_over(self._process):
             return False
         self.signal(signal.SIGKILL)  # grandchildren; before reaping, while the group is surely ours
+        if self._watchdog is not None:
+            self._watchdog.forget(self.pid)
         self.status = self._process.wait()
         return True
 

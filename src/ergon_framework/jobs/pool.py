@@ -28,6 +28,7 @@ from ergon_framework.jobs.runner import Fate, Flight, Runner
 from ergon_framework.jobs.selecting import Selecting
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.tracing import set_out
+from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.storage.failpoints import declare, failpoint
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Host(Protocol):
     selecting: Selecting
     name: str
     read_elsewhere: frozenset[str]
+    watchdog: Watchdog
 
     def offer(self, executor: str, slots: int) -> int:
         """Offer more slots (or take some back, answering how many could be); see the keeper."""
@@ -310,7 +312,7 @@ class Pool:
         env = executor_environment(os.environ, settings, self._host.read_elsewhere)
         env["ERGON_MAX_IN_FLIGHT"] = str(settings.max_in_flight)
         try:
-            child = Child(settings.command, env, settings.cwd)
+            child = Child(settings.command, env, settings.cwd, self._host.watchdog)
         except OSError as error:
             reason = f"cannot start {settings.command[0]!r}: {error.strerror or error}"
             delay = self.gate.died(now, _dice(), reason, had_answered=False)

@@ -37,6 +37,7 @@ from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
 from ergon_framework.jobs.slots import executor_of
 from ergon_framework.jobs.timetable import Fires
 from ergon_framework.jobs.tracing import came_back
+from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.jobstore import Ask, Settlement, WorkerRecord
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.hurry import LEAST
@@ -95,6 +96,7 @@ class Worker:
         self.name = name_of("worker name", name) if name else _made_up()
         self.judgement = Judgement(self.settings, self.name)
         self.read_elsewhere = read_elsewhere
+        self.watchdog = Watchdog()
         self.queues = tuple(queues) if queues else None
         self._store = store
         self._burst = burst
@@ -145,7 +147,10 @@ class Worker:
             self._work()
             self._drain()
         finally:
-            report = self._leave()
+            try:
+                report = self._leave()
+            finally:
+                self.watchdog.close()
         if self._error is not None:
             raise self._error
         return report
