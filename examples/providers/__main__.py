@@ -72,7 +72,7 @@ def play(bad: BadApi, file: Path) -> tuple[list[Told], list[Sum]]:
         circuit_breaker=CircuitBreaker(failure_threshold=5, open_cooldown_seconds=60),
         quota=QuotaPolicy(limit=LIMIT, period="month"),
         store=f"sqlite:///{file}",
-        timeout_seconds=20,
+        timeout_budget_seconds=20,
     ) as weather:
         with ThreadPoolExecutor(len(PLAN)) as pool:
             told = [each for many in pool.map(lambda who: ask(weather, who), PLAN) for each in many]

@@ -180,7 +180,7 @@ def test_a_provider_is_described_by_its_table(shop: Workplace) -> None:
     text = MAIL + (
         'key = "env:MAIL_KEY"\nquota = { limit = 9, window = 60 }\n'
         "retry = { max_attempts = 5, jitter = 0 }\nbreaker = { failure_threshold = 2 }\n"
-        "timeout = 7\nattempt_timeout = 3\n"
+        "timeout_budget = 7\nattempt_timeout = 3\n"
     )
     settings = settings_of(shop, '[store]\nurl = "sqlite:///work.db"\n' + text, MAIL_KEY="hunter2")
     assert "hunter2" not in repr(settings)
@@ -195,10 +195,18 @@ def test_a_provider_is_described_by_its_table(shop: Workplace) -> None:
     assert options == {
         "quota": QuotaPolicy(9, 60),
         "retry_policy": RetryPolicy(5, jitter_ratio=0),
-        "timeout_seconds": 7,
+        "timeout_budget_seconds": 7,
         "attempt_timeout_seconds": 3,
         "store": f"sqlite:///{shop.directory / 'work.db'}",
     }
+
+
+@pytest.mark.parametrize("name", ["timeout", "timeout_seconds", "budget_seconds"])
+def test_another_word_for_the_timeout_budget_is_refused(shop: Workplace, name: str) -> None:
+    """It would be handed to the class as an option of its own, and might be taken for one."""
+    wrong = f":3: providers.mail.{name}: is no key: write timeout_budget for the whole call"
+    with pytest.raises(SettingsError, match=wrong):
+        settings_of(shop, MAIL + f"{name} = 7\n")
 
 
 def test_what_is_not_said_is_left_to_the_class(shop: Workplace) -> None:
@@ -222,14 +230,14 @@ def test_the_store_falls_back(shop: Workplace) -> None:
 def test_variables_reach_providers(shop: Workplace) -> None:
     """Numbers are read as such, and text for an option is taken for a secret."""
     environ = {
-        "ERGON_PROVIDERS__MAIL__TIMEOUT": "2.5",
+        "ERGON_PROVIDERS__MAIL__TIMEOUT_BUDGET": "2.5",
         "ERGON_PROVIDERS__MAIL__QUOTA": '{"limit": 3}',
         "ERGON_PROVIDERS__MAIL__KEY": "hunter2",
     }
     settings = settings_of(shop, MAIL, **environ)
     entry = providers_of(settings)["mail"]
     assert entry.quota is not None
-    assert (entry.timeout, entry.quota.limit) == (2.5, 3)
+    assert (entry.timeout_budget, entry.quota.limit) == (2.5, 3)
     assert "hunter2" not in repr(settings)
 
 

@@ -130,7 +130,7 @@ def test_the_status_of_a_failure_is_kept(api: Any, path: str, status: int | None
 @pytest.mark.req("PEF:A-7")
 def test_an_answer_that_never_comes_is_given_up(api: Any) -> None:
     """The client was given what the attempt may take."""
-    result = ask(api, "slow", timeout_seconds=2.0)  # enough for a busy machine to begin
+    result = ask(api, "slow", timeout_budget_seconds=2.0)  # enough for a busy machine to begin
     assert (result.reason_code, result.stop_reason) == ("timeout", "budget_spent")
     assert result.attempts == 1
 

@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from ergon_framework.core.breaker import State
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.providerstore import EVERYBODY, LaneKey, ProviderStore
+from ergon_framework.providers.base import ProviderBase
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
     ProviderBadRequestError,
@@ -26,6 +29,7 @@ from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.tasks import TaskOptions
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     LANE,
@@ -125,9 +129,9 @@ def test_a_wrong_argument_is_refused_before_anything_is_taken(
         ("deadline", math.nan),
         ("deadline", math.inf),
         ("deadline", "soon"),
-        ("timeout_seconds", math.inf),
-        ("timeout_seconds", -math.inf),
-        ("timeout_seconds", True),
+        ("timeout_budget_seconds", math.inf),
+        ("timeout_budget_seconds", -math.inf),
+        ("timeout_budget_seconds", True),
         ("units", 0),
         ("units", -1),
         ("units", 1.0),
@@ -139,7 +143,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_taken(
 )
 def test_a_wrong_context_is_refused(name: str, value: Any, clock: VirtualClock) -> None:
     """With the field."""
-    provider = Scripted(quota=QuotaPolicy(limit=5), timeout_seconds=None)
+    provider = Scripted(quota=QuotaPolicy(limit=5), timeout_budget_seconds=None)
     with pytest.raises(ProviderBadRequestError, match=f"context.{name}"):
         call(provider, **{name: value})
     assert provider.calls == 0
@@ -166,10 +170,10 @@ def test_arguments_that_are_fine_pass(clock: VirtualClock) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("timeout_seconds", 0),
-        ("timeout_seconds", -1),
-        ("timeout_seconds", math.inf),
-        ("timeout_seconds", "60"),
+        ("timeout_budget_seconds", 0),
+        ("timeout_budget_seconds", -1),
+        ("timeout_budget_seconds", math.inf),
+        ("timeout_budget_seconds", "60"),
         ("attempt_timeout_seconds", 0),
         ("default_cooldown_seconds", -1),
         ("max_cooldown_seconds", 0),
@@ -196,7 +200,7 @@ def test_a_wrong_setting_is_refused_when_the_provider_is_built(name: str, value:
 def test_isolation_needs_an_end() -> None:
     """Otherwise a call that hangs would be waited for."""
     with pytest.raises(ConfigurationError, match="isolate"):
-        Scripted(isolate=True, timeout_seconds=None)
+        Scripted(isolate=True, timeout_budget_seconds=None)
 
 
 # -- providers -----------------------------------------------------------------------------------
@@ -496,10 +500,10 @@ def test_a_pause_that_was_asked_for_meanwhile_is_not_forgotten(clock: VirtualClo
     call(provider)
     store.is_away = False
     clock.advance(10.0)
-    assert call(provider, timeout_seconds=5.0).stop_reason == "cooldown"
+    assert call(provider, timeout_budget_seconds=5.0).stop_reason == "cooldown"
     assert store.standing(LANE).cooldown_until == store.now() + 20.0
     other = Scripted(store=store)
-    assert call(other, timeout_seconds=5.0).stop_reason == "cooldown"
+    assert call(other, timeout_budget_seconds=5.0).stop_reason == "cooldown"
 
 
 @pytest.mark.req("PEF:C-11", "PEF:B-11")
@@ -544,3 +548,17 @@ def test_a_context_may_be_used_for_many_calls(clock: VirtualClock) -> None:
     for _ in range(3):
         provider.execute(**{**asked(), "context": context})
     assert context == ProviderExecutionContext(correlation_id="c")
+
+
+@pytest.mark.parametrize("name", ["timeout_seconds", "budget_seconds"])
+def test_another_word_for_the_timeout_budget_is_refused(name: str) -> None:
+    """A bound that is accepted and ignored is worse than none; the error names the right word."""
+    old: dict[str, Any] = {name: 5.0}
+    for kind in (Scripted, ProviderExecutionContext, TaskOptions):
+        with pytest.raises(ConfigurationError, match=f"there is no {name}") as refused:
+            kind(**old)
+        assert "timeout_budget_seconds for the whole call" in str(refused.value.remedy)
+    with pytest.raises(ConfigurationError, match=name):
+        replace(ProviderExecutionContext(), **old)
+    assert name not in {*signature(ProviderExecutionContext).parameters}
+    assert name not in {*signature(ProviderBase).parameters}

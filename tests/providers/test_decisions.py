@@ -172,7 +172,7 @@ def test_streak_of_each_reason(row: Row, clock: VirtualClock) -> None:
     """A failure lengthens it; what is neutral neither lengthens nor ends it."""
     provider = failing(row)
     provider.steps.appendleft(ProviderDependencyError("down"))
-    call(provider, timeout_seconds=0.1)
+    call(provider, timeout_budget_seconds=0.1)
     assert standing(provider).failures == 1
     result = call(provider)
     votes = result.attempts if row.vote == "failure" else 0

@@ -47,7 +47,7 @@ class Scripted(ProviderBase):
             retry_policy=RetryPolicy(jitter_ratio=0.0),
             circuit_breaker=CircuitBreaker(failure_threshold=3, open_cooldown_seconds=5),
             quota=QuotaPolicy(limit=4, window_seconds=100),
-            timeout_seconds=20.0,
+            timeout_budget_seconds=20.0,
             clock=clock,
             wall=lambda: clock.now() + 1e9,
             **options,

@@ -161,7 +161,7 @@ def test_no_attempt_begins_after_the_deadline(
 ) -> None:
     """The quota took all the time there was: nothing is called, and the unit comes back."""
     store = Slow(clock, "reserve")
-    provider = kind(store=store, quota=QuotaPolicy(limit=9), timeout_seconds=2.0)
+    provider = kind(store=store, quota=QuotaPolicy(limit=9), timeout_budget_seconds=2.0)
     provider._fitted.lane("t").refresh()
     given = {} if is_short else {"deadline": clock.now() + 2.0}
     result = ask(provider, clock, correlation_id="late", **given)
@@ -179,10 +179,10 @@ def test_a_place_that_comes_too_late_is_given_back(clock: VirtualClock) -> None:
     breaker = CircuitBreaker(1, 5, probe_lease_seconds=999)
     provider = Scripted(ProviderTimeoutError("late"), store=store, circuit_breaker=breaker)
     provider._fitted.lane("t").refresh()
-    call(provider, timeout_seconds=0.1)
+    call(provider, timeout_budget_seconds=0.1)
     clock.advance(5.0)
     store.is_slow = True
-    result = call(provider, timeout_seconds=2.0)
+    result = call(provider, timeout_budget_seconds=2.0)
     store.is_slow = False
     assert (result.stop_reason, provider.calls) == ("budget_spent", 1)
     assert not store.standing(LANE).breaker.probes
@@ -196,7 +196,9 @@ def test_the_budget_begins_before_the_gates(
     is_short: bool, kind: type[Scripted], ask: Callable[..., Any], clock: VirtualClock
 ) -> None:
     """What the quota took is not there for the attempt; a row says what the attempt took."""
-    provider = kind(store=Slow(clock, "reserve"), quota=QuotaPolicy(limit=9), timeout_seconds=10.0)
+    provider = kind(
+        store=Slow(clock, "reserve"), quota=QuotaPolicy(limit=9), timeout_budget_seconds=10.0
+    )
     provider._fitted.lane("t").refresh()
 
     def take_a_second(_: object) -> dict[str, Any]:
@@ -245,9 +247,9 @@ def test_a_pause_that_nobody_saw_begin_ends_all_the_same(clock: VirtualClock) ->
     store = MemoryProviderStore(clock=wall_of(clock))
     store.cool(LANE, EPOCH + 86_400.0)
     provider = Scripted(store=store, retry_policy=ONCE, max_cooldown_seconds=60.0)
-    assert call(provider, timeout_seconds=5.0).retry_after_seconds == 60.0
+    assert call(provider, timeout_budget_seconds=5.0).retry_after_seconds == 60.0
     clock.advance(59.0)
-    assert call(provider, timeout_seconds=0.5).retry_after_seconds == 1.0
+    assert call(provider, timeout_budget_seconds=0.5).retry_after_seconds == 1.0
     clock.advance(1.0)
     assert call(provider).success
 

@@ -65,7 +65,7 @@ def test_a_call_that_hangs_is_left_behind(colour: str, clock: VirtualClock) -> N
         lambda _: clock.hang(),
         isolate=True,
         attempt_timeout_seconds=5,
-        timeout_seconds=60,
+        timeout_budget_seconds=60,
         quota=QuotaPolicy(limit=9),
     )
     result = run(provider, clock, colour)
@@ -85,7 +85,7 @@ def test_a_probe_that_hangs_reports_a_timeout(colour: str, clock: VirtualClock) 
         ProviderDependencyError("down"),
         retry_policy=ONCE,
         isolate=True,
-        timeout_seconds=5,
+        timeout_budget_seconds=5,
         circuit_breaker=CircuitBreaker(1, 5, probe_lease_seconds=10_000),
     )
     run(provider, clock, colour)
@@ -115,7 +115,7 @@ def test_not_more_are_begun_than_may_hang(colour: str, clock: VirtualClock) -> N
         *[hang] * 32,
         isolate=True,
         retry_policy=ONCE,
-        timeout_seconds=1,
+        timeout_budget_seconds=1,
         circuit_breaker=False,
     )
     for _ in range(32):
@@ -150,7 +150,7 @@ def test_an_interrupt_of_the_caller_leaves_the_call_behind(clock: VirtualClock) 
     provider = Scripted(
         lambda _: interrupting.hang(),
         isolate=True,
-        timeout_seconds=5,
+        timeout_budget_seconds=5,
         clock=interrupting,
         quota=QuotaPolicy(limit=9),
     )
@@ -170,7 +170,8 @@ class Hanging(ProviderBase):
     def _execute_impl(self, **_):
         threading.Event().wait()
 
-provider = Hanging(isolate=True, timeout_seconds=0.05, retry_policy=RetryPolicy(max_attempts=1))
+once = RetryPolicy(max_attempts=1)
+provider = Hanging(isolate=True, timeout_budget_seconds=0.05, retry_policy=once)
 given = dict(tenant_id="t", campaign_id=None, operation="x", payload={},
              context=ProviderExecutionContext())
 if sys.argv[1] == "async":

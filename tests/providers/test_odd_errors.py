@@ -100,7 +100,7 @@ def test_an_error_of_any_kind_becomes_a_canonical_one(error: Exception, reason: 
         lambda: RetryPolicy(base_delay_seconds=HUGE),
         lambda: QuotaPolicy(limit=1, window_seconds=HUGE),
         lambda: CircuitBreaker(1, HUGE),
-        lambda: Scripted(timeout_seconds=HUGE),
+        lambda: Scripted(timeout_budget_seconds=HUGE),
     ],
 )
 def test_a_setting_that_no_number_holds(make: Callable[[], object]) -> None:
@@ -112,8 +112,8 @@ def test_a_setting_that_no_number_holds(make: Callable[[], object]) -> None:
 def test_a_budget_that_no_number_holds() -> None:
     """Is refused before anything is called."""
     provider = Scripted()
-    with pytest.raises(ProviderBadRequestError, match="timeout_seconds"):
-        call(provider, timeout_seconds=HUGE)
+    with pytest.raises(ProviderBadRequestError, match="timeout_budget_seconds"):
+        call(provider, timeout_budget_seconds=HUGE)
     assert not provider.calls
 
 

@@ -142,7 +142,7 @@ def test_a_correlation_id_is_kept_or_made(clock: VirtualClock) -> None:
 @pytest.mark.req("PEF:A-31")
 def test_the_context_reaches_the_attempt(clock: VirtualClock) -> None:
     """With all its fields, and those that belong to the attempt."""
-    provider = Scripted(DOWN, timeout_seconds=30, attempt_timeout_seconds=20)
+    provider = Scripted(DOWN, timeout_budget_seconds=30, attempt_timeout_seconds=20)
     given = ProviderExecutionContext(
         correlation_id="c",
         idempotency_key="i",
@@ -301,15 +301,15 @@ def test_the_earliest_of_all_deadlines_holds(clock: VirtualClock) -> None:
     """The caller's, the context's and the provider's; and an attempt gets what is left of it."""
     clock.advance(100.0)
     cases: list[tuple[dict[str, Any], dict[str, Any], float | None]] = [
-        ({"timeout_seconds": 60}, {}, 60.0),
-        ({"timeout_seconds": 60}, {"timeout_seconds": 10}, 10.0),
-        ({"timeout_seconds": 60}, {"timeout_seconds": 90}, 60.0),
-        ({"timeout_seconds": 60}, {"deadline": 107.0}, 7.0),
-        ({"timeout_seconds": 60}, {"deadline": 107.0, "timeout_seconds": 5}, 5.0),
-        ({"timeout_seconds": None}, {}, None),
-        ({"timeout_seconds": 60, "attempt_timeout_seconds": 3}, {}, 3.0),
-        ({"timeout_seconds": 2, "attempt_timeout_seconds": 3}, {}, 2.0),
-        ({"timeout_seconds": None, "attempt_timeout_seconds": 3}, {}, 3.0),
+        ({"timeout_budget_seconds": 60}, {}, 60.0),
+        ({"timeout_budget_seconds": 60}, {"timeout_budget_seconds": 10}, 10.0),
+        ({"timeout_budget_seconds": 60}, {"timeout_budget_seconds": 90}, 60.0),
+        ({"timeout_budget_seconds": 60}, {"deadline": 107.0}, 7.0),
+        ({"timeout_budget_seconds": 60}, {"deadline": 107.0, "timeout_budget_seconds": 5}, 5.0),
+        ({"timeout_budget_seconds": None}, {}, None),
+        ({"timeout_budget_seconds": 60, "attempt_timeout_seconds": 3}, {}, 3.0),
+        ({"timeout_budget_seconds": 2, "attempt_timeout_seconds": 3}, {}, 2.0),
+        ({"timeout_budget_seconds": None, "attempt_timeout_seconds": 3}, {}, 3.0),
     ]
     for options, context, limit in cases:
         for _ in range(2):  # on the machine's way, and on the short one
@@ -320,7 +320,9 @@ def test_the_earliest_of_all_deadlines_holds(clock: VirtualClock) -> None:
 
 
 @pytest.mark.req("PEF:R-5", "PEF:A-7")
-@pytest.mark.parametrize("context", [{"deadline": -1.0}, {"timeout_seconds": 0}, {"deadline": 0.0}])
+@pytest.mark.parametrize(
+    "context", [{"deadline": -1.0}, {"timeout_budget_seconds": 0}, {"deadline": 0.0}]
+)
 def test_without_time_nothing_is_called_and_nothing_taken(
     clock: VirtualClock, context: dict[str, Any]
 ) -> None:
@@ -336,7 +338,7 @@ def test_without_time_nothing_is_called_and_nothing_taken(
 @pytest.mark.req("PEF:R-5", "PEF:R-5")
 def test_no_wait_passes_the_deadline(clock: VirtualClock) -> None:
     """Rather end now, with the real error."""
-    provider = Scripted(DOWN, DOWN, DOWN, timeout_seconds=1.5)
+    provider = Scripted(DOWN, DOWN, DOWN, timeout_budget_seconds=1.5)
     result = call(provider)
     assert (result.attempts, clock.now(), result.stop_reason) == (2, 0.5, "budget_spent")
     assert result.error is DOWN
@@ -355,14 +357,14 @@ def test_a_late_success_is_a_success(clock: VirtualClock) -> None:
 @pytest.mark.req("PEF:A-8")
 def test_the_budget_of_a_row_is_that_of_the_whole_call(clock: VirtualClock) -> None:
     """The same in every row, and in bounds."""
-    provider = Scripted(DOWN, DOWN, timeout_seconds=30)
+    provider = Scripted(DOWN, DOWN, timeout_budget_seconds=30)
     call(provider, correlation_id="a")
     assert [row.timeout_budget_ms for row in rows(provider, "a")] == [30_000] * 3
-    unbounded = Scripted(timeout_seconds=None)
+    unbounded = Scripted(timeout_budget_seconds=None)
     cases: list[tuple[str, dict[str, Any], int | None]] = [
         ("none", {}, None),
         ("past", {"deadline": -5.0}, 0),
-        ("far", {"timeout_seconds": 1e300}, 2**31 - 1000),
+        ("far", {"timeout_budget_seconds": 1e300}, 2**31 - 1000),
     ]
     for name, context, budget in cases:
         call(unbounded, correlation_id=name, **context)
@@ -450,8 +452,8 @@ def test_a_reset_connection_may_have_been_served(clock: VirtualClock) -> None:
 @pytest.mark.req("PEF:R-5", "PEF:A-7")
 def test_a_budget_of_the_context_bounds_the_call(clock: VirtualClock) -> None:
     """Without a deadline beside it, it is counted from now on, and it is what the row says."""
-    provider = Scripted(timeout_seconds=60.0)
-    result = call(provider, budget_seconds=5.0, correlation_id="c")
+    provider = Scripted(timeout_budget_seconds=60.0)
+    result = call(provider, timeout_budget_seconds=5.0, correlation_id="c")
     assert result.success
     assert provider.seen[0].attempt_timeout_seconds == pytest.approx(5.0)
     assert [row.timeout_budget_ms for row in rows(provider, "c")] == [5000]

@@ -73,7 +73,7 @@ def test_refusals_come_back_as_results(
 def test_an_attempt_that_awaits_too_long_is_ended(clock: VirtualClock) -> None:
     """It is a timeout, and may be tried again while there is time."""
     provider = AsyncScripted(
-        lambda _: asyncio.sleep(100), attempt_timeout_seconds=5, timeout_seconds=60
+        lambda _: asyncio.sleep(100), attempt_timeout_seconds=5, timeout_budget_seconds=60
     )
     result = clock.run(acall(provider))
     assert (result.success, result.attempts) == (True, 2)

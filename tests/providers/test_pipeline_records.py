@@ -65,7 +65,7 @@ def test_who_has_no_time_for_a_pause_is_told_so(clock: VirtualClock) -> None:
     """Without a call and without a wait."""
     provider = Scripted(limited(5.0), retry_policy=ONCE, quota=QuotaPolicy(limit=9))
     call(provider)
-    result = call(provider, timeout_seconds=4.0)
+    result = call(provider, timeout_budget_seconds=4.0)
     assert (result.reason_code, result.stop_reason) == ("rate_limited", "cooldown")
     assert (result.attempts, result.retry_after_seconds) == (0, 5.0)
     assert (provider.calls, clock.now(), used(provider)) == (1, 0.0, 1)
@@ -109,7 +109,7 @@ def test_a_clock_that_is_set_back_lengthens_no_pause_beyond_the_ceiling(
     """The store's clock is: ours goes on, and the pause ends."""
     store = WatchedStore(clock)
     store.cool(LANE, EPOCH + 1e6)
-    provider = Scripted(store=store, max_cooldown_seconds=30.0, timeout_seconds=20.0)
+    provider = Scripted(store=store, max_cooldown_seconds=30.0, timeout_budget_seconds=20.0)
     result = call(provider)
     assert (result.stop_reason, result.retry_after_seconds) == ("cooldown", 30.0)
 
@@ -117,7 +117,7 @@ def test_a_clock_that_is_set_back_lengthens_no_pause_beyond_the_ceiling(
 @pytest.mark.req("PEF:A-9")
 def test_who_is_told_to_wait_longer_than_there_is_time_ends_now(clock: VirtualClock) -> None:
     """With the wait in the result."""
-    provider = Scripted(limited(100.0), timeout_seconds=50)
+    provider = Scripted(limited(100.0), timeout_budget_seconds=50)
     result = call(provider)
     assert (result.attempts, result.stop_reason, clock.now()) == (1, "budget_spent", 0.0)
     assert (result.reason_code, result.retry_after_seconds) == ("rate_limited", 100.0)
@@ -129,7 +129,9 @@ def test_a_call_without_a_deadline_comes_back_after_its_pause(
     clock: VirtualClock, asked_for: float | None
 ) -> None:
     """Also when its own wait is over before the pause is."""
-    provider = Scripted(limited(asked_for), timeout_seconds=None, default_cooldown_seconds=7.0)
+    provider = Scripted(
+        limited(asked_for), timeout_budget_seconds=None, default_cooldown_seconds=7.0
+    )
     result = call(provider)
     assert (result.success, clock.now()) == (True, asked_for or 7.0)
 

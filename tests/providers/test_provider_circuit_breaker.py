@@ -448,7 +448,9 @@ def test_a_permit_for_all_attempts_is_given_back_when_a_gate_ends_the_call(
     options: dict[str, Any] = {"breaker_scope": "execution", "store": store}
     breaker = CircuitBreaker(1, 5, probe_lease_seconds=1000)
     slowly = RetryPolicy(base_delay_seconds=2, jitter_ratio=0)
-    provider = Scripted(circuit_breaker=breaker, timeout_seconds=20, retry_policy=slowly, **options)
+    provider = Scripted(
+        circuit_breaker=breaker, timeout_budget_seconds=20, retry_policy=slowly, **options
+    )
     provider.steps.extend([DOWN, DOWN, DOWN])
 
     def told_to_pause(_: object) -> Exception:

@@ -81,7 +81,7 @@ class ProviderMachine(RuleBasedStateMachine):
             retry_policy=RetryPolicy(model.ATTEMPTS, model.BASE, 8, 0.0),
             circuit_breaker=CircuitBreaker(model.THRESHOLD, model.OPEN_FOR),
             quota=QuotaPolicy(model.LIMIT, model.WINDOW),
-            timeout_seconds=model.BUDGET,
+            timeout_budget_seconds=model.BUDGET,
             quota_unit=unit,
             breaker_scope=scope,
             default_cooldown_seconds=model.DEFAULT_PAUSE,

@@ -141,7 +141,7 @@ def test_what_is_used_and_what_remains_make_the_limit(store: ProviderStore) -> N
 @pytest.mark.req("PEF:Q-3", "PEF:trap-check-then-act")
 def test_a_burst_for_the_last_unit_admits_one(store: ProviderStore) -> None:
     """Twenty at once."""
-    provider = Scripted(quota=QuotaPolicy(limit=1), store=store, timeout_seconds=None)
+    provider = Scripted(quota=QuotaPolicy(limit=1), store=store, timeout_budget_seconds=None)
     start = threading.Barrier(20)
 
     def one(_: int) -> bool:
@@ -156,7 +156,7 @@ def test_a_burst_for_the_last_unit_admits_one(store: ProviderStore) -> None:
 @pytest.mark.req("PEF:Q-6", "PEF:trap-row-absent-race")
 def test_concurrent_first_use_makes_one_row_and_loses_nothing(store: ProviderStore) -> None:
     """All twenty find no row for the window."""
-    provider = Scripted(quota=QuotaPolicy(limit=50), store=store, timeout_seconds=None)
+    provider = Scripted(quota=QuotaPolicy(limit=50), store=store, timeout_budget_seconds=None)
     start = threading.Barrier(20)
 
     def one(_: int) -> bool:
@@ -217,7 +217,7 @@ def test_a_window_that_begins_under_load_is_begun_once(
 ) -> None:
     """Nobody resets what the others have taken already."""
     provider = Scripted(
-        quota=QuotaPolicy(limit=10, window_seconds=60), store=store, timeout_seconds=None
+        quota=QuotaPolicy(limit=10, window_seconds=60), store=store, timeout_budget_seconds=None
     )
     for _ in range(12):
         call(provider)

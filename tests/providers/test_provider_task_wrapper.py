@@ -294,6 +294,14 @@ def test_a_soft_time_limit_outside_the_provider_keeps_the_message(
     assert first == apply(task, idempotency_key="k").result  # nobody holds the call any more
 
 
+def test_another_word_for_the_timeout_budget_is_refused() -> None:
+    """A class attribute that nobody reads would leave the call with the default budget."""
+    body = {"name": "old", "provider_factory": staticmethod(SyntheticProvider)}
+    for name in ("timeout_seconds", "budget_seconds"):
+        with pytest.raises(ConfigurationError, match=f"there is no {name}"):
+            type("Old", (CeleryProviderTask,), {**body, name: 5.0})()
+
+
 INHERITED = """
 import os, sys
 from celery import Celery

@@ -159,7 +159,11 @@ def test_nobody_is_told_to_wait_for_years() -> None:
 def test_a_policy_without_a_bound_waits_as_long_as_it_was_asked_to(clock: VirtualClock) -> None:
     """The bound on what is told is none on when the provider is called again."""
     policy = RetryPolicy(max_attempts=2, max_retry_after_seconds=None)
-    options = {"retry_policy": policy, "max_cooldown_seconds": 10.0, "timeout_seconds": 900.0}
+    options = {
+        "retry_policy": policy,
+        "max_cooldown_seconds": 10.0,
+        "timeout_budget_seconds": 900.0,
+    }
     script = "dependency_unavailable:500 ok"
     run = runner(script, provider_options=options, timeout_budget_seconds=None)
     began = clock.now()
@@ -491,7 +495,7 @@ def test_a_task_that_is_cancelled_frees_its_key_too() -> None:
             return {}
 
     began = asyncio.Event()
-    run = runner(Endless(timeout_seconds=None), timeout_budget_seconds=None)
+    run = runner(Endless(timeout_budget_seconds=None), timeout_budget_seconds=None)
 
     async def cancelled() -> None:
         task = asyncio.create_task(run.arun(call(idempotency_key="k")))

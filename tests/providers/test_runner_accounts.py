@@ -33,7 +33,7 @@ def test_the_rows_tell_the_whole_budget(clock: VirtualClock, own: float, budget:
         timeout_budget_seconds=1.0,
         provider_options={
             "store": store,
-            "timeout_seconds": own,
+            "timeout_budget_seconds": own,
             "retry_policy": RetryPolicy(base_delay_seconds=0.1),
         },
     )

@@ -121,7 +121,7 @@ def test_a_pause_asked_for_here_is_kept_there(
     here.steps.append(ProviderRateLimitError("wait", retry_after_seconds=30))
     call(here)
     clock.advance(1.0)
-    result = call(there, timeout_seconds=5)
+    result = call(there, timeout_budget_seconds=5)
     assert (result.stop_reason, there.calls) == ("cooldown", 1)
 
 

@@ -83,7 +83,9 @@ Colour = Callable[[ProviderBase], ProviderExecutionResult]
 @COLOURS
 def test_quota_is_not_waited_for_beyond_the_budget(locked: Locked, colour: Colour) -> None:
     """Nothing is called or taken, and the row of the refusal comes later."""
-    provider = Scripted(store=locked.store, quota=QuotaPolicy(limit=5), timeout_seconds=BUDGET)
+    provider = Scripted(
+        store=locked.store, quota=QuotaPolicy(limit=5), timeout_budget_seconds=BUDGET
+    )
     assert call(provider).success
     assert provider.flush(PATIENCE)
     with locked.lock():
@@ -106,7 +108,9 @@ def test_a_success_that_cannot_be_recorded_in_time_is_one(
     spill = tmp_path / "spill"
     if not has_disk:
         spill.write_text("in the way")
-    provider = Scripted(store=locked.store, durable=True, timeout_seconds=BUDGET, spill=spill)
+    provider = Scripted(
+        store=locked.store, durable=True, timeout_budget_seconds=BUDGET, spill=spill
+    )
     with locked.lock():
         result = in_time(lambda: colour(provider))
     assert (result.success, result.data) == (True, {"ok": True})
@@ -115,7 +119,7 @@ def test_a_success_that_cannot_be_recorded_in_time_is_one(
 
 def test_the_circuit_is_not_waited_for_either(locked: Locked) -> None:
     """What it teaches of the circuit is known here, and to the others when the store is free."""
-    provider = Scripted(ConnectionError("down"), store=locked.store, timeout_seconds=BUDGET)
+    provider = Scripted(ConnectionError("down"), store=locked.store, timeout_budget_seconds=BUDGET)
     with locked.lock():
         result = in_time(lambda: call(provider))
     assert (result.reason_code, result.stop_reason) == ("connection_error", "budget_spent")
@@ -259,7 +263,7 @@ def test_a_look_at_the_circuit_leaves_time_for_the_call(colour: Colour) -> None:
                 raise StoreUnavailableError("no answer")
 
         store.before = no_answer
-        assert colour(Scripted(store=store, timeout_seconds=100.0, clock=clock)).success
+        assert colour(Scripted(store=store, timeout_budget_seconds=100.0, clock=clock)).success
     assert len(given) == 1
     assert given[0] <= 50.0
 

@@ -122,7 +122,7 @@ def test_a_slow_answer_gives_up_when_the_attempts_time_is_up(clock: VirtualClock
 def test_a_hanging_answer_cares_for_no_time_out(clock: VirtualClock) -> None:
     """The deadline is cooperative: a success that comes late is one."""
     provider = SyntheticProvider(
-        "hang:30", attempt_timeout_seconds=2, timeout_seconds=3, clock=clock
+        "hang:30", attempt_timeout_seconds=2, timeout_budget_seconds=3, clock=clock
     )
     result = _call(provider)
     assert result.success

@@ -49,7 +49,7 @@ def together(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
 def test_all_calls_are_under_way_at_once(store: ProviderStore) -> None:
     """Each waits in the middle of its attempt for all the others: with a lock they never meet."""
     meeting = threading.Barrier(THREADS)
-    provider = Scripted(store=store, timeout_seconds=None, quota=QuotaPolicy(limit=100))
+    provider = Scripted(store=store, timeout_budget_seconds=None, quota=QuotaPolicy(limit=100))
 
     def meet(_: object) -> dict[str, Any]:
         meeting.wait(PATIENCE)
@@ -81,7 +81,7 @@ def test_no_failure_is_lost_between_threads(store: ProviderStore) -> None:
         *[DOWN] * THREADS,
         store=store,
         retry_policy=ONCE,
-        timeout_seconds=None,
+        timeout_budget_seconds=None,
         circuit_breaker=CircuitBreaker(failure_threshold=1000),
     )
     together(lambda _: call(provider))
@@ -119,7 +119,7 @@ def test_twenty_probes_race_for_the_places(
 ) -> None:
     """At the very instant the cooldown ends; never more than the cap get in."""
     breaker = CircuitBreaker(1, 5, half_open_max_calls=cap, half_open_success_threshold=100)
-    provider = Scripted(store=store, timeout_seconds=None, circuit_breaker=breaker)
+    provider = Scripted(store=store, timeout_budget_seconds=None, circuit_breaker=breaker)
     circuit = Circuit(store, LANE, breaker.rule())
     room = Room(cap, 20 - cap)
 
@@ -270,7 +270,7 @@ def test_lanes_are_made_once(clock: VirtualClock) -> None:
 
 def test_rows_of_all_threads_are_written_once(store: ProviderStore) -> None:
     """Each under its own id."""
-    provider = Scripted(store=store, timeout_seconds=None)
+    provider = Scripted(store=store, timeout_budget_seconds=None)
     together(lambda _: [call(provider, correlation_id="c") for _ in range(20)])
     found = rows(provider, "c")
     assert len(found) == len({row.id for row in found}) == THREADS * 20

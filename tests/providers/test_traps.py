@@ -275,7 +275,7 @@ def test_a_provider_inside_a_provider_does_not_multiply(clock: VirtualClock) -> 
 @pytest.mark.req("PEF:A-7")
 def test_an_overrun_success_is_not_run_again(clock: VirtualClock) -> None:
     """The side effect has happened."""
-    provider = Scripted(after(clock, 1000.0, {"done": 1}), timeout_seconds=10)
+    provider = Scripted(after(clock, 1000.0, {"done": 1}), timeout_budget_seconds=10)
     result = call(provider)
     assert (provider.calls, result.data, result.is_late) == (1, {"done": 1}, True)
 
@@ -286,7 +286,7 @@ def test_the_budget_counts_failures_and_waits(clock: VirtualClock) -> None:
     slow = after(clock, 4.0, ProviderTimeoutError("slow"))
     provider = Scripted(
         *[slow] * 9,
-        timeout_seconds=10,
+        timeout_budget_seconds=10,
         retry_policy=RetryPolicy(max_attempts=9, base_delay_seconds=1, jitter_ratio=0),
     )
     result = call(provider)

@@ -102,7 +102,7 @@ def options_of(chosen: Settings) -> dict[str, Any]:
         "quota": quota,
         "quota_unit": chosen.unit,
         "breaker_scope": chosen.scope,
-        "timeout_seconds": chosen.timeout,
+        "timeout_budget_seconds": chosen.timeout,
         "attempt_timeout_seconds": 50.0,
         "retry_budget": RetryBudget(0.0, 1) if chosen.has_retry_budget else None,
     }
@@ -131,7 +131,7 @@ def told(
             context: dict[str, Any] = {
                 "correlation_id": f"c{number}",
                 "attempt_offset": each.offset,
-                "timeout_seconds": each.seconds,
+                "timeout_budget_seconds": each.seconds,
                 "units": each.units,
             }
             if is_async:

@@ -548,7 +548,7 @@ def test_the_examples_of_the_page_work(directory: Path) -> None:
     careful = load(policies).tasks["orders"].consumer
     assert careful is not None
     assert (careful.loop.batch.size, careful.steps.process.retry.max_attempts) == (10, 3)
-    assert load(providers, MAIL_KEY="x").extensions["providers"].named["mail"].timeout == 20
+    assert load(providers, MAIL_KEY="x").extensions["providers"].named["mail"].timeout_budget == 20
     assert {"executors", "jobs"} <= load(jobs).extensions.keys()
     assert {"boundary", "zones"} <= load(zones).extensions.keys()
     assert found.tasks["orders"].workers == 2

@@ -32,6 +32,7 @@ from ergon_framework.providers.pipeline.fitting import Ending, Fitted, Options, 
 from ergon_framework.providers.pipeline.surrounded import surrounded
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recording.retention import KEEP
+from ergon_framework.providers.renamed import refusing_renamed
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.telemetry.tracers import is_traced
 
@@ -44,6 +45,7 @@ class ProviderBase(ABC):
     error_rules: Sequence[Rule] = ()
     """How this provider's own exceptions map to canonical ones; asked before the built-in rules."""
 
+    @refusing_renamed
     def __init__(
         self,
         *,
@@ -51,7 +53,7 @@ class ProviderBase(ABC):
         circuit_breaker: CircuitBreaker | Literal[False] | None = None,
         quota: QuotaPolicy | None = None,
         store: str | ProviderStore | None = None,
-        timeout_seconds: float | None = 60.0,
+        timeout_budget_seconds: float | None = 60.0,
         attempt_timeout_seconds: float | None = None,
         isolate: bool = False,
         durable: bool = False,
@@ -71,17 +73,18 @@ class ProviderBase(ABC):
     ) -> None:
         """Everything is optional; without a store all state is in memory and of this process.
 
-        ``timeout_seconds`` bounds a whole call, waits included; ``attempt_timeout_seconds`` one
-        attempt. Both are handed to ``_execute_impl``, which keeps to them; ``isolate`` does not
-        trust it and leaves a call behind that does not return. ``durable`` writes the rows of a
-        call before it returns. ``circuit_breaker=False`` does without one.
+        ``timeout_budget_seconds`` bounds a whole call, waits included, and
+        ``attempt_timeout_seconds`` one attempt. Both are handed to ``_execute_impl``, which
+        keeps to them; ``isolate`` does not trust it and leaves a call behind that does not return.
+        ``durable`` writes the rows of a call before it returns. ``circuit_breaker=False`` does
+        without one.
         """
         options = Options(
             retry_policy=retry_policy or RetryPolicy(),
             circuit_breaker=CircuitBreaker() if circuit_breaker is None else circuit_breaker,
             quota=quota,
             store=store,
-            timeout_seconds=timeout_seconds,
+            timeout_budget_seconds=timeout_budget_seconds,
             attempt_timeout_seconds=attempt_timeout_seconds,
             isolate=isolate,
             durable=durable,

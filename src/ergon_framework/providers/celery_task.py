@@ -33,6 +33,7 @@ from ergon_framework.providers.errors import (
 )
 from ergon_framework.providers.mapping.text import message_of as text_of
 from ergon_framework.providers.pipeline.redaction import message_of
+from ergon_framework.providers.renamed import RENAMED, refuse_renamed
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.tasking.verdicts import LEAST_WAIT
 from ergon_framework.providers.tasks import (
@@ -137,6 +138,7 @@ class CeleryProviderTask(Task):  # type: ignore[misc]  # celery has no types
                 remedy="write a class below CeleryProviderTask with a provider_factory, and"
                 " app.register_task(…) it; code of your own belongs into the provider",
             )
+        refuse_renamed([name for name in RENAMED if hasattr(self, name)])
         for option in _RETRIES:
             if getattr(self, option, None):
                 raise self._retries_twice(option)

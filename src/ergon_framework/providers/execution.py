@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ergon_framework.core.breaker import State
 from ergon_framework.ports.providerstore import DeadLetter
 from ergon_framework.providers.errors import ProviderError, ProviderInternalError
+from ergon_framework.providers.renamed import refusing_renamed
 
 
 @dataclass(slots=True)
@@ -23,7 +24,9 @@ class ProviderExecutionContext:
     deadline, the correlation id, an idempotency key that is the same at every attempt, the trace.
 
     ``deadline`` is an instant of ``time.monotonic`` in this process: the outermost owner sets it,
-    and nobody below lengthens it. ``timeout_seconds`` says the same from now on.
+    and nobody below lengthens it. ``timeout_budget_seconds`` is the budget of the whole call: it
+    ends so much later than the call begins, or at the deadline if that is earlier. Beside a
+    deadline it is also what the records name: a task has used some of it to claim its key.
     """
 
     correlation_id: str | None = None
@@ -31,7 +34,7 @@ class ProviderExecutionContext:
     task_execution_id: str | None = None
     task_name: str | None = None
     deadline: float | None = None
-    timeout_seconds: float | None = None
+    timeout_budget_seconds: float | None = None
     attempt_offset: int = 0
     """Attempts that were made before, for the same call, by somebody who put it back."""
     units: int = 1
@@ -45,9 +48,12 @@ class ProviderExecutionContext:
     max_attempts: int | None = None
     """At most so many attempts, and no more than the policy has. Inside a job or transaction that
     is itself tried again it is 1 unless somebody says otherwise: attempts must not multiply."""
-    budget_seconds: float | None = None
-    """The timeout budget of the whole call. Beside a ``deadline`` it is the time that this is the
-    end of, for the records; some of it is over when a task has claimed its key."""
+
+
+# mypy takes the assignment for a mistake; dataclasses.replace() comes by here too.
+ProviderExecutionContext.__init__ = refusing_renamed(  # type: ignore[method-assign]
+    ProviderExecutionContext.__init__
+)
 
 
 @dataclass(slots=True)

@@ -188,7 +188,7 @@ class ProviderTaskRunner:
             correlation_id=correlation_id,
             task_name=self.task_name,
             deadline=None if budget is None else began_at + budget,
-            budget_seconds=budget,
+            timeout_budget_seconds=budget,
             attempt_offset=call.carried.attempts,
             traceparent=call.traceparent,
         )
@@ -263,7 +263,7 @@ class ProviderTaskRunner:
 
     def _budget(self) -> float | None:
         """Seconds for one delivery, what its store takes included."""
-        return self.options.timeout_budget_seconds or self._fitted.options.timeout_seconds
+        return self.options.timeout_budget_seconds or self._fitted.options.timeout_budget_seconds
 
     def _clock(self) -> Clock:
         return self._fitted.options.clock or current_clock()

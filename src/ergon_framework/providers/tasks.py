@@ -17,6 +17,7 @@ from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
 from ergon_framework.providers.execution import ProviderExecutionResult
+from ergon_framework.providers.renamed import refusing_renamed
 
 LARGEST_RESULT = 64 * 1024 * 1024
 """Bytes of a result that is kept, unless the options say otherwise."""
@@ -239,6 +240,9 @@ class TaskOptions:
             return self.keep_computed_key_seconds
         is_of_message = self.computed_keys == ComputedKeys.MESSAGE
         return self.keep_key_seconds if is_of_message else _REQUEST_KEY
+
+
+TaskOptions.__init__ = refusing_renamed(TaskOptions.__init__)  # type: ignore[method-assign]
 
 
 def _check_word(name: str, value: Any, words: type[StrEnum]) -> None:

@@ -30,7 +30,22 @@ if TYPE_CHECKING:
     from ergon_framework.providers.quota import QuotaPolicy
     from ergon_framework.providers.retry import RetryPolicy
 
+_RENAMED = {"timeout", "timeout_seconds", "budget_seconds", "timeout_budget_seconds"}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+_RIGHT = "is no key: write timeout_budget for the whole call, or attempt_timeout for one attempt"
+
+
+def _refusal(section: type[Document], wrong: list[tuple[str, str]]) -> ValidationError:
+    """What is wrong with which key."""
+    lines = [
+        InitErrorDetails(
+            type=PydanticCustomError("providers", "{text}", {"text": text}), loc=(name,), input=None
+        )
+        for name, text in wrong
+    ]
+    return ValidationError.from_exception_data(section.__name__, lines)
 
 
 @contextmanager
@@ -126,7 +141,7 @@ class ProviderSettings(Built):
     quota: Annotated[QuotaSettings | None, OrNone] = None
     retry: Annotated[RetrySettings | None, OrNone] = None
     breaker: Annotated[BreakerSettings | None, OrNone, BeforeValidator(_switched)] = None
-    timeout: Annotated[Positive | None, OrNone] = 60.0
+    timeout_budget: Annotated[Positive | None, OrNone] = 60.0
     attempt_timeout: Annotated[Positive | None, OrNone] = None
     store: Annotated[SecretStr | None, OrNone] = None
 
@@ -136,6 +151,9 @@ class ProviderSettings(Built):
         """Only options, and the store, may be secrets; the rest has types to be read by."""
         if not isinstance(data, Mapping):
             return data
+        renamed = sorted(_RENAMED & data.keys())
+        if renamed:
+            raise _refusal(cls, [(name, _RIGHT) for name in renamed])
         known = cls.model_fields.keys() - {"store"}
         return {key: revealed(item) if key in known else item for key, item in data.items()}
 
@@ -149,8 +167,8 @@ class ProviderSettings(Built):
         found: dict[str, Any] = {
             name: each.compiled() for name, each in policies.items() if each is not None
         }
-        if "timeout" in self.model_fields_set:
-            found["timeout_seconds"] = self.timeout
+        if "timeout_budget" in self.model_fields_set:
+            found["timeout_budget_seconds"] = self.timeout_budget
         if self.attempt_timeout is not None:
             found["attempt_timeout_seconds"] = self.attempt_timeout
         return found
@@ -180,15 +198,7 @@ class ProvidersSettings(Document, extra="allow"):
             elif not _NAME.fullmatch(name):
                 wrong.append((name, "must be a name of letters, digits, '_', '-' and '.'"))
         if wrong:
-            lines = [
-                InitErrorDetails(
-                    type=PydanticCustomError("providers", "{text}", {"text": text}),
-                    loc=(name,),
-                    input=None,
-                )
-                for name, text in wrong
-            ]
-            raise ValidationError.from_exception_data(cls.__name__, lines)
+            raise _refusal(cls, wrong)
         return data
 
     @property

@@ -75,7 +75,7 @@ def _is_plain(context: ProviderExecutionContext) -> bool:
     """Whether it says nothing that could be wrong."""
     return (
         context.deadline is None
-        and context.timeout_seconds is None
+        and context.timeout_budget_seconds is None
         and (context.correlation_id is None or _is_short(context.correlation_id))
         and context.idempotency_key is None
         and context.task_name is None
@@ -85,7 +85,6 @@ def _is_plain(context: ProviderExecutionContext) -> bool:
         and type(context.attempt_offset) is int
         and context.attempt_offset == 0
         and context.max_attempts is None
-        and context.budget_seconds is None
     )
 
 
@@ -100,10 +99,8 @@ def _check_context(context: Any) -> None:
         )
     if context.deadline is not None:
         _check_seconds("deadline", context.deadline)
-    if context.timeout_seconds is not None:
-        _check_seconds("timeout_seconds", context.timeout_seconds)
-    if context.budget_seconds is not None:
-        _check_seconds("budget_seconds", context.budget_seconds)
+    if context.timeout_budget_seconds is not None:
+        _check_seconds("timeout_budget_seconds", context.timeout_budget_seconds)
     if type(context.units) is not int or context.units < 1:
         raise _refused("context.units", f"must be an integer of 1 or more, not {context.units!r}")
     offset = context.attempt_offset

@@ -100,7 +100,7 @@ class Ticket:
             given.task_execution_id,
             given.task_name,
             deadline,
-            given.timeout_seconds,
+            given.timeout_budget_seconds,
             offset,
             given.units,
             given.traceparent,
@@ -182,7 +182,7 @@ class Ticket:
 
 def seconds_of(given: ProviderExecutionContext, budget: float | None) -> float | None:
     """What a call has by its caller and by the provider, if it names no instant."""
-    seconds = given.timeout_seconds
+    seconds = given.timeout_budget_seconds
     if seconds is not None and (budget is None or seconds < budget):
         return seconds
     return budget
@@ -203,10 +203,10 @@ def board(
     for in vain, here is the machine that knows. ``may_wait`` says whether the store may be asked
     for quota, which an event loop cannot wait for.
     """
-    seconds, manner, desk = given.timeout_seconds, fitted.manner, lane.quota
+    seconds, manner, desk = given.timeout_budget_seconds, fitted.manner, lane.quota
     if given.deadline is not None or (seconds is not None and seconds <= 0):
         return None
-    if given.max_attempts is not None or given.budget_seconds is not None:
+    if given.max_attempts is not None:
         return None
     if given.attempt_offset >= manner.max_attempts:
         return None  # no attempt is left: the machine says so
@@ -223,7 +223,7 @@ def board(
             if fitted.is_local:
                 reservation = desk.reserve(given.units)
             else:
-                left = seconds_of(given, fitted.options.timeout_seconds)
+                left = seconds_of(given, fitted.options.timeout_budget_seconds)
                 reservation = hurried(left, partial(desk.reserve, given.units))
         except StoreError:
             call = fitted.calling(lane, who, given)
@@ -237,7 +237,7 @@ def board(
         if reservation is not None:
             give_back(manner, lane, reservation)
         return None
-    budget = fitted.options.timeout_seconds
+    budget = fitted.options.timeout_budget_seconds
     return Ticket(manner, lane, who, given, budget, permits, reservation, now, began_at)
 
 

@@ -70,7 +70,7 @@ class Options:
     circuit_breaker: CircuitBreaker | Literal[False]
     quota: QuotaPolicy | None
     store: str | ProviderStore | None
-    timeout_seconds: float | None
+    timeout_budget_seconds: float | None
     attempt_timeout_seconds: float | None
     isolate: bool
     durable: bool
@@ -182,7 +182,7 @@ class Fitted:
     ) -> Calling:
         """A call that is about to begin; ``who`` is the campaign and the operation."""
         self.retries.began()
-        return Calling(self.manner, lane, who, context, self.options.timeout_seconds)
+        return Calling(self.manner, lane, who, context, self.options.timeout_budget_seconds)
 
     def conclude(
         self,
@@ -225,7 +225,7 @@ class Fitted:
 
     def _new_lane(self, key: LaneKey) -> Lane:
         policy = self.options.quota
-        own = self._breaker.circuit(self.store, key, self.options.timeout_seconds, tell)
+        own = self._breaker.circuit(self.store, key, self.options.timeout_budget_seconds, tell)
         circuits = (own,) if self._parent is None else (own, self._parent)
         return Lane(key, circuits, None if policy is None else QuotaDesk(self.store, key, policy))
 
@@ -234,7 +234,7 @@ class Fitted:
         if parent is None:
             return None
         key = LaneKey(EVERYBODY, self.provider_name, self.capability)
-        return parent.circuit(self.store, key, self.options.timeout_seconds, tell)
+        return parent.circuit(self.store, key, self.options.timeout_budget_seconds, tell)
 
 
 def fit(
@@ -246,7 +246,7 @@ def fit(
         is_off = value is None or (value is False and field == "circuit_breaker")
         if not is_off and not isinstance(value, kind):
             raise ConfigurationError(f"{field} must be a {kind.__name__}, not {value!r}")
-    for field in ("timeout_seconds", "attempt_timeout_seconds", "keep_records_seconds"):
+    for field in ("timeout_budget_seconds", "attempt_timeout_seconds", "keep_records_seconds"):
         value = getattr(options, field)
         if value is not None:
             _check_above_zero(field, value)
@@ -256,11 +256,13 @@ def fit(
         value = getattr(options, field)
         if value not in ("attempt", "execution"):
             raise ConfigurationError(f"{field} must be 'attempt' or 'execution', not {value!r}")
-    has_end = options.timeout_seconds is not None or options.attempt_timeout_seconds is not None
+    has_end = (
+        options.timeout_budget_seconds is not None or options.attempt_timeout_seconds is not None
+    )
     if options.isolate and not has_end:
         raise ConfigurationError(
             "isolate=True needs a time after which a call is left behind",
-            remedy="give timeout_seconds or attempt_timeout_seconds",
+            remedy="give timeout_budget_seconds or attempt_timeout_seconds",
         )
     if options.isolate and is_async:
         raise ConfigurationError(

@@ -66,7 +66,7 @@ def deadline_of(
 ) -> float | None:
     """The earliest of what the caller, the context and the provider say."""
     deadline = context.deadline
-    for seconds in (context.timeout_seconds, context.budget_seconds, budget):
+    for seconds in (context.timeout_budget_seconds, budget):
         if seconds is not None and (deadline is None or now + seconds < deadline):
             deadline = now + seconds
     return deadline
@@ -90,7 +90,7 @@ def context_of(
         given.task_execution_id,
         given.task_name,
         deadline,
-        given.timeout_seconds,
+        given.timeout_budget_seconds,
         given.attempt_offset,
         given.units,
         given.traceparent,
@@ -110,8 +110,8 @@ def whole_budget_ms(
     context: ProviderExecutionContext, began_at: float, deadline: float | None
 ) -> int | None:
     """The same of a call that may have begun before: a task's budget holds for its whole run."""
-    if context.budget_seconds is not None and deadline == context.deadline:
-        return _milliseconds(context.budget_seconds)
+    if context.timeout_budget_seconds is not None and deadline == context.deadline:
+        return _milliseconds(context.timeout_budget_seconds)
     return budget_ms(began_at, deadline)
 
 
