@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import Ending
-from ergon_framework.core.settlement import VERBS, Verb
+from ergon_framework.core.retry import Again, Stop, Why
+from ergon_framework.core.settlement import VERBS, Verb, settle_again, settlement_rule
 
 
 def test_every_ending_has_a_verb() -> None:
@@ -26,3 +28,26 @@ def test_only_success_is_acknowledged() -> None:
 def test_an_aborted_transaction_is_not_refused() -> None:
     """It was cut off, so its source may give it to somebody else."""
     assert VERBS[Ending.ABORTED] is Verb.RELEASE
+
+
+def _after(kind: Kind, attempt: int = 0, now: float = 0.0, *, is_lost: bool = False) -> object:
+    failure = Failure(kind, "x")
+    return settle_again(settlement_rule(), attempt, 0.0, failure, now, is_channel_lost=is_lost)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_only_passing_reasons_are_tried_again(kind: Kind) -> None:
+    """Not what may have been heard, nor what cannot be told any more, nor what stays."""
+    passing = {Kind.TRANSIENT, Kind.THROTTLED, Kind.HELD}
+    expected = Again(0.1) if kind in passing else Stop(Why.NOT_RETRYABLE)
+    assert _after(kind) == expected
+    assert _after(kind, is_lost=True) == Stop(Why.NOT_RETRYABLE)
+
+
+def test_a_settlement_is_bounded_by_attempts_and_by_time() -> None:
+    """Whichever comes first."""
+    last = _after(Kind.TRANSIENT, 3)
+    assert isinstance(last, Again)
+    assert last.delay == pytest.approx(2.7)
+    assert _after(Kind.TRANSIENT, 4) == Stop(Why.ATTEMPTS_SPENT)
+    assert _after(Kind.TRANSIENT, 1, 29.8) == Stop(Why.BUDGET_SPENT)

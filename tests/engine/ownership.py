@@ -47,6 +47,14 @@ ERRORS: tuple[Callable[[], BaseException], ...] = (
     KeyboardInterrupt,
 )
 
+SETTLEMENT_ERRORS: tuple[Callable[[], BaseException], ...] = (
+    *ERRORS,
+    ERRORS[0],
+    ERRORS[0],
+    lambda: ConnectionResetError("reset"),
+)
+MOST_ATTEMPTS = 3
+
 
 def _any_error(dice: random.Random) -> BaseException:
     return dice.choice(ERRORS)()
@@ -113,6 +121,8 @@ class Source:
     given: list[Transaction] = field(default_factory=list)
     asked: list[tuple[str, Transaction]] = field(default_factory=list)
     told: list[tuple[str, Transaction]] = field(default_factory=list)
+    over: set[int] = field(default_factory=set)
+    repeated: list[str] = field(default_factory=list)
 
     def connector(self, colour: Colour) -> Any:
         """An object with the methods of one colour."""
@@ -133,8 +143,15 @@ class Source:
 
     def _teller(self, verb: str) -> Any:
         async def tell(transaction: Transaction) -> None:
+            if id(transaction) in self.over:
+                self.repeated.append(f"{verb} of {transaction.transaction_id}")
             self.asked.append((verb, transaction))
-            await self._act()
+            self.over.add(id(transaction))  # unless it fails for a passing reason
+            try:
+                await self._act()
+            except ValueError:
+                self.over.discard(id(transaction))
+                raise
             self.told.append((verb, transaction))
 
         return tell
@@ -142,8 +159,9 @@ class Source:
     async def _act(self) -> None:
         if self.dice.random() < 0.3:
             await nap(self.dice.choice([0.0, 1.3, 7.7, 50.0]))
-        if not self.is_healthy and self.dice.random() < 0.1:
-            raise _any_error(self.dice)
+        if not self.is_healthy and self.dice.random() < 0.15:
+            kind = self.dice.choice(SETTLEMENT_ERRORS)
+            raise kind()
 
     async def fetch(self, _at_most: int) -> Any:
         """The next batch: late, in spite of a cancellation, or as a generator, now and then."""
@@ -195,7 +213,8 @@ class Scene:
         """The call, ready to be driven."""
         connector = self.source.connector(self.colour)
         is_async = self.colour == "async"
-        settlement = settlement_of(connector, self.dice.choice([3.1, 20.0]), is_async=is_async)
+        timeout = self.dice.choice([3.1, 20.0])
+        settlement = settlement_of(connector, timeout, MOST_ATTEMPTS, is_async=is_async)
         hooks = Hooks(*(self._hook(name) for name in ("process", "success", "exception")))
         fetch: Any = self.source.fetch
         if not is_async:
@@ -338,8 +357,11 @@ class Scene:
         outcomes = report.succeeded + report.failed + report.timed_out + report.parked
         found = (outcomes, report.released, len(report.stranded))
         assert sum(found) == given.total(), (found, given, report)
-        asked = Counter(id(transaction) for _verb, transaction in self.source.asked)
-        assert max(asked.values(), default=1) == 1, "told twice"
+        assert self.source.repeated == [], "told again after an answer, or without one"
+        asked = Counter((verb, id(transaction)) for verb, transaction in self.source.asked)
+        assert max(asked.values(), default=1) <= MOST_ATTEMPTS, "told too often"
+        each = Counter(transaction for _verb, transaction in asked)
+        assert max(each.values(), default=1) == 1, "told in two ways"
         self._check_places(report, given)
         if self.is_healthy:
             assert self.failed == [], "nobody failed"

@@ -13,7 +13,10 @@ from tests.engine.colours import Colour, consume
 
 
 class Settling(ScriptedConnector):
-    """Notes what it is told, with the instant and the reason; may fail or hang per verb."""
+    """Notes what it is told, with the instant and the reason; may fail or hang per verb.
+
+    A trouble is seconds, an exception, something to call, or a list with one of them per call.
+    """
 
     def __init__(self, answers: Any, **trouble: Any) -> None:
         super().__init__(answers)
@@ -24,8 +27,14 @@ class Settling(ScriptedConnector):
     async def _tell(self, verb: str, transaction: Any) -> None:
         self.told.append((verb, transaction.transaction_id, now()))
         trouble = self.trouble.get(verb)
+        if isinstance(trouble, dict):
+            trouble = trouble.get(transaction.transaction_id)
+        if isinstance(trouble, list):
+            trouble = trouble.pop(0) if trouble else None
         if isinstance(trouble, float):
             await nap(trouble)
+        elif callable(trouble):
+            trouble()
         elif trouble is not None:
             raise trouble
 
@@ -111,11 +120,11 @@ def test_a_fetch_error_leaves_nothing_unsettled(colour: Colour) -> None:
 
 @pytest.mark.req("T3.18", "RFC-004:15a")
 @pytest.mark.parametrize("verb", ["ack", "nack"])
-def test_a_failing_settlement_is_counted_logged_and_not_repeated(
+def test_a_settlement_on_a_lost_channel_is_counted_logged_and_not_repeated(
     colour: Colour, verb: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The outcome stays what it was, and the loop goes on."""
-    source = Settling([transactions(2)], **{verb: OSError("channel gone")})
+    source = Settling([transactions(2)], **{verb: ConnectionResetError("channel gone")})
     hooks: dict[str, Any] = {"process": ValueError("x")} if verb == "nack" else {}
     outcome = consume(colour, source, rules(size=2), **hooks)
     assert source.verbs == [(verb, "t1"), (verb, "t2")]
@@ -152,7 +161,7 @@ def test_a_hanging_release_does_not_hold_the_end(colour: Colour) -> None:
 @pytest.mark.req("T3.7", "RFC-004:15a")
 def test_a_failing_release_is_reported(colour: Colour) -> None:
     """The rest is still tried, and each failed one is named or counted."""
-    source = Settling([transactions(3)], release=OSError("gone"))
+    source = Settling([transactions(3)], release=ConnectionResetError("gone"))
     outcome = consume(colour, source, rules(size=3, limit=1))
     assert source.verbs == [("ack", "t1"), ("release", "t2"), ("release", "t3")]
     assert outcome.report.settlement_failures == 2

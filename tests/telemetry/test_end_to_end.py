@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.errors import ConsumerLoopTimeoutException, FetchException
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import refusal, rules
 from tests.engine.colours import Colour, consume, produce
+from tests.engine.test_settlement import Settling
 from tests.telemetry.conftest import Numbers, Recorder
 from tests.telemetry.whole import Watch, failed, lines, seconds, watch_process
 
@@ -277,3 +279,69 @@ def test_no_span_shows_credentials_or_metadata(colour: Colour, watch: Watch) -> 
     for span in watch.spans():
         assert SECRET not in span.to_json()
         assert "authorization" not in span.to_json()
+
+
+@pytest.mark.req("R0-G5")
+def test_a_settlement_has_a_span_and_a_duration(colour: Colour, watch: Watch) -> None:
+    """One span with all of its attempts, current while the source is told."""
+    current: list[str] = []
+
+    def failing() -> None:
+        current.append(f"{trace.get_current_span().get_span_context().span_id:x}")
+        raise OSError("busy")
+
+    source = Settling([transactions(1)], ack=[failing, failing, 0.5])
+    consume(colour, source, rules())
+
+    assert watch.tree("start_processing") == lines("""
+        start_processing
+          process
+            process.attempt
+          handle_success
+            handle_success.attempt
+          settle
+    """)
+    span, says = watch.one("settle"), watch.says("settle")
+    assert (says["settlement.verb"], says["attempts"], says["transaction_id"]) == ("ack", 3, "t1")
+    assert (seconds(span), failed(span)) == (0.9, None)
+    assert current == [f"{span.context.span_id:x}"] * 2
+    assert seconds(watch.one("handle_success")) == 0.0
+    labels = (("role", "consumer"), ("task", watch.says("process")["task"]))
+    assert watch.numbers.points("ergon.settlement.duration") == {
+        (("outcome", "ok"), *labels, ("verb", "ack")): (1, pytest.approx(0.9))
+    }
+    settle = (labels[0], ("step", "settle"), labels[1])
+    assert watch.numbers.points("ergon.retries") == {settle: 2}
+
+
+@pytest.mark.req("R0-G5")
+def test_settlements_that_fail_hang_or_are_cut_off_say_so(colour: Colour, watch: Watch) -> None:
+    """In their spans and in the labels of their durations; a release has its span at the call."""
+    source = Settling(
+        [transactions(5)],
+        ack={"t1": ConnectionResetError("reset"), "t2": 1000.0, "t3": OSError("busy")},
+        release={"t5": TimeoutError("no answer")},
+    )
+    policy = rules(size=5, timeout=5.2, settlement_timeout=5.0, max_abandoned=9)
+    consume(colour, source, policy)
+
+    spans = watch.named("settle")
+    told = [(dict(span.attributes or {}), failed(span) or "") for span in spans]
+    seen = {
+        str(says["transaction_id"]): (says["settlement.verb"], says["attempts"], error)
+        for says, error in told
+    }
+    assert seen == {
+        "t1": ("ack", 1, "ConnectionResetError: reset"),
+        "t2": ("ack", 1, "TimeoutError: no answer"),
+        "t3": ("ack", 2, seen["t3"][2]),
+        "t4": ("release", 1, ""),
+        "t5": ("release", 1, "TimeoutError: no answer"),
+    }
+    assert seen["t3"][2]
+    outcomes = {
+        (dict(labels)["verb"], dict(labels)["outcome"])
+        for labels in watch.numbers.points("ergon.settlement.duration")
+    }
+    assert {("ack", "lost"), ("ack", "timeout"), ("release", "ok")} <= outcomes
+    assert ("release", "timeout") in outcomes

@@ -174,7 +174,7 @@ def test_a_transaction_joins_the_trace_it_brings(colour: str, kept: list[SpanRec
     source = Joining([Transaction("t1", metadata={"traceparent": PARENT}), Transaction("t2")])
     sent = consumed(colour, source)
     by_name = {span.name: span for span in kept}
-    assert by_name.keys() == {"start_processing", "process", "process.attempt"}
+    assert by_name.keys() == {"start_processing", "process", "process.attempt", "settle"}
     assert {span.trace_id for span in kept} == {TRACE}
     assert by_name["start_processing"].parent_id == PARENT[36:52]
     assert by_name["process.attempt"].parent_id == by_name["process"].span_id
@@ -292,7 +292,7 @@ def test_with_an_sdk_a_loops_own_trace_is_not_kept(
     source = kind([Transaction("t1", metadata={"traceparent": PARENT}), Transaction("t2")])
     consumed("sync", source)
     assert {span.name for span in kept} == (
-        {"start_processing", "process", "process.attempt"} if joins else set()
+        {"start_processing", "process", "process.attempt", "settle"} if joins else set()
     )
     assert {span.trace_id for span in kept} == ({TRACE} if joins else set())
 

@@ -116,6 +116,7 @@ consumer_policies = st.builds(
         mode=st.sampled_from(["batch", "continuous"]),
         settlement=st.sampled_from(["engine", "manual"]),
         settlement_timeout=positive,
+        settlement_attempts=counts,
         release_grace=not_negative,
     ),
     steps=st.builds(

@@ -12,6 +12,7 @@ said, and a handler is given an exception of ours around one that is not fit to 
 from __future__ import annotations
 
 import asyncio
+import errno
 from types import CoroutineType
 from typing import Any
 
@@ -19,6 +20,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import Step
 from ergon_framework.engine.known import known_failure
 from ergon_framework.errors import (
+    ConnectorError,
     ExceptionType,
     NonRetryableException,
     TransactionException,
@@ -34,6 +36,9 @@ KIND_OF_CATEGORY = {
     ExceptionType.SYSTEM: Kind.TRANSIENT,
     ExceptionType.TIMEOUT: Kind.TIMEOUT,
 }
+_DEFECTS = (TypeError, AttributeError, NameError, NotImplementedError, AssertionError)
+_NO_CONNECTION = frozenset({errno.ENOTCONN, errno.EBADF})  # these have no class of their own
+_number_of: Any = OSError.__dict__["errno"].__get__  # a subclass may have a property in its place
 
 
 def classify(
@@ -101,6 +106,36 @@ def fetch_failure(error: BaseException) -> Failure:
         kind = KIND_OF_CATEGORY[_category(error)]
         return Failure(kind, _code(error), text_of(error) or name_of(error))
     return Failure(Kind.TRANSIENT, name_of(error), describe(error))
+
+
+def settlement_failure(error: BaseException) -> Failure:
+    """An ack, nack or release that raised. Never raises.
+
+    What a broker's library raises is unknown, so it counts as passing unless it says otherwise.
+    """
+    known = known_failure(error)
+    if known is not None:
+        return known
+    if is_a(error, TransactionException):
+        return _declared(error, _category(error))
+    return Failure(_settlement_kind(error), name_of(error), describe(error))
+
+
+def _settlement_kind(error: BaseException) -> Kind:
+    if is_outbreak(error) or is_a(error, asyncio.CancelledError):
+        return Kind.CANCELLED
+    if is_a(error, TimeoutError):
+        return Kind.TIMEOUT
+    if is_a(error, ConnectionError, EOFError) or _errno(error) in _NO_CONNECTION:
+        return Kind.LOST
+    if is_a(error, ConnectorError):
+        return Kind.REJECTED
+    return Kind.DEFECT if is_a(error, *_DEFECTS) else Kind.TRANSIENT
+
+
+def _errno(error: Any) -> int | None:
+    number = _number_of(error) if is_a(error, OSError) else None
+    return number if type(number) is int else None
 
 
 def _declared(error: BaseException, category: ExceptionType) -> Failure:

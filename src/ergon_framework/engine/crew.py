@@ -12,10 +12,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import RETURNED, STOPPED, End, Ending, Event, Step
 from ergon_framework.core.loop import Fetch, Finish, StopReason
-from ergon_framework.core.settlement import Verb
-from ergon_framework.engine.classify import is_outbreak
+from ergon_framework.core.retry import Again, Verdict
+from ergon_framework.core.settlement import Verb, settle_again
+from ergon_framework.engine.classify import is_outbreak, settlement_failure
 from ergon_framework.engine.decisions import (
     abandon,
     end_early,
@@ -23,13 +25,14 @@ from ergon_framework.engine.decisions import (
     raised,
     tell_attempt,
     tell_ended,
+    tell_settled,
 )
 from ergon_framework.engine.delivery import Delivery
-from ergon_framework.engine.flight import FETCH, NEVER, SETTLE
+from ergon_framework.engine.flight import NEVER
 from ergon_framework.engine.intake import Intake
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import PROCESS
-from ergon_framework.engine.run import Doing, Run, Worker
+from ergon_framework.engine.run import FETCH, SETTLE, Doing, Run, Settling, Worker
 from ergon_framework.errors import describe
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
@@ -243,8 +246,10 @@ class Crew(Intake):
         if run is None:
             self.fetch_hangs(attempt)
             self._hire(None)
-        elif attempt.phase == SETTLE:
-            self.settle_failed(run.transaction, Verb(attempt.note), TimeoutError("no answer"))
+        elif isinstance(attempt, Settling):
+            text = "TimeoutError: no answer"
+            self.settle_failed(run.transaction, attempt.verb, text)
+            tell_settled(self, attempt, Failure(Kind.TIMEOUT, "settlement_timeout", text))
             self._hire(lambda worker: self._close(worker, run), run)
         else:
             event = expired(self, attempt)
@@ -307,13 +312,103 @@ class Crew(Intake):
             self.came_back(attempt)
             self.work.notify_all()
 
-    def _settled(self, transaction: Transaction, verb: Verb, problem: BaseException | None) -> None:
+    # -- settling ----------------------------------------------------------------------------
+
+    def _settling(self, run: Run, verb: Verb, timeout: float) -> Settling:
+        """The first attempt to tell the source how a run ended."""
+        attempt = Settling(self.call, run, verb, self.now(), self.channel_losses)
+        attempt.deadline_at = attempt.since + timeout
+        return attempt
+
+    def _settled(
+        self, worker: Worker, attempt: Settling, problem: BaseException | None
+    ) -> Settling | None:
+        """The source answered, and the caller owns the attempt. A wait, if it is told again.
+
+        The wait is published before anybody is told of it: from then on, whoever ends the run
+        without its worker knows that the source has not heard of the outcome.
+        """
         if problem is None:
-            return
+            tell_settled(self, attempt, None)
+            return None
+        failure = settlement_failure(problem)
         with self.lock:
-            self.settle_failed(transaction, verb, problem)
+            self._note_loss(failure)
+            now = self.instant()
+            verdict = self._settle_again(
+                attempt.number, attempt.since, failure, now, attempt.channel
+            )
+            if isinstance(verdict, Again) and self._may_wait_until(now + verdict.delay):
+                nap = worker.attempt = attempt.wait(failure, now + verdict.delay)
+                self._tell_settle_retry(attempt, failure, verdict.delay)
+                return nap
+            self.settle_failed(attempt.transaction, attempt.verb, describe(problem))
+            tell_settled(self, attempt, failure)
             if is_outbreak(problem):
                 self._stop(problem)
+        return None
+
+    def _settle_again(
+        self, number: int, since: float, failure: Failure, now: float, channel: int
+    ) -> Verdict:
+        """The core's word on a failed settlement that began before ``channel`` losses more."""
+        if self.settlement is None:
+            raise AssertionError("a settlement without a source to tell")
+        is_lost = self.channel_losses != channel
+        rule = self.settlement.retry
+        return settle_again(rule, number, since, failure, now, is_channel_lost=is_lost)
+
+    def _note_loss(self, failure: Failure) -> None:
+        """The source lost its channel: nothing that came through it is tried again."""
+        if failure.kind is Kind.LOST:
+            self.channel_losses += 1
+            self.naps.notify_all()
+
+    def _may_wait_until(self, until: float) -> bool:
+        return not self.is_aborted and until <= self.grace_at
+
+    def _waits_to_settle(self, nap: Settling) -> bool:
+        """Whether the wait goes on: not beyond the grace of a stop, nor on a lost channel."""
+        is_due = self.now() >= nap.wake_at
+        return not is_due and self._may_wait_until(nap.wake_at) and not self._lost_channel(nap)
+
+    def _lost_channel(self, nap: Settling) -> bool:
+        return self.channel_losses != nap.channel
+
+    def _next_settling(self, nap: Settling, timeout: float) -> Settling | None:
+        """The attempt after a wait that the caller owns; None when there is none."""
+        failure = nap.failure or Failure(Kind.TRANSIENT, "unknown")
+        with self.lock:
+            if self._may_wait_until(nap.wake_at) and not self._lost_channel(nap):
+                return nap.next(self.now(), nap.since + timeout)
+            self.settle_failed(nap.transaction, nap.verb, failure.message)
+            tell_settled(self, nap, failure)
+        return None
+
+    def _tell_settle_retry(self, attempt: Settling, failure: Failure, delay: float) -> None:
+        self.tell_settle_retry(attempt.transaction, attempt.verb, failure, delay)
+        self.emit(
+            "retry.scheduled",
+            run=attempt.run,
+            phase=SETTLE,
+            attempt=attempt.number,
+            delay=delay,
+            failure=failure,
+        )
+
+    def _release_again(
+        self, transaction: Transaction, number: int, since: float, channel: int, problem: Any
+    ) -> float | None:
+        """When a release that failed is tried again, if it is. The lock is held."""
+        failure, now = settlement_failure(problem), self.instant()
+        self._note_loss(failure)
+        verdict = self._settle_again(number, since, failure, now, channel)
+        if not isinstance(verdict, Again):
+            return None
+        self.tell_settle_retry(transaction, Verb.RELEASE, failure, verdict.delay)
+        return now + verdict.delay
+
+    # -- the end of a run --------------------------------------------------------------------
 
     def _close(self, worker: Worker, run: Run) -> bool:
         """Record the outcome and let the next one with the same id go."""
@@ -372,8 +467,10 @@ class Crew(Intake):
 
     def _receive(self, delivery: Delivery, attempt: Doing) -> None:
         """A fetch came back in time, or its late answer is wanted after all. The lock is held."""
-        if delivery.error is not None and is_outbreak(delivery.error):
-            self._stop(delivery.error)
+        if delivery.error is not None:
+            self._note_loss(settlement_failure(delivery.error))
+            if is_outbreak(delivery.error):
+                self._stop(delivery.error)
         self.receive(delivery, attempt)
 
     def _fetched_late(self, attempt: Doing, delivery: Delivery) -> None:

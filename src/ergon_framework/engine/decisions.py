@@ -22,10 +22,10 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.settlement import VERBS, Verb
 from ergon_framework.engine.classify import classify, is_a, timeout_exception, unclassified
-from ergon_framework.engine.flight import BACKOFF, SETTLE, Flight
+from ergon_framework.engine.flight import Flight
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS
-from ergon_framework.engine.run import Doing, Run, Worker
+from ergon_framework.engine.run import BACKOFF, SETTLE, Doing, Run, Settling, Worker
 from ergon_framework.ports.context import CURRENT
 
 logger = logging.getLogger("ergon.engine")
@@ -210,17 +210,25 @@ def cut_off(flight: Flight, attempt: Doing) -> None:
     if run is None:
         flight.loop.fetching = False
         return
-    end = run.end
-    if attempt.phase != SETTLE or end is None:
+    end = run.end  # known already when it is being settled, or waits to be settled again
+    if end is None:
         action = advance(flight.rule, run, STOPPED, flight.instant(), 0.0)
         if not isinstance(action, End):
             raise AssertionError(f"a stop led to {action}")
         end = action
     if not end_early(flight, run, end, is_told=False):
         return
-    if attempt.phase not in (BACKOFF, SETTLE):
+    if isinstance(attempt, Settling):
+        tell_settled(flight, attempt, Failure(Kind.CANCELLED, "aborted"))
+    elif attempt.phase != BACKOFF:
         tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "aborted"), None)
     tell_ended(flight, run, end)
+
+
+def tell_settled(flight: Flight, attempt: Settling, failure: Failure | None) -> None:
+    """Tell the sink that the source has heard of an outcome, or will not."""
+    verb, attempts = attempt.verb, attempt.number + 1
+    flight.tell_settled(attempt.transaction, verb, attempt.run, attempts, attempt.since, failure)
 
 
 def end_early(flight: Flight, run: Run, end: End, *, is_told: bool) -> bool:

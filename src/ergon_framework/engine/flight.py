@@ -18,14 +18,14 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Any
 
+from ergon_framework.core.failure import Failure
 from ergon_framework.core.lifecycle import Scope, deadline, first_to_expire
 from ergon_framework.core.loop import Loop, StopReason
 from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.delivery import Delivery, Reader
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import Doing, ProduceRun, Run, Tally, Worker
-from ergon_framework.errors import describe
+from ergon_framework.engine.run import FETCH, Doing, ProduceRun, Run, Tally, Worker
 from ergon_framework.ports import context as ports
 from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.sink import LifecycleSink, Sink
@@ -36,7 +36,6 @@ logger = logging.getLogger("ergon.engine")
 NEVER = math.inf
 FEWEST_ABANDONED = 4
 """Hung calls a call tolerates whatever its concurrency: one must not stop a single worker."""
-FETCH, BACKOFF, SETTLE = "fetch", "backoff", "settle"  # phases beside the lifecycle's own
 
 
 class Flight:
@@ -78,6 +77,7 @@ class Flight:
         self.released = 0
         self.stranded: list[str] = []
         self.settlement_failures = 0
+        self.channel_losses = 0  # how often the source said that its channel is gone
 
         self.workers: list[Worker] = []
         self.past = Tally()  # what workers counted that are gone
@@ -252,16 +252,51 @@ class Flight:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def settle_failed(self, transaction: Transaction, verb: Verb, error: BaseException) -> None:
+    def settle_failed(self, transaction: Transaction, verb: Verb, error: str) -> None:
         """ack, nack or release did not work: the source will deliver again."""
         self.settlement_failures += 1
         key = transaction.transaction_id
-        self.emit("settlement.failed", transaction_id=key, verb=verb.value, error=describe(error))
+        self.emit("settlement.failed", transaction_id=key, verb=verb.value, error=error)
         logger.error(
             "%s of transaction %s failed: %s",
             verb.value,
             key,
-            describe(error),
+            error,
+            extra={"transaction_id": key},
+        )
+
+    def tell_settled(
+        self,
+        transaction: Transaction,
+        verb: Verb,
+        run: Run | None,
+        attempts: int,
+        since: float,
+        failure: Failure | None,
+    ) -> None:
+        """A settlement is over, well or not; for those who listen."""
+        if self.sink is not None:
+            self.emit(
+                "settlement.ended",
+                run=run,
+                transaction_id=transaction.transaction_id,
+                verb=verb.value,
+                attempts=attempts,
+                began_at=since,
+                failure=failure,
+            )
+
+    def tell_settle_retry(
+        self, transaction: Transaction, verb: Verb, failure: Failure, delay: float
+    ) -> None:
+        """A settlement failed for a passing reason, and is tried again."""
+        key = transaction.transaction_id
+        logger.warning(
+            "%s of transaction %s failed and is tried again in %.1f s: %s",
+            verb.value,
+            key,
+            delay,
+            failure.message,
             extra={"transaction_id": key},
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.loop import StopReason
 from ergon_framework.core.settlement import Verb
-from ergon_framework.engine.classify import fetch_failure
+from ergon_framework.engine.classify import fetch_failure, settlement_failure
 from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.flight import NEVER, Flight
 from ergon_framework.engine.plan import Hook
@@ -57,6 +57,10 @@ class Returning:
     def end(self, transaction: Transaction) -> bool:
         """The source answered; False when nobody waits for that any more."""
         return self._going.pop(id(transaction), None) is not None
+
+    def is_waited_for(self, transaction: Transaction) -> bool:
+        """Whether it is on its way back, and not called stranded yet."""
+        return id(transaction) in self._going
 
     def give_up(self) -> list[Transaction]:
         """Those without an answer, in their order."""
@@ -185,13 +189,18 @@ class Intake(Flight):
         """How the source takes transactions back, if it does."""
         return None if self.settlement is None else self.settlement.verbs.get(Verb.RELEASE)
 
-    def release_ended(self, transaction: Transaction, problem: BaseException | None) -> None:
+    def release_ended(
+        self, transaction: Transaction, problem: BaseException | None, attempts: int, since: float
+    ) -> None:
         """A transaction was handed back, or could not be."""
+        failure = None
         if problem is None:
             self.released += 1
         else:
+            failure = settlement_failure(problem)
             self.strand((transaction,))
-            self.settle_failed(transaction, Verb.RELEASE, problem)
+            self.settle_failed(transaction, Verb.RELEASE, describe(problem))
+        self.tell_settled(transaction, Verb.RELEASE, None, attempts, since, failure)
 
     def return_unused(self, transactions: list[Transaction]) -> None:
         """What a fetch brought and nobody took in goes back."""

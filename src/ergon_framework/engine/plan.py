@@ -9,7 +9,8 @@ from typing import Any
 
 from ergon_framework.core.lifecycle import LifecycleRule, Step
 from ergon_framework.core.loop import LoopRule
-from ergon_framework.core.settlement import Verb
+from ergon_framework.core.retry import RetryRule
+from ergon_framework.core.settlement import Verb, settlement_rule
 from ergon_framework.engine.run import Run
 
 Hook = Callable[..., Any]
@@ -47,6 +48,8 @@ class Settlement:
     """Whether the source by itself brings again what failed."""
     is_volatile: bool = False
     """Whether what the source holds ends with this process."""
+    retry: RetryRule = settlement_rule()
+    """When a settlement that failed is tried again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from ergon_framework.core.failure import Failure
 from ergon_framework.core.lifecycle import Cursor, End, Ending, Scope, Step
+from ergon_framework.core.settlement import Verb
 from ergon_framework.errors import TransactionException
-from ergon_framework.ports.context import Attempt, Ticketed
+from ergon_framework.ports.context import Attempt, Call, Ticketed
 from ergon_framework.ports.transaction import Transaction
+
+FETCH, BACKOFF, SETTLE = "fetch", "backoff", "settle"  # phases beside the lifecycle's own
 
 
 class Run(Cursor, Ticketed):
@@ -55,6 +59,33 @@ class ProduceRun(Run):
     def phase(self) -> str:
         """As an attempt: the step it stands in."""
         return "produce" if self.step is Step.PROCESS else self.step.value
+
+
+class Settling(Attempt):
+    """One call of ack, nack or release_after; in the phase BACKOFF, the wait before the next."""
+
+    __slots__ = ("channel", "failure", "since", "verb", "wake_at")
+
+    def __init__(self, call: Call, run: Run, verb: Verb, since: float, channel: int) -> None:
+        super().__init__(call, run, SETTLE, 0)
+        self.verb = verb
+        self.since = self.began_at = since  # when the first attempt began
+        self.channel = channel  # how often a channel had been lost by then
+        self.failure: Failure | None = None  # in a wait: what the attempt before it failed with
+        self.wake_at = since
+
+    def wait(self, failure: Failure, wake_at: float) -> Settling:
+        """The wait after this attempt failed."""
+        nap = Settling(self.call, self.run, self.verb, self.since, self.channel)
+        nap.phase, nap.number, nap.failure, nap.wake_at = BACKOFF, self.number, failure, wake_at
+        return nap
+
+    def next(self, now: float, deadline_at: float) -> Settling:
+        """The attempt after this wait."""
+        attempt = Settling(self.call, self.run, self.verb, self.since, self.channel)
+        attempt.number, attempt.began_at = self.number + 1, now
+        attempt.deadline_at = deadline_at
+        return attempt
 
 
 Doing: TypeAlias = Attempt | Run

@@ -13,13 +13,13 @@ from ergon_framework.engine.classify import is_a
 from ergon_framework.engine.clocks import AsyncSignal, pause
 from ergon_framework.engine.crew import Crew
 from ergon_framework.engine.delivery import Delivery
-from ergon_framework.engine.flight import FETCH
 from ergon_framework.engine.intake import RELEASE_STEP, Returning
 from ergon_framework.engine.plan import EnginePlan, Hook
-from ergon_framework.engine.run import Doing, Worker
+from ergon_framework.engine.run import FETCH, Doing, Worker
 from ergon_framework.engine.trampoline import await_inside, inside
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.transaction import Transaction
 
 FAIR_TURNS = 32
 """Things a worker does in a row before it lets the rest of the event loop run, should none of them
@@ -192,6 +192,17 @@ class TaskSource(Crew):
 
     async def _release(self, left: Returning, release: Hook) -> None:
         while (transaction := left.begin()) is not None:
+            if not await self._release_one(left, release, transaction):
+                return  # the supervisor lost patience and called it stranded
+            self.watch.notify()
+            if self._is_cancelled():
+                return
+            await self._breathe()
+
+    async def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
+        """Hand one back, several times if need be. False when nobody waits for it any more."""
+        number, since, channel = 0, self.instant(), self.channel_losses
+        while True:
             problem: BaseException | None = None
             try:
                 context = self.context.copy()
@@ -200,14 +211,20 @@ class TaskSource(Crew):
                 raise
             except BaseException as error:
                 problem = error
-            if not left.end(transaction):
-                return  # the supervisor lost patience and called it stranded
-            self.release_ended(transaction, problem)
-            problem = None  # its traceback holds on to this frame
-            self.watch.notify()
-            if self._is_cancelled():
-                return
-            await self._breathe()
+            again_at = None
+            if problem is not None and not self._is_cancelled():
+                again_at = self._release_again(transaction, number, since, channel, problem)
+            if again_at is None:
+                is_ours = left.end(transaction)
+                if is_ours:
+                    self.release_ended(transaction, problem, number + 1, since)
+                problem = None  # its traceback holds on to this frame
+                return is_ours
+            while self.now() < again_at and left.is_waited_for(transaction):
+                await self.naps.wait(again_at)
+            if not left.is_waited_for(transaction):
+                return False
+            number += 1
 
     async def _close_reader(self) -> None:
         try:

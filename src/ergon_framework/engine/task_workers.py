@@ -36,10 +36,9 @@ from ergon_framework.engine.decisions import (
     told,
     verb_for,
 )
-from ergon_framework.engine.flight import BACKOFF, SETTLE
 from ergon_framework.engine.outcome import SUCCEEDED
-from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
-from ergon_framework.engine.run import Doing, Run, Worker
+from ergon_framework.engine.plan import ON_SUCCESS, Hook, StepPlan
+from ergon_framework.engine.run import BACKOFF, Doing, Run, Settling, Worker
 from ergon_framework.engine.task_source import FAIR_TURNS, TaskSource, absorb, forgive
 from ergon_framework.engine.trampoline import DONE, FAILED, Stepped, Stepper, inside, wait_for
 from ergon_framework.ports.context import Attempt
@@ -327,17 +326,33 @@ class TaskWorkers(TaskSource):
         settlement = self.settlement
         if settlement is None:
             return True
-        attempt = Attempt(self.call, run, SETTLE, 0)
-        attempt.note = verb
-        attempt.deadline_at = self.now() + settlement.timeout
-        self._publish(worker, attempt)
-        if self._is_over(run):
-            return False
+        attempt: Settling | None = self._settling(run, verb, settlement.timeout)
+        while attempt is not None:
+            self._publish(worker, attempt)
+            if self._is_over(run):
+                return False
+            problem = await self._tell_source(worker, attempt, settlement.verbs[verb])
+            if not self._owns(attempt):
+                return False
+            nap = self._settled(worker, attempt, problem)
+            problem = None  # its traceback holds on to this frame
+            if nap is None:
+                return True
+            if not await self._wait_to_settle(nap):
+                return False
+            attempt = self._next_settling(nap, settlement.timeout)
+        return True
+
+    async def _tell_source(
+        self, worker: Worker, attempt: Settling, tell: Hook
+    ) -> BaseException | None:
+        """Call ack, nack or release_after; what went wrong, if anything did."""
         problem: BaseException | None = None
         ours, telling = worker.cancels, None
+        context = self.context.copy()
+        self.enter(attempt, context)
         try:
-            context = self.context.copy()
-            answer = context.run(settlement.verbs[verb], *told(run, verb))
+            answer = context.run(tell, *told(attempt.run, attempt.verb))
             telling = inside(context, answer)
             await telling
         except BaseException as error:
@@ -347,8 +362,17 @@ class TaskWorkers(TaskSource):
         if attempt.expired and problem is not None and is_a(problem, asyncio.CancelledError):
             forgive()
             problem = TimeoutError("no answer")
-        if not self._owns(attempt):
-            return False
-        self._settled(run.transaction, verb, problem)
-        problem = None  # its traceback holds on to this frame
-        return True
+        try:
+            return problem
+        finally:
+            del problem  # its traceback holds on to this frame
+
+    async def _wait_to_settle(self, nap: Settling) -> bool:
+        """Wait before the source is told again. False when the supervisor took the run away."""
+        try:
+            while self._waits_to_settle(nap):
+                await self.naps.wait(nap.wake_at)
+        except asyncio.CancelledError as error:
+            if nap.ticket:  # else the call has ended without this worker, and cancelled it itself
+                self._cancelled_outside(error)
+        return nap.claim()

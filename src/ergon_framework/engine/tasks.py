@@ -10,11 +10,10 @@ import asyncio
 
 from ergon_framework.core.loop import StopReason
 from ergon_framework.engine.decisions import cut_off
-from ergon_framework.engine.flight import BACKOFF
 from ergon_framework.engine.outcome import conclude
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import Doing, Worker
+from ergon_framework.engine.run import BACKOFF, Doing, Worker
 from ergon_framework.engine.task_workers import TaskWorkers
 from ergon_framework.ports.sink import Sink
 
@@ -121,7 +120,10 @@ class TaskEngine(TaskWorkers):
             attempt = worker.attempt
             if attempt is not None and attempt.claim():
                 try:
-                    self.give_up_on(worker, attempt)
+                    if attempt.phase != BACKOFF:
+                        self.give_up_on(worker, attempt)
+                    else:  # it waits for nobody, and leaves when the event loop comes to it
+                        self.dismiss(worker)
                 finally:
                     cut_off(self, attempt)
         self.is_finished = True

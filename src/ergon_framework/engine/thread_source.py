@@ -7,13 +7,13 @@ import threading
 from ergon_framework.core.lifecycle import Scope
 from ergon_framework.engine.crew import Crew
 from ergon_framework.engine.delivery import Delivery
-from ergon_framework.engine.flight import FETCH
 from ergon_framework.engine.intake import RELEASE_STEP, RELEASES_AT_ONCE, Returning
 from ergon_framework.engine.plan import EnginePlan, Hook
-from ergon_framework.engine.run import Worker
+from ergon_framework.engine.run import FETCH, Worker
 from ergon_framework.ports.clock import Clock, Signal
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.transaction import Transaction
 
 
 class ThreadSource(Crew):
@@ -120,17 +120,35 @@ class ThreadSource(Crew):
                 transaction = left.begin()
             if transaction is None:
                 return
+            if not self._release_one(left, release, transaction):
+                return  # the supervisor lost patience and called it stranded
+            with self.lock:
+                self.watch.notify()
+
+    def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
+        """Hand one back, several times if need be. False when nobody waits for it any more."""
+        number, since, channel = 0, self.instant(), self.channel_losses
+        while True:
             problem: BaseException | None = None
             try:
                 self.context.copy().run(release, transaction)
             except BaseException as error:
                 problem = error
             with self.lock:
-                if not left.end(transaction):
-                    return  # the supervisor lost patience and called it stranded
-                self.release_ended(transaction, problem)
-                problem = None  # its traceback holds on to this frame
-                self.watch.notify()
+                again_at = None
+                if problem is not None and left.is_waited_for(transaction):
+                    again_at = self._release_again(transaction, number, since, channel, problem)
+                if again_at is None:
+                    is_ours = left.end(transaction)
+                    if is_ours:
+                        self.release_ended(transaction, problem, number + 1, since)
+                    problem = None  # its traceback holds on to this frame
+                    return is_ours
+                while self.now() < again_at and left.is_waited_for(transaction):
+                    self.naps.wait(again_at)
+                if not left.is_waited_for(transaction):
+                    return False
+                number += 1
 
     def _close_reader(self, patience: float) -> None:
         under_way = [True]

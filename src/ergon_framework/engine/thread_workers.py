@@ -30,10 +30,10 @@ from ergon_framework.engine.decisions import (
     told,
     verb_for,
 )
-from ergon_framework.engine.flight import BACKOFF, NEVER, SETTLE
+from ergon_framework.engine.flight import NEVER
 from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
-from ergon_framework.engine.run import Doing, Run, Worker
+from ergon_framework.engine.run import BACKOFF, Doing, Run, Settling, Worker
 from ergon_framework.engine.thread_source import ThreadSource
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
@@ -220,19 +220,32 @@ class ThreadWorkers(ThreadSource):
         settlement = self.settlement
         if settlement is None:
             return True
-        attempt = Attempt(self.call, run, SETTLE, 0)
-        attempt.note = verb
-        attempt.deadline_at = self.now() + settlement.timeout
-        self._publish(worker, attempt)
-        if self._is_over(run):
-            return False
-        problem: BaseException | None = None
-        try:
-            self.context.copy().run(settlement.verbs[verb], *told(run, verb))
-        except BaseException as error:
-            problem = error
-        if not self._owns(attempt):
-            return False
-        self._settled(run.transaction, verb, problem)
-        problem = None  # its traceback holds on to this frame
+        attempt: Settling | None = self._settling(run, verb, settlement.timeout)
+        while attempt is not None:
+            self._publish(worker, attempt)
+            if self._is_over(run):
+                return False
+            problem: BaseException | None = None
+            context = self.context.copy()
+            self.enter(attempt, context)
+            try:
+                context.run(settlement.verbs[verb], *told(run, verb))
+            except BaseException as error:
+                problem = error
+            if not self._owns(attempt):
+                return False
+            nap = self._settled(worker, attempt, problem)
+            problem = None  # its traceback holds on to this frame
+            if nap is None:
+                return True
+            if not self._wait_to_settle(nap):
+                return False
+            attempt = self._next_settling(nap, settlement.timeout)
         return True
+
+    def _wait_to_settle(self, nap: Settling) -> bool:
+        """Wait before the source is told again. False when the supervisor took the run away."""
+        with self.lock:
+            while self._waits_to_settle(nap):
+                self.naps.wait(nap.wake_at)
+        return nap.claim()

@@ -13,10 +13,11 @@ import logging
 from ergon_framework.core.loop import StopReason
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.engine.decisions import cut_off
-from ergon_framework.engine.flight import BACKOFF, NEVER
+from ergon_framework.engine.flight import NEVER
 from ergon_framework.engine.outcome import conclude
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
+from ergon_framework.engine.run import BACKOFF
 from ergon_framework.engine.thread_workers import ThreadWorkers
 from ergon_framework.errors import describe
 from ergon_framework.ports.clock import Clock

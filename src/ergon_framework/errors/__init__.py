@@ -12,6 +12,7 @@
     │   └── FrozenError (AttributeError)     … or an attempt to change one
     ├── PayloadError (ValueError)            a payload the connector cannot serialise
     ├── ConnectorError                       a connector refuses: closed, full, locked, …
+    │   └── ChannelLostError                 … to settle on a channel that is gone
     ├── TransactionException                 one transaction failed, with its category
     │   ├── NonRetryableException            … and trying again is useless
     │   └── TransactionTimeoutException      … because an engine deadline passed
@@ -54,6 +55,7 @@ matched by programs; the text may not.
 from __future__ import annotations
 
 from ergon_framework.errors.base import (
+    ChannelLostError,
     ConfigurationError,
     ConnectorError,
     EnvelopeError,
@@ -117,6 +119,7 @@ __all__ = [
     "BoundaryError",
     "BoundaryNotFoundError",
     "BufferFullError",
+    "ChannelLostError",
     "ConfigurationError",
     "ConflictingDuplicateError",
     "ConnectorError",

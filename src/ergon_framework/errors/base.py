@@ -99,6 +99,13 @@ class ConnectorError(ErgonError):
     code = "connector"
 
 
+class ChannelLostError(ConnectorError):
+    """The channel that deliveries came through is gone: nothing can be settled on it any more."""
+
+    code = "channel_lost"
+    failure_kind = "lost"
+
+
 def describe(error: BaseException) -> str:
     """A short text that is never empty, even for exceptions without one or with a broken one."""
     name, text = name_of(error), text_of(error)

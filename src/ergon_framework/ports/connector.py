@@ -2,11 +2,13 @@
 
 Required of a source is one method: ``fetch_transactions`` or ``fetch_transactions_async``. All
 others are offers. The engine never runs two fetches of one call at the same time, but fetches may
-come from different threads. Settlement is called exactly once per delivered transaction: ``ack``,
+come from different threads. Each delivered transaction is settled in exactly one way: ``ack``,
 ``nack`` and ``release_after`` by the thread or task that ran its lifecycle, ``release`` when the
-call ends. A source that by itself delivers again what failed says so with ``redelivers = True``,
-one whose content ends with the process with ``volatile = True``. One whose fetch waits for work may
-offer ``stop_waiting()``, which never blocks: a stop was asked, and the fetch under way returns.
+call ends. One that raises may be called again, unless it raises ``ChannelLostError``,
+``ConnectionError`` or ``EOFError``: then what came through that channel is told no more. A source
+that by itself delivers again what failed says so with ``redelivers = True``, one whose content ends
+with the process with ``volatile = True``. One whose fetch waits for work may offer
+``stop_waiting()``, which never blocks: a stop was asked, and the fetch under way returns.
 """
 
 from __future__ import annotations

@@ -75,8 +75,13 @@ _ENGINE: dict[str, tuple[Any, ...]] = {
         "A delivered transaction got no outcome and could not be handed back.",
         ("call", "transaction_id"),
     ),
+    "settlement.ended": (
+        "The source was told how a delivery ended, or could not be told.",
+        ("call", "run", "transaction_id", "verb", "attempts", "began_at", "failure"),
+        _ALWAYS,
+    ),
     "settlement.failed": (
-        "ack, nack or release raised; the source will deliver again.",
+        "ack, nack or release raised, and is not tried again; the source will deliver again.",
         ("call", "transaction_id", "verb", "error"),
     ),
     "workers.stalled": (

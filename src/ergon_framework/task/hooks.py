@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ergon_framework.core.settlement import Verb
+from ergon_framework.core.settlement import SETTLEMENT_ATTEMPTS, Verb, settlement_rule
 from ergon_framework.engine.plan import Hook, Settlement
 from ergon_framework.errors import HookError, WiringError
 from ergon_framework.task.mixins.policies import ConsumerPolicy
@@ -147,7 +147,9 @@ def check_copies(policy: ConsumerPolicy) -> None:
         )
 
 
-def settlement_of(connector: object, timeout: float, *, is_async: bool) -> Settlement | None:
+def settlement_of(
+    connector: object, timeout: float, attempts: int = SETTLEMENT_ATTEMPTS, *, is_async: bool
+) -> Settlement | None:
     """What the connector offers of ack, nack and release; None when it offers nothing."""
     verbs = {}
     for verb in Verb:
@@ -156,7 +158,8 @@ def settlement_of(connector: object, timeout: float, *, is_async: bool) -> Settl
             verbs[verb] = method
     redelivers = bool(getattr(connector, "redelivers", False))
     is_volatile = bool(getattr(connector, "volatile", False))
-    return Settlement(verbs, timeout, redelivers, is_volatile) if verbs else None
+    retry = settlement_rule(attempts, timeout)
+    return Settlement(verbs, timeout, redelivers, is_volatile, retry) if verbs else None
 
 
 def _settling_method(connector: object, verb: str, is_async: bool) -> Hook | None:

@@ -19,6 +19,7 @@ LONGEST_TEXT = 500
 LOOP_SPAN = {"consumer": "consume_transactions", "producer": "produce_transactions"}
 LIFECYCLE_SPAN = {"consumer": "start_processing", "producer": "start_producing"}
 FETCH_SPAN = "fetch_transactions"
+SETTLE_SPAN = "settle"
 STEP_SPAN = {
     "consumer": {
         "process": "process",

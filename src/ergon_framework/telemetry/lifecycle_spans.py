@@ -11,6 +11,7 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.attributes import (
+    SETTLE_SPAN,
     Attributes,
     failure_attributes,
     failure_message,
@@ -28,7 +29,7 @@ _NO_LINKS: Sequence[Link] = ()
 class LifecycleSpans(Below):
     """One transaction: its lifecycle span, the open step, the open attempt."""
 
-    __slots__ = ("attempt", "key", "loop", "phase", "step", "work_attempts")
+    __slots__ = ("attempt", "key", "loop", "phase", "settling", "step", "work_attempts")
 
     def __init__(self, loop: LoopSpans, transaction: Transaction, at: float) -> None:
         self.loop = loop
@@ -37,6 +38,7 @@ class LifecycleSpans(Below):
         self.phase = ""
         self.step: StepSpan | None = None
         self.attempt: Span | None = None
+        self.settling: Span | None = None
         self.work_attempts = 0
         attributes = {**loop.shared, "transaction_id": key, "transaction.id": key}
         if transaction.source is not None:
@@ -55,6 +57,8 @@ class LifecycleSpans(Below):
 
     def enter(self, attempt: Attempt) -> Span:
         """An attempt starts; the first one of a phase begins its step."""
+        if attempt.phase == SETTLE_SPAN:
+            return self._settling(attempt)
         loop, step, phase, number = self.loop, self.step, attempt.phase, attempt.number
         at = loop.offset + int(attempt.began_at * 1e9)
         if step is None or phase != self.phase:
@@ -96,6 +100,24 @@ class LifecycleSpans(Below):
             step.trouble = (failure_attributes(failure, exception), error)
             loop.writer.finish(span, step.last_at, *step.trouble)
 
+    def _settling(self, attempt: Attempt) -> Span:
+        """The source is about to be told of the outcome, perhaps not for the first time."""
+        span, loop = self.settling, self.loop
+        if span is None:
+            at = loop.offset + int(attempt.began_at * 1e9)
+            if self.step is not None:
+                self.step.finish(loop.writer, at, _NOTHING)
+                self.step = None
+            shared = {**loop.shared, "transaction_id": self.key, "transaction.id": self.key}
+            span = self.settling = loop.writer.start(SETTLE_SPAN, self, at, shared)
+        return span
+
+    def settled(self, at: float, verb: str, attempts: int, failure: Failure | None) -> None:
+        """The source has heard of the outcome, or will not."""
+        span, self.settling = self.settling, None
+        if span is not None:
+            finish_settling(self.loop, span, at, verb, attempts, failure)
+
     def wait(self) -> None:
         """Another attempt will follow: the step goes on."""
         if self.step is not None:
@@ -111,8 +133,23 @@ class LifecycleSpans(Below):
         if self.step is not None:
             self.step.finish(loop.writer, ended_at, _NOTHING)
             self.step = None
+        if self.settling is not None:
+            loop.writer.finish(self.settling, ended_at, _NOTHING, "cut off")
+            self.settling = None
         attributes = {"outcome": outcome, "transaction.attempt": self.work_attempts, **trouble}
         loop.writer.finish(self.span, ended_at, attributes, error)
+
+
+def finish_settling(
+    loop: LoopSpans, span: Span, at: float, verb: str, attempts: int, failure: Failure | None
+) -> None:
+    """End the span of a settlement."""
+    attributes: Attributes = {"settlement.verb": verb, "attempts": attempts}
+    error = None
+    if failure is not None:
+        attributes |= failure_attributes(failure)
+        error = failure_message(failure)
+    loop.writer.finish(span, loop.ns(at), attributes, error)
 
 
 def _place(loop: LoopSpans, transaction: Transaction) -> tuple[Below, Sequence[Link]]:

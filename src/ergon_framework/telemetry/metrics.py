@@ -16,6 +16,7 @@ from ergon_framework.core.lifecycle import Scope
 from ergon_framework.errors import LoopTimeoutException
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import Notice
+from ergon_framework.telemetry.attributes import SETTLE_SPAN
 from ergon_framework.telemetry.totals import Totals
 
 _SECONDS = (
@@ -70,6 +71,9 @@ class Instruments:
         self.lifecycle = histogram(
             "ergon.lifecycle.duration", "s", "One transaction from start to outcome.", _SECONDS
         )
+        self.settlement = histogram(
+            "ergon.settlement.duration", "s", "One settlement, with its retries.", _SECONDS
+        )
         self.fetch = histogram("ergon.fetch.duration", "s", "One fetch attempt.", _SECONDS)
         self.batch = histogram("ergon.batch.size", "{transaction}", "One delivery.", _SIZES)
 
@@ -99,6 +103,7 @@ class MetricSink:
             "attempt.abandoned": self._attempt_abandoned,
             "attempt.late": self._attempt_late,
             "transaction.ended": self._transaction_ended,
+            "settlement.ended": self._settlement_ended,
         }
 
     def _call_began(self, notice: Notice) -> None:
@@ -172,6 +177,18 @@ class MetricSink:
             self._timeouts((call.task, call.role, "transaction"))
         if notice["handler_failure"] is not None:
             self._handler_failures((call.task, call.role))
+
+    def _settlement_ended(self, notice: Notice) -> None:
+        call, failure = notice["call"], notice["failure"]
+        labels = {
+            "task": call.task,
+            "role": call.role,
+            "verb": notice["verb"],
+            "outcome": _outcome(failure),
+        }
+        self._measure.settlement(max(0.0, notice.at - notice["began_at"]), labels)
+        if failure is not None and failure.kind is Kind.TIMEOUT:
+            self._timeouts((call.task, call.role, SETTLE_SPAN))
 
     def _waited(self, call: Call, step: str, delay: float) -> None:
         self._measure.backoff(delay, {"task": call.task, "role": call.role, "step": step})

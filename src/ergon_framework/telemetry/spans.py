@@ -10,8 +10,9 @@
         │   └ process.attempt                     │   └ handle_produce_success.attempt
         ├ handle_success                          └ handle_produce_exception
         │   └ handle_success.attempt                  └ handle_produce_exception.attempt
-        └ handle_exception
-            └ handle_exception.attempt
+        ├ handle_exception
+        │   └ handle_exception.attempt
+        └ settle
 
 The attempt's span is current while user code runs. The state of a lifecycle travels in
 ``run.note``, which one driver owns at a time, so lifecycles share nothing and need no lock.
@@ -27,13 +28,14 @@ from ergon_framework.core.failure import Failure
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.attributes import (
+    SETTLE_SPAN,
     Attributes,
     failure_attributes,
     failure_message,
 )
 from ergon_framework.telemetry.current import make_current
 from ergon_framework.telemetry.fan_out import complain
-from ergon_framework.telemetry.lifecycle_spans import LifecycleSpans
+from ergon_framework.telemetry.lifecycle_spans import LifecycleSpans, finish_settling
 from ergon_framework.telemetry.loop_spans import LoopSpans
 from ergon_framework.telemetry.propagation import extract
 from ergon_framework.telemetry.settings import TelemetrySettings
@@ -61,6 +63,7 @@ class SpanSink:
             "attempt.ended": self._attempt_ended,
             "retry.scheduled": self._retry_scheduled,
             "transaction.ended": self._transaction_ended,
+            "settlement.ended": self._settlement_ended,
         }
 
     def emit(self, notice: Notice) -> None:
@@ -156,7 +159,23 @@ class SpanSink:
         except Exception as error:
             complain(self.ended, error)
 
+    def _settlement_ended(self, notice: Notice) -> None:
+        run, told = notice["run"], (notice["verb"], notice["attempts"], notice["failure"])
+        if run is not None:
+            if run.note is not None:
+                run.note.settled(notice.at, *told)
+            return
+        loop = self._loops.get(notice["call"].call_id)
+        if loop is not None and not loop.is_quiet:  # a release at the end of the call
+            key = notice["transaction_id"]
+            shared = {**loop.shared, "transaction_id": key, "transaction.id": key}
+            at = loop.ns(notice["began_at"])
+            span = self._writer.start(SETTLE_SPAN, loop.below, at, shared)
+            finish_settling(loop, span, notice.at, *told)
+
     def _retry_scheduled(self, notice: Notice) -> None:
+        if notice["phase"] == SETTLE_SPAN:
+            return
         life: LifecycleSpans | None = notice["run"].note
         if life is not None:
             life.wait()

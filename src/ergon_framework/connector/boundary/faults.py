@@ -15,3 +15,4 @@ class FactPassedError(BoundaryConnectorError):
     """The fact is no longer this process's: the consumer's name was another's meanwhile."""
 
     code = "fact_passed"
+    failure_kind = "lost"

@@ -21,3 +21,4 @@ class LeaseLostError(JobsConnectorError):
     """The job is somebody else's by now, and so is its outcome."""
 
     code = "lease_lost"
+    failure_kind = "lost"

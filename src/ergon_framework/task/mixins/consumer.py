@@ -130,7 +130,10 @@ def _plan(task: BaseTask, policy: ConsumerPolicy, *, is_async: bool) -> EnginePl
     check_copies(policy)
     settlement = None
     if policy.loop.settlement == "engine":
-        settlement = settlement_of(connector, policy.loop.settlement_timeout, is_async=is_async)
+        loop = policy.loop
+        settlement = settlement_of(
+            connector, loop.settlement_timeout, loop.settlement_attempts, is_async=is_async
+        )
     fetch = partial(method, **extra) if extra else method
     plan = consumer_plan(type(task).__name__, policy, hooks, fetch, settlement)
     plan.settings["joins_trace"] = getattr(connector, "joins_trace", False) is True

@@ -161,6 +161,7 @@ class ConsumerLoopPolicy(_LoopPolicy):
     mode: Literal["batch", "continuous"] = "batch"
     settlement: Literal["engine", "manual"] = "engine"
     settlement_timeout: Positive = 30.0
+    settlement_attempts: Count = 5
     release_grace: PositiveOrZero = 5.0
 
 
