@@ -151,6 +151,7 @@ def test_two_nodes_on_one_folder_or_one_port(tmp_path: Path) -> None:
         (["--zone", "a", "--insecure", "--listen", "here"], "'here' is no address to listen on"),
         (["--zone", "a", "--cert", "c.pem"], "key and ca is missing"),
         (["--zone", "a", "--cert", "c", "--key", "k", "--ca", "a"], "cannot be used: No such file"),
+        (["--zone", "a", "--crl", "list.pem"], "revoked certificates was given, and no cert"),
         (["--zone", "a", "--insecure", "--policy", "none.toml"], "none.toml"),
         (["--zone", "a", "--insecure", "--capacity", "0"], "--capacity"),
         (["--zone", "a", "--insecure", "--log-level", "loud"], "log level 'loud' is unknown"),

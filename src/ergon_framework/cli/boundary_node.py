@@ -46,6 +46,10 @@ Ca = Annotated[
     Path | None,
     typer.Option("--ca", metavar="FILE", help="The authority that signed the other side's (PEM)."),
 ]
+Crl = Annotated[
+    Path | None,
+    typer.Option("--crl", metavar="FILE", help="The authority's list of revoked ones (PEM)."),
+]
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds to wait for an answer.")
 ]

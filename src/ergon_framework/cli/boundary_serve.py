@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ergon_framework.cli.boundary_node import Ca, Cert, Key, ZoneName
+from ergon_framework.cli.boundary_node import Ca, Cert, Crl, Key, ZoneName
 from ergon_framework.cli.readiness import announce
 from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel
 
@@ -44,6 +44,7 @@ def serve(
     cert: Cert = None,
     key: Key = None,
     ca: Ca = None,
+    crl: Crl = None,
     policy: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Who may do what (TOML).")
     ] = None,
@@ -75,7 +76,7 @@ def serve(
     from ergon_framework.app.settings import load_settings
 
     set_up_logging(log_level, log_format)
-    paths = {"data": data, "cert": cert, "key": key, "ca": ca, "policy": policy}
+    paths = {"data": data, "cert": cert, "key": key, "ca": ca, "crl": crl, "policy": policy}
     setup = zone_setup(
         config,
         zone,
