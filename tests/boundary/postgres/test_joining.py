@@ -14,11 +14,12 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, text
 
-from ergon_framework.boundary.logs.postgres import PostgresFactStore
+from ergon_framework.boundary.logs.postgres import PostgresFactStore, ground
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import (
+    BoundaryError,
     ConfigurationError,
     ConflictingDuplicateError,
     FactInvalidError,
@@ -256,3 +257,36 @@ def test_a_zone_elsewhere_refuses(tmp_path: Path, connection: Any) -> None:
         pytest.raises(ConfigurationError, match="no transaction of others"),
     ):
         zone.append_in(connection, ENVELOPE, FACT)
+
+
+@pytest.mark.req("BOUNDARY:store")
+@pytest.mark.parametrize("first", ["fact", "name"])
+def test_a_name_that_is_bound_while_its_fact_comes_in_is_kept(
+    store: PostgresFactStore,
+    open_store: Open,
+    connection: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    first: str,
+) -> None:
+    """Neither transaction sees the other, and each commits: the artifact is referenced anyway."""
+    refers = new("a", references=(Reference("files", "k", bytes(32), 3),), needs_artifacts=False)
+    if first == "fact":
+        store.append_in(connection, OUTBOUND, [refers])
+        store.bind("files", "k", bytes(32), 3)
+        connection.commit()
+    else:
+        rival = open_store()
+
+        def meanwhile(name: str) -> None:
+            if name == "boundary.bind.before":
+                assert rival.append(OUTBOUND, [refers]) == [Appended(1)]
+
+        monkeypatch.setattr(ground, "failpoint", meanwhile)
+        store.bind("files", "k", bytes(32), 3)
+    kept = store.object("files", "k")
+    assert kept is not None
+    assert kept.is_referenced
+    assert [each.is_referenced for each in store.objects("files")] == [True]
+    assert store.orphans(float("inf")) == []
+    with pytest.raises(BoundaryError, match="a fact refers to files/k"):
+        store.unbind("files", "k")
