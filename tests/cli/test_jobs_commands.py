@@ -17,6 +17,7 @@ from ergon_framework.cli import invoke
 from ergon_framework.core.job import Succeeded
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.settings import JobsSettings
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Ask, WorkerRecord
 from tests.app.workplace import Workplace
 from tests.jobs.client_hand import BROKEN, Hand
@@ -448,6 +449,18 @@ def test_queues(desk: Desk) -> None:
     lifted = desk("queues", "limit", "q", "--max-active", "none", "--json").json
     assert (lifted["max_active"], lifted["rate"]) == (None, 0.5)
     assert "oldest due at" in desk("queues", "list").out
+    assert desk("queues", "list").err == ""
+
+
+def test_a_queue_on_a_store_that_acknowledges_before_it_syncs(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks at the queues is warned, beside what programs read."""
+    desk.client.enqueue("h", queue="q")
+    monkeypatch.setattr(SqliteJobStore, "is_synced", False)
+    told = desk("queues", "list", "--json")
+    assert [row["name"] for row in told.json] == ["q"]
+    assert "warning: acknowledged jobs may be lost" in told.err
 
 
 @pytest.mark.parametrize(

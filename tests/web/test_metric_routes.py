@@ -16,6 +16,7 @@ from sqlalchemy import event
 from ergon_framework.core.breaker import Breaker, State
 from ergon_framework.core.quota import Window
 from ergon_framework.jobs.stores.opening import open_store as open_job_store
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import NewJob
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.migrations.database import database_of
@@ -67,6 +68,17 @@ def test_jobs(tmp_path: Path) -> None:
     assert found['ergon_queue_paused{queue="mail"}'] == 0
     assert (found["ergon_workers_alive"], found['ergon_workers{state="running"}']) == (1, 1)
     assert found['ergon_dead_letters{kind="job"}'] == 2
+
+
+def test_a_store_that_acknowledges_before_it_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told for as long as it lasts."""
+    fill_jobs(tmp_path, waiting=5, dead=2)
+    app = create_app(settings=settings_in(tmp_path))
+    assert scraped(app)["ergon_job_store_unsynced"] == 0
+    monkeypatch.setattr(SqliteJobStore, "is_synced", False)
+    assert scraped(app)["ergon_job_store_unsynced"] == 1
 
 
 def test_missing_executors(tmp_path: Path) -> None:

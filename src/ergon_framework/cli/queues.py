@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,17 +25,20 @@ _COLUMNS = ["name", "paused", *_COUNTS, "max_active", "rate", "oldest_due_at", "
 @app.command("list")
 def list_queues(config: ConfigPath = None, url: StoreUrl = None, as_json: JsonFlag = False) -> None:
     """List queues with their counts and limits, and the executors that no worker has."""
-    from ergon_framework.jobs.desk_shape import queue_shapes
+    from ergon_framework.jobs.desk_shape import queue_shapes, unsynced
 
     with opened(config, url, reads=True) as client:
         store = client.store
         rows = queue_shapes(store.queues(), store.named(), store.workers(), store.now())
+        risk = unsynced(store)
     if not as_json:
         rows = [
             {**row, **row["counts"], "missing_executors": ", ".join(row["missing_executors"])}
             for row in rows
         ]
     show_list(rows, _COLUMNS, as_json=as_json)
+    if risk is not None:
+        print(f"warning: acknowledged jobs may be lost. {risk}", file=sys.stderr)
 
 
 @app.command()

@@ -7,8 +7,9 @@ from typing import Any
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.shape import decoded, moment
+from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.why import SILENT
-from ergon_framework.ports.jobstore import Named, Queue, Schedule, WorkerRecord
+from ergon_framework.ports.jobstore import JobStore, Named, Queue, Schedule, WorkerRecord
 
 
 def queue_settings_shape(queue: Queue) -> dict[str, Any]:
@@ -39,6 +40,14 @@ def missing_executors(
     """The executors that due jobs name and no living worker has."""
     there = {name for each in workers if now - each.seen_at < SILENT for name in each.executors}
     return [each for each in named if each.executor not in there]
+
+
+def unsynced(store: JobStore) -> str | None:
+    """Why what a store acknowledges may be lost; None when it is on disk.
+
+    One in memory has the jobs of this process alone, or stands for a file that nobody made yet.
+    """
+    return None if store.is_synced or isinstance(store, MemoryJobStore) else store.durability
 
 
 def queue_shape(queue: Queue, missing: Sequence[str] = ()) -> dict[str, Any]:

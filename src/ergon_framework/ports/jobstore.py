@@ -207,6 +207,10 @@ class JobStore(Protocol):
     durability: str
     """One sentence: what an acknowledgement of this store means."""
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether an acknowledged job is on disk."""
+
     def now(self) -> float:
         """The store's clock."""
 

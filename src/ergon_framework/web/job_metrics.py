@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.desk_shape import missing_executors, worker_state
+from ergon_framework.jobs.desk_shape import missing_executors, unsynced, worker_state
 from ergon_framework.jobs.stores.unreadable import UNREADABLE
 from ergon_framework.ports.jobstore import Named, Queue, WorkerRecord
 from ergon_framework.web.exposition import Family
@@ -19,7 +19,10 @@ def job_metrics(source: JobSource) -> list[Family]:
         now = client.store.now()
         queues, workers = client.store.queues(), client.store.workers()
         missing = missing_executors(client.store.named(), workers, now)
-    return [*_of_queues(queues, now), *_of_workers(workers, now), _of_missing(missing, now)]
+        is_unsynced = unsynced(client.store) is not None
+    text = "1 when the store acknowledges jobs before they are on disk."
+    synced = Family("ergon_job_store_unsynced", "gauge", text, [({}, int(is_unsynced))])
+    return [*_of_queues(queues, now), *_of_workers(workers, now), _of_missing(missing, now), synced]
 
 
 def _of_queues(queues: Sequence[Queue], now: float) -> list[Family]:

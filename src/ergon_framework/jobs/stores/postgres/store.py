@@ -55,6 +55,11 @@ class PostgresJobStore(PostgresMoving):
         self._unsure: Unsure = set()
         self._joining = Joining(self)
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether the server's own settings keep what it acknowledges."""
+        return self._database.is_safe
+
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Store all of them or none; raises DuplicateJobError."""
         if not jobs:

@@ -32,6 +32,7 @@ _SQL = load(SQL, "jobs.sql")
 class SqliteJobStore(SqliteMoving):
     """Jobs in one SQLite file, which any number of processes on this machine may share."""
 
+    is_synced = True
     durability = "An acknowledged job is synced to disk in the SQLite file and survives power cuts."
 
     def __init__(
