@@ -209,6 +209,18 @@ def test_another_word_for_the_timeout_budget_is_refused(shop: Workplace, name: s
         settings_of(shop, MAIL + f"{name} = 7\n")
 
 
+def test_how_long_records_are_kept_is_said_for_all_providers(shop: Workplace) -> None:
+    """One key for all, which the table of a provider overrides; what is not said is the class's."""
+    other = MAIL.replace("mail", "post", 1) + "keep_records_seconds = 60\n"
+    settings = settings_of(shop, "[providers]\nkeep_records = 86400\n" + MAIL + other)
+    assert provider_maker("mail", settings).options == {"keep_records_seconds": 86400.0}
+    assert provider_maker("post", settings).options == {"keep_records_seconds": 60}
+    unsaid = settings_of(shop, MAIL)
+    assert "keep_records_seconds" not in provider_maker("mail", unsaid).options
+    with pytest.raises(SettingsError, match=r":2: providers\.keep_records: "):
+        settings_of(shop, "[providers]\nkeep_records = 0\n" + MAIL)
+
+
 def test_what_is_not_said_is_left_to_the_class(shop: Workplace) -> None:
     """Without a store all is in memory; a breaker can be left out."""
     settings = settings_of(shop, MAIL + "breaker = false\n")

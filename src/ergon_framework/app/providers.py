@@ -66,8 +66,12 @@ def provider_maker(name: str, settings: Settings) -> Maker:
     kind = load(entry.provider)
     if not isinstance(kind, type) or not issubclass(kind, ProviderBase):
         raise WiringError(f"{label}: it is no provider", remedy="derive it from ProviderBase")
-    given = entry.arguments()
-    url = store_url(settings, entry.store, getattr(_section(settings), "store", None))
+    section = _section(settings)
+    common = {} if section is None else section.arguments()
+    # What the table of one provider says goes before what is said for all.
+    given = {name: common[name] for name in common.keys() - entry.options.keys()}
+    given |= entry.arguments()
+    url = store_url(settings, entry.store, getattr(section, "store", None))
     if url:
         given["store"] = url
     _check_takes(label, kind, given)

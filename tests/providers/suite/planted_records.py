@@ -373,6 +373,20 @@ class PrunesKeysByAge(Honest):
         return super().prune(before, limit, **options)
 
 
+class PrunesKeysWithTheRecords(Honest):
+    """Keeps keys that have expired for as long as the records."""
+
+    def prune(self, before: float, limit: int = 10_000, **options: float | None) -> int:
+        return super().prune(before, limit)
+
+
+class PrunesRecordsWithTheKeys(Honest):
+    """Takes the instant of the keys for that of everything."""
+
+    def prune(self, before: float, limit: int = 10_000, **options: float | None) -> int:
+        return super().prune(options.get("keys_before") or before, limit, **options)
+
+
 class PrunesBudgets(Honest):
     """Deletes windows that are over, and forgets which was the newest."""
 

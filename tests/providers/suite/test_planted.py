@@ -99,6 +99,8 @@ PLANTED: list[tuple[type[gates.Honest], str]] = [
     (records.PrunesAtOnce, "pruning_letters_is_bounded"),
     (records.PrunesWhatWaits, "settled_letters_are_pruned"),
     (records.PrunesKeysByAge, "forgotten_keys_are_pruned"),
+    (records.PrunesKeysWithTheRecords, "keys_may_be_pruned_sooner"),
+    (records.PrunesRecordsWithTheKeys, "keys_may_be_pruned_sooner"),
     (records.PrunesBudgets, "pruning_reopens_no_window"),
     (records.PrunesLanes, "pruning_leaves_the_gates_alone"),
     (records.AnswersWhenClosed, "closed_store_refuses"),

@@ -186,20 +186,26 @@ class ProvidersSettings(Document, extra="allow"):
     __pydantic_extra__: dict[str, ProviderSettings]
 
     store: Annotated[SecretStr | None, OrNone, BeforeValidator(_no_table)] = None
+    keep_records: Annotated[Positive | None, OrNone, BeforeValidator(_no_table)] = 90 * 86_400.0
 
     @model_validator(mode="before")
     @classmethod
     def _named(cls, data: Any) -> Any:
-        """Whatever is no table and not the store is a key that somebody misspelt."""
+        """Whatever is no table and no key of this one is a key that somebody misspelt."""
         wrong = []
         for name, value in data.items() if isinstance(data, Mapping) else ():
-            if name != "store" and not isinstance(value, Mapping):
+            if name not in cls.model_fields and not isinstance(value, Mapping):
                 wrong.append((name, unknown_key(name, cls)))
             elif not _NAME.fullmatch(name):
                 wrong.append((name, "must be a name of letters, digits, '_', '-' and '.'"))
         if wrong:
             raise _refusal(cls, wrong)
         return data
+
+    def arguments(self) -> dict[str, Any]:
+        """What is said here about every provider, as a provider takes it."""
+        is_said = "keep_records" in self.model_fields_set
+        return {"keep_records_seconds": self.keep_records} if is_said else {}
 
     @property
     def named(self) -> Mapping[str, ProviderSettings]:
