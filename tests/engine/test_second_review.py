@@ -23,7 +23,7 @@ from ergon_framework.testing.scripted import ScriptedConnector, transactions
 from tests.engine.colours import Outcome, consume
 
 
-@pytest.mark.req("T3.17", "RFC-004:9")
+@pytest.mark.req("T3.17", "RFC-004:9c")
 def test_nothing_begins_after_the_loop_timeout_even_if_no_hook_awaits() -> None:
     """The overrun is at most the one call that blocks the event loop."""
     scene: list[Outcome] = []

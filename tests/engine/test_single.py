@@ -33,7 +33,7 @@ def _one(colour: Colour, role: str, transaction: Any, **hooks: Any) -> tuple[boo
     return result
 
 
-@pytest.mark.req("RFC-004:6", "RFC-005:6")
+@pytest.mark.req("R1-E2")
 @pytest.mark.parametrize("role", ["consumer", "producer"])
 def test_one_lifecycle_answers_with_its_result_or_its_exception(colour: Colour, role: str) -> None:
     """(True, result) after a success, (False, the exception) after a failure."""
@@ -46,7 +46,7 @@ def test_one_lifecycle_answers_with_its_result_or_its_exception(colour: Colour, 
     assert error.transaction_id == "t1"
 
 
-@pytest.mark.req("RFC-004:6.3")
+@pytest.mark.req("RFC-004:6.3c", "RFC-005:9e")
 @pytest.mark.parametrize("role", ["consumer", "producer"])
 def test_the_final_exception_of_a_failed_handler_is_returned(colour: Colour, role: str) -> None:
     """When the exception handler fails too, its own exception is the final one."""
@@ -64,7 +64,7 @@ def test_one_lifecycle_needs_a_transaction(role: str) -> None:
         _one("sync", role, {"id": "t1"})
 
 
-@pytest.mark.req("RFC-004:9")
+@pytest.mark.req("RFC-004:9a", "RFC-004:9d")
 def test_a_step_is_timed_from_its_own_beginning(colour: Colour) -> None:
     """A slow process without a timeout takes nothing from the success handler's time."""
     outcome = consume(

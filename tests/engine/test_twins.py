@@ -94,7 +94,7 @@ def machine_only(monkeypatch: pytest.MonkeyPatch) -> Any:
     return switch
 
 
-@pytest.mark.req("RFC-004:5.1", "RFC-004:14", "RFC-005:10.3a", "R2-D5", "T3.31")
+@pytest.mark.req("RFC-004:5.1b", "RFC-004:14f", "R2-D5", "T3.31")
 @pytest.mark.parametrize("lifecycle", LIFECYCLE_TIMEOUTS)
 @pytest.mark.parametrize("process", PROCESS, ids=str)
 def test_both_colours_and_both_ways_tell_the_same_story(
@@ -110,7 +110,7 @@ def test_both_colours_and_both_ways_tell_the_same_story(
         assert threads == tasks == _consume("async", script, lifecycle), script
 
 
-@pytest.mark.req("RFC-005:6", "RFC-005:16", "T3.31")
+@pytest.mark.req("R2-D5", "T3.31")
 @pytest.mark.parametrize("lifecycle", LIFECYCLE_TIMEOUTS)
 def test_producers_mirror_consumers(lifecycle: float | None, machine_only: Any) -> None:
     """A producer's script unfolds alike in both colours and both ways."""
