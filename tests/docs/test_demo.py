@@ -137,7 +137,8 @@ DOCTORED = {
     ),
     "a shipment has two jobs": (
         "work.db",
-        """UPDATE ergon_jobs SET kwargs = '{"shipment": "S-001"}' WHERE id = 'packed-S-002'""",
+        """UPDATE ergon_jobs SET kwargs = CAST('{"shipment": "S-001"}' AS BLOB)
+        WHERE id = 'packed-S-002'""",
         "doubled: 1, and should be 0",
     ),
     "a job was completed twice": (

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.req("ONE:wheel"), pytest.mark.timeou
 EXTRA_OF = {
     "celery": "celery",
     "fastapi": "api",
+    "h11": "api",
     "kombu": "celery",
     "nats": "nats",
     "obstore": "s3",
