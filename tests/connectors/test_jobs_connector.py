@@ -441,6 +441,7 @@ def test_workers_and_why_know_the_connector(store: Store, connector: JobsConnect
     """It tells that it lives, so that workers leave its executor's jobs alone."""
     connector.fetch_transactions(1)
     (record,) = store.workers()
+    assert record.lease == JobsSettings().claimed_for  # by which leases of the dead are cut
     assert (record.queues, list(record.executors)) == (("default",), ["connector"])
 
 

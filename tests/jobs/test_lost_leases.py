@@ -14,7 +14,8 @@ import pytest
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.watchdog import Watchdog
-from ergon_framework.ports.jobstore import Hold
+from ergon_framework.ports.jobstore import Ask, Hold, WorkerRecord
+from ergon_framework.testing.suites.hand_clock import HandClock
 from tests.executor.link import request
 from tests.jobs.workplace import PATIENCE, at_work, get, job, quick, unruly, wait_until, worker
 
@@ -118,6 +119,30 @@ def test_the_process_of_a_lost_job_is_killed(tmp_path: Path) -> None:
         wait_until(lambda: not is_alive(pid), "the end of the process")
         store.add([job("echo")])
         wait_until(lambda: get(store, "echo").status.is_final, "another job")
+
+
+def test_a_worker_heals_leases_after_the_clock_was_set_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A dead worker's job is run a lease later by the store's clock, not an hour later."""
+    clock = HandClock()
+    store = MemoryJobStore(clock)
+    lease = 0.6
+    store.add([job("echo")])
+    dead = WorkerRecord(id="dead", host="h", pid=1, version="1", started_at=0.0, lease=lease)
+    store.tell(dead)
+    slots = {"python": 1}
+    ask = Ask(worker="dead", lease=lease, slots=slots, default="python", own=frozenset(slots))
+    assert store.exchange([], ask)[1].jobs
+    clock.forward(-3600.0)
+    with at_work(worker(store, settings=quick(lease=lease))):
+        latest = clock() + lease
+        wait_until(lambda: (get(store, "echo").lease_expires_at or 0.0) <= latest, "the cut")
+        assert "clock was set back" in caplog.text
+        assert get(store, "echo").worker == "dead"
+        clock.forward(lease + 0.1)
+        wait_until(lambda: get(store, "echo").status.is_final, "the next attempt")
+    assert get(store, "echo").status == "completed"
 
 
 def test_the_neighbours_of_a_lost_job_finish_first(tmp_path: Path) -> None:

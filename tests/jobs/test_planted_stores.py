@@ -53,6 +53,7 @@ PLANTED: list[tuple[type[planted.Honest], str]] = [
     (planted.DeliveriesNotCounted, "every_claim_counts_as_a_delivery"),
     (planted.ChargesAtTheClaim, "claiming_charges_nothing"),
     (planted.OneFence, "fence_grows"),
+    (planted.LeasesFollowTheClock, "lease_heals_after_the_clock_was_set_back"),
     (moves.SettlesUnfenced, "late_report_changes_nothing"),
     (moves.SettlesInAnyState, "settled_once"),
     (moves.SettlesById, "report_of_an_earlier_life_is_refused"),

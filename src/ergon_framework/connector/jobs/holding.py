@@ -152,6 +152,7 @@ class Holding:
             pid=os.getpid(),
             version=version(),
             started_at=self._started_at,
+            lease=self._lease,
             queues=(self._queue,),
             executors={self._executor: {"in_flight": in_hand, "processes": 1, "pool_size": 1}},
         )
