@@ -112,6 +112,24 @@ def test_an_outdated_row_that_cannot_be_read_stops_no_sweep(s: Subject) -> None:
     assert [each.id for each in s.store.unreadable()] == ["bad"]
 
 
+@pytest.mark.req("JOBS:store")
+@pytest.mark.parametrize(
+    ("column", "value"), [("max_active", "'two'"), ("rate", "x'01'"), ("full_at", "'soon'")]
+)
+def test_a_queue_whose_limits_cannot_be_read_is_paused(s: Subject, column: str, value: str) -> None:
+    """Nobody knows how it is limited: it waits, all others go on, and new limits put it right."""
+    s.store.set_queue("q", max_active=1, rate=100.0)
+    s.put("a", queue="q")
+    s.put("b")
+    assert isinstance(s.store, SqliteJobStore)
+    with closing(sqlite3.connect(s.store.path)) as connection, connection:
+        connection.execute(f"UPDATE ergon_queues SET {column} = {value}")  # noqa: S608
+    assert s.ids(5) == ["b"]
+    assert {each.name: each.is_paused for each in s.store.queues()} == {"default": False, "q": True}
+    s.store.set_queue("q", is_paused=False, max_active=1)
+    assert s.ids(5) == ["a"]
+
+
 def test_a_reader_sets_nothing_aside(s: Subject, tmp_path: Path) -> None:
     """A store that was opened to be read leaves such rows out, and changes nothing."""
     s.put("bad", "a")

@@ -339,7 +339,8 @@ class JobDesk(Protocol):
     def restore_unreadable(self, key: Any) -> bool:
         """Read such a row again, and put it back where it stood; False: it is not set aside.
 
-        Raises UnreadableJobError while it cannot be read. Rings ``WORK``.
+        Raises UnreadableJobError while it cannot be read, and DuplicateJobError while another job
+        holds its unique key; it stays set aside then. Rings ``WORK``.
         """
 
     def discard_unreadable(self, key: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +41,17 @@ class Settings:
 
 
 NONE = Settings()
+_as_stored = (bool | int, int | None, int | float | None, int, int | float)
+
+
+def settings_from(row: Sequence[Any]) -> Settings:
+    """The settings of a queue by its row, whose values may be of any type.
+
+    A queue whose limits nobody can read waits, until somebody sets them again.
+    """
+    if not all(map(isinstance, row, _as_stored)):
+        return Settings(is_paused=True)
+    return Settings(bool(row[0]), *row[1:])
 
 
 class Gate:

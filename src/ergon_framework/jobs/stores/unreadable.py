@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.errors import ErgonError, UnreadableJobError
+from ergon_framework.errors import DuplicateJobError, ErgonError, UnreadableJobError
 from ergon_framework.ports.jobstore import Job, Unreadable
 
 logger = logging.getLogger("ergon.jobs")
@@ -168,6 +168,14 @@ def unreadable_job(job_id: str, problem: str) -> UnreadableJobError:
     return UnreadableJobError(
         f"the row of job {job_id} cannot be read: {problem}",
         remedy="ergon jobs unreadable lists such rows, and says what to do about them",
+    )
+
+
+def key_is_held(job_id: str) -> DuplicateJobError:
+    """The error of restoring a row whose unique key another job took meanwhile."""
+    return DuplicateJobError(
+        f"another job holds the unique key of {job_id} by now",
+        remedy="wait for its end, or cancel it, and restore the row then; or discard the row",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.job import JobStatus
+from ergon_framework.errors import StoreError
 from ergon_framework.jobs.stores.gates import Settings, queue_of
 from ergon_framework.jobs.stores.options import text_of
 from ergon_framework.jobs.stores.own_moves import DUE, ENDED, RUNNING
@@ -17,13 +18,14 @@ from ergon_framework.jobs.stores.postgres.adding import Adding
 from ergon_framework.jobs.stores.postgres.ground import Ground, topics_of
 from ergon_framework.jobs.stores.postgres.rows import Row, page_of
 from ergon_framework.jobs.stores.postgres.statements import statements, texts
-from ergon_framework.jobs.stores.postgres.words import Words
+from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
 from ergon_framework.jobs.stores.queue_changes import checked_changes
 from ergon_framework.jobs.stores.readable import Reader
 from ergon_framework.jobs.stores.unreadable import (
     Note,
     Told,
     argument_problem,
+    key_is_held,
     unreadable_job,
     was_status,
 )
@@ -73,6 +75,7 @@ class PostgresDesk(Ground):
 
     def restore_unreadable(self, key: Any) -> bool:
         """Read such a row again, and put it back where it stood."""
+        asked: list[str] = []
 
         def work(words: Words) -> bool:
             found = page_of(words.say(_JOBS["lock_aside"], {"seq": key})).odd
@@ -81,6 +84,7 @@ class PostgresDesk(Ground):
             status = was_status(Note(found[0].status))
             stage = RUNNING if status is JobStatus.ACTIVE else ENDED if status.is_final else DUE
             values = {"seq": key, "stage": stage, "status": status.value}
+            asked.append(found[0].id)
             words.say(_JOBS["put_back"], values)
             page = page_of(words.say(_JOBS["by_seq"], {"seq": key}))
             problem = page.odd[0].problem if page.odd else argument_problem(page.jobs[0])
@@ -88,7 +92,12 @@ class PostgresDesk(Ground):
                 raise unreadable_job(found[0].id, problem)
             return True
 
-        return self.step(work, "desk", topics={Topic.WORK})
+        try:
+            return self.step(work, "desk", topics={Topic.WORK})
+        except StoreError as error:
+            if asked and is_conflict(error):
+                raise key_is_held(asked[-1]) from error
+            raise
 
     def discard_unreadable(self, key: Any) -> bool:
         """Delete such a row for good."""

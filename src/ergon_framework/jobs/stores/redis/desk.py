@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.errors import DuplicateJobError, StoreUnavailableError
+from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.gates import NONE, Settings, queue_of
 from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.queue_counts import named_in
@@ -21,6 +21,7 @@ from ergon_framework.jobs.stores.unreadable import (
     MISREAD,
     UNREADABLE,
     argument_problem,
+    key_is_held,
     problem_of,
     unreadable_job,
 )
@@ -97,10 +98,7 @@ class RedisDesk(Moves):
         if problem and self._link.call("HEXISTS", self._key("unreadable"), key) == 0:
             return False
         if answer == _HELD:
-            raise DuplicateJobError(
-                f"another job holds the unique key of {key} by now",
-                remedy="wait for its end, or cancel it, then try again",
-            )
+            raise key_is_held(str(key))
         if answer == _NONE:
             raise unreadable_job(str(key), problem or "its row is no job's")
         return bool(answer)

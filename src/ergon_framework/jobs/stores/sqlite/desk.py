@@ -23,6 +23,7 @@ from ergon_framework.jobs.stores.unreadable import (
     Told,
     argument_problem,
     is_misread,
+    key_is_held,
     note_of,
     unreadable_job,
     was_status,
@@ -81,7 +82,10 @@ class SqliteDesk(Ground):
                 return False
             status = was_status(note_of(found[0]))
             stage = RUNNING if status is JobStatus.ACTIVE else ENDED if status.is_final else DUE
-            moves.cursor.execute(_JOBS["put_back"], (stage, status.value, key))
+            try:
+                moves.cursor.execute(_JOBS["put_back"], (stage, status.value, key))
+            except sqlite3.IntegrityError as error:
+                raise key_is_held(odd_row(moves.cursor, key, "").id) from error
             if (problem := _problem(moves.cursor, key)) is not None:
                 raise unreadable_job(str(key), problem)
             return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from ergon_framework.jobs.stores.gates import NONE, Gate, Settings
+from ergon_framework.jobs.stores.gates import NONE, Gate, Settings, settings_from
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.storage.statements import load
 
@@ -14,7 +14,7 @@ _SQL = load(SQL, "claim.sql")
 def settings_of(cursor: sqlite3.Cursor, queue: str) -> Settings:
     """The settings of a queue; one that has none may do everything."""
     row = cursor.execute(_SQL["queue"], (queue,)).fetchone()
-    return NONE if row is None else Settings(bool(row[0]), *row[1:])
+    return NONE if row is None else settings_from(row)
 
 
 class Gates:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.jobs.stores.gates import Settings
+from ergon_framework.jobs.stores.gates import settings_from
 from ergon_framework.jobs.stores.options import text_of
 from ergon_framework.jobs.stores.queue_counts import listed, named_in
 from ergon_framework.jobs.stores.sqlite.rows import SQL, Page, lossy, page_of
@@ -111,7 +111,5 @@ def queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
 def _queues(cursor: sqlite3.Cursor, now: float) -> list[Queue]:
     counted = [row for each in _COUNTS for row in cursor.execute(_SQL[each]).fetchall()]
     retrying = {name: number for name, _, number, _ in cursor.execute(_SQL["count_retrying"])}
-    settings = {
-        name: Settings(bool(row[0]), *row[1:]) for name, *row in cursor.execute(_SQL["queues"])
-    }
+    settings = {name: settings_from(row) for name, *row in cursor.execute(_SQL["queues"])}
     return listed(counted, retrying, settings, now)

@@ -82,6 +82,27 @@ def unreadable_job_is_never_deleted(s: Subject) -> None:
 
 
 @check("spoil")
+def restored_job_does_not_share_a_key(s: Subject) -> None:
+    """While another job has its unique key it stays set aside; afterwards it comes back."""
+    s.put("a", unique_key="k")
+    mend = s.spoil("a")
+    same(s.ids(5), [], "claimed")
+    mend()
+    s.put("b", unique_key="k")
+    [found] = s.store.unreadable()
+    try:
+        s.store.restore_unreadable(found.key)
+    except DuplicateJobError as error:
+        expect("unique key of a" in error.message, "the error does not say which job it is about")
+    else:
+        fail("two jobs have one key")
+    same([each.id for each in s.store.unreadable()], ["a"], "set aside")
+    s.ended("b", SUCCEEDED)
+    expect(s.store.restore_unreadable(found.key), "it was not taken back")
+    same(s.ids(5), ["a"], "claimed afterwards")
+
+
+@check("spoil")
 def unreadable_job_can_be_read_again(s: Subject) -> None:
     """Once its row is put right it comes back as it was; before that it stays where it is."""
     s.put("a")
