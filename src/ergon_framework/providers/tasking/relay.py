@@ -42,7 +42,7 @@ IDLE = 2.0
 SENDING = 60.0
 """Seconds for which no other relay sends what one is sending."""
 
-LEASE = 30.0
+LEASE = 10.0
 """Seconds for which one relay alone carries the letters of a store; renewed while it does."""
 
 _NAME = "relay of dead letters"
