@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.app.running.signals import REPEATED
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.upkeep.backing_up import back_up
 from ergon_framework.boundary.upkeep.local import looked_into
@@ -114,7 +116,10 @@ def test_looking_and_copying_while_the_node_runs(tmp_path: Path) -> None:
     ergon(tmp_path, "verify", "--data", "copy")
     arguments = ["--zone", "plant-a", "--data", "copy", "--listen", "127.0.0.1:0", "--insecure"]
     with serving(tmp_path, arguments) as (_process, line):
-        restored = json.loads(ergon(tmp_path, "status", "--url", url_in(line), "--json").stdout)
+        # A copy is another store: it begins a new epoch, which is an alert.
+        told = ergon(tmp_path, "status", "--url", url_in(line), "--json", code=1)
+        restored = json.loads(told.stdout)
+        assert [each["kind"] for each in restored["alerts"]] == ["new_epoch"]
         got = ergon(tmp_path, "get", "batch-files", "k", "--url", url_in(line))
     assert restored["epoch"] != live["epoch"]
     assert (restored["logs"][0]["head_offset"], live["logs"][0]["head_offset"]) == (1, 2)
@@ -220,6 +225,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             process.terminate()
             while "stopping" not in (told := process.stderr.readline()):
                 assert told
+            time.sleep(REPEATED + 0.1)  # sooner, it is taken for the same wish
             process.terminate()
             assert process.wait(60) == 128 + signal.SIGTERM
 

@@ -521,7 +521,7 @@ def test_why(desk: Desk) -> None:
     desk.client.enqueue("h", id="a")
     desk.client.store.set_queue("default", is_paused=True)
     page = desk("why", "a").out
-    assert page.startswith("a is pending.\n")
+    assert page.startswith("Job a is pending.\n")
     assert "Its queue 'default' is paused" in page
     shape = desk("why", "a", "--json").json
     assert (shape["id"], shape["status"]) == ("a", "pending")
@@ -561,7 +561,7 @@ def test_without_a_store_the_error_says_what_to_add(desk: Desk, workplace: Workp
     for command in (["jobs", "list"], ["enqueue", "h"], ["dlq", "list"], ["workers"]):
         answer = desk(*command)
         assert answer.code == 2
-        assert 'write url = "sqlite:///work.db" under [store]' in answer.err
+        assert 'or url = "sqlite:///work.db" under [store]' in answer.err
 
 
 @pytest.mark.parametrize("group", ["jobs", "dlq", "queues"])

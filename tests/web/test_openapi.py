@@ -39,7 +39,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Any:
     fill_calls(f"sqlite:///{place}/work.db", ["c0", "c1"])
     fill_zone(place)
     # The client that asks has no address, so a token must do.
-    settings = settings_in(place, '[server]\npayloads = true\ntoken = "t"\n')
+    settings = settings_in(place, '[server]\npayloads = true\ntoken = "sixteen-characters"\n')
     app = create_app(settings=settings)
     found = schemathesis.openapi.from_dict(app.openapi())
     found.app = app
@@ -56,7 +56,7 @@ EXCLUDED = [
 
 def whole(case: Any) -> Any:
     """The answer to a request with the token, checked against the document."""
-    answer = case.call(headers={"Authorization": "Bearer t"})
+    answer = case.call(headers={"Authorization": "Bearer sixteen-characters"})
     case.validate_response(answer, excluded_checks=EXCLUDED)
     return answer
 

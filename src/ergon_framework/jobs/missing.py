@@ -118,5 +118,11 @@ class MissingExecutors:
         )
         for settlement in ended:
             move = settlement.move
-            fields = {"attempt": move.attempts, "failure": move.failure, "delay": None}
-            self._report("job.dead_lettered", {"job_id": settlement.id, "why": move.why, **fields})
+            fields = {
+                "job_id": settlement.id,
+                "attempt": move.attempts,
+                "failure": move.failure,
+                "delay": None,
+                "why": move.why,
+            }
+            self._report("job.dead_lettered", fields)
