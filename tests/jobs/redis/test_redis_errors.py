@@ -266,7 +266,7 @@ def test_a_server_without_memory(own_server: RedisServer) -> None:
         assert {job.id for job in store.search(Search())} == {"a", "b"}
         assert store.queues()[0].counts == {"pending": 2}
         client.config_set("maxmemory", 0)
-        store.add([NewJob(id="c", handler="work", args=b'"%s"' % (b"x" * 100_000))])
+        store.add([NewJob(id="c", handler="work", args=b'["%s"]' % (b"x" * 100_000))])
         assert len(store.exchange([], ask(9))[1].jobs) == 3
 
 

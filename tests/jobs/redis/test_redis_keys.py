@@ -308,7 +308,7 @@ def test_running_jobs_are_read_in_pages(open_store: Open) -> None:
     """Who looks at the newest of them does not keep the server busy with all the others."""
     store = open_store()
     s = Subject(store, HandClock(), None, 15.0)
-    s.put(*(f"job-{number:03}" for number in range(450)), args=b'"' + b"x" * 20_000 + b'"')
+    s.put(*(f"job-{number:03}" for number in range(450)), args=b'["' + b"x" * 20_000 + b'"]')
     while s.claim(100):
         pass
     wanted = Search(statuses=(JobStatus.ACTIVE,))
