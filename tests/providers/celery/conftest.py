@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,13 @@ class Stage:
             )
         self.processes.append(process)
         return process
+
+    def wait_until_ready(self) -> None:
+        """Wait until the worker that was started takes tasks."""
+        deadline = time.monotonic() + PATIENCE
+        while b" ready." not in (self.folder / "worker.log").read_bytes():
+            assert time.monotonic() < deadline, "the worker did not start"
+            time.sleep(0.05)
 
     def send(
         self,

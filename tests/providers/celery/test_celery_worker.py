@@ -161,8 +161,9 @@ def test_a_call_that_ignores_its_budget_is_ended_and_given_up(worker: Stage) -> 
 @pytest.mark.req("PEF:A-19")
 def test_letters_that_were_left_behind_are_published(stage: Stage) -> None:
     """At least once and under one id, though the relay dies before it could tell the store."""
-    open_store(stage.store).record(Batch([], [left_behind("old")]))
     stage.start(ERGON_FAILPOINTS="providers.publish.after=kill")
+    stage.wait_until_ready()  # Celery gives up when a child dies before that
+    open_store(stage.store).record(Batch([], [left_behind("old")]))
     assert [stage.dead_letter()["dead_letter_id"] for _ in range(2)] == ["old", "old"]
     stage.stop()
     stage.redis.delete("queue.deadletter")
