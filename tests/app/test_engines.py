@@ -80,8 +80,7 @@ def test_objects_are_looked_at(tmp_path: Path, s3_url: str) -> None:
 )
 def test_a_server_that_is_away_is_told(tmp_path: Path, url: str, name: str) -> None:
     """With what to look at, and without its password."""
-    [seen] = found(tmp_path, f'[store]\nurl = "{url}"\n{WORKER}').values()
-    assert seen.check == name
+    seen = found(tmp_path, f'[store]\nurl = "{url}"\n{WORKER}')[name]
     assert seen.status is Status.BAD
     assert seen.remedy
     assert "hunter2" not in json.dumps(seen.to_dict())
