@@ -148,7 +148,7 @@ class JobTwins(Twins):
         if dice.random() < 0.2:
             fields |= {"trace_context": {"a": "b"}, "timeout": 2.5, "retry": b'{"x": 1}'}
         if dice.random() < 0.05:
-            fields["args"] = b'"%s"' % (b"x" * 3000)
+            fields["args"] = b'["%s"]' % (b"x" * 3000)
         number = self.made if dice.random() < 0.95 else dice.randint(1, self.made)
         return new(f"j{number}", priority=dice.randint(0, 2), **fields)
 

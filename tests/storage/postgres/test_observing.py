@@ -31,6 +31,7 @@ def test_a_real_server_is_looked_at(postgres_url: str) -> None:
     """Everything is there, and the tests' own server is unsafe in the one way that it is."""
     seen = {each.what: each for each in observing.observe(postgres_url)}
     wanted = {"version", "role", "durability", "connections", "vacuum", "latency", "clock"}
+    wanted |= {"encryption"}
     assert set(seen) == wanted
     assert [each.what for each in seen.values() if each.is_grave] == ["durability"]
     assert "fsync is off" in seen["durability"].found
