@@ -79,7 +79,7 @@ def verify(node: NodeProcess, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     [
         pytest.param(
             "storage.commit.before",
-            marks=pytest.mark.skip(reason="its append is not the commit that fails any more"),
+            marks=pytest.mark.skip(reason="no append fails with it any more; cause not known"),
         ),
         "boundary.append.before",
     ],
