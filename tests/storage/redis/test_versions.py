@@ -80,8 +80,11 @@ def test_what_a_server_says_it_is(told: str, version: tuple[int, ...]) -> None:
     assert version_in({"redis_version": told}) == version
 
 
+SYNCED = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
+
+
 class FakeLink(RedisLink):
-    """A server that tells of itself whatever the test says."""
+    """A server that tells of itself whatever the test says, and that syncs every write."""
 
     def __init__(self, told: Mapping[str, str]) -> None:
         super().__init__(address_of("redis://host"))
@@ -92,8 +95,10 @@ class FakeLink(RedisLink):
         return self._told
 
     def call(self, *words: Any) -> Any:
-        """No setting is told."""
-        return []
+        """The settings of a synced server; no other is told."""
+        asked, name = words[1:]
+        assert (words[0], asked) == ("CONFIG", "GET")
+        return [name.encode(), SYNCED[name].encode()] if name in SYNCED else []
 
 
 @pytest.mark.parametrize("told", ["2.8.24", "5.0.14", "6.0.20"])
@@ -114,5 +119,5 @@ def test_a_newer_server_will_do(told: str) -> None:
     """And one that does not say what it is."""
     link = FakeLink({"redis_version": told, "valkey_version": "8.1.0"})
     found = persistence_of(link)
-    refuse_unsafe(found, link, read_only=True)
+    refuse_unsafe(found, link, read_only=False)
     assert not version(found).is_grave
