@@ -65,8 +65,11 @@ class Good:
         return self.exit_code()
 
     def on_signals(self, waker: int) -> None:
+        # Written where the signal arrives: a handler in Python may wait until select returns.
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: os.write(waker, b"."))
+            signal.signal(number, lambda *_: None)
 
     def report_ready(self) -> None:
         with contextlib.suppress(KeyError, ValueError, OSError, OverflowError):
