@@ -121,7 +121,9 @@ def run_page(source: str, name: str) -> int:
 
 
 def _run_blocks(page: list[Block], name: str, stack: contextlib.ExitStack) -> int:
-    namespace: dict[str, Any] = {"__name__": "page", "__file__": name}
+    # As if it were copied to the working folder: an App keeps its store beside its program.
+    here = str(Path.cwd() / Path(name).name)
+    namespace: dict[str, Any] = {"__name__": "page", "__file__": here}
     count = 0
     printed = io.StringIO()
     for block in page:

@@ -88,6 +88,12 @@ def test_a_block_that_fails_is_reported_with_the_line_of_the_page() -> None:
     assert caught.traceback[-1].lineno == 4  # 0-based: the fifth line of the page
 
 
+def test_a_page_writes_nothing_beside_itself() -> None:
+    """An App keeps its store beside its program: in the working folder, not among the pages."""
+    block = "from pathlib import Path\nassert Path(__file__).parent == Path.cwd()"
+    assert run_page(f"```python\n{block}\n```\n", "docs/page.md") == 1
+
+
 def test_output_that_differs_is_an_error() -> None:
     """What a page says is printed is compared."""
     page = '```python\nprint("b")\n```\n<!-- prints -->\n```text\na\n```\n'
