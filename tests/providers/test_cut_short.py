@@ -20,7 +20,6 @@ from ergon_framework.providers.errors import (
     ProviderDependencyError,
     ProviderTimeoutError,
 )
-from ergon_framework.providers.own_threads import CALLS, STORE
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
@@ -54,13 +53,6 @@ class Held:
         self.began.set()
         assert self.may_end.wait(PATIENCE)
         return self._then
-
-
-@pytest.fixture(autouse=True)
-def own_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads of this test alone."""
-    for threads in (CALLS, STORE):
-        monkeypatch.setattr(threads, "pool", ThreadPoolExecutor(4))
 
 
 async def until(has_come: Callable[[], bool]) -> None:
@@ -103,7 +95,7 @@ def test_a_call_on_a_thread_is_settled_when_it_ends(
         held.may_end.set()
 
     asyncio.run(main())
-    CALLS.pool.shutdown()
+    provider.fitted.calls.pool.shutdown()
     assert used(provider) == spent
     kept = [row.outcome for row in rows(provider, "left")]
     assert kept == ([] if outcome is None else [outcome])
@@ -126,7 +118,7 @@ def test_a_probe_on_a_thread_keeps_its_place_until_it_ends() -> None:
         held.may_end.set()
 
     asyncio.run(main())
-    CALLS.pool.shutdown()
+    provider.fitted.calls.pool.shutdown()
     assert standing(provider).state is State.CLOSED
 
 
@@ -140,11 +132,11 @@ def test_a_call_that_waits_for_a_thread_is_not_made() -> None:
         is_busy.set()
         may_go_on.wait(PATIENCE)
 
-    CALLS.pool = ThreadPoolExecutor(1)
+    provider.fitted.calls.pool = ThreadPoolExecutor(1)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        blocked = loop.run_in_executor(CALLS.pool, block)
+        blocked = loop.run_in_executor(provider.fitted.calls.pool, block)
         await until(is_busy.is_set)
         work = asyncio.create_task(acall(provider))
         await until(lambda: used(provider) > 0)
@@ -167,12 +159,12 @@ def test_rows_that_wait_for_a_thread_are_written(tmp_path: Path) -> None:
         is_busy.set()
         may_go_on.wait(PATIENCE)
 
-    STORE.pool = ThreadPoolExecutor(1)
+    provider.fitted.steps.pool = ThreadPoolExecutor(1)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         await acall(provider)
-        blocked = loop.run_in_executor(STORE.pool, block)
+        blocked = loop.run_in_executor(provider.fitted.steps.pool, block)
         await until(is_busy.is_set)
         work = asyncio.create_task(acall(provider, correlation_id="mine"))
         await until(lambda: provider.calls > 1)

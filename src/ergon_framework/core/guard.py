@@ -202,6 +202,10 @@ class Guard:
             return self._end(Stopped.CIRCUIT_OPEN, refused_until)
         return self._after_cooldown(now, cooldown_until, dice)
 
+    def out_of_time(self) -> Do:
+        """The time of the call was over before the next step could begin."""
+        return self._end(Stopped.BUDGET_SPENT)
+
     # -- what follows --------------------------------------------------------------------------
 
     def _after_cooldown(self, now: float, cooldown_until: float, dice: float) -> Do:

@@ -131,25 +131,29 @@ class ProviderTaskRunner:
         opened: list[TaskRun | TaskEnding] = []
         began_at, now, budget = self._clock().now(), self._clock().now, self._budget()
 
-        def in_time(work: Callable[[], T]) -> Callable[[], T]:
-            left = None if budget is None else budget - (now() - began_at)
-            return partial(hurried, left, work)
+        async def in_time(work: Callable[[], T]) -> T:
+            def hurriedly() -> T:
+                return hurried(None if budget is None else budget - (now() - began_at), work)
+
+            return await step(hurriedly, self._fitted.steps)
 
         try:
-            await step(in_time(lambda: opened.append(self._open(call))), is_quick=False)
+            await in_time(lambda: opened.append(self._open(call)))
             run = opened[0]
             if isinstance(run, TaskEnding):
                 return run
             ending = self._ending_of(run)
             result = await tracing.aexecute(self.provider, ending, *run.arguments())
         except BaseException as error:
-            # A coroutine that is thrown away cannot wait for a thread.
-            is_quick = isinstance(error, GeneratorExit)
             for each in opened:
-                if isinstance(each, TaskRun):
-                    await step(in_time(partial(free, each)), is_quick=is_quick)
+                if not isinstance(each, TaskRun):
+                    continue
+                if isinstance(error, GeneratorExit):
+                    free(each)  # a coroutine that is thrown away cannot wait for a thread
+                else:
+                    await in_time(partial(free, each))
             raise
-        return await step(in_time(partial(self._close, run, result)), is_quick=False)
+        return await in_time(partial(self._close, run, result))
 
     # -- before the call -----------------------------------------------------------------------
 

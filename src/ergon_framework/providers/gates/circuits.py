@@ -36,7 +36,7 @@ from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
 from ergon_framework.providers.gates.probes import KEEPER
 from ergon_framework.providers.hurry import hurried
-from ergon_framework.providers.own_threads import BEHIND
+from ergon_framework.providers.pipeline.stepping import OwnThreads
 
 T = TypeVar("T")
 
@@ -45,6 +45,9 @@ FRESH_FOR = 1.0
 
 PATIENCE = 0.5
 """Seconds that a caller waits for the store to tell of a circuit, or to be told."""
+
+BEHIND = OwnThreads("ergon-gates", 4)
+"""For looks at a store that nobody waits for."""
 
 CLEAR, LOOK = 0.0, -1.0
 """Of a glance: go right through, or take a closer look."""

@@ -169,14 +169,15 @@ class Calling:
         """Whether there is quota or a place to give back."""
         return bool(self._reservations) or self._permits is not None
 
-    def begin(self) -> Do:
-        """Look at the gates."""
+    def begin(self, *, looks: bool = True) -> Do:
+        """Look at the gates: in the store too, if what is known is old and ``looks`` says so."""
         if self._lane.quota is not None:
             check_units(self.context.units, self._lane.quota.policy.limit)
         if self._is_unanswered:
             self._guard.begun(self._began_at, None, self._began_at)
-            return self._without_quota()
-        self._look()
+            return self.without_quota()
+        if looks:
+            self._look()
         now = self._began_at
         refused, cooled = self._gates(now)
         return self._guard.begun(now, refused, cooled, random.random())  # noqa: S311 - jitter
@@ -187,17 +188,18 @@ class Calling:
         if desk is None:  # the rule would not have asked
             return self._guard.reserved(None)
         if self._deadline is not None and self.clock.now() >= self._deadline:
-            return self._without_quota()  # the store took all the time to tell of the circuit
+            return self.without_quota()  # the store took all the time to tell of the circuit
         try:
             taken = desk.reserve(self.context.units)
         except StoreError:
-            return self._without_quota()
+            return self.without_quota()
         if taken is None:
             return self._guard.reserved(self.clock.now() + desk.retry_after())
         self._reservations.append(taken)
         return self._guard.reserved(None, self.clock.now())
 
-    def _without_quota(self) -> Do:
+    def without_quota(self) -> Do:
+        """Nobody can say whether there is quota."""
         if not self._manner.fails_open:
             return self._guard.unreserved()
         return self._guard.reserved(None, self.clock.now())
@@ -205,15 +207,23 @@ class Calling:
     def admit_quickly(self) -> Do | None:
         """Pass the circuit, if that needs no store."""
         self._permits = self._lane.pass_quickly()
-        return None if self._permits is None else self._guard.admitted(None, self.clock.now())
+        if self._permits is None:
+            return None
+        self._kept_vote = Vote.NEUTRAL  # the last attempt has voted under its own
+        return self._guard.admitted(None, self.clock.now())
 
     def admit(self) -> Do:
         """Pass the circuit."""
         answer = self._lane.admit()
         if isinstance(answer, tuple):
             self._permits = answer
+            self._kept_vote = Vote.NEUTRAL  # the last attempt has voted under its own
             return self._guard.admitted(None, self.clock.now())
         return self._guard.admitted(self.clock.now() + answer)
+
+    def late(self) -> Do:
+        """The time of the call was over before it could be asked for a place."""
+        return self._guard.out_of_time()
 
     def attempt_context(self) -> ProviderExecutionContext:
         """The context of the attempt that begins now."""
@@ -223,6 +233,12 @@ class Calling:
         number = self.context.attempt_offset + self._guard.attempts + 1
         limit = self._manner.attempt_timeout
         return context_of(self.context, self.correlation_id, number, limit, self._deadline, now)
+
+    def not_begun(self) -> Do:
+        """No thread was free for the attempt in its time: it was not made."""
+        self._begun -= 1
+        self._reserved_for = self._paid_from
+        return self._guard.out_of_time()
 
     def succeeded(self, data: Any) -> Do:
         """The provider returned."""
@@ -270,9 +286,10 @@ class Calling:
             self._refund(self._reservations[self._paid_from : self._reserved_for])
         return do
 
-    def waited(self) -> Do:
+    def waited(self, *, looks: bool = True) -> Do:
         """A wait is over."""
-        self._look()
+        if looks:
+            self._look()
         now = self.clock.now()
         refused, cooled = self._gates(now)
         return self._guard.waited(now, refused, cooled, random.random())  # noqa: S311 - jitter

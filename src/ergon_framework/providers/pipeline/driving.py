@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ergon_framework.core.guard import Do
 from ergon_framework.engine.clocks import asleep_until, sleep_until
@@ -13,10 +13,10 @@ from ergon_framework.errors import HookError
 from ergon_framework.ports.providerstore import AttemptRow
 from ergon_framework.providers.errors import ProviderTimeoutError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
-from ergon_framework.providers.hurry import hurried
+from ergon_framework.providers.hurry import LEAST, hurried
 from ergon_framework.providers.pipeline.bodies import Body
 from ergon_framework.providers.pipeline.calling import Calling
-from ergon_framework.providers.pipeline.stepping import Errand, Outcome, step
+from ergon_framework.providers.pipeline.stepping import Errand, NotBegunError, Outcome, step
 
 if TYPE_CHECKING:
     from ergon_framework.providers.pipeline.express import Ticket
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Ended = tuple[ProviderExecutionResult, list[AttemptRow]]
+
+
+class Look(Protocol):
+    """A step that looks at the gates."""
+
+    def __call__(self, *, looks: bool = True) -> Do:
+        """``looks``: in the store, if what is known is old."""
 
 
 def drive(
@@ -145,8 +152,17 @@ async def adrive(
     fitted: Fitted, call: Calling, body: Body, ending: Ending | None
 ) -> ProviderExecutionResult:
     """Do what the machine says, in this task; what reads or writes a store does so on a thread."""
-    is_quick = fitted.is_local or not call.reads_store
-    return await _adrive(fitted, call, body, call.begin, ending, is_quick=is_quick)
+    try:
+        if fitted.is_local or not call.reads_store:
+            do = call.begin()
+        else:
+            do = await _look(fitted, call, call.begin)
+        result, rows = await _ago_on(fitted, call, body, do)
+    except BaseException as error:
+        await _abandon(fitted, call, error)
+        raise
+    await _aconclude(fitted, call, result, rows, ending)
+    return result
 
 
 async def aride(
@@ -155,7 +171,9 @@ async def aride(
     """The short way, on an event loop."""
     data, raised = None, None
     if ticket.is_late:
-        return await step(partial(_too_late, fitted, ticket, ending), is_quick=fitted.is_local)
+        return await _step(
+            fitted, ticket, partial(_too_late, fitted, ticket, ending), is_quick=fitted.is_local
+        )
     try:
         data = await _bounded(body, ticket.context)
     except Exception as error:
@@ -168,21 +186,8 @@ async def aride(
         await _aconclude(fitted, ticket, arrived[0], [arrived[1]], None)
         return arrived[0]
     call = ticket.machine()
-    first = _judged(call, data, raised)
-    return await _adrive(fitted, call, body, first, ending, is_quick=fitted.is_local)
-
-
-async def _adrive(
-    fitted: Fitted,
-    call: Calling,
-    body: Body,
-    first: Callable[[], Do],
-    ending: Ending | None,
-    *,
-    is_quick: bool,
-) -> ProviderExecutionResult:
     try:
-        do = await _step(call, first, is_quick=is_quick)
+        do = await _step(fitted, call, _judged(call, data, raised), is_quick=fitted.is_local)
         result, rows = await _ago_on(fitted, call, body, do)
     except BaseException as error:
         await _abandon(fitted, call, error)
@@ -200,16 +205,42 @@ async def _aconclude(
 ) -> None:
     """Hand the rows on without holding up the event loop."""
     if fitted.options.durable or (ending is not None and not result.success):
-        await _step(call, partial(fitted.conclude, result, rows, ending), is_quick=False)
+        await _step(fitted, call, partial(fitted.conclude, result, rows, ending), is_quick=False)
     else:
         fitted.recorder.add(rows)
 
 
-async def _step(call: Calling | Ticket, work: Callable[[], T], *, is_quick: bool) -> T:
+async def _step(
+    fitted: Fitted, call: Calling | Ticket, work: Callable[[], T], *, is_quick: bool
+) -> T:
     """One step of a call, which waits for the store no longer than the call's time lasts."""
     if is_quick:
         return work()
-    return await step(partial(hurried, call.seconds_left, work), is_quick=False)
+    return await step(lambda: hurried(call.seconds_left, work), fitted.steps)
+
+
+async def _look(fitted: Fitted, call: Calling, look: Look) -> Do:
+    """Look at the gates, in half of the time that is left; then go by what is known of them."""
+    left = call.seconds_left
+    return await step(
+        lambda: hurried(call.seconds_left, look),
+        fitted.steps,
+        within=None if left is None else left / 2,
+        late=partial(look, looks=False),
+    )
+
+
+async def _ask(fitted: Fitted, call: Calling, ask: Callable[[], Do], late: Callable[[], Do]) -> Do:
+    """Ask at a gate that may take a unit or a place; ``late`` if that could not begin in time."""
+    if fitted.is_local:
+        return ask()
+    left = call.seconds_left
+    return await step(
+        lambda: hurried(call.seconds_left, ask),
+        fitted.steps,
+        within=None if left is None else max(left, LEAST),
+        late=late,
+    )
 
 
 async def _ago_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
@@ -219,13 +250,14 @@ async def _ago_on(fitted: Fitted, call: Calling, body: Body, do: Do) -> Ended:
             do = await _aattempt(fitted, call, body)
         elif do is Do.ADMIT:
             passed = call.admit_quickly()
-            do = passed if passed is not None else await _step(call, call.admit, is_quick=is_local)
+            do = passed if passed is not None else await _ask(fitted, call, call.admit, call.late)
         elif do is Do.RESERVE:
-            do = await _step(call, call.reserve, is_quick=is_local)
+            do = await _ask(fitted, call, call.reserve, call.without_quota)
         else:
             await asleep_until(call.clock, call.until)
-            do = await _step(call, call.waited, is_quick=is_local or not call.reads_store)
-    return await _step(call, call.finish, is_quick=is_local or not call.holds_anything)
+            is_quick = is_local or not call.reads_store
+            do = call.waited() if is_quick else await _look(fitted, call, call.waited)
+    return await _step(fitted, call, call.finish, is_quick=is_local or not call.holds_anything)
 
 
 async def _abandon(fitted: Fitted, call: Calling, error: BaseException) -> None:
@@ -233,7 +265,7 @@ async def _abandon(fitted: Fitted, call: Calling, error: BaseException) -> None:
         return
     # A coroutine that is thrown away cannot wait for a thread.
     is_quick = fitted.is_local or not call.holds_anything or isinstance(error, GeneratorExit)
-    await _step(call, partial(_give_up, fitted, call), is_quick=is_quick)
+    await _step(fitted, call, partial(_give_up, fitted, call), is_quick=is_quick)
 
 
 async def _aattempt(fitted: Fitted, call: Calling, body: Body) -> Do:
@@ -244,10 +276,12 @@ async def _aattempt(fitted: Fitted, call: Calling, body: Body) -> Do:
             data = await _bounded(body, context)
         else:
             data = await _on_thread(fitted, call, body, context)
+    except NotBegunError:
+        return call.not_begun()
     except Exception as error:
-        return await _step(call, partial(call.failed, error), is_quick=fitted.is_local)
+        return await _step(fitted, call, partial(call.failed, error), is_quick=fitted.is_local)
     is_quick = fitted.is_local or not call.writes_success
-    return await _step(call, partial(call.succeeded, data), is_quick=is_quick)
+    return await _step(fitted, call, partial(call.succeeded, data), is_quick=is_quick)
 
 
 async def _bounded(body: Body, context: ProviderExecutionContext) -> Any:
@@ -275,14 +309,14 @@ async def _on_thread(
     settle = partial(_settle, fitted, call)
     errand = Errand(work, settle)
     try:
-        return await errand.run()
+        return await errand.run(fitted.calls, context.attempt_timeout_seconds)
     except Exception:
         raise
     except BaseException as error:
         call.is_handed_over, outcome = errand.leave()
         if outcome is not None:
             is_quick = fitted.is_local or isinstance(error, GeneratorExit)
-            await step(partial(settle, outcome), is_quick=is_quick)
+            await _step(fitted, call, partial(settle, outcome), is_quick=is_quick)
         raise
 
 

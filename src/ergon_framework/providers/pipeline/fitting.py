@@ -39,6 +39,7 @@ from ergon_framework.providers.pipeline.calling import Calling
 from ergon_framework.providers.pipeline.edge import MOST
 from ergon_framework.providers.pipeline.isolation import Isolation
 from ergon_framework.providers.pipeline.manner import Manner
+from ergon_framework.providers.pipeline.stepping import CALLS, OwnThreads, step_threads
 from ergon_framework.providers.quota import QuotaDesk, QuotaPolicy
 from ergon_framework.providers.recorder import CLOSING, recorder_of
 from ergon_framework.providers.retry import RetryPolicy
@@ -140,6 +141,10 @@ class Fitted:
         self.recorder = recorder_of(self.store, spill=options.spill)
         self._keep_records(options.keep_records_seconds)
         self.isolation = Isolation()
+        self.steps = step_threads(self.store)
+        """Threads for what an event loop must not wait for: the store."""
+        self.calls = OwnThreads("ergon-call", CALLS)
+        """And for attempts that are not async."""
         self.retries = Retries(options.retry_budget)
         self._breaker = options.circuit_breaker or CircuitBreaker(failure_threshold=NEVER)
         self._parent = self._parent_circuit()

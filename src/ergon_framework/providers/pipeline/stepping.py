@@ -1,45 +1,134 @@
-"""Work that an event loop hands to a thread, and what becomes of it when its task is cancelled."""
+"""Work that an event loop hands to a thread, and what becomes of it when its task is cancelled.
+
+The threads are our own: an event loop has one pool for everybody, name resolution included, and a
+store that does not answer must not take it. Each store and each provider has a few to itself, so
+that one that hangs takes none from the others. Who waits for a free one does so within its time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
 
-from ergon_framework.providers.own_threads import CALLS, STORE, OwnThreads
+from ergon_framework.engine.forking import renew_after_fork
 
 T = TypeVar("T")
 Outcome = tuple[Any, BaseException | None]
 """What a call returned, or what it raised."""
 
+STEPS = 16
+"""Threads for steps of calls that wait for one store."""
 
-async def step(work: Callable[[], T], *, is_quick: bool) -> T:
-    """Run one step: here, or on a thread, and then to its end even when the task is cancelled.
+CALLS = 64
+"""Threads for attempts of one provider that is not async, in calls that are."""
 
-    A step that took a place or a unit must be heard out, or nobody could give it back.
+
+class OwnThreads:
+    """So many threads at most, begun when they are needed."""
+
+    def __init__(self, name: str, size: int, owner: object = None) -> None:
+        self._name = name
+        self._size = size
+        self.owner = owner
+        """Whom they work for; it lives as long as they do."""
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """At first, and in a forked child: the threads are the parent's."""
+        self.pool = ThreadPoolExecutor(self._size, thread_name_prefix=self._name)
+
+    def do(self, work: Callable[[], T]) -> Future[T]:
+        """Do it on one of them."""
+        return self.pool.submit(work)
+
+    def promise(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Do it on one of them, for the event loop that runs here."""
+        # Not asyncio.to_thread: a loop that ends cancels all tasks, and its coroutine would be one.
+        context = contextvars.copy_context()
+        return asyncio.get_running_loop().run_in_executor(self.pool, context.run, work)
+
+
+_of_stores: weakref.WeakValueDictionary[int, OwnThreads] = weakref.WeakValueDictionary()
+
+
+def step_threads(store: object) -> OwnThreads:
+    """The threads for steps that wait for a store, for all who use it."""
+    known = _of_stores.get(id(store))  # they keep their store, so the number stays its own
+    if known is None:
+        known = _of_stores[id(store)] = OwnThreads("ergon-store", STEPS, store)
+    return known
+
+
+class NotBegunError(Exception):
+    """All threads were busy for as long as the call could wait."""
+
+
+class _Turn(Generic[T]):
+    """Work that waits for a thread, unless it is left before it has begun."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._is_begun = self._is_left = False
+
+    def __call__(self) -> T:
+        with self._lock:
+            if self._is_left:
+                raise NotBegunError  # to nobody
+            self._is_begun = True
+        return self._work()
+
+    def is_left(self) -> bool:
+        """Whether it had not begun, and will not."""
+        with self._lock:
+            self._is_left = not self._is_begun
+            return self._is_left
+
+
+async def step(
+    work: Callable[[], T],
+    threads: OwnThreads,
+    *,
+    within: float | None = None,
+    late: Callable[[], T] | None = None,
+) -> T:
+    """Run one step on a thread, and to its end even when the task is cancelled.
+
+    A step that took a place or a unit must be heard out, or nobody could give it back. One that has
+    not begun ``within`` so many seconds, because all threads are busy, is not done: ``late`` says
+    what follows. Nor is such a step when its task is cancelled.
     """
-    if is_quick:
-        return work()
-    running = _on_pool(work, STORE)
+    turn = _Turn(work)
+    running = threads.promise(turn)
     try:
+        if late is not None and within is not None:
+            await asyncio.wait({running}, timeout=max(0.0, within))
+            if turn.is_left():
+                running.cancel()
+                return late()
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        while not running.done():
-            try:
-                await asyncio.wait({running})
-            except asyncio.CancelledError:
-                continue
-        if not running.cancelled():
-            running.exception()  # heard, or it would be complained about
+        if late is not None and turn.is_left():
+            running.cancel()
+        else:
+            await _heard_out(running)
         raise
 
 
-def _on_pool(work: Callable[[], T], threads: OwnThreads) -> asyncio.Future[T]:
-    # Not asyncio.to_thread: a loop that ends cancels all tasks, and its coroutine would be one.
-    context = contextvars.copy_context()
-    return asyncio.get_running_loop().run_in_executor(threads.pool, context.run, work)
+async def _heard_out(running: asyncio.Future[Any]) -> None:
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError:
+            continue
+    if not running.cancelled():
+        running.exception()  # heard, or it would be complained about
 
 
 class Errand:
@@ -56,12 +145,23 @@ class Errand:
         self._is_left = False
         self._outcome: Outcome | None = None
 
-    async def run(self) -> Any:
-        """What the call returns or raises."""
-        data, error = await asyncio.shield(_on_pool(self._do, CALLS))
+    async def run(self, threads: OwnThreads, within: float | None) -> Any:
+        """What the call returns or raises; ``NotBegunError`` if it has not begun in time."""
+        running = threads.promise(self._do)
+        if within is not None:
+            await asyncio.wait({running}, timeout=max(0.0, within))
+            if not running.done() and not self.leave_unless_begun():
+                raise NotBegunError
+        data, error = await asyncio.shield(running)
         if error is not None:
             raise error
         return data
+
+    def leave_unless_begun(self) -> bool:
+        """Give it up if it has not begun; whether it has."""
+        with self._lock:
+            self._is_left = not self._is_begun
+            return self._is_begun
 
     def leave(self) -> tuple[bool, Outcome | None]:
         """Wait no longer. Whether the call was begun, and its outcome if that is there already;
