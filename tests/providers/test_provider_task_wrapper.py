@@ -34,6 +34,7 @@ from ergon_framework.providers.errors import (
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.providers.synthetic import SyntheticProvider
 from ergon_framework.providers.tasking import celery_process
 from ergon_framework.providers.tasking.celery_process import relay_app
@@ -567,6 +568,44 @@ def test_a_task_that_nobody_registered_is_not_sent(app: Celery) -> None:
     store.move_letter("other", LetterStatus.REDRIVE, when=[LetterStatus.PENDING])
     assert relay_app(app).redriven == 0
     assert store.letters(ids=["other"])[0].status is LetterStatus.REDRIVE
+
+
+@pytest.mark.req("PEF:T-7")
+def test_each_letter_goes_to_the_queue_of_its_task(app: Celery) -> None:
+    """Two tasks of one store with a queue each: neither gets what is meant for the other."""
+    store = MemoryProviderStore()
+    for name, script in (("one", "timeout"), ("two", "refused")):
+        queue = f"dead.{name}"
+        messages(app, queue)
+        task = task_of(
+            app, script, {"store": store}, name=name, dead_letter_queue=queue, relays=False
+        )
+        apply(task)
+        task.relays = True
+    assert relay_app(app).published == 2
+    for name in ("one", "two"):
+        assert [each.payload["task_name"] for each in messages(app, f"dead.{name}")] == [name]
+
+
+@pytest.mark.req("PEF:T-7")
+def test_the_letters_of_another_app_are_left_to_it(app: Celery) -> None:
+    """It has a broker of its own; those of a task that no app has are carried when asked for."""
+    store = MemoryProviderStore()
+    other = Celery("other", broker="memory://", set_as_current=False)
+    theirs = task_of(other, "timeout", {"store": store}, name="theirs", relays=False)
+    apply(theirs)
+    theirs.relays = True
+    task_of(app, "ok", {"store": store}, name="mine")
+    assert not relay_app(app)
+    assert [each.status for each in store.letters()] == [LetterStatus.PENDING]
+    assert relay_app(other).published == 1
+    assert len(dead_letters(other)) == 1
+    store.record(Batch([], [replace(store.letters()[0].letter, dead_letter_id="gone")]))
+    other.tasks.pop("theirs")
+    assert not relay_app(other)
+    assert relay_app(app, has_all=True).published == 1
+    assert [each["dead_letter_id"] for each in dead_letters(app)] == ["gone"]
+    other.close()
 
 
 def test_a_provider_that_cannot_be_built_keeps_no_letters_back(app: Celery) -> None:

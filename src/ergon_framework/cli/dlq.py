@@ -201,6 +201,9 @@ def relay(
     application: Annotated[
         str, typer.Argument(metavar="APP", help="A Celery app, as module:name.")
     ],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the letters of tasks that this app does not have.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Carry the dead letters of a Celery app's tasks to its queue now, and send what is wanted.
@@ -210,7 +213,7 @@ def relay(
     from ergon_framework.app.reading.references import load
     from ergon_framework.providers.celery_task import relay_app
 
-    done = relay_app(load(application))
+    done = relay_app(load(application), has_all=everything)
     show_one({"published": done.published, "redriven": done.redriven}, as_json=as_json)
 
 

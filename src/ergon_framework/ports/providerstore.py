@@ -6,7 +6,7 @@ to one capability of one provider share: a circuit, a cooldown, a quota, a healt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -286,8 +286,10 @@ class ProviderStore(Protocol):
     ) -> list[StoredLetter]:
         """Dead letters, the newest first."""
 
-    def due_letters(self, status: LetterStatus, limit: int = 100) -> list[StoredLetter]:
-        """The oldest letters that wait for the relay."""
+    def due_letters(
+        self, status: LetterStatus, limit: int = 100, *, task_names: Collection[str] | None = None
+    ) -> list[StoredLetter]:
+        """The oldest letters that wait for the relay, of these tasks if they are named."""
 
     def move_letter(
         self, dead_letter_id: str, status: LetterStatus, *, when: Sequence[LetterStatus]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -282,8 +282,19 @@ class OldestFirst(Honest):
 class NewestIsDueFirst(Honest):
     """Lets old letters wait for ever while there are new ones."""
 
-    def due_letters(self, status: LetterStatus, limit: int = 100) -> list[StoredLetter]:
-        return super().due_letters(status, 10_000)[::-1][:limit]
+    def due_letters(
+        self, status: LetterStatus, limit: int = 100, *, task_names: Collection[str] | None = None
+    ) -> list[StoredLetter]:
+        return super().due_letters(status, 10_000, task_names=task_names)[::-1][:limit]
+
+
+class IgnoresTheTask(Honest):
+    """Gives one app's relay the letters of another."""
+
+    def due_letters(
+        self, status: LetterStatus, limit: int = 100, *, task_names: Collection[str] | None = None
+    ) -> list[StoredLetter]:
+        return super().due_letters(status, limit)
 
 
 class IgnoresTheTenant(Honest):
@@ -312,7 +323,9 @@ class AnyOfTheFilters(Honest):
 class LimitsBeforeItFilters(Honest):
     """Cuts the list, and then looks who is on it."""
 
-    def due_letters(self, status: LetterStatus, limit: int = 100) -> list[StoredLetter]:
+    def due_letters(
+        self, status: LetterStatus, limit: int = 100, *, task_names: Collection[str] | None = None
+    ) -> list[StoredLetter]:
         first = sorted(self.letters(limit=10_000), key=lambda one: one.letter.occurred_at)[:limit]
         return [one for one in first if one.status is status]
 

@@ -135,6 +135,7 @@ PLANTED: list[tuple[type[gates.Honest], str]] = [
     (desk.NewestIsDueFirst, "oldest_letter_is_due_first"),
     (desk.IgnoresTheTenant, "letters_by_tenant"),
     (desk.AnyOfTheFilters, "filters_hold_together"),
+    (desk.IgnoresTheTask, "due_letters_of_some_tasks"),
     (desk.LimitsBeforeItFilters, "oldest_letter_is_due_first"),
     (desk.PendingAgain, "letter_written_again_is_left_out"),
     (desk.NullPayloadIsEmpty, "unset_fields_stay_unset"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -203,10 +203,12 @@ class MemoryProviderStore:
         with self._step():
             return self._letters.find(statuses, tenant_id, ids, limit)
 
-    def due_letters(self, status: LetterStatus, limit: int = 100) -> list[StoredLetter]:
-        """The oldest letters that wait for the relay."""
+    def due_letters(
+        self, status: LetterStatus, limit: int = 100, *, task_names: Collection[str] | None = None
+    ) -> list[StoredLetter]:
+        """The oldest letters that wait for the relay, of these tasks if they are named."""
         with self._step():
-            return self._letters.due(status, limit)
+            return self._letters.due(status, limit, task_names)
 
     def move_letter(
         self, dead_letter_id: str, status: LetterStatus, *, when: Sequence[LetterStatus]

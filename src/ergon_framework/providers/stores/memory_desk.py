@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -137,9 +137,16 @@ class Letters:
         ]
         return [_copied(each) for each in sorted(found, key=_age, reverse=True)[:limit]]
 
-    def due(self, status: LetterStatus, limit: int) -> list[StoredLetter]:
+    def due(
+        self, status: LetterStatus, limit: int, task_names: Collection[str] | None
+    ) -> list[StoredLetter]:
         """The oldest first."""
-        found = [stored for stored in self._letters.values() if stored.status is status]
+        found = [
+            stored
+            for stored in self._letters.values()
+            if stored.status is status
+            and (task_names is None or stored.letter.task_name in task_names)
+        ]
         return [_copied(each) for each in sorted(found, key=_age)[:limit]]
 
     def move(

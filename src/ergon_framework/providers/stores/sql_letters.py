@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, StoredLetter
@@ -77,9 +77,17 @@ class Letters(Grounded):
                 values.update(more)
         return self._find(" AND ".join(conditions), "DESC", values)
 
-    def due_letters(self, status: LetterStatus, limit: int = 100) -> list[StoredLetter]:
-        """The oldest letters that wait for the relay."""
-        return self._find("status = :status", "ASC", {"status": status.value, "limit": limit})
+    def due_letters(
+        self, status: LetterStatus, limit: int = 100, *, task_names: Collection[str] | None = None
+    ) -> list[StoredLetter]:
+        """The oldest letters that wait for the relay, of these tasks if they are named."""
+        condition = "status = :status"
+        values: dict[str, Any] = {"status": status.value, "limit": limit}
+        if task_names is not None:
+            marks, more = listed("n", task_names)
+            condition += f" AND task_name IN ({marks or 'NULL'})"
+            values |= more
+        return self._find(condition, "ASC", values)
 
     def move_letter(
         self, dead_letter_id: str, status: LetterStatus, *, when: Sequence[LetterStatus]

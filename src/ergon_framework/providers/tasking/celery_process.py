@@ -112,10 +112,24 @@ def celery_post(app: Any, queue: str) -> Iterator[CeleryCounter]:
         yield CeleryCounter(app, connection, queue)
 
 
-def relay_of(task: CeleryProviderTask) -> Relay:
-    """The relay from a task's store to its queue. Builds the provider if that was not done yet."""
+def relay_of(task: CeleryProviderTask, *, has_all: bool = False) -> Relay:
+    """The relay from a task's store to its queue. Builds the provider if that was not done yet.
+
+    It carries the letters of all tasks of the app that name this queue; with ``has_all``, those of
+    any task.
+    """
     app, queue = task.app, task.dead_letter_queue
-    return Relay(task.runner().provider.store, lambda: celery_post(app, queue))
+    names = None if has_all else partial(_names, app, queue)
+    return Relay(task.runner().provider.store, lambda: celery_post(app, queue), tasks=names)
+
+
+def _names(app: Any, queue: str) -> set[str]:
+    """The tasks of an app whose letters go to a queue."""
+    return {
+        task.name
+        for task in list(_tasks)
+        if task.dead_letter_queue == queue and app.tasks.get(task.name) is task
+    }
 
 
 def know(task: CeleryProviderTask) -> None:
@@ -134,24 +148,30 @@ def carry(task: CeleryProviderTask, *, is_now: bool = False) -> None:
         tell("relay.failed", error=message_of(error), failures=1)
 
 
-def relay_app(app: Any) -> Relayed:
-    """Carry everything that waits in the stores of an app's provider tasks, until nothing does."""
+def relay_app(app: Any, *, has_all: bool = False) -> Relayed:
+    """Carry what waits of an app's provider tasks in their stores, until nothing does.
+
+    ``has_all``: also the letters of tasks that the app does not have, to a queue of one it has.
+    """
     published = redriven = 0
-    for relay in _relays(app):
+    for relay in _relays(app, has_all=has_all):
         done = relay.drain()
         published += done.published
         redriven += done.redriven
     return Relayed(published, redriven)
 
 
-def _relays(app: Any = None, known: _Relays | None = None) -> Iterator[Relay]:
+def _relays(
+    app: Any = None, known: _Relays | None = None, *, has_all: bool = False
+) -> Iterator[Relay]:
     """One relay for each store and queue of the tasks that are registered here.
 
-    ``known`` are those of an earlier look, which know what they cannot carry. A provider that
-    cannot be built keeps nobody else's letters back: its error comes last.
+    ``known`` are those of an earlier look, which know what they cannot carry. With ``has_all``
+    there are more behind them, for the letters of all other tasks. A provider that cannot be built
+    keeps nobody else's letters back: its error comes last.
     """
     known = {} if known is None else known
-    seen = set()
+    seen, rest = set(), list[Relay]()
     failure: Exception | None = None
     for task in list(_tasks):
         own = task._app  # noqa: SLF001 - the property would make one
@@ -166,7 +186,9 @@ def _relays(app: Any = None, known: _Relays | None = None) -> Iterator[Relay]:
             continue
         if key not in seen:
             seen.add(key)
+            rest += [relay_of(task, has_all=True)] if has_all else []
             yield relay
+    yield from rest
     if failure is not None:
         raise failure
 

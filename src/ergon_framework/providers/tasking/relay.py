@@ -3,6 +3,9 @@
 A letter is published at least once, under an id that never changes; then the store is told. Any
 number of relays may look at one store, since every worker process has one: a lease in the store
 lets one of them publish at a time. What is sent twice because one of them died has one id.
+
+Several apps, and tasks with queues of their own, may share a store: a relay carries the letters of
+the tasks whose queue it serves, and leaves the others to theirs.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -136,10 +139,13 @@ class Relay:
         store: ProviderStore,
         post: Post,
         *,
+        tasks: Callable[[], Collection[str]] | None = None,
         batch: int = BATCH,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``tasks`` says whose letters it carries, each time it looks; None: those of all tasks."""
         self._store = store
+        self._tasks = tasks
         self._lease = _Lease(store, ticks)
         self._post = post
         self._batch = batch
@@ -189,9 +195,11 @@ class Relay:
             self._lease.release()
 
     def _waiting(self) -> tuple[list[StoredLetter], list[StoredLetter], int]:
-        pending = self._store.due_letters(LetterStatus.PENDING, self._batch + self._refused)
+        names = None if self._tasks is None else sorted(self._tasks())
         limit = self._batch + min(self._foreign, FOREIGN)
-        return pending, self._store.due_letters(LetterStatus.REDRIVE, limit), limit
+        due = self._store.due_letters
+        pending = due(LetterStatus.PENDING, self._batch + self._refused, task_names=names)
+        return pending, due(LetterStatus.REDRIVE, limit, task_names=names), limit
 
     def _carry(self) -> tuple[Relayed, Exception | None]:
         pending, redrive, limit = self._waiting()

@@ -136,6 +136,21 @@ def oldest_letter_is_due_first(s: Subject) -> None:
 
 
 @check()
+def due_letters_of_some_tasks(s: Subject) -> None:
+    """A relay that names its tasks gets their letters alone, however many others are older."""
+    for number in range(5):
+        s.bury(number, task_name="others")
+    s.bury(5, 7, task_name="mine")
+    s.bury(6, task_name="mine too")
+    due = s.store.due_letters
+    same(numbers_of(due(PENDING, 2, task_names=["mine"])), [5, 7], "those of one task")
+    names = {"mine", "mine too", "nobody's"}
+    same(numbers_of(due(PENDING, task_names=names)), [5, 6, 7], "those of several")
+    same(numbers_of(due(PENDING, task_names=())), [], "those of no task")
+    same(len(due(PENDING)), 8, "how many there are of any task")
+
+
+@check()
 def letter_written_again_is_left_out(s: Subject) -> None:
     """A letter that is there already is neither doubled nor changed, wherever it stands by now."""
     s.bury(1, 2)
