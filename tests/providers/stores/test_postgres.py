@@ -137,7 +137,6 @@ def test_an_interrupted_transaction_leaves_nothing(server_store: SqlProviderStor
 
 def test_a_key_that_somebody_takes_at_the_same_time(server_store: SqlProviderStore) -> None:
     """Found missing and then there: it is looked at again."""
-    from ergon_framework.providers.stores import sql_keys
 
     class Late:
         """A hand whose first look finds nothing."""
@@ -166,7 +165,7 @@ def test_a_key_that_somebody_takes_at_the_same_time(server_store: SqlProviderSto
     }
     found = server_store.ground.write(
         "claim",
-        lambda hand: sql_keys._take(Late(hand), values, START),  # type: ignore[arg-type]
+        lambda hand: server_store._take(Late(hand), values, START),  # type: ignore[arg-type]
     )
     assert found is not None
     assert found.state is ClaimState.RUNNING

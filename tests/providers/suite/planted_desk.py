@@ -68,6 +68,29 @@ class LeasesForEver(Claims):
         return super().claim(tenant_id, key, fingerprint, owner, 1e6 * lease, keep)
 
 
+class LeasesByTheClockAlone(Claims):
+    """Holds a lease that is from after now, however long that takes."""
+
+    def claim(
+        self, tenant_id: str, key: str, fingerprint: str, owner: str, lease: float, keep: float
+    ) -> Claim:
+        record = self.found(tenant_id, key)
+        if record is not None:
+            record.written_at = 0.0
+        return super().claim(tenant_id, key, fingerprint, owner, lease, keep)
+
+
+class FreedByTheClockAlone(LeasesByTheClockAlone):
+    """Frees a key by ending its lease now, which is not over once the clock was set back."""
+
+    def finish(self, tenant_id: str, key: str, *rest: Any, **options: Any) -> bool:
+        is_done = super().finish(tenant_id, key, *rest, **options)
+        record = self.found(tenant_id, key)
+        if record is not None:
+            record.owner = record.owner or "nobody"
+        return is_done
+
+
 class LeaseStands(Claims):
     """Does not prolong the lease of a holder that asks again."""
 

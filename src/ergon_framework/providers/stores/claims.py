@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -33,7 +33,12 @@ class KeyRecord:
     reason_code: str | None = None
     error_message: str | None = None
     """Of a call that succeeded: the note on its result."""
+    written_at: float = 0.0
+    """When its holder last asked for it, or freed it."""
 
+
+_SKEW = 1.0
+"""Seconds by which the clocks of two processes may differ, though nobody has set one."""
 
 _MARKERS = frozenset(
     f'{{"_ergon_result":"{reason}"}}'
@@ -54,9 +59,20 @@ def refused(found: KeyRecord | None, fingerprint: str, owner: str, now: float) -
         return Claim(
             ClaimState.FAILED, reason_code=found.reason_code, error_message=found.error_message
         )
-    if found.lease_expires_at <= now or found.owner == owner:
+    if found.lease_expires_at <= now or found.owner in ("", owner):
         return None
     return Claim(ClaimState.RUNNING, lease_expires_at=found.lease_expires_at)
+
+
+def healed(found: KeyRecord | None, now: float) -> KeyRecord | None:
+    """A lease that was given after ``now``, so before the clock was set back, as it counts from now
+    on: for as long as was asked. None when there is nothing to heal.
+    """
+    is_held = found is not None and found.status == KeyStatus.IN_PROGRESS and found.owner
+    if found is None or not is_held or found.written_at <= now + _SKEW:
+        return None
+    lease = max(0.0, found.lease_expires_at - found.written_at)
+    return replace(found, lease_expires_at=now + lease, written_at=now)
 
 
 def _replay(found: KeyRecord) -> Claim:

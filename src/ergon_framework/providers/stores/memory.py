@@ -186,7 +186,7 @@ class MemoryProviderStore:
             now = self._clock()
             holder = "" if may_run_again else owner
             message = error_message if result_note is None else result_note.value
-            end = KeyRecord("", status, holder, now, now, kept, reason_code, message)
+            end = KeyRecord("", status, holder, now, now, kept, reason_code, message, now)
             return self._keys.finish((tenant_id, key), owner, end)
 
     # -- dead letters --------------------------------------------------------------------------

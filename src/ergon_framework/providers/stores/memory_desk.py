@@ -19,6 +19,7 @@ from ergon_framework.providers.stores.claims import (
     KeyRecord,
     KeyStatus,
     from_json,
+    healed,
     refused,
     to_json,
 )
@@ -41,13 +42,14 @@ class Keys:
         self, name: tuple[str, str], fingerprint: str, owner: str, now: float, ends: Ends
     ) -> Claim:
         """Take a key, unless it is taken."""
+        restated = healed(self._records.get(name), now)
+        if restated is not None:
+            self._put(name, restated)
         no = refused(self._records.get(name), fingerprint, owner, now)
         if no is not None:
             return no
-        self._put(
-            name,
-            KeyRecord(fingerprint, KeyStatus.IN_PROGRESS, owner, ends.lease, ends.memory),
-        )
+        status, times = KeyStatus.IN_PROGRESS, (ends.lease, ends.memory)
+        self._put(name, KeyRecord(fingerprint, status, owner, *times, written_at=now))
         self._records.move_to_end(name)
         if len(self._records) > self._most:
             self._drop(next(iter(self._records)))

@@ -6,7 +6,13 @@ from typing import Any
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Claim, ClaimState, ResultNote
-from ergon_framework.providers.stores.claims import KeyRecord, refused, status_after, to_json
+from ergon_framework.providers.stores.claims import (
+    KeyRecord,
+    healed,
+    refused,
+    status_after,
+    to_json,
+)
 from ergon_framework.providers.stores.ground import PACKAGE, Hand, fitted, sure_instant
 from ergon_framework.providers.stores.sql_gates import Grounded
 from ergon_framework.storage.statements import load
@@ -36,7 +42,7 @@ class Keys(Grounded):
         }
 
         def work(hand: Hand) -> Claim:
-            return _take(hand, values, now) or Claim(ClaimState.MINE, owner, now + lease)
+            return self._take(hand, values, now) or Claim(ClaimState.MINE, owner, now + lease)
 
         return self._ground.write("claim", work)
 
@@ -73,28 +79,56 @@ class Keys(Grounded):
             )
         )
 
-
-def _take(hand: Hand, values: dict[str, Any], now: float) -> Claim | None:
-    """Take the key, or say why not."""
-    for _ in range(_TURNS):
-        found = hand.rows(_SQL["find"], values)
-        if not found:
-            if hand.run(_SQL["add"], values):
+    def _take(self, hand: Hand, values: dict[str, Any], now: float) -> Claim | None:
+        """Take the key, or say why not."""
+        for _ in range(_TURNS):
+            found = hand.rows(_SQL["find"], values)
+            if not found:
+                if hand.run(_SQL["add"], values):
+                    return None
+                continue  # somebody else was faster, and has it now
+            record = self._healed(hand, values, _record_of(*found[0]), now)
+            no = refused(record, values["fingerprint"], values["owner"], now)
+            if no is not None:
+                return no
+            held = {**values, "holder": record.owner, "status": record.status}
+            if hand.run(_SQL["take_over"], held):
                 return None
-            continue  # somebody else was faster, and has it now
-        record = _record_of(*found[0])
-        no = refused(record, values["fingerprint"], values["owner"], now)
-        if no is not None:
-            return no
-        held = {**values, "holder": record.owner, "status": record.status}
-        if hand.run(_SQL["take_over"], held):
-            return None
-    raise StoreUnavailableError("an idempotency key changes hands all the time", remedy="try again")
+        raise StoreUnavailableError(
+            "an idempotency key changes hands all the time", remedy="try again"
+        )
+
+    def _healed(
+        self, hand: Hand, values: dict[str, Any], record: KeyRecord, now: float
+    ) -> KeyRecord:
+        """The key with a lease that counts from now on, if its own is from after now."""
+        if healed(record, now) is None:
+            return record
+        # Whoever waited for the database may have an old instant in hand, and no clock was set.
+        restated = healed(record, self._ground.now())
+        if restated is None:
+            return record
+        stamp = self._ground.stamp
+        ends = {
+            "holder": record.owner,
+            "lease_expires_at": stamp(restated.lease_expires_at),
+            "now": stamp(restated.written_at),
+        }
+        hand.run(_SQL["restate"], {**values, **ends})
+        return restated
 
 
-def _record_of(
-    fingerprint: str, status: str, owner: str, lease_expires_at: Any, expires_at: Any, *end: Any
-) -> KeyRecord:
+def _record_of(fingerprint: str, status: str, owner: str, *rest: Any) -> KeyRecord:
+    lease_expires_at, expires_at, written_at = map(sure_instant, rest[:3])
+    result, reason_code, error_message = rest[3:]
     return KeyRecord(
-        fingerprint, status, owner, sure_instant(lease_expires_at), sure_instant(expires_at), *end
+        fingerprint,
+        status,
+        owner,
+        lease_expires_at,
+        expires_at,
+        result,
+        reason_code,
+        error_message,
+        written_at,
     )

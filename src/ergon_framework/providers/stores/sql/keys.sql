@@ -1,6 +1,6 @@
 -- find: a key as it is, for changing it
-SELECT fingerprint, status, owner, lease_expires_at, expires_at, result_json, reason_code,
-    error_message
+SELECT fingerprint, status, owner, lease_expires_at, expires_at, updated_at, result_json,
+    reason_code, error_message
 FROM provider_idempotency_records
 WHERE tenant_id = :tenant_id AND idempotency_key = :key
 FOR UPDATE;
@@ -22,6 +22,12 @@ UPDATE provider_idempotency_records SET
     result_json = NULL, reason_code = NULL, error_message = NULL
 WHERE tenant_id = :tenant_id AND idempotency_key = :key AND owner = :holder
     AND status = :status;
+
+-- restate: a lease from before the clock was set back, counted from now on
+UPDATE provider_idempotency_records SET
+    lease_expires_at = :lease_expires_at, updated_at = :now
+WHERE tenant_id = :tenant_id AND idempotency_key = :key AND owner = :holder
+    AND status = 'in_progress';
 
 -- finish: the end of a call whose key is still its own
 UPDATE provider_idempotency_records SET

@@ -6,6 +6,8 @@ from ergon_framework.ports.providerstore import Claim, ClaimState
 from ergon_framework.testing.suites.check import Check, register
 from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
+    DAY,
+    HOUR,
     KEEP,
     LEASE,
     OTHER_TENANT,
@@ -87,6 +89,30 @@ def lease_is_over(s: Subject) -> None:
     found = s.must_claim("you", lease=7.0)
     same((found.owner, found.lease_expires_at), ("you", s.clock() + 7.0), "the claim")
     same(s.claim("they").state, ClaimState.RUNNING, "the claim of a third")
+
+
+@check(CLOCK)
+def lease_heals_after_the_clock_was_set_back(s: Subject) -> None:
+    """A lease from before counts from then on: it holds for as long as was asked, and no longer."""
+    s.must_claim("me")
+    s.clock.forward(-DAY)
+    found = s.claim("you", lease=5 * LEASE)
+    same(found.state, ClaimState.RUNNING, "the claim after the clock was set back")
+    near(found.lease_expires_at, s.clock() + LEASE, "the lease", within=1e-5)
+    s.clock.forward(LEASE - 1.0)
+    same(s.claim("you").state, ClaimState.RUNNING, "a second before the end")
+    s.clock.forward(2.0)
+    s.must_claim("you")
+    same(s.finish("me", {}), False, "whether the former holder could finish")
+
+
+@check(CLOCK)
+def freed_key_is_free_whatever_the_clock(s: Subject) -> None:
+    """A key that was let go has no lease that a clock which is set back could bring to life."""
+    s.must_claim("me")
+    same(s.finish("me", None, None, may_run_again=True), True, "whether it could be freed")
+    s.clock.forward(-HOUR)
+    s.must_claim("you")
 
 
 @check(CLOCK)
