@@ -17,7 +17,17 @@ from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.jobstore import Ask, Hold, WorkerRecord
 from ergon_framework.testing.suites.hand_clock import HandClock
 from tests.executor.link import request
-from tests.jobs.workplace import PATIENCE, at_work, get, job, quick, unruly, wait_until, worker
+from tests.jobs.workplace import (
+    PATIENCE,
+    at_work,
+    get,
+    is_alive,
+    job,
+    quick,
+    unruly,
+    wait_until,
+    worker,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -62,21 +72,6 @@ class Taken(MemoryJobStore):
         return [
             is_kept and hold.id not in self.taken for is_kept, hold in zip(kept, holds, strict=True)
         ]
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        if Path("/proc/self").exists():
-            return False
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
-    return state not in "ZX"
 
 
 def is_ignored(pid: int, number: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -117,6 +118,12 @@ def is_alive(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it goes while it is read
+        if Path("/proc/self").exists():
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
     return state not in "ZX"

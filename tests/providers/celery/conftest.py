@@ -37,10 +37,10 @@ class Stage:
         self.app = make_app(self.server.broker_url, self.store)
         self.task = self.app.tasks["puppet.act"]
 
-    def start(self, **environment: str) -> subprocess.Popen[bytes]:
-        """Start a worker with two children; what it says is in the folder."""
+    def start(self, concurrency: int = 2, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a worker with some children; what it says is in the folder."""
         words = [sys.executable, str(PROGRAM), self.server.broker_url, self.store]
-        words += ["--pool=prefork", "--concurrency=2", "--loglevel=info"]
+        words += ["--pool=prefork", f"--concurrency={concurrency}", "--loglevel=info"]
         words += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         with (self.folder / "worker.log").open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own program
