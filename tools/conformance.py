@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
 import sys
 import tomllib
 from collections import defaultdict
@@ -160,35 +159,20 @@ def collect(root: Path) -> tuple[list[Marker], list[str]]:
     return markers, problems
 
 
-def covers(marker: str, requirement: Requirement) -> bool:
-    """Whether a test with this marker shows the requirement.
-
-    ``RFC-004:7.1`` covers ``RFC-004:7.1a`` and its siblings, but never one that is declared not
-    testable: such a one must be named in full.
-    """
-    if marker == requirement.id:
-        return True
-    is_section = re.fullmatch(re.escape(marker) + "[a-z]", requirement.id) is not None
-    return is_section and marker.startswith("RFC-") and not requirement.not_testable
-
-
 def build(requirements: list[Requirement], markers: list[Marker], problems: list[str]) -> Matrix:
-    """Join the two lists and note every gap and every unknown id."""
+    """Join the two lists and note every gap and every unknown id.
+
+    An id stands for itself: a test that names a section shows none of its statements.
+    """
     matrix = Matrix(requirements, problems=list(problems))
     tests_by_id: dict[str, list[str]] = defaultdict(list)
     for marker in markers:
         tests_by_id[marker.id].append(marker.test)
-    known: set[str] = set()
     for one in requirements:
-        found: set[str] = set()
-        for marker_id, tests in tests_by_id.items():
-            if covers(marker_id, one):
-                known.add(marker_id)
-                found.update(tests)
-        matrix.tests[one.id] = sorted(found)
-        if not found and not one.not_testable:
+        matrix.tests[one.id] = sorted(tests_by_id[one.id])
+        if not matrix.tests[one.id] and not one.not_testable:
             matrix.problems.append(f"{one.id}: no test shows it, and no reason says why not")
-    for unknown in sorted(tests_by_id.keys() - known):
+    for unknown in sorted(tests_by_id.keys() - {one.id for one in requirements}):
         near = difflib.get_close_matches(unknown, [one.id for one in requirements], n=5, cutoff=0.7)
         hint = f"; did you mean {', '.join(sorted(near))}?" if near else ""
         where = ", ".join(tests_by_id[unknown])
