@@ -107,6 +107,44 @@ def test_producers_isolate_alike(colour: Colour) -> None:
     assert seen == ["blue"] * 8
 
 
+@pytest.mark.req("RFC-004:3a", "RFC-004:16d", "RFC-005:3a", "RFC-005:18d")
+@pytest.mark.parametrize("role", ["consumer", "producer"])
+def test_results_and_exceptions_do_not_mix(colour: Colour, role: str) -> None:
+    """Of six at once, each handler is given what its own transaction came to, also when retried."""
+    told: list[tuple[str, str]] = []
+
+    async def work(transaction: Any) -> str:
+        await nap(float(7 - transaction.payload))  # they end in another order than they began
+        if transaction.payload % 2:
+            raise ValueError(transaction.transaction_id)
+        return str(transaction.transaction_id)
+
+    def note(transaction: Transaction, given: str) -> None:
+        told.append((transaction.transaction_id, given))
+        if transaction.attempt_count == 1:
+            raise OSError("once more, after others have ended")
+
+    async def success(transaction: Any, result: str) -> None:
+        note(transaction, result)
+
+    async def exception(transaction: Any, exc: Any) -> None:
+        note(transaction, str(exc.__cause__))
+
+    retry = {"max_attempts": 2, "backoff": 9.0}
+    policy = rules(size=6, concurrency=6, steps={"success": retry, "exception": retry})
+    given = transactions(6)
+    if role == "consumer":
+        source = Supply(given)
+        task = consumer(colour, source, process=work, success=success, exception=exception)
+        outcome = consume(colour, source, policy, task=task)
+    else:
+        task = producer(colour, produce=work, success=success, exception=exception)
+        outcome = produce(colour, given, policy, task=task)
+    assert (outcome.report.succeeded, outcome.report.failed) == (3, 3)
+    ids = [each.transaction_id for each in given]
+    assert sorted(told) == [(each, each) for each in ids for _ in range(2)]
+
+
 @pytest.mark.req("T3.16", "R0-C3")
 def test_a_connectors_context_does_not_leak_into_hooks(colour: Colour) -> None:
     """What fetch sets stays there."""
@@ -267,6 +305,32 @@ def test_payloads_and_metadata_are_not_logged(
     consume(colour, source, policy, task=task)
     assert caplog.records
     assert "secret" not in caplog.text
+
+
+@pytest.mark.req("RFC-005:18b")
+def test_producers_log_no_payloads_and_no_metadata(
+    colour: Colour, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is logged of a producer: failures, handlers, timeouts, repeats, what is left."""
+    caplog.set_level(logging.DEBUG)
+    given = [Transaction(f"t{n}", {"card": "secret"}, {"token": "secret"}) for n in range(1, 7)]
+
+    async def send(transaction: Any) -> None:
+        if transaction.transaction_id == "t1":
+            raise ValueError("bad")
+        await nap(100.0)
+
+    async def handle(_transaction: Any, _exc: Any) -> None:
+        raise OSError("handler")
+
+    policy = rules(size=3, limit=3, transaction_timeout=5.0)
+    handling = producer(colour, produce=send, exception=handle)
+    produce(colour, [*given[:2], *given], policy, task=handling)
+    produce(colour, given, rules(size=2, timeout=7.0), task=producer(colour, produce=send))
+    told = caplog.text
+    for text in ("handler failed", "t1 failed", "without an outcome", "already produced"):
+        assert text in told
+    assert "secret" not in told
 
 
 @pytest.mark.req("R1-E3", "RFC-004:15a", "RFC-005:17c")

@@ -9,7 +9,7 @@ import pytest
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.errors import ExceptionType, NonRetryableException, TransactionException
 from ergon_framework.testing.clock import VirtualClock
-from ergon_framework.testing.scripted import transactions
+from ergon_framework.testing.scripted import Takes, transactions
 from tests.engine.bodies import Supply, by_hand, consumer, producer, refusal, rules, settled
 from tests.engine.colours import Colour, consume, produce
 
@@ -131,6 +131,41 @@ def test_the_exception_handler_is_told_category_id_and_cause(
 
 def _throw(error: BaseException) -> None:
     raise error
+
+
+@pytest.mark.req(
+    "RFC-004:3f", "RFC-004:11", "RFC-004:11.1a", "RFC-004:11.2a", "RFC-004:11.3a", "RFC-005:3g",
+    "RFC-005:13b", "RFC-005:13c", "RFC-005:13d", "RFC-005:13e", "RFC-005:13f", "RFC-005:11e",
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "bound", "category"),
+    [
+        (refusal, {}, "business"),
+        (_system, {}, "system"),
+        (_timeout, {}, "timeout"),
+        (lambda: KeyError("x"), {}, "system"),
+        (lambda: Takes(100.0), {"step": 5.0}, "timeout"),
+        (lambda: Takes(100.0), {"lifecycle": 5.0}, "timeout"),
+    ],
+    ids=["business", "system", "timeout", "raw", "step_timeout", "lifecycle_timeout"],
+)
+def test_every_failure_has_its_category(
+    colour: Colour, what: Any, bound: dict[str, float], category: str
+) -> None:
+    """BUSINESS only if user code says so, TIMEOUT if it says so or the engine gave up."""
+    retry = {"timeout": bound.get("step")}
+
+    def policy(first: str) -> dict[str, Any]:
+        steps = {first: retry, "exception": retry}
+        return rules(max_abandoned=9, steps=steps, transaction_timeout=bound.get("lifecycle"))
+
+    for outcome in (
+        consume(colour, [transactions(1)], policy("process"), process=what()),
+        produce(colour, transactions(1), policy("produce"), produce=what()),
+    ):
+        told = outcome.happened[-1].argument
+        assert isinstance(told, TransactionException)
+        assert (told.category.value, told.transaction_id) == (category, "t1")
 
 
 @pytest.mark.req("RFC-005:13a", "RFC-005:13f", "RFC-005:13g", "RFC-005:9b", "RFC-005:3g")

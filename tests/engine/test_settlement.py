@@ -85,10 +85,11 @@ def test_every_ending_is_settled_exactly_once(colour: Colour) -> None:
 
 @pytest.mark.req("R0-I3")
 def test_settlement_comes_after_the_handler(colour: Colour) -> None:
-    """A transaction is acked only when its success handler is done."""
-    source = Settling([transactions(1)])
-    consume(colour, source, rules(), process=Takes(1.0), success=Takes(2.0))
-    assert source.told == [("ack", "t1", 3.0)]
+    """A transaction is acked when its success handler is done, nacked when the other one is."""
+    source = Settling([transactions(2)])
+    hooks: dict[str, Any] = {"process": {"t1": Takes(1.0), "t2": Takes(1.0, refusal())}}
+    consume(colour, source, rules(size=2), success=Takes(2.0), exception=Takes(4.0), **hooks)
+    assert source.told == [("ack", "t1", 3.0), ("nack", "t2", 8.0)]
 
 
 @pytest.mark.req("T3.17", "T3.30")

@@ -9,6 +9,7 @@ import pytest
 
 from ergon_framework.errors import EnvelopeError, ExceptionType, TransactionException
 from ergon_framework.ports.transaction import Transaction
+from ergon_framework.testing.clock import VirtualClock
 from ergon_framework.testing.scripted import (
     AsyncScriptedConsumer,
     AsyncScriptedProducer,
@@ -55,6 +56,31 @@ def test_the_final_exception_of_a_failed_handler_is_returned(colour: Colour, rol
     is_ok, error = _one(colour, role, transactions(1)[0], **hooks)
     assert not is_ok
     assert isinstance(error.cause, KeyError)
+
+
+@pytest.mark.req("RFC-004:11.3a", "RFC-005:11e", "RFC-005:13e")
+@pytest.mark.parametrize("role", ["consumer", "producer"])
+def test_an_exception_handler_that_hangs_ends_in_a_timeout(colour: Colour, role: str) -> None:
+    """The final exception is of the category TIMEOUT, whatever had led to the handler."""
+    step, method = ("process", "processing") if role == "consumer" else ("produce", "producing")
+    kinds: dict[str, Any] = {
+        "consumer": (ScriptedConsumer, AsyncScriptedConsumer),
+        "producer": (ScriptedProducer, AsyncScriptedProducer),
+    }
+    hooks: dict[str, Any] = {step: [ValueError("first")], "exception": [Takes(1000.0)]}
+    task = kinds[role][colour == "async"]({}, {}, **hooks)
+    begin = getattr(task, f"_start_{method}")
+    policy = {"steps": {"exception": {"retry": {"timeout": 5.0}}}}
+    clock = VirtualClock()
+    if colour == "async":
+        is_ok, error = clock.run(begin(transactions(1)[0], policy))
+    else:
+        with clock:
+            is_ok, error = begin(transactions(1)[0], policy)
+        clock.advance(1e6)
+    assert not is_ok
+    assert isinstance(error, TransactionException)
+    assert error.category is ExceptionType.TIMEOUT
 
 
 @pytest.mark.parametrize("role", ["consumer", "producer"])

@@ -89,6 +89,23 @@ def test_a_bounded_call_sees_the_callers_context_and_keeps_its_own(
         NOTE.reset(token)
 
 
+@pytest.mark.req("RFC-004:12j", "RFC-005:14g", "T3.16")
+def test_a_bounded_coroutine_sees_the_callers_context_and_keeps_its_own() -> None:
+    """Across awaits; what it sets does not come back."""
+
+    async def note() -> str:
+        seen = NOTE.get()
+        NOTE.set("inside")
+        await asyncio.sleep(1)
+        return seen
+
+    async def scene() -> tuple[str, str]:
+        NOTE.set("outside")
+        return await run_with_timeout_async(note, 5.0), NOTE.get()
+
+    assert VirtualClock().run(scene()) == ("outside", "outside")
+
+
 @pytest.mark.req("RFC-004:9e", "RFC-005:11d")
 def test_a_bounded_coroutine() -> None:
     """A function with arguments or a ready awaitable; value, error and timeout."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from opentelemetry import baggage
+from opentelemetry.context import attach, detach
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -14,7 +16,14 @@ from opentelemetry.trace import get_current_span
 
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.ports.notice import CATALOGUE, Notice
-from ergon_framework.telemetry import TelemetrySettings, configure, extract, make_sink
+from ergon_framework.telemetry import (
+    TelemetrySettings,
+    add_listener,
+    configure,
+    extract,
+    make_sink,
+    remove_listener,
+)
 from ergon_framework.telemetry.logs import FIELDS
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import consumer, nap, producer, rules, settled
@@ -74,6 +83,137 @@ def test_spans_of_the_user_stand_below_their_own_attempt(colour: Colour, watch: 
             attempts.append(span.parent.span_id)
     assert len(attempts) == len(set(attempts)) == 12 + 12 + 6
     assert not get_current_span().get_span_context().is_valid
+
+
+@pytest.mark.req(
+    "RFC-004:3i", "RFC-004:10d", "RFC-004:14b", "RFC-005:3e", "RFC-005:10.2b", "RFC-005:10.3b",
+    "RFC-005:12d", "RFC-005:16b", "R0-I5",
+)  # fmt: skip
+@pytest.mark.parametrize("role", ["consumer", "producer"])
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_every_attempt_runs_in_the_callers_opentelemetry_context(
+    colour: Colour, role: str, is_traced: bool, watch: Watch
+) -> None:
+    """Its baggage and its trace, in first attempts, retries and handlers, on whatever worker."""
+    seen: list[tuple[str, object, int]] = []
+
+    def note(hook: str, transaction: Any) -> None:
+        found = get_current_span().get_span_context().trace_id
+        seen.append((f"{transaction.id}:{hook}", baggage.get_baggage("tenant"), found))
+
+    async def work(transaction: Any) -> None:
+        note("work", transaction)
+        await nap(1.0)
+        note("work", transaction)
+        if transaction.payload == 1 or transaction.attempt_count == 1:
+            raise ConnectionError("down")
+
+    async def handle(transaction: Any, _given: Any) -> None:
+        note("handle", transaction)
+        if transaction.attempt_count == 1:
+            raise ConnectionError("down")
+
+    configure(TelemetrySettings(spans=is_traced))
+    retry = {"max_attempts": 2, "backoff": 1.0}
+    first = "process" if role == "consumer" else "produce"
+    steps = dict.fromkeys((first, "success", "exception"), retry)
+    policy = rules(size=3, concurrency=2, steps=steps)
+    hooks: Any = {first: work, "success": handle, "exception": handle}
+    token = attach(baggage.set_baggage("tenant", "acme"))
+    try:
+        with watch.tracer.start_as_current_span("caller") as caller:
+            if role == "consumer":
+                source = ScriptedConnector([transactions(3)])
+                task = consumer(colour, source, **hooks)
+                outcome = consume(colour, source, policy, task=task)
+            else:
+                outcome = produce(colour, transactions(3), policy, task=producer(colour, **hooks))
+    finally:
+        detach(token)
+    assert (outcome.report.succeeded, outcome.report.failed) == (2, 1)
+    here = caller.get_span_context().trace_id
+    calls = sorted(call for call, _tenant, _trace in seen)
+    assert calls == sorted(
+        f"t{n}:{hook}" for n in (1, 2, 3) for hook in [*["work"] * 4, *["handle"] * 2]
+    )
+    assert {(tenant, trace) for _call, tenant, trace in seen} == {("acme", here)}
+
+
+@pytest.mark.req("RFC-005:18a")
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_a_producers_hooks_see_the_metadata_of_their_own_transaction_only(
+    colour: Colour, is_traced: bool, watch: Watch
+) -> None:
+    """Whoever comes before, beside or behind, also in the attempts that follow a failure."""
+    given = [Transaction(f"t{n}", metadata={f"token-{n}": f"secret-{n}"}) for n in range(1, 6)]
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    async def send(transaction: Any) -> None:
+        await nap(1.0)
+        own = {name: each for name, each in transaction.metadata.items() if "trace" not in name}
+        seen.append((transaction.id, own))
+        if transaction.attempt_count == 1:
+            raise ConnectionError("down")
+
+    configure(TelemetrySettings(spans=is_traced))
+    policy = rules(size=5, concurrency=2, steps={"produce": {"max_attempts": 2}})
+    produce(colour, given, policy, task=producer(colour, produce=send))
+    wanted = [(each.id, dict(each.metadata)) for each in given for _ in range(2)]
+    assert sorted(seen, key=str) == sorted(wanted, key=str)
+
+
+class Guarded:
+    """A connector or a service whose credentials are everywhere they usually are."""
+
+    def __init__(self, url: str) -> None:
+        self.url = self.password = url
+        self.sent: list[Transaction] = []
+
+    def __repr__(self) -> str:
+        return f"Guarded({self.url!r})"
+
+    def dispatch_transactions(self, items: Any) -> None:
+        self.sent += items
+        if len(self.sent) == 1:
+            raise ConnectionError("down")
+
+
+@pytest.mark.req("RFC-005:18c")
+def test_credentials_of_connectors_and_services_stay_inside(
+    colour: Colour, watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No span, log, notice, exception, report or transaction of a producer has them."""
+    caplog.set_level(logging.DEBUG)
+    secret = "hunter2-is-the-password"  # noqa: S105 - what must not be seen
+    out, mail = Guarded(f"amqp://user:{secret}@broker/"), Guarded(secret)
+    heard: list[Notice] = []
+    told: list[object] = []
+
+    async def send(transaction: Any) -> None:
+        task.connectors["out"].dispatch_transactions([transaction])
+        if transaction.payload == 2:
+            raise ValueError("refused")
+        if transaction.payload == 3:
+            await nap(1000.0)
+
+    async def exception(_transaction: Any, exc: Any) -> None:
+        told.extend((str(exc), repr(exc), exc.details))
+        raise OSError("handler")
+
+    task = producer(colour, {"out": out}, produce=send, exception=exception)
+    task.services = {"mail": mail}
+    policy = rules(size=4, timeout=7.0, steps={"produce": {"max_attempts": 2, "timeout": 5.0}})
+    add_listener(heard.append)
+    try:
+        outcome = produce(colour, [*transactions(6), *transactions(1)], policy, task=task)
+    finally:
+        remove_listener(heard.append)
+    assert isinstance(outcome.error, TimeoutError)
+    told += [caplog.text, str(outcome.error), repr(outcome.report), [str(each) for each in heard]]
+    told += [span.to_json() for span in watch.spans()]
+    told += [(each.to_dict(), repr(each)) for each in out.sent]
+    assert len(told) > 20
+    assert secret not in str(told)
 
 
 @pytest.mark.req("T3.16", "R0-C3", "R1-CX2")

@@ -166,6 +166,59 @@ def test_the_defaults_are_safe() -> None:
     assert loop.empty_queue.backoff > 0.0  # an idle consumer does not spin
 
 
+RETRY = {
+    "max_attempts": 1,
+    "timeout": None,
+    "backoff": 0.0,
+    "backoff_multiplier": 2.0,
+    "backoff_cap": 0.0,
+    "jitter": 0.0,
+}
+LOOP = {
+    "batch": {"size": 1, "min_size": 1, "max_size": None, "interval": 0.0},
+    "concurrency": {
+        "value": 1,
+        "min": 1,
+        "max": None,
+        "max_abandoned": None,
+        "abandoned": "release",
+    },
+    "timeout": None,
+    "limit": None,
+    "transaction_timeout": None,
+    "stop_grace": 30.0,
+    "cancel_grace": 1.0,
+    "payload_copies": False,
+}
+STEPS = {"success": {"retry": RETRY}, "exception": {"retry": RETRY}}
+
+
+@pytest.mark.req("RFC-004:17a", "R0-BC")
+def test_the_defaults_of_a_consumer_change_on_purpose_only() -> None:
+    """A call without a policy does tomorrow what it does today; a new field has a default."""
+    empty = {"backoff": 0.1, "backoff_multiplier": 2.0, "backoff_cap": 10.0, "interval": 0.0}
+    loop = {
+        **LOOP,
+        "streaming": False,
+        "empty_queue": empty,
+        "mode": "batch",
+        "settlement": "engine",
+        "settlement_timeout": 30.0,
+        "settlement_attempts": 5,
+        "release_grace": 5.0,
+    }
+    fetch = {"retry": RETRY, "extra": {}, "connector_name": None}
+    steps = {**STEPS, "fetch": fetch, "process": {"retry": RETRY}}
+    assert ConsumerPolicy().model_dump() == {"loop": loop, "steps": steps, "name": None}
+
+
+@pytest.mark.req("RFC-005:19a", "R0-BC")
+def test_the_defaults_of_a_producer_change_on_purpose_only() -> None:
+    """A call without a policy does tomorrow what it does today; a new field has a default."""
+    steps = {**STEPS, "produce": {"retry": RETRY}}
+    assert ProducerPolicy().model_dump() == {"loop": LOOP, "steps": steps, "name": None}
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_defaults_obey_their_own_rules(policy: type[BaseModel]) -> None:
     """What a policy says by default it also accepts."""
