@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -96,6 +98,26 @@ def test_facts_are_sent_in_the_order_they_came(outbox: Outbox, node: Node) -> No
     assert (report.sent, report.refused, report.ended) == (20, 0, Ended.EMPTY)
     assert rests == []
     assert (outbox.pending(), outbox.size, outbox.oldest_at) == (0, 0, None)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_spool_is_private_whatever_the_umask(make: Make, tmp_path: Path, umask: int) -> None:
+    """Its file, its logs, its lock, and the copies of files that wait with their facts."""
+    (tmp_path / "a.txt").write_bytes(b"bytes of a file")
+    theirs = set(tmp_path.iterdir())
+    before = os.umask(umask)
+    try:
+        outbox = make()
+        fill(outbox, "e:1")
+        outbox.add(envelope("e:2"), fact("e:2"), [tmp_path / "a.txt"])
+    finally:
+        os.umask(before)
+    ours = [each for each in tmp_path.rglob("*") if each not in theirs]
+    assert {each.name.partition("-")[2] for each in ours} >= {"", "wal", "files"}
+    assert any(each.is_file() for each in (tmp_path / "outbox.db-files").iterdir())
+    for each in ours:
+        mode = stat.S_IMODE(each.stat().st_mode)
+        assert mode == (0o700 if each.is_dir() else 0o600), each.name
 
 
 @pytest.mark.req("BOUNDARY:producer", "P3")

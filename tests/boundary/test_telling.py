@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -74,6 +75,37 @@ def test_a_repaired_fact_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     lines = [record.getMessage() for record in caplog.records]
     assert any("1 of outbound was damaged" in line and "repaired" in line for line in lines)
     assert any("the fact at 2 of outbound is damaged" in line for line in lines)
+
+
+def test_the_content_of_a_fact_is_told_nowhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by a log, a notice or an error, whatever becomes of the fact."""
+    caplog.set_level(logging.DEBUG)
+    heard: list[Notice] = []
+    told: list[object] = []
+    add_listener(heard.append)
+    try:
+        with Zone.open("plant", ZoneSettings(data=str(tmp_path / "data"))) as zone:
+            secret = {**FACT, "object_json": {"card": "4111-secret"}}
+            zone.append(envelope("a"), secret)
+            zone.append(envelope("a"), secret)
+            for name, fact in (
+                ("a", {**FACT, "object_json": "other-secret"}),
+                ("b", {**secret, "subject": "no kind"}),
+            ):
+                with pytest.raises(BoundaryError) as caught:
+                    zone.append(envelope(name), fact)
+                told += [str(caught.value), repr(caught.value), caught.value.details]
+            with closing(sqlite3.connect(tmp_path / "data" / "facts.db")) as other, other:
+                other.execute("UPDATE ergon_boundary_facts SET recorded_at = 5")
+            zone.append(envelope("a"), secret)
+    finally:
+        remove_listener(heard.append)
+    assert "is damaged" in caplog.text
+    assert heard
+    told += [caplog.text, [str(each) for each in heard]]
+    assert "secret" not in str(told)
 
 
 def test_what_lasts_or_is_new_is_said(caplog: pytest.LogCaptureFixture) -> None:

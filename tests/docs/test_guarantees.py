@@ -1,4 +1,4 @@
-"""Every test that the page of guarantees names is there."""
+"""Every test that the page of guarantees names is there, and its numbers are those of the code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.jobs.settings import DAY, JobsSettings
+from ergon_framework.providers.gates import circuits, probes
+from ergon_framework.providers.recording import retention, writing
+from ergon_framework.providers.tasks import TaskOptions
+from ergon_framework.task.mixins.policies import ConsumerPolicy
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "guarantees.md"
@@ -63,6 +68,29 @@ def test_every_named_test_exists() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert len(_TEST.findall(text)) > 50
     assert missing(text) == []
+
+
+def test_the_numbers_are_the_defaults() -> None:
+    """Whoever changes a default changes the promise with it."""
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    jobs, loop, task = JobsSettings(), ConsumerPolicy().loop, TaskOptions()
+    rule, of_request = jobs.rule(), TaskOptions(computed_keys="request")
+    assert (jobs.executor_wait, retention.KEEP) == (DAY, 90 * DAY)
+    assert (task.keep_key_seconds, of_request.computed_key_memory) == (DAY, 3600.0)
+    assert (circuits.PATIENCE, circuits.FRESH_FOR, writing.SHELTER) == (0.5, 1.0, 1.0)
+    for phrase in (
+        f"attempts ({rule.retry.attempts})",
+        f"deliveries (attempts + {rule.max_deliveries - rule.retry.attempts})",
+        f"time per attempt ({jobs.timeout:.0f} seconds",
+        f"at most {jobs.lease:.0f} seconds (`lease`) later",
+        "for a day (`executor_wait`)",
+        f"{loop.settlement_attempts} calls at most, within {loop.settlement_timeout:.0f} seconds",
+        f"is free after {probes.LEASE:.0f} seconds",
+        "waits half a second for it",
+        "rows older than 90 days",
+        "for a day (a computed key of the request: for an hour)",
+    ):
+        assert phrase in text, phrase
 
 
 def test_every_promise_names_a_test() -> None:

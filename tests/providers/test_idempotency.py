@@ -420,15 +420,16 @@ def test_without_the_guard_every_call_is_made() -> None:
 
 
 def test_a_key_of_the_request_is_forgotten_sooner_than_a_given_one() -> None:
-    """The same request an hour later is a new one, unless its caller says otherwise."""
+    """The same request an hour later is a new one; where its caller gives a key, a day later."""
     now = [1000.0]
     store = MemoryProviderStore(lambda: now[0])
     run = runner(provider("ok", store=store), computed_keys="request")
-    run.run(call())
-    run.run(call(idempotency_key="k"))
-    now[0] += 3601
-    assert run.run(call()).end is TaskEnd.DONE
-    assert run.run(call(idempotency_key="k")).end is TaskEnd.REPLAYED
+    for key, seconds in (None, 3600.0), ("k", 86_400.0):
+        assert run.run(call(idempotency_key=key)).end is TaskEnd.DONE
+        now[0] += seconds - 1.0
+        assert run.run(call(idempotency_key=key)).end is TaskEnd.REPLAYED
+        now[0] += 2.0
+        assert run.run(call(idempotency_key=key)).end is TaskEnd.DONE
 
 
 def test_many_threads_and_one_key_make_one_call() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.notice import Notice
 from ergon_framework.ports.providerstore import Batch, DeadLetter
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import (
@@ -18,6 +20,7 @@ from ergon_framework.providers.execution import ProviderExecutionContext, Provid
 from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.retry import RetryPolicy
+from ergon_framework.telemetry import add_listener, remove_listener
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import (
     EPOCH,
@@ -241,6 +244,30 @@ def test_every_refusal_is_counted_once(
     reason = "circuit_open" if gate == "circuit" else "quota_exhausted"
     assert found == [(reason, reason, 0)] * 100
     assert provider._fitted.recorder.stats().refused_total == {reason: 100}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_payloads_are_told_nowhere(
+    clock: VirtualClock, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by a log, a notice, an error, a result or a row, whatever becomes of the call."""
+    caplog.set_level(logging.DEBUG)
+    heard: list[Notice] = []
+    kind = AsyncScripted if is_async else Scripted
+    provider = kind(
+        DOWN, KeyError("?"), {"ok": 1}, limited(1e9), DOWN, circuit_breaker=CircuitBreaker(3, 1000)
+    )
+    given = {"card": "4111-secret", "nested": [{"pin": "secret"}]}
+    add_listener(heard.append)
+    try:
+        results = [call(provider, payload=given, correlation_id="c") for _ in range(4)]
+    finally:
+        remove_listener(heard.append)
+    assert {each.success for each in results} == {True, False}
+    told = [repr(results), *(str(each.error) for each in results), repr(rows(provider, "c"))]
+    told += [caplog.text, *(f"{each} {each.fields}" for each in heard)]
+    assert heard
+    assert "secret" not in str(told)
 
 
 @pytest.mark.req("PEF:A-21", "PEF:B-9")

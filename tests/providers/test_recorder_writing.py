@@ -152,6 +152,20 @@ def test_final_rows_are_on_disk_soon_after_the_store_went_away(bench: Bench) -> 
     assert bench.sums == (20, 0, 0, 23, 23)
 
 
+def test_a_kill_loses_about_a_second_of_calls(tmp_path: Path) -> None:
+    """Before, during and after an outage: what ended longer ago is in the store or on disk."""
+    bench = Bench(tmp_path / "spill", capacity=1000)
+    worst = 0
+    for tick in range(400):  # ten calls end in a second
+        bench.store.fault = away if 50 <= tick < 250 else None
+        bench.add(rows(1, f"{tick}"))
+        bench.run(0.1)
+        written, _dropped, lost, spilled, _replayed = bench.sums
+        assert lost == 0
+        worst = max(worst, tick + 1 - written - spilled)
+    assert 1 <= worst <= 12
+
+
 def test_an_outage_with_a_full_disk_keeps_rows_in_memory(tmp_path: Path) -> None:
     """And batches stay small when the store is back."""
     bench = Bench(tmp_path / "spill", room=3000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -590,3 +591,34 @@ def test_statements_name_only_what_is_there(store: PostgresFactStore) -> None:
     assert sql.Identifier(namespace_of("Werk 1")).as_string() == '"ergon_zone_werk_1_' + (
         namespace_of("Werk 1")[-8:] + '"'
     )
+
+
+# Deferred, so that it runs when the transaction commits, which is when the setting counts.
+NOTE = """
+CREATE TABLE public.noted (id bigint, commits text);
+CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO public.noted VALUES (NEW.id, current_setting('synchronous_commit'));
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER note AFTER INSERT ON {zone}.facts
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.note();
+"""
+
+
+def test_facts_wait_for_the_disk_of_the_server(postgres_url: str) -> None:
+    """Each way to append and to receive commits synchronously, whatever the server's default is."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        name = sql.Identifier(connection.info.dbname)
+        connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(name))
+        with closing(PostgresFactStore(postgres_url, zone="plant-a")) as store:
+            place = sql.Identifier(store.namespace)
+            connection.execute(sql.SQL(NOTE).format(zone=place))
+            put(store, "a")
+            put(store, "b", "c")
+            answered = threading.Event()
+            store.append_soon(OUTBOUND, [new("d")], lambda _: answered.set())
+            assert answered.wait(WAIT)
+            store.receive("plant-b", [sent("e", 4)], Link("plant-b", "x", 4))
+        noted = connection.execute("SELECT commits FROM public.noted").fetchall()
+    assert noted == [("on",)] * 5
