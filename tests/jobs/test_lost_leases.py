@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from ergon_framework.core.job import LeaseExpired
+from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.jobstore import Ask, Hold, WorkerRecord
 from ergon_framework.testing.suites.hand_clock import HandClock
@@ -21,6 +25,7 @@ from tests.jobs.workplace import (
     PATIENCE,
     at_work,
     get,
+    history,
     is_alive,
     job,
     quick,
@@ -167,6 +172,25 @@ def test_the_neighbours_of_a_lost_job_finish_first(tmp_path: Path) -> None:
         assert pid_in(tmp_path / "next") != pid
 
 
+def test_a_job_that_comes_back_to_its_own_worker_ends_the_earlier_attempt(tmp_path: Path) -> None:
+    """A rescue gave the job back to the queue before its worker renewed, and the same worker claims
+    it again: in a process of its own, and the first one is killed.
+    """
+    store = MemoryJobStore()
+    started = tmp_path / "started"
+    executor = unruly(pool_size=2)
+    settings = quick(lease=60.0, max_attempts=5, grace=0.0)
+    with at_work(worker(store, executor=executor, settings=settings)):
+        store.add([job("stubborn", str(started))])
+        first = pid_in(started)
+        found = get(store, "stubborn")
+        rescue = Judgement(settings, "other").decided(found, LeaseExpired(), store.now())
+        assert store.exchange([rescue], None)[0] == [True]
+        wait_until(lambda: len(started.read_text().split()) == 2, "the next attempt")
+        wait_until(lambda: not is_alive(first), "the end of the first process")
+        assert is_alive(int(started.read_text().split()[1]))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no parent-death signal")
 def test_an_executor_dies_with_its_worker() -> None:
     """Whatever it is written in, and though it reads no input."""
@@ -199,6 +223,67 @@ def test_what_an_executor_started_dies_with_the_worker(tmp_path: Path) -> None:
         assert is_alive(pid)
         os.kill(parent.pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(pid), "the end of what the executor had started", 10.0)
+
+
+STOPPED = """
+import sys
+from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
+from ergon_framework.jobs.stores.sqlite import SqliteJobStore
+from ergon_framework.jobs.worker import Worker
+store, *command = sys.argv[1:]
+executor = ExecutorSettings(command=tuple(command), pool_size=1)
+settings = JobsSettings(lease=12.5, grace=0.0)
+print(Worker(SqliteJobStore(store), executors={"python": executor}, settings=settings).run())
+"""
+
+
+def test_the_executors_of_a_stopped_worker_end_before_its_leases_do(tmp_path: Path) -> None:
+    """SIGSTOP reaches the worker alone. Its watchdog kills the executor while nobody else can have
+    the job yet; continued, the worker gives the job back without a charge and runs it again.
+    """
+    started = tmp_path / "started"
+    store = SqliteJobStore(tmp_path / "jobs.db")
+    store.add([job("stubborn", str(started))])
+    command = unruly().command
+    words = [sys.executable, "-c", STOPPED, str(tmp_path / "jobs.db"), *command]
+    with closing(store), subprocess.Popen(words) as parent:  # noqa: S603
+        try:
+            pid = pid_in(started)
+            held = get(store, "stubborn").lease_expires_at
+            wait_until(lambda: get(store, "stubborn").lease_expires_at != held, "a renewal")
+            os.kill(parent.pid, signal.SIGSTOP)
+            wait_until(lambda: not is_alive(pid), "the end of the executor")
+            assert (get(store, "stubborn").lease_expires_at or 0.0) > store.now()
+            os.kill(parent.pid, signal.SIGCONT)
+            wait_until(lambda: len(started.read_text().split()) == 2, "the next attempt")
+            assert is_alive(int(started.read_text().split()[1]))
+            found = get(store, "stubborn")
+            assert [each["event"] for each in history(found)] == ["released"]
+            assert (found.excused, found.deliveries) == (1, 2)
+        finally:
+            parent.kill()
+
+
+def test_a_watchdog_that_was_killed_is_replaced_at_the_next_beat() -> None:
+    """Though no executor begins or ends: the worker may live for days with the same ones."""
+    watchdog = Watchdog()
+    group = subprocess.Popen(["sleep", "600"], start_new_session=True)  # noqa: S607
+    try:
+        watchdog.watch(group.pid)
+        assert not watchdog.beat(0.0)
+        first = watchdog.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not is_alive(first), "the end of the watchdog")
+        assert not watchdog.beat(1.0)
+        assert watchdog.pid not in (None, first)
+        assert watchdog.beat(1.0 + watchdog.patience)  # so long a silence may have cost the group
+        watchdog.close()
+        wait_until(lambda: not is_alive(group.pid), "the end of the group")
+    finally:
+        watchdog.close()
+        group.kill()
+        group.wait()
 
 
 def test_a_watchdog_that_was_killed_is_replaced() -> None:

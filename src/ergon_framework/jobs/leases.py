@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ergon_framework.jobs.claims import Claim
@@ -50,10 +50,16 @@ class Leases:
         claim = self.claims.get(job_id)
         return claim is not None and claim.job.fence == fence
 
-    def add(self, claims: Iterable[Claim], now: float) -> None:
-        """These were claimed."""
+    def add(self, claims: Sequence[Claim], now: float) -> None:
+        """These were claimed.
+
+        One of them may be a job that we work on: somebody took it away and gave it back to the
+        queue before we renewed its lease. Then the earlier claim is lost like any other.
+        """
+        earlier = [self.claims[each.job.id] for each in claims if each.job.id in self.claims]
         for claim in claims:
             self.claims[claim.job.id] = claim
+        self._lose([each for each in earlier if not each.lost])
         if self._charge_at is None:  # claims that go on and on put nobody's charge off
             self._charge_at = now + CHARGE_AFTER
 
@@ -91,13 +97,15 @@ class Leases:
         failpoint("worker.before_renew")
         holds = [claim.hold() for claim in claims]
         kept = self._store.renew(holds, self._lease)
-        was_lost = False
-        for claim, hold, is_kept in zip(claims, holds, kept, strict=True):
+        for claim, hold in zip(claims, holds, strict=True):
             claim.is_recorded = claim.is_recorded or hold.is_charged
-            if not is_kept:
-                claim.lost = was_lost = True
-                text = "job %s: its lease was lost; its attempt is ended and will not count"
-                logger.warning(text, claim.job.id)
-                self._report("lease.lost", {"job_id": claim.job.id})
-        if was_lost:
+        self._lose([claim for claim, is_kept in zip(claims, kept, strict=True) if not is_kept])
+
+    def _lose(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            claim.lost = True
+            text = "job %s: its lease was lost; its attempt is ended and will not count"
+            logger.warning(text, claim.job.id)
+            self._report("lease.lost", {"job_id": claim.job.id})
+        if claims:
             self.when_lost()

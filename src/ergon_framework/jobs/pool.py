@@ -144,6 +144,14 @@ class Pool:
             runner.drop_lost()
         self._host.dirty(self)
 
+    def note_killed(self) -> int:
+        """The watchdog may have ended processes while this one was stopped; how many it were."""
+        found = [runner for runner in self.runners if runner.was_killed()]
+        for runner in found:
+            runner.fate = runner.fate or Fate.STOP
+        self._host.dirty(self)
+        return len(found)
+
     def close_inputs(self) -> None:
         """Nothing is in flight any more: let every process leave."""
         self._stopping = True

@@ -214,6 +214,10 @@ class Runner:
             self.child.signal(signal.SIGKILL if at_once else signal.SIGTERM)
             self.kill_at = now + (1.0 if at_once else self.settings.kill_grace)
 
+    def was_killed(self) -> bool:
+        """Whether its process has ended by SIGKILL, though the loop was not told of its end."""
+        return self.child.has_exited() and self.child.status == -signal.SIGKILL
+
     def close_input(self) -> None:
         """No more requests: let it finish and leave."""
         self._is_closing = True

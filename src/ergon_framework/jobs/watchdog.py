@@ -1,8 +1,12 @@
-"""A small process that kills the process groups of a worker's executors when the worker dies.
+"""A small process that kills the process groups of a worker's executors when the worker cannot.
 
 A worker that is killed can end nobody any more. On Linux the system then kills its executors, but
 not what they have started themselves, and elsewhere it kills nobody. This process holds the other
 end of a pipe whose end it sees when the worker is gone, whatever ended it.
+
+A worker that is stopped (SIGSTOP, a debugger) renews no lease, so another one takes its jobs over
+while its executors run on. The worker therefore writes to the pipe about once a second; after a
+silence of ``patience`` seconds its executors are killed as well.
 
 A process that has left the group of its executor (``setsid``, a daemon) is out of its reach, and so
 is everything when the watchdog is killed together with its worker.
@@ -20,30 +24,59 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS = 5.0
 """Seconds that it has to end by itself when the worker leaves."""
+LEAST_PATIENCE = 5.0
+"""Seconds of silence that a busy machine may cause, however short the lease is."""
+BEAT_EVERY = 0.9
+"""Seconds between two signs of life; the loop of a worker turns once a second at least."""
 _LOADING = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
 """What Python itself may need to start; it gets nothing else of the environment."""
 _PROGRAM = """
-import os, signal, sys
+import os, select, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_IGN)
-groups, rest = set(), b""
-while data := os.read(0, 65536):
+patience, tick, silence = float(sys.argv[1]), 0.25, 0.0
+groups, rest, poll = set(), b"", select.poll()
+poll.register(0, select.POLLIN)
+
+def kill():
+    while groups:
+        try:
+            os.killpg(groups.pop(), signal.SIGKILL)
+        except OSError:
+            pass
+
+while True:
+    if not poll.poll(tick * 1000):
+        silence += tick
+        if silence >= patience:
+            kill()
+        continue
+    silence, data = 0.0, os.read(0, 65536)
+    if not data:
+        break
     *lines, rest = (rest + data).split(b"\\n")
     for line in lines:
-        (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
-for group in groups:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        pass
+        if line:
+            (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
+kill()
 """
-"""A supervisor may signal all processes of a service at once: that is for the worker to decide."""
+"""A supervisor may signal all processes of a service at once: that is for the worker to decide.
+
+Silence is counted in ticks: where the whole machine is frozen, all of it is one.
+"""
 
 
 class Watchdog:
     """Started with the first executor; a worker closes it when all of them have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease: float = 0.0) -> None:
+        """``lease``: how long a claim holds in the store.
+
+        A claim is renewed every third of that. Half of it after the last sign of life, nobody else
+        can have the job yet.
+        """
+        self.patience = max(LEAST_PATIENCE, lease / 2)
+        self._beat_at: float | None = None
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -57,6 +90,16 @@ class Watchdog:
         self._groups.add(group)
         if not self._tell(f"+{group}\n"):
             self._start()  # it is not there yet, or somebody has ended it
+
+    def beat(self, now: float) -> bool:
+        """A sign of life; whether there was none for so long that the groups may be dead by now."""
+        silence = 0.0 if self._beat_at is None else now - self._beat_at
+        if silence < BEAT_EVERY and self._beat_at is not None:
+            return False
+        self._beat_at = now
+        if self._process is not None and not self._tell("\n"):
+            self._start()  # somebody has ended it
+        return silence >= 0.9 * self.patience
 
     def forget(self, group: int) -> None:
         """The group is gone; to be said before its leader is reaped and its number is free."""
@@ -86,7 +129,7 @@ class Watchdog:
             self._process = None
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                (sys.executable, "-I", "-S", "-c", _PROGRAM),
+                (sys.executable, "-I", "-S", "-c", _PROGRAM, str(self.patience)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -96,7 +96,7 @@ class Worker:
         self.name = name_of("worker name", name) if name else _made_up()
         self.judgement = Judgement(self.settings, self.name)
         self.read_elsewhere = read_elsewhere
-        self.watchdog = Watchdog()
+        self.watchdog = Watchdog(self.settings.claimed_for)
         self.queues = tuple(queues) if queues else None
         self._store = store
         self._burst = burst
@@ -180,6 +180,8 @@ class Worker:
 
     def _turn(self, until: float | None = None) -> None:
         now = self.selecting.now()
+        if self.watchdog.beat(now):
+            self._was_stopped()
         times = [now + (BURST_TURN if self._burst else LONGEST_TURN)]
         for pool in self._pools.values():
             if pool in self._dirty or (pool.next_at is not None and now >= pool.next_at):
@@ -193,6 +195,13 @@ class Worker:
         if not self._is_ending or self._pools_left():
             self.selecting.turn(min(times))
         self._hand_over()
+
+    def _was_stopped(self) -> None:
+        """The process did not run for a while, and its watchdog may have ended the executors."""
+        ended = sum(pool.note_killed() for pool in self._pools.values())
+        if ended:
+            text = "this worker was stopped for %g s or more: its watchdog ended %d executor(s)"
+            logger.warning(text, self.watchdog.patience, ended)
 
     def _hand_over(self) -> None:
         """Give the keeper what this turn has settled, in one piece."""

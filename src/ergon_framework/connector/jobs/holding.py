@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
@@ -80,10 +80,18 @@ class Holding:
 
     # ---- claims ----
 
-    def add(self, claims: Iterable[Claim]) -> None:
-        """These are ours now."""
+    def add(self, claims: Sequence[Claim]) -> None:
+        """These are ours now.
+
+        A job that is in hand already was taken away by somebody and came back to the queue before
+        its lease was renewed: then the earlier claim is lost.
+        """
         with self._lock:
+            earlier = [self._claims.get(claim.job.id) for claim in claims]
             self._claims.update((claim.job.id, claim) for claim in claims)
+        for claim in earlier:
+            if claim is not None and not claim.lost:
+                self._lose(claim)
 
     def let_go(self, claim: Claim) -> None:
         """Renew it no longer: it is being settled."""
@@ -126,11 +134,12 @@ class Holding:
         kept = self._store.renew([claim.hold() for claim in claims], self._lease)
         for claim, is_kept in zip(claims, kept, strict=True):
             if not is_kept and self.holds(claim.job.id, claim.job.fence):  # not settled meanwhile
-                claim.lost = True
-                logger.warning(
-                    "job %s: its lease was lost; its outcome will not count", claim.job.id
-                )
-                self._report("lease.lost", {"job_id": claim.job.id})
+                self._lose(claim)
+
+    def _lose(self, claim: Claim) -> None:
+        claim.lost = True
+        logger.warning("job %s: its lease was lost; its outcome will not count", claim.job.id)
+        self._report("lease.lost", {"job_id": claim.job.id})
 
     def _outage(self, error: Exception) -> None:
         if isinstance(error, StoreUnavailableError):
