@@ -19,7 +19,7 @@ import pytest
 
 from ergon_framework.boundary.consuming.inbox import Inbox, _spell
 from ergon_framework.boundary.model import Delivery
-from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError
+from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError, WiringError
 from tests.boundary import inbox_child
 from tests.boundary.inbox_child import FACTS, bill, delivery
 
@@ -303,3 +303,24 @@ def test_killed_around_the_commit(path: Path, moment: str, nth: int) -> None:
     assert len(lines(path)) == (nth - 1 if moment == "before" else nth)
     assert run("") == 0
     assert lines(path) == [f"e:{n}" for n in range(1, FACTS + 1)]
+
+
+@pytest.mark.req("C5", "BOUNDARY:consumer", "BOUNDARY:badinput")
+def test_an_effect_that_does_not_run_leaves_no_note(path: Path, inbox: Inbox) -> None:
+    """A coroutine function or a generator has done nothing when it returns: nothing is committed,
+    and the fact takes effect when it comes again.
+    """
+
+    async def later(connection: sqlite3.Connection, fact: Delivery) -> None:
+        bill(connection, fact)
+
+    def step_by_step(connection: sqlite3.Connection, fact: Delivery) -> Iterator[None]:
+        bill(connection, fact)
+        yield
+
+    for effect in (later, step_by_step):
+        with pytest.raises(WiringError, match="the effect returned a") as caught:
+            inbox.handler(lambda: sqlite3.connect(path), effect)(delivery(0))
+        assert caught.value.remedy
+    inbox.handler(lambda: sqlite3.connect(path), bill)(delivery(0))
+    assert len(lines(path)) == 1

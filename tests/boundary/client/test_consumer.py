@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ergon_framework.boundary.consuming.consumer import Consumer
 from ergon_framework.boundary.consuming.conversations import ConsumeReport
@@ -19,6 +22,7 @@ from ergon_framework.errors import (
     NodeUnavailableError,
     NonRetryableException,
     NotPermittedError,
+    WiringError,
 )
 from ergon_framework.testing.clock import VirtualClock
 from tests.boundary.client.scripted import (
@@ -74,6 +78,17 @@ def confirms(node: MemoryNode) -> list[int]:
     """Every offset that was confirmed, in order."""
     bodies = [body for _, method, body in node.calls if method.endswith("ConfirmReceipt")]
     return [json.loads(body)["offset"] for body in bodies]
+
+
+def in_fork(work: Callable[[], bool]) -> bool:
+    """Whether it came out true in a forked child."""
+    pid = os.fork()
+    if pid == 0:
+        is_true = False
+        with suppress(BaseException):
+            is_true = work()
+        os._exit(0 if is_true else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def nap_of(
@@ -342,6 +357,60 @@ def test_lost_lease_stops_at_once(colour: Colour) -> None:
 
 
 @BOTH
+@pytest.mark.req("C11", "BOUNDARY:consumer")
+def test_a_seek_in_the_middle_of_a_page(colour: Colour) -> None:
+    """An operator who sets the cursor of a consumer at work does not end it: it goes on there."""
+    node, handler = node_with(3)
+
+    def sought(delivery: Delivery) -> None:
+        if handler.seen == [1]:
+            node.store.seek("c", 0, reason="an operator wants them again")
+        handler(delivery)
+
+    report = read_all(colour, node, sought)
+    assert handler.seen == [1, 2, 3, 1, 2, 3]
+    assert (report.cursor, node.store.consumer("c").holder) == (3, None)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.req("C11", "BOUNDARY:consumer")
+def test_a_forked_child_does_not_hold_the_name() -> None:
+    """Neither a run that a handler forked goes on in the child, nor has it its parent's lease."""
+    node, _ = node_with(3)
+    consumer = Consumer(node, "c")
+    own = consumer.fetch().facts and consumer.holder
+
+    def in_child() -> bool:
+        refused = 0
+        for act in (lambda: consumer.confirm(1), consumer.fetch):
+            try:
+                act()
+            except ConsumerHeldError:
+                refused += 1
+        consumer.close()
+        return refused == 2 and node.store.consumer("c").holder == own != consumer.holder
+
+    assert in_fork(in_child)
+
+    pid = -1
+
+    def fork(delivery: Delivery) -> None:
+        nonlocal pid
+        if delivery.offset == 1:
+            pid = os.fork()
+
+    try:
+        consumer.run(fork, until_empty=True)
+    except ConsumerHeldError:
+        os._exit(0 if pid == 0 else 1)
+    finally:
+        if pid == 0:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert node.store.consumer("c").cursor == 3
+
+
+@BOTH
 @pytest.mark.req("C11")
 def test_keeper_notices_the_loss(colour: Colour) -> None:
     """A loss that was noticed during a handler ends the run before the next item."""
@@ -510,16 +579,62 @@ def test_idle_run_asks_with_pauses(colour: Colour) -> None:
 # ---- mistakes ----
 
 
-def test_coroutine_function_in_the_wrong_colour() -> None:
-    """A coroutine function given to the consumer for threads sets nothing aside in silence."""
-    node, _ = node_with(1)
+async def a_coroutine(delivery: Delivery) -> None:
+    """Never runs in a consumer for threads."""
 
-    async def handler(delivery: Delivery) -> None:
-        """Never runs."""
 
-    report = read_all("threads", node, handler)
-    assert report.quarantined == 1
-    assert "asynchronous" in node.store.quarantine("c")[0].message
+def a_generator(delivery: Delivery) -> Any:
+    """Never runs, because nobody asks it for anything."""
+    yield delivery
+
+
+async def an_asynchronous_generator(delivery: Delivery) -> Any:
+    """The same."""
+    yield delivery
+
+
+@pytest.mark.parametrize(
+    ("colour", "handler"),
+    [
+        ("threads", a_coroutine),
+        ("threads", a_generator),
+        ("threads", an_asynchronous_generator),
+        ("tasks", a_generator),
+        ("tasks", an_asynchronous_generator),
+    ],
+)
+@pytest.mark.req("BOUNDARY:consumer", "BOUNDARY:badinput")
+def test_a_handler_that_does_not_run_handles_nothing(colour: Colour, handler: Any) -> None:
+    """What it returns is work that nobody does: the run ends, and no fact is confirmed or set
+    aside.
+    """
+    node, _ = node_with(2)
+    with pytest.raises(WiringError, match=handler.__name__.replace("_", " ")) as caught:
+        read_all(colour, node, handler)
+    assert caught.value.remedy
+    assert (node.store.consumer("c").cursor, node.store.quarantine("c")) == (0, [])
+
+
+@BOTH
+@pytest.mark.req("BOUNDARY:consumer")
+def test_each_attempt_gets_the_fact_as_it_came(colour: Colour) -> None:
+    """A handler that changed its input before it failed is given the content anew."""
+    node = MemoryNode(VirtualClock())
+    labelled = structs.replace(envelope(1), labels={"line": "3"})
+    node.append([(labelled, structs.replace(fact(1), object_json={"amount": 40}))])
+    node.store.create_consumer("c", "outbound")
+    seen: list[tuple[dict[str, int], dict[str, str] | None]] = []
+
+    def spoil(delivery: Delivery) -> None:
+        seen.append((dict(delivery.fact.object_json), dict(delivery.envelope.labels or {})))
+        delivery.fact.object_json.clear()
+        assert delivery.envelope.labels is not None
+        delivery.envelope.labels.clear()
+        if len(seen) < 3:
+            raise RuntimeError("not yet")
+
+    assert read_all(colour, node, spoil).handled == 1
+    assert seen == [({"amount": 40}, {"line": "3"})] * 3
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,6 @@ class AsyncConsumer(Reading):
             self._transport = AsyncHttpTransport(node, tls=client_tls(options), **self.connecting)
         else:
             self._transport = node
-        self._is_holder = False
         self._stopping = asyncio.Event()
         self._running: TaskHands | None = None
 

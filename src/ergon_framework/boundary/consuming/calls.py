@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +18,10 @@ from ergon_framework.boundary.conversing.script import (
     understood,
 )
 from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY
-from ergon_framework.boundary.model import Batch
+from ergon_framework.boundary.model import Batch, Delivery
 from ergon_framework.core.call import Call
 from ergon_framework.core.retry import RetryRule
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError, ConsumerHeldError
 
 MAX_BYTES = 4 << 20
@@ -43,7 +45,7 @@ class _Cursor(msgspec.Struct):
     cursor: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Desk:
     """One consumer as one holder talks about it."""
 
@@ -58,6 +60,20 @@ class Desk:
     required: bool = True
     timeout: float = 30.0
     standing: Standing = field(default_factory=Standing)
+    page: bytes = field(default=b"", repr=False)
+    """The last page, as it came."""
+
+    def __post_init__(self) -> None:
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a process that was just forked: the lease stays the parent's, and so does its run."""
+        if self.holder is not None:
+            self.holder = f"{self.holder[:200]}+{os.getpid()}"
+        self.standing.lost = ConsumerHeldError(
+            f"the process that holds the consumer {self.name!r} was forked, and this is the child",
+            remedy="let a child that a handler forks end with os._exit, or start a program",
+        )
 
     def fetch(self, limit: int, wait: float) -> Script[Batch]:
         """A page; a consumer that is not there is created."""
@@ -81,7 +97,15 @@ class Desk:
             answer = yield from repeated(send, call, self.dice)
         self.standing.lost = None
         self.standing.renewed_at = yield Now()
+        self.page = answer
         return understood(answer, Batch)
+
+    def anew(self, delivery: Delivery) -> Delivery:
+        """A fact of the last page once more as it came: its handler may have changed its content
+        before it failed.
+        """
+        facts = understood(self.page, Batch).facts
+        return next((each for each in facts if each.offset == delivery.offset), delivery)
 
     def create(self) -> Script[None]:
         """Create the consumer; one that is there already and fits is fine."""
@@ -101,7 +125,7 @@ class Desk:
         self.standing.renewed_at = yield Now()
         return understood(answer, _Cursor).cursor
 
-    def renew(self) -> Script[None]:
+    def renew_lease(self) -> Script[None]:
         """Make sure that the name is still ours."""
         yield from self.confirm(0)
 

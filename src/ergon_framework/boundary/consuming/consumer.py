@@ -58,7 +58,6 @@ class Consumer(Reading):
             self._transport = HttpTransport(node, tls=client_tls(options), **self.connecting)
         else:
             self._transport = node
-        self._is_holder = False
         self._stopping = threading.Event()
         self._running: ThreadHands | None = None
 

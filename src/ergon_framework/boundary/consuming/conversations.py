@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ergon_framework.boundary.consuming.calls import Desk, Standing
-from ergon_framework.boundary.conversing.script import Dice, Handle, Now, Script, Send, Wait
+from ergon_framework.boundary.conversing.script import (
+    Dice,
+    Handle,
+    Now,
+    Script,
+    Send,
+    UnrunHandlerError,
+    Wait,
+)
 from ergon_framework.boundary.conversing.transport import BOUNDARY
 from ergon_framework.boundary.model import Batch, Delivery, Loss
 from ergon_framework.core.call import Call
@@ -101,7 +109,12 @@ class Run:
             batch = yield from self.desk.fetch(self.limit, self.wait)
             self.report.cursor = self.done = batch.cursor
             self.confirmed_at = yield Now()
-            yield from self._page(batch, max(0, batch.deliveries - 1))
+            try:
+                yield from self._page(batch, max(0, batch.deliveries - 1))
+            except ConsumerHeldError as error:
+                if not _was_sought(error):
+                    raise
+                continue  # what follows the new cursor comes with the next page
             if not batch.facts and self.done == batch.cursor:
                 if self.until_empty:
                     return
@@ -160,6 +173,8 @@ class Run:
             try:
                 yield Handle(self.handler, delivery)
                 break
+            except UnrunHandlerError:
+                raise  # it would be the same with every fact: none is set aside for that
             except Exception as error:
                 self.desk.standing.check()
                 yield from self._confirm()
@@ -170,6 +185,7 @@ class Run:
                     return True
             if (yield Wait(verdict.delay)):
                 return False
+            delivery = self.desk.anew(delivery)
         self.desk.standing.check()
         self.report.handled += 1
         if delivery.released:
@@ -197,7 +213,7 @@ class Run:
         standing.check()
         third = self.desk.lease / 3
         if now - standing.renewed_at >= self.desk.lease:
-            yield from self.desk.renew()
+            yield from self.desk.renew_lease()
         if now - self.confirmed_at >= third:
             yield from self._confirm()
 
@@ -208,6 +224,11 @@ class Run:
             self.report.cursor = yield from self.desk.confirm(self.done)
             failpoint("boundary.confirming.after")
         self.confirmed_at = yield Now()
+
+
+def _was_sought(error: ConsumerHeldError) -> bool:
+    """Whether the name is not another's: an operator has set the cursor, which frees the name."""
+    return "holder" in error.details and error.details["holder"] is None
 
 
 def keeping(desk: Desk, is_over: Callable[[], bool]) -> Script[None]:

@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager, nullcontext
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from ergon_framework.boundary.arguments import FUNCTION, NAME, TEXT
+from ergon_framework.boundary.conversing.script import refuse_unrun
 from ergon_framework.boundary.facts.canonical import canonical
 from ergon_framework.boundary.facts.identity import identity_digest, spelled
 from ergon_framework.boundary.model import Delivery
@@ -164,7 +165,8 @@ class Inbox:
                 self.once(connection, delivery) as is_new,
             ):
                 if is_new:
-                    effect(connection, delivery)
+                    # Before the note is committed, which would say that it has taken effect.
+                    refuse_unrun(effect(connection, delivery), "the effect")
 
         return handle
 

@@ -36,6 +36,7 @@ from ergon_framework.boundary.producing.options import (
 )
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.retry import Backoff, RetryRule
+from ergon_framework.engine.forking import renew_after_fork
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,6 @@ class Reading:
         check_options(type(self).__name__, options, CONSUMER)
         NAME.check("consumer_name", name)
         self.name = name
-        self.holder = _holder(options.get("holder"))
         self.limit = options.get("limit", 100)
         self.rule = bounded(options.get("retry"), options.get("timeout"))
         self.dice = options.get("dice", random.random)
@@ -135,7 +135,7 @@ class Reading:
         self._options = options
         self.desk = Desk(
             name=name,
-            holder=self.holder,
+            holder=_holder(options.get("holder")),
             lease=options.get("lease", 30.0),
             rule=self.rule,
             dice=self.dice,
@@ -145,6 +145,17 @@ class Reading:
             required=options.get("required", True),
             timeout=options.get("timeout", TIMEOUT),
         )
+        self._is_holder = False
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a process that was just forked: the lease is the parent's, and stays so."""
+        self._is_holder = False
+
+    @property
+    def holder(self) -> str | None:
+        """Under which name it holds its lease."""
+        return self.desk.holder
 
     @property
     def max_attempts(self) -> int:

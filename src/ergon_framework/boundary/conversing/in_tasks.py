@@ -20,6 +20,7 @@ from ergon_framework.boundary.conversing.script import (
     Send,
     Shut,
     Wait,
+    refuse_unrun,
 )
 from ergon_framework.boundary.conversing.transport import AsyncTransport
 from ergon_framework.engine.clocks import AsyncSignal
@@ -66,6 +67,7 @@ class TaskHands:
                 return await self._wait(self._loop.time() + seconds)
             case Handle(function, argument):
                 answer = function(argument)
+                refuse_unrun(answer, "the handler", is_awaited=True)
                 return await answer if hasattr(answer, "__await__") else answer
             case Put(bucket, key, source, digest, report):
                 return await self._transport.put_object(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,9 +19,9 @@ from ergon_framework.boundary.conversing.script import (
     Send,
     Shut,
     Wait,
+    refuse_unrun,
 )
 from ergon_framework.boundary.conversing.transport import Transport
-from ergon_framework.errors import WiringError
 from ergon_framework.ports.clock import Clock, Signal
 
 T = TypeVar("T")
@@ -108,10 +107,5 @@ class ThreadHands:
 
 def _handled(function: Callable[[Any], Any], argument: Any) -> Any:
     answer = function(argument)
-    if inspect.iscoroutine(answer):
-        answer.close()
-        raise WiringError(
-            "the handler returned a coroutine, which nobody awaits",
-            remedy="use the asynchronous class of the same name",
-        )
+    refuse_unrun(answer, "the handler")
     return answer

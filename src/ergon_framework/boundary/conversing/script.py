@@ -7,6 +7,7 @@ raised where it stands. It waits for nothing itself. :mod:`.in_threads` and
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -22,6 +23,7 @@ from ergon_framework.errors import (
     BufferFullError,
     ConsumerHeldError,
     NodeUnavailableError,
+    WiringError,
 )
 
 T = TypeVar("T")
@@ -112,6 +114,34 @@ SCHEDULE = RetryRule(
     max_retry_after=1.0,
 )
 """Again at once, then after 100 and after 200 ms; then the last error is raised."""
+
+
+class UnrunHandlerError(WiringError):
+    """A function of the user's came back before it did anything: nothing was handled."""
+
+
+_UNRUN: dict[str, Callable[[Any], bool]] = {
+    "a coroutine": inspect.iscoroutine,
+    "a generator": inspect.isgenerator,
+    "an asynchronous generator": inspect.isasyncgen,
+}
+_AWAITED = "a coroutine"
+
+
+def refuse_unrun(answer: Any, what: str, *, is_awaited: bool = False) -> None:
+    """Refuse an answer that stands for work which nobody has begun: it would be confirmed undone.
+
+    With ``is_awaited`` a coroutine is fine, since the caller runs it.
+    """
+    for kind, is_one in _UNRUN.items():
+        if not is_one(answer) or (is_awaited and kind == _AWAITED):
+            continue
+        if not inspect.isasyncgen(answer):  # one of these that never began needs no end
+            answer.close()
+        usual = "write it without yield"
+        if kind == _AWAITED:
+            usual = "write it without async, or use the asynchronous class of the same name"
+        raise UnrunHandlerError(f"{what} returned {kind}, which nobody runs", remedy=usual)
 
 
 def failure_of(error: BoundaryError) -> Failure:
