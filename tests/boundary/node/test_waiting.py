@@ -34,10 +34,10 @@ class Counted(SqliteFactStore):
         return super().serve(name, limit, max_bytes, **more)
 
 
-async def fetched(node: Node, consumer: str) -> Any:
+async def fetched(node: Node, consumer: str, **more: Any) -> Any:
     """What a long poll answers."""
     host, port = split_address(node.address)
-    asked = {"consumer_name": consumer, "wait_ms": 30_000, "holder": f"holder of {consumer}"}
+    asked = {"consumer_name": consumer, "wait_ms": 30_000, "holder": f"holder of {consumer}"} | more
 
     def talk() -> Any:
         connection = http.client.HTTPConnection(host, port, timeout=60)
@@ -87,6 +87,38 @@ def test_a_commit_wakes_whom_it_concerns(tmp_path: Path) -> None:
         assert store.serves["log"] == 1
         await node.stop()
         assert (await polls["log"])["facts"] == []
+        node.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.req("C11")
+def test_a_poll_that_waits_keeps_its_lease(tmp_path: Path) -> None:
+    """However short the lease is: otherwise another process takes the name while its holder waits,
+    and an empty answer would come to somebody who holds nothing.
+    """
+    store = Counted(tmp_path / "facts.db", zone="plant-a")
+    store.serves = Counter()
+    settings = ZoneSettings(data=str(tmp_path), listen="127.0.0.1:0", insecure=True)
+    store.create_consumer("c", OUTBOUND)
+
+    async def waits(times: int) -> float:
+        for _round in range(ROUNDS):
+            if store.serves["c"] >= times:
+                return store.consumer("c").held_until
+            await asyncio.sleep(PAUSE)
+        raise AssertionError(store.serves)
+
+    async def main() -> None:
+        zone = Zone("plant-a", store, MemoryObjectStore(), settings)
+        node = Node("plant-a", settings, zone=zone)
+        await node.start()
+        poll = asyncio.create_task(fetched(node, "c", lease_ms=600))
+        begun = await waits(2)
+        assert await waits(5) > begun + 0.3
+        await node.stop()
+        assert (await poll)["facts"] == []
         node.close()
 
     asyncio.run(main())

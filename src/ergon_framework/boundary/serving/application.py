@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -51,6 +52,8 @@ T = TypeVar("T")
 APPEND, APPENDS, FETCH = f"/{CORE}/AppendFact", f"/{ADMIN}/AppendFacts", f"/{CORE}/FetchFacts"
 LOOKING = 1.0
 """Seconds between two looks whether a client that waits for facts is still there."""
+SOONEST = 0.1
+"""Seconds between two renewals of a lease at least, however short it is."""
 THREADS = 8
 """For what waits on a disk, appends aside."""
 _PROBED = 2.0  # seconds for the store to answer a probe
@@ -187,21 +190,29 @@ class NodeApplication:
             self._heard(name.removeprefix(PEER))
         limits = self.zone.settings.limits
         wait = min(at_least("wait_ms", asked.wait_ms, 0) / 1000, limits.wait_seconds)
+        holder = holder_name(asked.holder)
+        lease = None if asked.lease_ms is None else lease_seconds(asked.lease_ms)
         serve = partial(
             self.zone.serve,
             name,
             at_least("limit", asked.limit, 1),
             None if asked.max_bytes is None else at_least("max_bytes", asked.max_bytes, 1),
-            holder_name(asked.holder),
-            None if asked.lease_ms is None else lease_seconds(asked.lease_ms),
+            holder,
+            lease,
         )
-        serving = await self._serve(exchange, serve, wait)
+        renewal = math.inf if holder is None else _renewal(lease or self.zone.settings.lease)
+        serving = await self._serve(exchange, serve, wait, renewal)
         epoch = await self.in_thread(lambda: self.zone.store.info().epoch)
         exchange.reply(200, page_json(serving, epoch, self.zone.name))
 
     async def _serve(
-        self, exchange: Exchange, serve: Callable[[], Serving], wait: float
+        self, exchange: Exchange, serve: Callable[[], Serving], wait: float, renewal: float
     ) -> Serving:
+        """A page, waited for if there is none yet.
+
+        Each look renews the lease of the holder that waits: it would lose its name otherwise to
+        whoever asks, and be answered as if it still held it.
+        """
         until = self._loop.time() + wait
         while True:
             with self._waiting.fetch() as fetch:  # before looking: what comes meanwhile is noticed
@@ -209,17 +220,21 @@ class NodeApplication:
                 if serving.page.facts or serving.page.gaps:
                     return serving
                 fetch.has_seen(serving)
-                if not await self._has_news(exchange, fetch.news, until):
+                await self._wait(exchange, fetch.news, min(until, self._loop.time() + renewal))
+                if not (fetch.news.done() or self._loop.time() < until) or self._is_over(exchange):
                     return serving
 
-    async def _has_news(self, exchange: Exchange, news: asyncio.Future[None], until: float) -> bool:
-        """Wait for facts; not for longer than the client waits, nor when it has gone."""
-        while not news.done():
+    async def _wait(self, exchange: Exchange, news: asyncio.Future[None], until: float) -> None:
+        """Wait for facts; not for longer than the client does."""
+        while not news.done() and not self._is_over(exchange):
             left = until - self._loop.time()
-            if left <= 0 or not self.is_ready or exchange.is_gone:
-                return False
+            if left <= 0:
+                return
             await asyncio.wait([news], timeout=min(left, LOOKING))
-        return self.is_ready and not exchange.is_gone
+
+    def _is_over(self, exchange: Exchange) -> bool:
+        """Whether nobody waits any more: the node stops, or the client has gone."""
+        return not self.is_ready or exchange.is_gone
 
     def _news(self) -> None:
         """In the writer's thread, after a commit that added facts."""
@@ -264,6 +279,11 @@ class NodeApplication:
         self.permitted(exchange.caller, "GetMetrics")
         text = await self.in_thread(lambda: metrics(self.zone))
         exchange.reply(200, text.encode(), content_type=_TEXT)
+
+
+def _renewal(lease: float) -> float:
+    """Seconds after which a lease is renewed while its holder waits for facts."""
+    return max(lease / 3, SOONEST)
 
 
 def _no_such(exchange: Exchange) -> BoundaryError:
