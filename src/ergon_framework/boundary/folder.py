@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ergon_framework.boundary.objects.disk import sync_folder
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.secure_files import UnsafeFileError, make_folder, open_file
 
@@ -19,6 +20,7 @@ class DataFolder:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
+        renew_after_fork(self)
 
     @classmethod
     def lock(cls, path: str | Path) -> DataFolder:
@@ -47,8 +49,17 @@ class DataFolder:
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         return cls(folder, descriptor)
 
+    def renew(self) -> None:
+        """In a process that was just forked: the lock is the parent's, and ends with it."""
+        self._leave()
+
     def close(self) -> None:
         """Let go of it. Closing twice is fine."""
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for children that have it too
+        self._leave()
+
+    def _leave(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -312,3 +313,28 @@ def test_what_another_node_has_just_put_is_not_taken_for_nameless(pair: tuple[Zo
     two.clock = lambda: 4e9
     assert keep_house(two, is_thorough=True).objects == 1
     assert two.objects.stat(digest) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.req("BOUNDARY:node")
+def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
+    """The lock ends with the process that took it, whatever it has forked."""
+    settings = ZoneSettings(data=str(tmp_path / "data"))
+    zone = Zone.open("plant-a", settings)
+    ready, go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(ready[1], b".")
+        os.read(go[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        with pytest.raises(ConfigurationError, match="in use by another node"):
+            Zone.open("plant-a", settings)
+        zone.close()
+        Zone.open("plant-a", settings).close()
+    finally:
+        os.write(go[1], b".")
+        os.waitpid(pid, 0)
+        for end in (*ready, *go):
+            os.close(end)
