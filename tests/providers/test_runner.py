@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.providerstore import LetterStatus, StoredLetter
+from ergon_framework.ports.providerstore import AttemptRow, LetterStatus, StoredLetter
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
-from ergon_framework.providers.errors import ProviderError, Reason
+from ergon_framework.providers.errors import ERROR_OF, ProviderError, Reason
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recorder import recorder_of
 from ergon_framework.providers.retry import RetryPolicy
@@ -42,6 +42,12 @@ def noon() -> float:
 def letters(run: ProviderTaskRunner) -> list[StoredLetter]:
     """What was buried."""
     return run.provider.store.letters()
+
+
+def attempts(run: ProviderTaskRunner) -> list[AttemptRow]:
+    """The rows of the only message."""
+    run.provider.flush()
+    return run.provider.store.attempts_of("message-1")
 
 
 def again(first: TaskCall, ending: TaskEnding) -> TaskCall:
@@ -528,6 +534,44 @@ def test_a_key_that_somebody_else_took_meanwhile_is_told(
     ending = runner(Late(store=store)).run(call(idempotency_key="k"))
     assert ending.end is TaskEnd.DONE
     assert "key.lost" in caplog.text
+
+
+@pytest.mark.req("PEF:A-16", "PEF:T-3")
+@pytest.mark.parametrize("reason", ["timeout", "bad_request"])
+@pytest.mark.parametrize("other", ["succeeded", "failed", "is_running", "went_away"])
+def test_a_delivery_that_was_overtaken_says_not_how_the_call_ended(
+    reason: str, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stood still for longer than its lease, and failed then: another one has the last word."""
+
+    class Stopped(type(provider())):  # type: ignore[misc]
+        def _execute_impl(self, *, context: Any, **given: Any) -> dict[str, Any]:
+            now[0] += 1_000
+            print_of_call = store._keys._records["t", "k"].fingerprint
+            if other != "went_away":
+                store.claim("t", "k", print_of_call, "somebody", 60.0, 6_000.0)
+            if other == "succeeded":
+                store.finish("t", "k", "somebody", {"by": "the other"}, None)
+            if other == "failed":
+                store.finish("t", "k", "somebody", None, "auth_failed", "denied")
+            raise ERROR_OF[reason]("no")
+
+    now = [1_000.0]
+    store = FlakyStore(lambda: now[0])
+    once = RetryPolicy(max_attempts=1)
+    run = runner(Stopped(store=store, retry_policy=once), bury_on={"bad_request"})
+    ending = run.run(call(idempotency_key="k"))
+    assert bool(letters(run)) == (other == "went_away")
+    assert ("key.lost" in caplog.text) == (other != "went_away")
+    if other == "succeeded":
+        assert (ending.end, ending.result.data) == (TaskEnd.REPLAYED, {"by": "the other"})
+    elif other == "failed":
+        assert (ending.end, ending.result.reason_code) == (TaskEnd.FAILED, "auth_failed")
+    elif other == "is_running":
+        assert (ending.end, ending.gate) == (TaskEnd.DEFER, Gate.DUPLICATE)
+    else:
+        assert (ending.end, ending.result.reason_code) == (TaskEnd.DEAD, reason)
+    assert [row.outcome for row in attempts(run)] == ["dead_letter" if letters(run) else "failed"]
 
 
 @pytest.mark.parametrize("is_broken_off", [False, True])

@@ -67,6 +67,7 @@ from ergon_framework.providers.tasks import (
     TaskEnding,
     TaskOptions,
 )
+from ergon_framework.providers.telling import tell
 
 T = TypeVar("T")
 
@@ -75,6 +76,9 @@ _LONG = 3600.0
 
 _MARKED = 30 * 86_400.0
 """Seconds for which a lost worker is remembered: some queues take hours to deliver again."""
+
+_CLOSE = 1.0
+"""Seconds before the end of a lease from which on somebody else may have it soon."""
 
 _UNWRITTEN = 60.0
 """Seconds until a dead letter that nobody could keep is written again."""
@@ -220,10 +224,7 @@ class ProviderTaskRunner:
         return message_key(print_of_call, call_id)
 
     def _claimed(self, run: TaskRun) -> TaskRun | TaskEnding:
-        guard, options = run.guard, self.options
-        keep = options.keep_key_seconds
-        if run.call.idempotency_key is None:
-            keep = options.computed_key_memory
+        guard, options, keep = run.guard, self.options, self._keep(run)
         claim = Claim(ClaimState.MINE)
         if options.idempotent:
             dead = dead_owner(guard.name) if run.call.is_redelivered else None
@@ -232,6 +233,7 @@ class ProviderTaskRunner:
             if claim.state is ClaimState.RUNNING and dead is not None:
                 claim = guard.claim_after(dead, self._lease(), keep)
             run.is_ours = claim.state is ClaimState.MINE
+            run.lease_ends_at = claim.lease_expires_at
         if run.call.is_redelivered and claim.state in {ClaimState.MINE, ClaimState.RUNNING}:
             mark = guard.mark_redelivery(options.max_redeliveries, max(keep, _MARKED))
             if mark is None:
@@ -260,6 +262,11 @@ class ProviderTaskRunner:
         is_conflict = claim.state is ClaimState.CONFLICT
         error = conflict() if is_conflict else earlier_failure(claim)
         return self._failed_early(run, error, replayed=not is_conflict)
+
+    def _keep(self, run: TaskRun) -> float:
+        """Seconds for which the key is remembered."""
+        is_given = run.call.idempotency_key is not None
+        return self.options.keep_key_seconds if is_given else self.options.computed_key_memory
 
     def _lease(self) -> float:
         """Longer than any call: the queue ends one that goes on beyond its budget."""
@@ -327,13 +334,35 @@ class ProviderTaskRunner:
                 self.options,
                 self._moment(run.call),
             )
+            if verdict.end in {TaskEnd.DEAD, TaskEnd.FAILED} and self._is_overtaken(run):
+                return None
             if verdict.end is TaskEnd.DEAD:
                 return self._letter(run, self._given_up(run, result))
             return Outcome.RETRY if verdict.end in {TaskEnd.DEFER, TaskEnd.REQUEUE} else None
 
         return ending
 
+    def _is_overtaken(self, run: TaskRun) -> bool:
+        """Whether another delivery has the key by now: it says how the call ended, not this one.
+
+        That takes a process which was stopped, or a machine which slept, for longer than the lease.
+        """
+        guard = run.guard
+        if not run.is_ours or guard.store.now() + _CLOSE < run.lease_ends_at:
+            return False
+        try:
+            claim = guard.claim(self._lease(), self._keep(run))
+        except StoreError:
+            return False  # a letter that is one too many can be told by its key; none cannot
+        if claim.state is ClaimState.MINE:
+            return False
+        run.is_ours, run.overtaken_by = False, claim
+        tell("key.lost", key=run.lane)
+        return True
+
     def _close(self, run: TaskRun, result: ProviderExecutionResult) -> TaskEnding:
+        if run.overtaken_by is not None:
+            return self._not_ours(run, run.overtaken_by)
         # Nobody writes it later, and without it a call that was made would be made again.
         work = partial(self._settled, run, result)
         return unhurried(work) if result.attempts else work()

@@ -7,7 +7,7 @@ from typing import Any
 
 from ergon_framework.core.guard import Stopped
 from ergon_framework.ports.clock import Clock
-from ergon_framework.ports.providerstore import DeadLetter, LaneKey
+from ergon_framework.ports.providerstore import Claim, DeadLetter, LaneKey
 from ergon_framework.providers.errors import ERROR_OF, ProviderError, ProviderInternalError
 from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
 from ergon_framework.providers.pipeline.redaction import message_of, plain_json
@@ -33,6 +33,10 @@ class TaskRun:
     began_at: float
     is_ours: bool = False
     """Whether the key was claimed, so that what comes of the call is written under it."""
+    lease_ends_at: float = 0.0
+    """When the key that was claimed is free for others, by the store's clock."""
+    overtaken_by: Claim | None = None
+    """What became of the key while this delivery stood still for longer than its lease."""
     verdict: Verdict = DONE
     held: Held | None = None
     mark: str | None = None
