@@ -251,6 +251,23 @@ def test_a_clock_that_is_set_back_opens_no_old_window(
     assert refused.retry_after_seconds == 120.0
 
 
+@pytest.mark.req("PEF:Q-4", "PEF:trap-clock-back")
+@pytest.mark.parametrize("block", [1, 4])
+def test_a_clock_that_ran_a_year_ahead_refuses_nobody_for_a_year(
+    clock: VirtualClock, store: ProviderStore, block: int
+) -> None:
+    """Once it is put right, this process and one that starts then use the windows of today."""
+    policy = QuotaPolicy(limit=2, window_seconds=60, block=block)
+    provider = Scripted(quota=policy, store=store)
+    for seconds in (0.0, 365 * 86_400.0, -365 * 86_400.0 + 60.0):
+        clock.advance(seconds)
+        assert [call(provider).success for _ in range(3)] == [True, True, False]
+    clock.advance(60.0)
+    fresh = Scripted(quota=policy, store=store)
+    assert [call(each).success for each in (fresh, provider, fresh)] == [True, True, False]
+    assert call(fresh).retry_after_seconds == 60.0
+
+
 @pytest.mark.req("PEF:A-12")
 def test_windows_may_be_days_and_months_of_a_time_zone() -> None:
     """From midnight to midnight there, whatever the sun and the law do."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+_DAY = 86_400.0
+
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice the time
 
 
@@ -25,6 +27,15 @@ def window_at(now: float, seconds: float, anchor: float = 0.0) -> Window:
     if now - start >= seconds:  # rounding put the first instant of a window into the one before
         start += seconds
     return Window(start, start + seconds)
+
+
+def latest_start(window: Window, now: float) -> float:
+    """The latest start of a window that counts beside ``window``.
+
+    One that begins later, by more than a day and more than the length of a window, was opened by a
+    clock that ran ahead and has been put right since. It would refuse everybody until it is over.
+    """
+    return now + max(_DAY, window.end - window.start)
 
 
 class Account(NamedTuple):
@@ -52,13 +63,14 @@ class Account(NamedTuple):
             return self
         return self._replace(used=max(0, self.used - units))
 
-    def at(self, window: Window, limit: int) -> Account:
+    def at(self, window: Window, limit: int, now: float = math.inf) -> Account:
         """The account as of a later window, or of another limit.
 
         A window older than this one is never opened again: a clock that was set back would give
-        the budget away twice.
+        the budget away twice. Unless this one begins so long after ``now`` that it does not count.
         """
-        if window.start > self.window.start:
+        own = self.window.start
+        if window.start > own or own > latest_start(window, now):
             return Account(window, limit)
         return self if limit == self.limit else self._replace(limit=limit)
 

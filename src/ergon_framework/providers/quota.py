@@ -9,7 +9,7 @@ from datetime import date, datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from ergon_framework.core.quota import Account, Window, block_of, window_at
+from ergon_framework.core.quota import Account, Window, block_of, latest_start, window_at
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.finite import is_finite
@@ -166,7 +166,7 @@ class QuotaDesk:
         if window is not None and window.start <= now < window.end:
             return window
         fresh = self.policy.window(now)
-        if window is None or fresh.start > window.start:
+        if window is None or fresh.start > window.start or window.start > latest_start(fresh, now):
             self._window = window = fresh
         return window  # a clock that was set back does not open an old window again
 

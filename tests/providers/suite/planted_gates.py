@@ -256,6 +256,16 @@ class OpensOlderWindows(Honest):
         return super().reserve(key, window, limit, units)
 
 
+class NewestWindowHolds(Honest):
+    """Asks the newest window, however far ahead the clock was that opened it."""
+
+    def reserve(self, key: LaneKey, window: Window, limit: int, units: int) -> Quota:
+        account = self._lane(key).account
+        if account is not None and account.window.start > window.start:
+            window = account.window
+        return super().reserve(key, window, limit, units)
+
+
 class TakesWhatIsLeft(Honest):
     """Grants a part of what was asked for."""
 

@@ -43,6 +43,7 @@ PLANTED: list[tuple[type[gates.Honest], str]] = [
     (gates.OpensOlderWindows, "older_window_is_not_asked_again"),
     (gates.OpensOlderWindows, "clock_that_is_set_back"),
     (gates.OpensOlderWindows, "roll_over_among_threads"),
+    (gates.NewestWindowHolds, "window_of_a_clock_that_ran_ahead"),
     (gates.TakesWhatIsLeft, "all_units_or_none"),
     (gates.FirstCallerIsNotCounted, "more_than_the_limit_is_refused"),
     (gates.FirstLimitHolds, "raised_limit_holds"),

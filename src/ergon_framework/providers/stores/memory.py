@@ -108,7 +108,7 @@ class MemoryProviderStore:
             if account is None:
                 account = Account(window, limit)
             elif account.window is not window or account.limit != limit:
-                account = account.at(window, limit)
+                account = account.at(window, limit, self._clock())
             after = account.reserve(units)
             lane.counted_at = self._clock()
             if after is not None:

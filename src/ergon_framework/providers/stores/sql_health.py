@@ -21,13 +21,18 @@ _LANES = load(PACKAGE, "records.sql")["lanes"]
 _RUNNING = load(PACKAGE, "quota.sql")["running"]
 
 
+_MONTH = 32 * 86_400.0
+"""Seconds: a window that begins later than this was opened by a clock that ran ahead."""
+
+
 class Health(Records):
     """How a tenant's lanes are."""
 
     def health(self, tenant_id: str) -> list[LaneHealth]:
         """Every lane of a tenant, in order; rates over the last hour as of now."""
         now = self._ground.now()
-        values = {"tenant_id": tenant_id, "now": self._ground.stamp(now)}
+        stamp = self._ground.stamp
+        values = {"tenant_id": tenant_id, "now": stamp(now), "latest": stamp(now + _MONTH)}
 
         def work(hand: Hand) -> list[LaneHealth]:
             lanes = {(row[0], row[1]): row[2:] for row in hand.rows(_LANES, values)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ergon_framework.core.quota import Account, Window
+from ergon_framework.core.quota import Account, Window, latest_start
 from ergon_framework.ports.providerstore import LaneKey, Quota
 from ergon_framework.providers.stores.ground import PACKAGE, Hand, sure_instant
 from ergon_framework.providers.stores.sql_gates import Grounded, new_id
@@ -31,6 +31,7 @@ class Quotas(Grounded):
             "limit": min(limit, _MOST),
             "units": min(units, _MOST),
             "now": ground.stamp(now),
+            "latest": ground.stamp(latest_start(window, now)),
         }
 
         def work(hand: Hand) -> Quota:

@@ -1,4 +1,4 @@
--- spend: units of a window that is known, if it has so many left and no newer one is known
+-- spend: units of a window that is known, if it has so many left and no newer one counts
 UPDATE provider_quota_states SET
     limit_count = :limit,
     used_count = used_count + :units,
@@ -9,6 +9,7 @@ WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability =
         SELECT 1 FROM provider_quota_states AS newer
         WHERE newer.tenant_id = :tenant_id AND newer.provider_name = :provider_name
             AND newer.capability = :capability AND newer.window_start > :start
+            AND newer.window_start <= :latest
     )
 RETURNING used_count;
 
@@ -22,7 +23,7 @@ SELECT CAST(:id AS varchar), CAST(:tenant_id AS varchar), CAST(:provider_name AS
 WHERE :units <= :limit AND NOT EXISTS (
     SELECT 1 FROM provider_quota_states
     WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability
-        AND window_start > :start
+        AND window_start > :start AND window_start <= :latest
 )
 ON CONFLICT (tenant_id, provider_name, capability, window_start) DO UPDATE SET
     limit_count = excluded.limit_count,
@@ -33,10 +34,11 @@ ON CONFLICT (tenant_id, provider_name, capability, window_start) DO UPDATE SET
 WHERE provider_quota_states.used_count + excluded.used_count <= excluded.limit_count
 RETURNING used_count;
 
--- newest: the latest window of a lane
+-- newest: the latest window of a lane that counts
 SELECT window_start, window_end, used_count
 FROM provider_quota_states
 WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability
+    AND window_start <= :latest
 ORDER BY window_start DESC LIMIT 1;
 
 -- refuse: mark that a window has nothing left, once in a while, and what its limit is now
@@ -80,10 +82,11 @@ WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability =
 -- running: the windows of a tenant that have not ended; of each lane only its latest counts
 SELECT provider_name, capability, window_start, window_end, limit_count, used_count, updated_at
 FROM provider_quota_states AS own
-WHERE tenant_id = :tenant_id AND window_end > :now AND NOT EXISTS (
+WHERE tenant_id = :tenant_id AND window_end > :now AND window_start <= :latest AND NOT EXISTS (
     SELECT 1 FROM provider_quota_states AS newer
     WHERE newer.tenant_id = own.tenant_id AND newer.provider_name = own.provider_name
         AND newer.capability = own.capability AND newer.window_start > own.window_start
+        AND newer.window_start <= :latest
 );
 
 -- prune: windows that are over and not the latest of their lane

@@ -7,6 +7,7 @@ from ergon_framework.ports.providerstore import Quota
 from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
+    DAY,
     HOUR,
     LANE,
     SUCCESS,
@@ -136,3 +137,17 @@ def clock_that_is_set_back(s: Subject) -> None:
     s.take(10, window=1)
     s.clock.forward(-HOUR)
     same(s.must_refuse().account, Account(s.window(1), 10, 10), "the account")
+
+
+@check(CLOCK)
+def window_of_a_clock_that_ran_ahead(s: Subject) -> None:
+    """A clock that was a year ahead and is put right leaves today its budget, and gives it once."""
+    s.clock.forward(365 * DAY)
+    ahead = Window(s.clock(), s.clock() + HOUR)
+    expect(s.store.reserve(LANE, ahead, 10, 10).is_granted, "units were refused a year ahead")
+    s.clock.forward(-365 * DAY)
+    same(s.reserve(3), Quota(Account(s.window(), 10, 3), True), "the answer")
+    s.must_refuse(8)
+    same(s.lane().account, Account(s.window(), 10, 3), "the account in the summary")
+    same(s.take(10, window=1), 10, "used of the next window")
+    same(s.must_refuse().account, Account(s.window(1), 10, 10), "the newest that counts")
