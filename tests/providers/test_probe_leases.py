@@ -80,6 +80,27 @@ def test_a_probe_under_way_keeps_its_place(circuits: list[Circuit], time: Time) 
     assert isinstance(there.admit(), Permit)
 
 
+def test_a_probe_without_a_budget_keeps_its_place(
+    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that may take as long as it likes is under way for longer than the cooldown."""
+    keeper = ProbeKeeper(time)
+    monkeypatch.setattr("ergon_framework.providers.gates.circuits.KEEPER", keeper)
+    store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
+    here, there = (CircuitBreaker(1, 1).circuit(store, LANE, None) for _ in range(2))
+    here.report(Permit(0), Vote.FAILURE)
+    time.now += 1.0
+    there.refresh()
+    permit = here.admit()
+    assert isinstance(permit, Permit)
+    for _ in range(20):
+        time.now += LEASE / 2
+        keeper.renew_due()
+        assert not isinstance(there.admit(), Permit)
+    here.report(permit, Vote.SUCCESS)
+    store.close()
+
+
 def test_a_probe_that_has_ended_is_not_renewed(circuits: list[Circuit], time: Time) -> None:
     """The circuit is closed, and nothing is written any more."""
     here, _ = circuits

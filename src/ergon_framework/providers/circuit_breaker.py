@@ -14,7 +14,7 @@ from ergon_framework.providers.errors import ProviderCircuitOpenError, ProviderE
 from ergon_framework.providers.finite import is_finite
 from ergon_framework.providers.gates.circuits import Circuit, Tell
 from ergon_framework.providers.gates.instants import steady
-from ergon_framework.providers.gates.probes import LEASE
+from ergon_framework.providers.gates.probes import LEASE, LONGEST
 from ergon_framework.providers.mapping.tidying import tidy
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 
@@ -79,7 +79,7 @@ class CircuitBreaker:
         """The same as the core's document; a probe may take as long as a call."""
         lease = self.probe_lease_seconds
         if lease is None:
-            lease = LEASE if is_shared else self.longest_probe(budget)
+            lease = LEASE if is_shared else max(budget or 0.0, self.open_cooldown_seconds, 1.0)
         return BreakerRule(
             self.failure_threshold,
             float(self.open_cooldown_seconds),
@@ -90,7 +90,8 @@ class CircuitBreaker:
 
     def longest_probe(self, budget: float | None) -> float:
         """Seconds after which a probe that did not report is given up in any case."""
-        return max(budget or 0.0, self.open_cooldown_seconds, self.probe_lease_seconds or 1.0)
+        longest = LONGEST if budget is None else budget
+        return max(longest, self.open_cooldown_seconds, self.probe_lease_seconds or 1.0)
 
     # -- what it looks like --------------------------------------------------------------------
 

@@ -21,6 +21,9 @@ from ergon_framework.errors import StoreError
 LEASE = 5.0
 """Seconds that a probe in a shared store holds its place without being renewed."""
 
+LONGEST = 3600.0
+"""Seconds for which the lease of a probe is renewed whose call has no timeout budget."""
+
 _PARTS = 3
 """A lease is renewed when a third of it is over: one renewal may fail."""
 
