@@ -99,6 +99,11 @@ def _wake(sleeper: asyncio.Future[None]) -> bool:
 
 def sleep_until(clock: Clock, until: float) -> None:
     """Let this thread wait for an instant of ``clock``; Ctrl-C is heard meanwhile."""
+    if clock is SYSTEM_CLOCK:
+        # Not a condition: one that a signal interrupts as it wakes raises another error instead.
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, HEARTBEAT))
+        return
     lock = threading.Lock()
     signal = clock.signal(lock)
     clock.join_time()
