@@ -601,11 +601,35 @@ def test_the_letters_of_another_app_are_left_to_it(app: Celery) -> None:
     assert relay_app(other).published == 1
     assert len(dead_letters(other)) == 1
     store.record(Batch([], [replace(store.letters()[0].letter, dead_letter_id="gone")]))
+    task_of(other, "ok", {"store": store}, name="stays")
     other.tasks.pop("theirs")
     assert not relay_app(other)
     assert relay_app(app, has_all=True).published == 1
     assert [each["dead_letter_id"] for each in dead_letters(app)] == ["gone"]
     other.close()
+
+
+def test_the_modules_with_an_apps_tasks_are_imported(
+    app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker does; an app that has no provider tasks then is the wrong one."""
+    with pytest.raises(ConfigurationError, match="no provider tasks"):
+        relay_app(Celery("empty", broker="memory://", set_as_current=False))
+    with pytest.raises(ConfigurationError, match="shop:path is no Celery app, but str"):
+        relay_app("x", name="shop:path")
+    (tmp_path / "ergon_lazy_tasks.py").write_text(
+        "from celery import current_app\n"
+        "from ergon_framework.providers.celery_task import CeleryProviderTask\n"
+        "from ergon_framework.providers.synthetic import SyntheticProvider\n"
+        "class Lazy(CeleryProviderTask):\n"
+        "    name, provider_factory = 'lazy', SyntheticProvider\n"
+        "current_app.register_task(Lazy())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    app.conf.include = ["ergon_lazy_tasks"]
+    app.set_current()
+    assert not relay_app(app)
+    assert "lazy" in app.tasks
 
 
 def test_a_provider_that_cannot_be_built_keeps_no_letters_back(app: Celery) -> None:

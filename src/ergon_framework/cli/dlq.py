@@ -213,7 +213,7 @@ def relay(
     from ergon_framework.app.reading.references import load
     from ergon_framework.providers.celery_task import relay_app
 
-    done = relay_app(load(application), has_all=everything)
+    done = relay_app(load(application), has_all=everything, name=application)
     show_one({"published": done.published, "redriven": done.redriven}, as_json=as_json)
 
 

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery import signals
+from celery import Celery, signals
 from celery.concurrency import ALIASES
 from kombu import entity
 from kombu.exceptions import OperationalError
 
+from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter
 from ergon_framework.providers.mapping.text import message_of
 from ergon_framework.providers.recorder import close_recorders
@@ -148,17 +149,34 @@ def carry(task: CeleryProviderTask, *, is_now: bool = False) -> None:
         tell("relay.failed", error=message_of(error), failures=1)
 
 
-def relay_app(app: Any, *, has_all: bool = False) -> Relayed:
+def relay_app(app: Any, *, has_all: bool = False, name: str = "") -> Relayed:
     """Carry what waits of an app's provider tasks in their stores, until nothing does.
 
     ``has_all``: also the letters of tasks that the app does not have, to a queue of one it has.
+    ``name`` is what an error calls the app.
     """
+    _import_tasks(app, name or repr(app))
     published = redriven = 0
     for relay in _relays(app, has_all=has_all):
         done = relay.drain()
         published += done.published
         redriven += done.redriven
     return Relayed(published, redriven)
+
+
+def _import_tasks(app: Any, name: str) -> None:
+    """Import the modules that the app finds its tasks in, as a worker does when it starts."""
+    if not isinstance(app, Celery):
+        raise ConfigurationError(
+            f"{name} is no Celery app, but {type(app).__name__}",
+            remedy="name the app as module:name, as for celery -A",
+        )
+    app.loader.import_default_modules()
+    if not any(app.tasks.get(task.name) is task for task in list(_tasks)):
+        raise ConfigurationError(
+            f"{name} has no provider tasks, so no dead letters either",
+            remedy="name the app that registers them, and let it import their modules (include=…)",
+        )
 
 
 def _relays(
