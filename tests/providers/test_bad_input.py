@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.breaker import State
+from ergon_framework.core.guard import RetryBudget
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.ports.providerstore import EVERYBODY, LaneKey, ProviderStore
 from ergon_framework.providers.base import ProviderBase
@@ -62,6 +63,22 @@ def endless() -> dict[str, Any]:
     found: dict[str, Any] = {}
     found["me"] = found
     return found
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"ratio": ratio} for ratio in (None, "1", -0.1, float("nan"), float("inf"), True)),
+        *({"minimum": minimum} for minimum in (None, "1", -1, 0.5, True)),
+    ],
+)
+def test_a_retry_budget_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    """When it is made, not in the middle of the first call that fails."""
+    with pytest.raises(ConfigurationError, match=f"{next(iter(wrong))} must be"):
+        RetryBudget(**wrong)
 
 
 # -- callers -------------------------------------------------------------------------------------

@@ -56,9 +56,9 @@ def test_a_provider_is_a_subclass_with_one_method() -> None:
 
 
 @pytest.mark.req("PEF:B-2")
-@pytest.mark.parametrize("name", [None, "", "x" * 81, 5, "a\x00b"])
+@pytest.mark.parametrize("name", [None, "", "x" * 81, 5, "a\x00b", "a\nb", "\ud800", "\x1b[31m"])
 def test_a_provider_has_a_name_and_a_capability(name: Any) -> None:
-    """Which its tables can hold."""
+    """Which its tables can hold, and a list of them can show."""
 
     class Nameless(Scripted):
         provider_name = name

@@ -8,12 +8,14 @@ the reserved quota.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ergon_framework.core.breaker import Vote
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.retry import RetryRule, Stop, Why, judge
+from ergon_framework.errors import ConfigurationError
 
 
 class Do(StrEnum):
@@ -77,6 +79,13 @@ class RetryBudget:
 
     ratio: float = 0.2
     minimum: int = 3
+
+    def __post_init__(self) -> None:
+        ratio, minimum = self.ratio, self.minimum
+        if type(ratio) not in {int, float} or not 0 <= ratio < math.inf:
+            raise ConfigurationError(f"ratio must be a number of 0 or more, not {ratio!r}")
+        if type(minimum) is not int or minimum < 0:
+            raise ConfigurationError(f"minimum must be an integer of 0 or more, not {minimum!r}")
 
     def allows(self, retrying: int, under_way: int) -> bool:
         """Whether one more may begin to retry."""

@@ -271,10 +271,10 @@ class ProviderBase(ABC):
 
 def _named(provider: ProviderBase, attribute: str) -> str:
     value = getattr(provider, attribute, None)
-    if isinstance(value, str) and 0 < len(value) <= 80 and "\x00" not in value:
+    if isinstance(value, str) and 0 < len(value) <= 80 and value.isprintable():
         return value
     raise WiringError(
-        f"{type(provider).__name__}.{attribute} must be a text of 1 to 80 characters,"
+        f"{type(provider).__name__}.{attribute} must be a text of 1 to 80 printable characters,"
         f" not {value!r}",
         remedy=f"set it on the class, or before super().__init__(): {attribute} = '...'",
     )
