@@ -16,7 +16,7 @@ from ergon_framework.errors import (
     SettingsError,
     WiringError,
 )
-from ergon_framework.jobs.claims import LONGEST_MESSAGE, Claim, Judgement
+from ergon_framework.jobs.claims import LONGEST_CODE, LONGEST_MESSAGE, Claim, Judgement
 from ergon_framework.jobs.leases import CHARGE_AFTER, Leases
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -152,6 +152,15 @@ def test_a_message_of_an_executor_is_kept_in_part() -> None:
     seen = judgement.seen_of(reply, leased())
     assert isinstance(seen, Failed)
     assert len(seen.failure.message) == LONGEST_MESSAGE
+
+
+@pytest.mark.parametrize("status", [Status.ERROR, Status.RETRY, Status.TIMEOUT])
+def test_a_long_error_type_is_cut(status: Status) -> None:
+    """It stands in tables and in lines of the log; an executor may answer with megabytes."""
+    reply = Reply("j", status, error_type="T" * 1_000_000)
+    seen = Judgement(JobsSettings(), "w").seen_of(reply, leased())
+    assert isinstance(seen, Failed)
+    assert seen.failure.code == "T" * LONGEST_CODE
 
 
 @pytest.mark.parametrize("status", [Status.ERROR, Status.RETRY, Status.TIMEOUT])

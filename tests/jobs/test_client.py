@@ -28,6 +28,7 @@ from ergon_framework.errors import (
     JobNotFoundError,
     JobStateError,
     ResultTimeoutError,
+    UnreadableJobError,
 )
 from ergon_framework.jobs.client import EnqueuedJob, JobClient
 from ergon_framework.jobs.results import Ear, wait_for
@@ -385,6 +386,19 @@ def test_the_result_of_a_failed_job_is_an_error(client: JobClient, hand: Hand) -
     assert details["job_id"] == job
     assert (details["status"], details["kind"]) == ("failed", "defect")
     assert (details["code"], details["message"]) == ("ValueError", "no such picture")
+
+
+@pytest.mark.parametrize("result", [b"1e999", b"[" + b"9" * 5000 + b"]", b"{"])
+def test_a_result_that_cannot_be_read_is_an_error(
+    client: JobClient, hand: Hand, result: bytes
+) -> None:
+    """An executor in another language may write numbers of any size: None would be a lie."""
+    job = client.enqueue("h")
+    hand.settle_raw(hand.claim(), result)
+    with pytest.raises(UnreadableJobError, match="cannot be read") as caught:
+        client.result(job)
+    assert caught.value.details["job_id"] == job
+    assert client.show(job)["result"] is None  # to look at it goes on
 
 
 def test_the_result_of_a_cancelled_job_is_an_error(client: JobClient) -> None:

@@ -92,6 +92,22 @@ def test_an_executor_that_dies_at_start_costs_its_jobs_nothing(tmp_path: Path) -
 
 
 @pytest.mark.req("X7")
+@pytest.mark.parametrize("text", ["#!/no/such/interpreter\n", "\x7fELF of another machine"])
+def test_a_program_that_cannot_be_executed_is_told_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    """It is there and may be executed, so that only the system finds out."""
+    program = tmp_path / "program"
+    program.write_text(text)
+    program.chmod(0o755)
+    executor = ExecutorSettings(command=(str(program),), pool_size=1)
+    with pytest.raises(ErgonError, match="does not start"):
+        burst([job("echo")], executor=executor)
+    assert "Traceback" not in caplog.text
+    assert f"cannot execute {program}: " in caplog.text or "cannot start" in caplog.text
+
+
+@pytest.mark.req("X7")
 def test_a_burst_gives_up_on_an_executor_that_never_starts() -> None:
     """It says so, and the jobs are as they were."""
     store = MemoryJobStore()

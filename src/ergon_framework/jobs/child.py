@@ -180,7 +180,11 @@ for number in (signal.SIGPIPE, signal.SIGXFSZ):
     signal.signal(number, signal.SIG_DFL)
 if os.getppid() != int(sys.argv[1]):
     os._exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    os.write(2, f"cannot execute {sys.argv[2]}: {error.strerror}\\n".encode(errors="replace"))
+    os._exit(126)
 """
 """Has the system kill the process when its parent dies, then becomes the program.
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LONGEST_MESSAGE = 4096
 """Characters of an error message that are kept."""
+LONGEST_CODE = 255
+"""Characters of an error type that are kept: it stands in tables, lines of the log and searches."""
 _encode = msgspec.json.Encoder().encode
 _instant = lru_cache(maxsize=64)(format_instant)  # all that happens in one turn has one instant
 _SUCCEEDED = Succeeded()
@@ -88,7 +90,8 @@ class Judgement:
         """What an executor's answer means."""
         if reply.status is Status.SUCCESS:
             return _SUCCEEDED
-        code, after = _writable(reply.error_type or ""), reply.retry_after_seconds
+        code = _writable((reply.error_type or "")[:LONGEST_CODE])
+        after = reply.retry_after_seconds
         text = _writable((reply.error_message or "")[:LONGEST_MESSAGE])
         if reply.status is Status.RETRY:
             if code == HELD:

@@ -17,6 +17,7 @@ from ergon_framework.errors import (
     JobNotFoundError,
     ResultTimeoutError,
     StoreUnavailableError,
+    UnreadableJobError,
 )
 from ergon_framework.jobs.shape import decoded, error_shape, last_told
 from ergon_framework.ports.jobstore import Bell, Job, JobStore, Topic
@@ -154,7 +155,7 @@ def result_of(job: Job, url: str = "") -> Any:
     ``url`` is the store, for the command that tells more.
     """
     if job.status is JobStatus.COMPLETED:
-        return None if job.result is None else decoded(job.result)
+        return None if job.result is None else _read(job)
     is_cancelled = job.status is JobStatus.CANCELLED
     failure = job.last_error
     if is_cancelled or failure is None:
@@ -167,6 +168,19 @@ def result_of(job: Job, url: str = "") -> Any:
     if entry is not None:
         error.add_note(f"It failed here:\n{indented(str(entry['traceback']))}")
     raise error
+
+
+def _read(job: Job) -> Any:
+    """The result of a completed job; an executor may write numbers that nobody here can read."""
+    value = decoded(job.result or b"null")
+    if value is None and job.result is not None and job.result.strip() != b"null":
+        raise UnreadableJobError(
+            f"the job {job.id} is completed, but its result cannot be read: it has a number that is"
+            " too large, or was damaged",
+            remedy="let the executor write such numbers as text",
+            details={"job_id": job.id},
+        )
+    return value
 
 
 def not_found(job_id: str) -> JobNotFoundError:
