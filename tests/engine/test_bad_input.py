@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -11,8 +12,10 @@ from ergon_framework.errors import (
     ConfigurationError,
     EnvelopeError,
     ErgonError,
+    ExceptionType,
     HookError,
     InputException,
+    TransactionException,
     WiringError,
 )
 from ergon_framework.task.base import BaseAsyncTask, BaseTask
@@ -112,6 +115,43 @@ def test_a_coroutine_in_a_threaded_task_is_refused() -> None:
         "sync", transactions(1), task=_producer("sync", produce_transaction=_coroutine)
     )
     assert isinstance(outcome.error, HookError)
+
+
+@pytest.mark.req("T3.35")
+@pytest.mark.parametrize("is_quick", [True, False], ids=["at-once", "after-a-wait"])
+@pytest.mark.parametrize("place", ["process", "success", "exception", "produce"])
+def test_a_hook_that_forgets_to_await_has_not_done_its_work(place: str, is_quick: bool) -> None:
+    """What it returns is a coroutine that nobody would run: a failure, and tried once only."""
+    awaited: list[str] = []
+
+    async def work() -> None:
+        awaited.append("never")
+
+    async def forgetful(_self: Any, *_given: Any) -> Any:
+        if not is_quick:
+            await asyncio.sleep(1)
+        return work()
+
+    async def failing(_self: Any, *_given: Any) -> None:
+        raise TransactionException("no", ExceptionType.BUSINESS)
+
+    retry = {"retry": {"max_attempts": 3}}
+    if place == "produce":
+        task = _producer("async", produce_transaction=forgetful)
+        outcome = produce("async", transactions(1), {"steps": {"produce": retry}}, task=task)
+    else:
+        first = {"process": forgetful, "success": _coroutine, "exception": failing}[place]
+        hooks = {"process_transaction": first}
+        if place != "process":
+            hooks[f"handle_transaction_{place}"] = forgetful
+        outcome = consume(
+            "async", None, {"steps": {"process": retry}}, task=_consumer("async", **hooks)
+        )
+    report = outcome.report
+    assert (report.succeeded, report.failed) == (0, 1)
+    assert report.handler_failures == (place == "exception")
+    assert awaited == []
+    assert report.elapsed == (0.0 if is_quick else 1.0)
 
 
 @pytest.mark.req("T3.33", "RFC-005:7")

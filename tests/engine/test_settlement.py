@@ -267,6 +267,47 @@ def test_connectors_of_a_sync_task_are_not_called_with_coroutines() -> None:
     assert outcome.report.settlement_failures == 0
 
 
+def test_a_sync_task_warns_of_a_settlement_that_it_cannot_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Otherwise everything would succeed, and the source would never hear of it."""
+
+    class Mixed(ScriptedConnector):
+        async def nack(self, transaction: Any, exc: Any) -> None:
+            raise AssertionError("never awaited")
+
+    for _ in range(2):
+        consume("sync", Mixed([transactions(1)]))
+    assert caplog.text.count("Mixed.nack is a coroutine function") == 1
+
+
+@pytest.mark.req("T3.7")
+@pytest.mark.parametrize("verb", ["ack", "nack", "release"])
+def test_a_settlement_that_only_makes_a_coroutine_has_failed(colour: Colour, verb: str) -> None:
+    """The source was not told: by a plain method around one, or by one that was not awaited."""
+    told: list[str] = []
+
+    async def tell() -> None:
+        told.append(verb)
+
+    class Forgetful(ScriptedConnector):
+        def settle(self, _transaction: Any, _exc: Any = None) -> Any:
+            return tell()
+
+        async def settle_async(self, _transaction: Any, _exc: Any = None) -> Any:
+            return tell()
+
+    source: Any = Forgetful([transactions(2)])
+    setattr(source, verb, source.settle)
+    setattr(source, f"{verb}_async", source.settle_async)
+    answers = [refusal()] if verb == "nack" else ["done"]
+    outcome = consume(colour, source, rules(limit=1), process=answers)
+    report = outcome.report
+    assert (report.settlement_failures, report.released, told) == (1, 0, [])
+    assert report.stranded == ("t2",)
+    assert report.elapsed == 0.0  # repeating it would not help
+
+
 @pytest.mark.req("T3.7", "T3.30")
 def test_a_slow_source_gets_everything_back(colour: Colour) -> None:
     """1,199 prefetched at 10 ms each fit into the grace, because they go several at a time."""

@@ -83,11 +83,24 @@ def is_outbreak(error: BaseException) -> bool:
 
 
 def never_awaited(result: CoroutineType[Any, Any, Any], phase: str) -> TransactionException:
-    """A synchronous hook answered with a coroutine: its work was not done, and never will be."""
+    """A hook answered with a coroutine: its work was not done, and never will be."""
+    name = result.__qualname__
     result.close()
     return NonRetryableException(
-        f"the {phase} hook returned a coroutine, which nobody awaits",
-        remedy="use the asynchronous mixin, or run the coroutine inside the hook",
+        f"the {phase} hook returned a coroutine, {name}, which nobody awaits",
+        remedy="await it inside the hook; a synchronous task needs the asynchronous mixin for that",
+    )
+
+
+def not_told(answer: object, verb: str) -> ConnectorError | None:
+    """What is wrong with a settlement that returned: a coroutine has not told the source yet."""
+    if type(answer) is not CoroutineType:
+        return None
+    name = answer.__qualname__
+    answer.close()
+    return ConnectorError(
+        f"{verb} returned a coroutine, {name}, which nobody awaits: the source was not told",
+        remedy=f"await it inside of async def {verb}_async, and use an asynchronous task",
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from ergon_framework.core.lifecycle import Scope
 from ergon_framework.core.loop import StopReason
-from ergon_framework.engine.classify import is_a
+from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.classify import is_a, not_told
 from ergon_framework.engine.clocks import AsyncSignal, pause
 from ergon_framework.engine.crew import Crew
 from ergon_framework.engine.delivery import Delivery
@@ -206,7 +207,8 @@ class TaskSource(Crew):
             problem: BaseException | None = None
             try:
                 context = self.context.copy()
-                await await_inside(context, context.run(release, transaction))
+                answer = await await_inside(context, context.run(release, transaction))
+                problem = not_told(answer, Verb.RELEASE.value)
             except GeneratorExit:
                 raise
             except BaseException as error:

@@ -24,7 +24,7 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.loop import Finish
 from ergon_framework.core.settlement import Verb
-from ergon_framework.engine.classify import is_a, is_outbreak
+from ergon_framework.engine.classify import is_a, is_outbreak, never_awaited, not_told
 from ergon_framework.engine.clocks import pause
 from ergon_framework.engine.crew import Job
 from ergon_framework.engine.decisions import (
@@ -264,6 +264,8 @@ class TaskWorkers(TaskSource):
             return self._failed(doing, step.step, value)
         if worker.handle.cancelling():
             return Suspended(worker, doing, run, step.step, given_back(value))
+        if type(value) is CoroutineType:
+            return self._failed(doing, step.step, never_awaited(value, step.phase))
         return self._returned(doing, run, step.step, value)
 
     async def _resume(self, suspended: Suspended) -> Event | None:
@@ -275,6 +277,8 @@ class TaskWorkers(TaskSource):
             self._note_cancels(suspended, error)
             return self._failed(doing, step, error)
         self._note_cancels(suspended, None)
+        if type(result) is CoroutineType:
+            return self._failed(doing, step, never_awaited(result, doing.phase))
         if not doing.expired and not self.is_aborted and await absorb():
             self._cancelled_outside(None)
         event = self._returned(doing, suspended.run, step, result)
@@ -354,7 +358,7 @@ class TaskWorkers(TaskSource):
         try:
             answer = context.run(tell, *told(attempt.run, attempt.verb))
             telling = inside(context, answer)
-            await telling
+            problem = not_told(await telling, attempt.verb.value)
         except BaseException as error:
             problem = error
         if telling is not None and telling.cancels > worker.cancels - ours:

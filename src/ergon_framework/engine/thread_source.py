@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 
 from ergon_framework.core.lifecycle import Scope
+from ergon_framework.core.settlement import Verb
+from ergon_framework.engine.classify import not_told
 from ergon_framework.engine.crew import Crew
 from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.intake import RELEASE_STEP, RELEASES_AT_ONCE, Returning
@@ -131,7 +133,8 @@ class ThreadSource(Crew):
         while True:
             problem: BaseException | None = None
             try:
-                self.context.copy().run(release, transaction)
+                answer = self.context.copy().run(release, transaction)
+                problem = not_told(answer, Verb.RELEASE.value)
             except BaseException as error:
                 problem = error
             with self.lock:

@@ -20,7 +20,7 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.loop import Finish
 from ergon_framework.core.settlement import Verb
-from ergon_framework.engine.classify import never_awaited
+from ergon_framework.engine.classify import never_awaited, not_told
 from ergon_framework.engine.crew import Job
 from ergon_framework.engine.decisions import (
     arguments,
@@ -229,7 +229,8 @@ class ThreadWorkers(ThreadSource):
             context = self.context.copy()
             self.enter(attempt, context)
             try:
-                context.run(settlement.verbs[verb], *told(run, verb))
+                answer = context.run(settlement.verbs[verb], *told(run, verb))
+                problem = not_told(answer, verb.value)
             except BaseException as error:
                 problem = error
             if not self._owns(attempt):

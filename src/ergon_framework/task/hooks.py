@@ -56,15 +56,20 @@ def _check_colour(task: object, name: str, hook: Hook, arity: int, is_async: boo
             f"{type(task).__name__}.{name} is a coroutine function, but the task is synchronous",
             remedy="write a plain def, or use AsyncConsumerMixin/AsyncProducerMixin, BaseAsyncTask",
         )
-    if is_async and not is_coroutine and (type(task), name) not in _WARNED:
-        _WARNED.add((type(task), name))
-        logger.warning(
-            "%s.%s is not a coroutine function: it will block the event loop while it runs; "
-            "write %s",
-            type(task).__name__,
+    if is_async and not is_coroutine:
+        _warn_once(
+            type(task),
             name,
-            _signature(name, arity, is_async),
+            "%s.%s is not a coroutine function: it will block the event loop while it runs; "
+            f"write {_signature(name, arity, is_async)}",
         )
+
+
+def _warn_once(kind: type, name: str, text: str) -> None:
+    """Once for each class and method; ``text`` has a place for both names."""
+    if (kind, name) not in _WARNED:
+        _WARNED.add((kind, name))
+        logger.warning(text, kind.__name__, name)
 
 
 def _check_arity(owner: str, name: str, hook: Hook, arity: int, is_async: bool) -> None:
@@ -166,8 +171,16 @@ def _settling_method(connector: object, verb: str, is_async: bool) -> Hook | Non
     names = (f"{verb}_async", verb) if is_async else (verb,)
     for name in names:
         method = getattr(connector, name, None)
-        if callable(method) and (is_async or not inspect.iscoroutinefunction(method)):
+        if not callable(method):
+            continue
+        if is_async or not inspect.iscoroutinefunction(method):
             return _with_reason(method) if verb == Verb.NACK else method
+        _warn_once(
+            type(connector),
+            name,
+            "%s.%s is a coroutine function, so a synchronous task never calls it and the source is "
+            "not told; write a plain def, or use an asynchronous task",
+        )
     return None
 
 
