@@ -22,6 +22,7 @@ from ergon_framework.connector.jsonl import (
     MalformedLineError,
 )
 from ergon_framework.connector.jsonl import progress as progress_module
+from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.secure_files import Folder
@@ -325,6 +326,107 @@ def test_a_new_file_under_an_old_name_is_new_work(
     assert ids(open_inbox().fetch_transactions(9)) == ["x1"]
 
 
+def many(changed: dict[int, str]) -> str:
+    """More lines than a checksum of both ends covers, some of them other ones."""
+    return "".join(line(changed.get(number, f"a{number:03}")) for number in range(400))
+
+
+@pytest.mark.parametrize("is_steady", [True, False], ids=["steady", "just-changed"])
+@pytest.mark.parametrize("is_open", [True, False], ids=["while-open", "while-closed"])
+@pytest.mark.parametrize("is_moved", [True, False], ids=["moved-there", "written-over"])
+@pytest.mark.parametrize(
+    ("old", "new", "first"),
+    [
+        (line("old1"), line("new1"), "new1"),
+        (many({}), many({200: "x200"}), "a000"),
+    ],
+    ids=["one-line", "in-the-middle"],
+)
+def test_a_new_file_of_the_same_length_is_new_work(
+    tmp_path: Path,
+    open_inbox: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    is_steady: bool,
+    is_open: bool,
+    is_moved: bool,
+    old: str,
+    new: str,
+    first: str,
+) -> None:
+    """Not the length of a file says that it is done with, but what is in it."""
+    if is_steady:
+        monkeypatch.setattr(progress_module, "_STEADY", -(10**18))
+    assert len(old) == len(new)
+    file = tmp_path / "a.jsonl"
+    file.write_text(old)
+    connector = open_inbox()
+    assert len(ack_all(connector, 999)) == old.count("\n")
+    assert ack_all(connector) == []
+    if not is_open:
+        connector.close()
+    if is_moved:
+        (tmp_path / "new.tmp").write_text(new)
+        (tmp_path / "new.tmp").rename(file)
+    else:
+        before = file.stat().st_ctime_ns
+        while file.stat().st_ctime_ns == before:  # within one tick it is found a second later
+            file.write_text(new)
+    again = ack_all(connector if is_open else open_inbox(), 999)
+    assert (again[0], len(again)) == (first, new.count("\n"))
+    assert ack_all(open_inbox()) == []
+
+
+def test_a_file_that_has_not_changed_is_not_read_again(
+    tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither at the next fetch nor by the next process, unless it changed a moment before."""
+    monkeypatch.setattr(progress_module, "_STEADY", -(10**18))
+    (tmp_path / "a.jsonl").write_text(many({}))
+    assert len(ack_all(open_inbox(), 999)) == 400
+    opened: list[str] = []
+    really = DropFolder.open
+    monkeypatch.setattr(
+        DropFolder, "open", lambda self, name: opened.append(name) or really(self, name)
+    )
+    connector = open_inbox()
+    assert connector.fetch_transactions(9) == []
+    assert connector.fetch_transactions(9) == []
+    assert opened == []
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write(line("b"))
+    assert ids(connector.fetch_transactions(9)) == ["b"]
+
+
+def test_a_line_that_is_finished_with_the_same_length_is_read(
+    tmp_path: Path, open_inbox: Open
+) -> None:
+    """An unfinished last line may be written over by a whole one of its length."""
+    (tmp_path / "a.jsonl").write_text(line("a1")[:-2] + "  ")
+    connector = open_inbox()
+    assert connector.fetch_transactions(9) == []
+    (tmp_path / "a.jsonl").write_text(line("a1"))
+    assert ids(connector.fetch_transactions(9)) == ["a1"]
+
+
+def test_a_journal_of_an_earlier_version_counts(tmp_path: Path, open_inbox: Open) -> None:
+    """Its entries have a checksum of both ends only; what they settle stays settled."""
+    (tmp_path / "a.jsonl").write_text(many({}))
+    assert len(ack_all(open_inbox(), 999)) == 400
+    open_inbox().close()
+    journal = tmp_path / ".ergon" / "progress.jsonl"
+    entries = [json.loads(each) for each in journal.read_text().splitlines()]
+    short = [
+        {key: value for key, value in each.items() if key in ("file", "below", "offset", "check")}
+        for each in entries
+        if "below" in each
+    ]
+    journal.write_text("".join(json.dumps(each) + "\n" for each in short))
+    connector = open_inbox()
+    assert ack_all(connector) == []
+    (tmp_path / "a.jsonl").write_text(many({200: "x200"}))
+    assert len(ack_all(connector, 999)) == 400
+
+
 def test_settled_lines_of_a_replaced_file_do_not_hide_others(
     tmp_path: Path, open_inbox: Open
 ) -> None:
@@ -335,6 +437,24 @@ def test_settled_lines_of_a_replaced_file_do_not_hide_others(
     connector.close()
     (tmp_path / "a.jsonl").write_text(line("a1") + line("b2") + line("a3"))
     assert ids(open_inbox().fetch_transactions(9)) == ["a1", "b2", "a3"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no names that are not UTF-8")
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_file_whose_name_is_not_utf8_is_work_like_any_other(
+    tmp_path: Path, open_inbox: Open, raw: bool
+) -> None:
+    """What an old program, or an archive, calls its files must not keep them from being settled."""
+    (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text(line("a1") + line("a2") + "no\n")
+    (tmp_path / "z.jsonl").write_text(line("z1"))
+    connector = open_inbox(raw=raw)
+    first, second, third = connector.fetch_transactions(9)
+    connector.ack(first)
+    connector.nack(second, ValueError("bad"))
+    connector.ack(third)
+    letters = list(connector.read_dead_letters())
+    assert [each["line"] for each in letters] == [3, 2]
+    assert open_inbox(raw=raw).fetch_transactions(9) == []
 
 
 def test_what_is_known_about_a_removed_file_goes_with_it(tmp_path: Path, open_inbox: Open) -> None:

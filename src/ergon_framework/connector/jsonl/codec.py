@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -94,6 +95,11 @@ def is_complete(tail: bytes) -> bool:
     except _BAD_JSON:
         return False
     return isinstance(value, bool) or not isinstance(value, int | float)
+
+
+def shown(name: str) -> str:
+    """The name of a file as text that every program can read; what is not UTF-8 is escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def letter(reason: str, where: dict[str, Any], line: bytes) -> bytes:

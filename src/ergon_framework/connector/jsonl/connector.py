@@ -215,8 +215,9 @@ class JsonlConnector(ThreadedTwins):
         return delivery
 
     def _wrap(self, line: Line, value: Any) -> _Delivery:
-        place = {"file": line.file.name, "line": line.number}
-        return _Delivery(f"{line.file.name}:{line.number}", value, place, source=self.name)
+        name = codec.shown(line.file.name)
+        place = {"file": name, "line": line.number}
+        return _Delivery(f"{name}:{line.number}", value, place, source=self.name)
 
     def _open(self, value: Any) -> _Delivery:
         if self.name is not None and isinstance(value, dict):

@@ -8,6 +8,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Self
 
+from ergon_framework.connector.jsonl.codec import shown
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
 
 _log = logging.getLogger(__name__)
@@ -36,9 +37,9 @@ class DropFolder:
         except UnsafeFileError as error:
             raise FileNotFoundError(*error.args) from error
 
-    def size(self, name: str) -> int:
-        """How many bytes it has."""
-        return self._folder.look(name).st_size
+    def look(self, name: str) -> os.stat_result:
+        """What the system says about it."""
+        return self._folder.look(name)
 
     def sync(self) -> None:
         """Bring its names to disk."""
@@ -58,5 +59,6 @@ class DropFolder:
         except UnsafeFileError as error:
             if name not in self._ignored:
                 self._ignored.add(name)
-                _log.warning("ignored %s: %s", os.fspath(self._folder.path / name), error.strerror)
+                place = os.fspath(self._folder.path / shown(name))
+                _log.warning("ignored %s: %s", place, error.strerror)
             return False

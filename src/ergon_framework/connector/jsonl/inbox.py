@@ -23,7 +23,7 @@ from ergon_framework.connector.jsonl.codec import (
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.connector.jsonl.files import AppendFile, DirectoryLock
 from ergon_framework.connector.jsonl.lines import Line, fingerprint, pieces, scan
-from ergon_framework.connector.jsonl.progress import FileProgress, Progress
+from ergon_framework.connector.jsonl.progress import FileProgress, Progress, Stamp
 from ergon_framework.errors import describe
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder
 
@@ -174,8 +174,7 @@ class Inbox(Generic[T]):
         """Read on in one file until there is no room, too much is malformed, or it ends."""
         seen: _Gathered[T] = _Gathered(self._progress.of(name))
         try:
-            size = self._drop.size(name)
-            if size in (seen.file.next_offset, seen.file.stalled_size):
+            if seen.file.is_done_with(Stamp.of(self._drop.look(name))):
                 seen.is_exhausted = True
                 return seen
             with self._drop.open(name) as file:
@@ -183,22 +182,23 @@ class Inbox(Generic[T]):
                 try:
                     self._gather(seen, file, room)
                 finally:
-                    seen.file.check = fingerprint(file, seen.file.next_offset)
-                    seen.file.is_at_end = seen.file.next_offset == os.fstat(file.fileno()).st_size
+                    size = os.fstat(file.fileno()).st_size
+                    seen.file.came_to(size, fingerprint(file, seen.file.next_offset))
         except FileNotFoundError:
             seen.is_exhausted = True  # removed since it was listed
         except OSError as error:
             seen.error = JsonlConnectorError(
-                f"cannot read {self._directory / name}: {error.strerror}",
+                f"cannot read {self._directory / codec.shown(name)}: {error.strerror}",
                 remedy="make the file readable, or move it away",
             )
         return seen
 
     def _gather(self, seen: _Gathered[T], file: BufferedReader, room: int) -> None:
         known = seen.file
+        known.is_stalled = False
         for line in scan(file, known, self._limit):
             if not line.is_ready:
-                known.stalled_size = line.end  # wait for the rest of it
+                known.is_stalled = True  # wait for the rest of it
                 break
             if _is_done(line):
                 known.read(line)
@@ -217,7 +217,7 @@ class Inbox(Generic[T]):
         seen.is_exhausted = True
 
     def _parsed(self, line: Line) -> T:
-        place = f"{line.file.name}, line {line.number}"
+        place = f"{codec.shown(line.file.name)}, line {line.number}"
         if line.data is None:
             raise LineTooLongError(
                 f"{place}: {line.end - line.start} bytes long; at most {self._limit} are allowed",
@@ -273,4 +273,4 @@ def _is_done(line: Line) -> bool:
 
 
 def _place(line: Line) -> dict[str, Any]:
-    return {"file": line.file.name, "line": line.number}
+    return {"file": codec.shown(line.file.name), "line": line.number}

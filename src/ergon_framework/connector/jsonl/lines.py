@@ -30,6 +30,7 @@ class Line:
     end: int
     data: bytes | None
     is_terminated: bool
+    whole: int  # a checksum of the file up to the end of this line
 
     @property
     def check(self) -> int:
@@ -49,19 +50,19 @@ class Line:
 
 def scan(file: BufferedReader, known: FileProgress, limit: int) -> Iterator[Line]:
     """The lines after the cursor of ``known``, which is left where it is."""
-    number, start = known.next_line, known.next_offset
+    number, start, whole = known.next_line, known.next_offset, known.whole or 0
     file.seek(start)
     while piece := file.readline(limit + 1):
-        end = start + len(piece)
+        end, whole = start + len(piece), zlib.crc32(piece, whole)
         data: bytes | None = piece.removesuffix(NEWLINE)
         if len(piece) > limit and piece[-1:] != NEWLINE:
             data = None
             while piece[-1:] != NEWLINE and (more := file.readline(_PIECE)):
                 piece = more
-                end += len(more)
+                end, whole = end + len(more), zlib.crc32(more, whole)
         elif start == 0:
             data = piece.removesuffix(NEWLINE).removeprefix(_BYTE_ORDER_MARK)
-        yield Line(known, number, start, end, data, piece[-1:] == NEWLINE)
+        yield Line(known, number, start, end, data, piece[-1:] == NEWLINE, whole)
         number, start = number + 1, end
 
 
@@ -72,6 +73,19 @@ def pieces(drop: DropFolder, name: str, start: int, end: int) -> Iterator[bytes]
         while start < end and (piece := file.read(min(_PIECE, end - start))):
             start += len(piece)
             yield piece
+
+
+def is_short(offset: int) -> bool:
+    """Whether :func:`fingerprint` covers all that comes before ``offset``."""
+    return offset <= 2 * _WINDOW
+
+
+def checksum(file: BufferedReader, offset: int) -> int:
+    """A checksum of all that comes before ``offset``; it goes on with :func:`zlib.crc32`."""
+    done = found = 0
+    while done < offset and (piece := os.pread(file.fileno(), min(_PIECE, offset - done), done)):
+        done, found = done + len(piece), zlib.crc32(piece, found)
+    return found if done == offset else -1
 
 
 def fingerprint(file: BufferedReader, offset: int) -> int:

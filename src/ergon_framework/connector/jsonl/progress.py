@@ -3,30 +3,59 @@
 Two kinds of entries, one JSON object per line::
 
     {"file": "a.jsonl", "line": 7, "check": 123}                    line 7 is settled
-    {"file": "a.jsonl", "below": 8, "offset": 431, "check": 456}    so is all before line 8
+    {"file": "a.jsonl", "below": 8, "offset": 431, "check": 456,    so is all before line 8
+     "whole": 789, "inode": 12, "changed": 1700000000000000000}
 
 ``check`` is a checksum of the settled content: of the line, or of both ends of the settled part of
-the file. An entry counts only while the content is still the same, so a new file under an old name
-is never mistaken for work already done. What the journal does not say is delivered again.
+the file; ``whole`` is one of all of it, which entries of earlier versions do not have. An entry
+counts only while the content is still the same, so a new file under an old name is never mistaken
+for work already done. ``inode`` and ``changed`` say when that was compared: a file with the same
+ones need not be read again. What the journal does not say is delivered again.
+
+A name that is not UTF-8 stands in hexadecimal digits under ``name`` instead of ``file``.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
+import zlib
 from io import BufferedReader
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ergon_framework.connector.jsonl.codec import NEWLINE, MalformedLineError, decode
+from ergon_framework.connector.jsonl.codec import NEWLINE, MalformedLineError, decode, shown
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.connector.jsonl.files import AppendFile
-from ergon_framework.connector.jsonl.lines import Line, fingerprint
+from ergon_framework.connector.jsonl.lines import Line, checksum, fingerprint, is_short
 from ergon_framework.storage.secure_files import Folder
 
 _log = logging.getLogger(__name__)
 _SLACK = 1000  # entries the journal may hold beyond twice what the last compaction left
+_STEADY = 1_000_000_000
+"""Nanoseconds after its last change until the next one is sure to have another instant."""
+_READ_AT_GROWTH = 1 << 20
+"""Bytes that are compared as a whole each time that a file has grown; of more, both ends are."""
+
+
+class Stamp(NamedTuple):
+    """What the system says about a file: it changes with the file."""
+
+    inode: int
+    changed: int
+    size: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Stamp:
+        """The stamp of a file that was just looked at."""
+        return cls(found.st_ino, found.st_ctime_ns, found.st_size)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether a change from now on is sure to give the file another one."""
+        return self.changed + _STEADY < time.time_ns()
 
 
 class FileProgress:
@@ -36,31 +65,88 @@ class FileProgress:
         "ahead",
         "check",
         "is_at_end",
+        "is_stalled",
+        "is_stamp_kept",
+        "is_sure",
         "line",
         "name",
         "next_line",
         "next_offset",
         "offset",
         "remembered",
-        "stalled_size",
+        "settled_whole",
+        "stamp",
         "unfolded",
+        "whole",
     )
 
     def __init__(self, name: str, line: int = 1, offset: int = 0, check: int = 0) -> None:
         self.name = name
         self.line = self.next_line = line
         self.offset = self.next_offset = offset
-        self.check = check  # of the content before the cursor
-        self.ahead: dict[int, tuple[int, int]] = {}  # settled beyond the frontier: end, checksum
+        self.check = check  # of both ends of the content before the cursor
+        self.whole: int | None = None if offset else 0  # of all of it, where that is known
+        self.settled_whole = self.whole  # the same before the frontier
+        self.stamp: Stamp | None = None  # of the last look; None: nobody has looked since the start
+        self.is_sure = False  # all that was read is what the file holds for as long as it has it
+        self.is_stamp_kept = False  # the journal has it
+        # Settled beyond the frontier: where the line ends, its checksum, the file's up to there.
+        self.ahead: dict[int, tuple[int, int, int]] = {}
         self.remembered: dict[int, int] = {}  # the same from the journal, not read again yet
         self.is_at_end = False
-        self.stalled_size = -1  # the size at which the last line was found unfinished
+        self.is_stalled = False  # the last line was unfinished at the last look
         self.unfolded = 0  # line entries that one frontier entry could replace
 
     @property
     def is_settled(self) -> bool:
         """Whether every line up to the end of the file is settled."""
         return self.is_at_end and self.line == self.next_line
+
+    def is_done_with(self, stamp: Stamp) -> bool:
+        """Whether there is nothing in the file that was not there at the last look."""
+        is_read = self.is_stalled or stamp.size == self.next_offset
+        return is_read and self.is_sure and stamp == self.stamp
+
+    def holds(self, file: BufferedReader, stamp: Stamp) -> bool:
+        """Whether all that was read is still what the file holds."""
+        if self.check != fingerprint(file, self.next_offset):
+            return False
+        is_compared = is_short(self.next_offset)
+        if self.whole is None:  # of an entry of an earlier version
+            self.whole, is_compared = checksum(file, self.next_offset), True
+        elif not is_compared and self._must_be_read(stamp):
+            is_compared = True
+            if self.whole != checksum(file, self.next_offset):
+                return False
+        self.looked(stamp, is_compared=is_compared)
+        return True
+
+    def _must_be_read(self, stamp: Stamp) -> bool:
+        """Whether more than both ends has to be compared.
+
+        A file that grows has been written to at its end, which is compared in any case.
+        """
+        before = self.stamp
+        if before is None or before.inode != stamp.inode:
+            return True
+        is_long = self.next_offset > _READ_AT_GROWTH
+        if before.changed != stamp.changed:
+            return stamp.size <= before.size or not is_long
+        return not self.is_sure and stamp.is_steady and not is_long
+
+    def looked(self, stamp: Stamp, *, is_compared: bool) -> None:
+        """Note the stamp of the content that is about to be read."""
+        if stamp != self.stamp:
+            self.is_sure = self.is_stamp_kept = False
+        self.is_sure = self.is_sure or (is_compared and stamp.is_steady)
+        self.stamp = stamp
+
+    def came_to(self, size: int, check: int) -> None:
+        """A look is over; ``size`` is that of the file, ``check`` that of what was read of it."""
+        self.check = check
+        self.is_at_end = self.next_offset == size
+        if self.is_settled and self.is_sure and not self.is_stamp_kept:
+            self.unfolded += 1  # for the next process, which need not compare it again
 
     def resume(self, file: BufferedReader) -> None:
         """Step over the newline of a last line that was read before its newline came."""
@@ -69,24 +155,29 @@ class FileProgress:
             if len(around) == 2 and around[:1] != NEWLINE and around[1:] == NEWLINE:
                 self.next_offset += 1
                 self.check = fingerprint(file, self.next_offset)
-        if self.line == self.next_line:
-            self.offset = self.next_offset
+                self.whole = zlib.crc32(NEWLINE, self.whole or 0)
+        self._meet()
 
     def read(self, line: Line) -> None:
         """Move the cursor behind ``line``."""
         self.next_line = line.number + 1
         self.next_offset = line.end
+        self.whole = line.whole
         self.remembered.pop(line.number, None)
 
     def settle(self, line: Line) -> None:
         """Mark ``line`` as settled and move the frontier as far as it goes."""
         self.unfolded += 1
-        self.ahead[line.number] = (line.end, line.check)
+        self.ahead[line.number] = (line.end, line.check, line.whole)
         while self.line in self.ahead:
-            self.offset = self.ahead.pop(self.line)[0]
+            self.offset, _, self.settled_whole = self.ahead.pop(self.line)
             self.line += 1
+        self._meet()
+
+    def _meet(self) -> None:
+        """Where everything that was read is settled, frontier and cursor are one place."""
         if self.line == self.next_line:
-            self.offset = self.next_offset
+            self.offset, self.settled_whole = self.next_offset, self.whole
 
 
 class Progress:
@@ -114,12 +205,14 @@ class Progress:
     def verified(self, name: str, file: BufferedReader) -> FileProgress:
         """The same, after making sure that what was read is still what the file holds."""
         known = self.of(name)
-        if known.check == fingerprint(file, known.next_offset):
+        stamp = Stamp.of(os.fstat(file.fileno()))
+        if known.holds(file, stamp):
             known.resume(file)
             return known
-        _log.warning("%s changed where it had been read; it counts as a new file", name)
+        _log.warning("%s changed where it had been read; it counts as a new file", shown(name))
         fresh = self._files[name] = FileProgress(name)
         fresh.remembered = known.remembered
+        fresh.looked(stamp, is_compared=True)
         return fresh
 
     def forget_missing(self, names: set[str]) -> None:
@@ -135,13 +228,18 @@ class Progress:
             if self._files.get(file.name) is not file:
                 continue  # the file was replaced or removed: its new content is other work
             file.settle(line)
-            entries.append(_frontier(file) if file.is_settled else _settled(line))
+            entries.append(self._folded(file) if file.is_settled else _settled(line))
         return self._write(entries)
 
     def fold(self, file: FileProgress) -> None:
         """Replace the line entries of a wholly settled file by one entry."""
         if file.is_settled and file.unfolded:
-            self._write([_frontier(file)])
+            self._write([self._folded(file)])
+
+    def _folded(self, file: FileProgress) -> dict[str, Any]:
+        file.unfolded = 0
+        file.is_stamp_kept = file.is_sure
+        return _frontier(file, file.check)
 
     def sync(self, ticket: int) -> None:
         """Wait until the entries with this ticket are on disk."""
@@ -164,17 +262,21 @@ class Progress:
                 self._entries += 1
                 try:
                     self._apply(decode(text))
-                except (MalformedLineError, KeyError, TypeError):
+                except (MalformedLineError, KeyError, TypeError, ValueError):
                     _log.warning("skipped a damaged entry in %s", self._journal.path)
         self.forget_missing(set(self._inbox.all_names()))
 
     def _apply(self, entry: dict[str, Any]) -> None:
-        name = entry["file"]
+        name = os.fsdecode(bytes.fromhex(entry["name"])) if "name" in entry else entry["file"]
         if "below" not in entry:
             self.of(name).remembered[entry["line"]] = entry["check"]
             return
         before = self.of(name).remembered
         file = FileProgress(name, entry["below"], entry["offset"], entry["check"])
+        file.whole = file.settled_whole = entry.get("whole", file.whole)
+        if "changed" in entry:
+            file.stamp = Stamp(entry["inode"], entry["changed"], file.offset)
+            file.is_sure = file.is_stamp_kept = True
         file.remembered = {line: check for line, check in before.items() if line >= file.line}
         self._files[name] = file
 
@@ -190,8 +292,8 @@ class Progress:
         entries = []
         check = self._check_at_frontier(file)
         if file.offset and check is not None:
-            entries.append(_entry(file.name, below=file.line, offset=file.offset, check=check))
-        settled = file.remembered | {line: check for line, (_, check) in file.ahead.items()}
+            entries.append(_frontier(file, check))
+        settled = file.remembered | {line: check for line, (_, check, _) in file.ahead.items()}
         entries += [_entry(file.name, line=line, check=check) for line, check in settled.items()]
         return entries
 
@@ -211,12 +313,21 @@ def _settled(line: Line) -> dict[str, Any]:
     return _entry(line.file.name, line=line.number, check=line.check)
 
 
-def _frontier(file: FileProgress) -> dict[str, Any]:
-    file.unfolded = 0
-    return _entry(file.name, below=file.line, offset=file.offset, check=file.check)
+def _frontier(file: FileProgress, check: int) -> dict[str, Any]:
+    values = {"below": file.line, "offset": file.offset, "check": check}
+    if file.settled_whole is not None:
+        values["whole"] = file.settled_whole
+    stamp = file.stamp
+    if file.is_sure and stamp is not None and stamp.size == file.offset:
+        values.update(inode=stamp.inode, changed=stamp.changed)
+    return _entry(file.name, **values)
 
 
 def _entry(name: str, **values: int) -> dict[str, Any]:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:  # JSON has no such text
+        return {"name": os.fsencode(name).hex(), **values}
     return {"file": name, **values}
 
 
