@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,11 +22,13 @@ from ergon_framework.connector.jsonl import (
     LockedError,
     MalformedLineError,
 )
+from ergon_framework.connector.jsonl import files as files_module
 from ergon_framework.connector.jsonl import progress as progress_module
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
-from ergon_framework.errors import ConfigurationError
+from ergon_framework.errors import ConfigurationError, FetchException
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.secure_files import Folder
+from ergon_framework.task.ready import ConsumerTask
 from ergon_framework.testing.suites import exercise_connector
 
 Open = Callable[..., JsonlConnector]
@@ -39,7 +42,7 @@ def open_inbox(tmp_path: Path) -> Iterator[Open]:
     def open_one(**settings: Any) -> JsonlConnector:
         for each in opened:
             each.close()
-        opened.append(JsonlConnector(tmp_path, fsync=False, **settings))
+        opened.append(JsonlConnector(tmp_path, **{"fsync": False, **settings}))
         return opened[-1]
 
     yield open_one
@@ -326,6 +329,81 @@ def test_a_new_file_under_an_old_name_is_new_work(
     assert ids(open_inbox().fetch_transactions(9)) == ["x1"]
 
 
+@pytest.mark.parametrize("is_malformed", [True, False], ids=["malformed", "nacked"])
+@pytest.mark.parametrize("moment", ["before", "written", "synced"])
+def test_dead_letters_that_are_taken_away_get_no_more_of_them(
+    tmp_path: Path,
+    open_inbox: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    is_malformed: bool,
+) -> None:
+    """Who handles them may move the file away; what is set aside later is in a new one."""
+    letters = tmp_path / ".ergon" / "dead_letters.jsonl"
+
+    def take(point: str) -> None:
+        if point in ("before", f"dead_letters.{moment}") and not (tmp_path / "taken").exists():
+            letters.rename(tmp_path / "taken")
+
+    (tmp_path / "a.jsonl").write_text(line("a1") + ("no json\n" if is_malformed else line("a2")))
+    connector = open_inbox(fsync=True)
+    first = connector.fetch_transactions(1)[0]
+    if moment == "before":
+        take("before")
+    monkeypatch.setattr(files_module, "failpoint", take)
+    if is_malformed:
+        assert connector.fetch_transactions(1) == []
+    else:
+        connector.nack(connector.fetch_transactions(1)[0], ValueError("bad"))
+    assert [each["line"] for each in connector.read_dead_letters()] == [2]
+    connector.nack(first, ValueError("bad"))
+    assert [each["line"] for each in connector.read_dead_letters()] == [2, 1]
+    monkeypatch.undo()
+    assert open_inbox().fetch_transactions(9) == []
+
+
+def test_a_journal_that_is_taken_away_is_told(tmp_path: Path, open_inbox: Open) -> None:
+    """No settlement is promised that the next process could not read, and no work handed out."""
+    (tmp_path / "a.jsonl").write_text(line("a1") + line("a2"))
+    connector = open_inbox()
+    first = connector.fetch_transactions(1)[0]
+    (tmp_path / ".ergon" / "progress.jsonl").unlink()
+    for _ in range(2):
+        with pytest.raises(JsonlConnectorError, match="was moved or deleted while it was in use"):
+            connector.ack(first)
+    with pytest.raises(JsonlConnectorError, match="was moved or deleted while it was in use"):
+        connector.fetch_transactions(1)
+    assert not connector.health()
+    assert ids(open_inbox().fetch_transactions(9)) == ["a1", "a2"]
+
+
+def test_nothing_is_handed_out_whose_end_cannot_be_written_down(
+    tmp_path: Path, open_inbox: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, work would be done again and again: all of it, after each restart."""
+
+    def full(_file: Any, _data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "a.jsonl").write_text("".join(line(f"a{number}") for number in range(50)))
+    connector = open_inbox()
+    monkeypatch.setattr(files_module, "_write_all", full)
+    done: list[str] = []
+
+    class Work(ConsumerTask):
+        def process_transaction(self, transaction: Any) -> None:
+            done.append(transaction.id)
+
+    with pytest.raises(FetchException, match="No space left") as caught:
+        Work({"in": connector}).consume_transactions({"loop": {"batch": {"size": 5}}})
+    assert len(done) == 5
+    report = caught.value.report
+    assert report is not None
+    assert report.settlement_failures == 5
+    monkeypatch.undo()
+    assert len(open_inbox().fetch_transactions(99)) == 50
+
+
 def many(changed: dict[int, str]) -> str:
     """More lines than a checksum of both ends covers, some of them other ones."""
     return "".join(line(changed.get(number, f"a{number:03}")) for number in range(400))
@@ -385,9 +463,12 @@ def test_a_file_that_has_not_changed_is_not_read_again(
     assert len(ack_all(open_inbox(), 999)) == 400
     opened: list[str] = []
     really = DropFolder.open
-    monkeypatch.setattr(
-        DropFolder, "open", lambda self, name: opened.append(name) or really(self, name)
-    )
+
+    def noted(folder: DropFolder, name: str) -> BufferedReader:
+        opened.append(name)
+        return really(folder, name)
+
+    monkeypatch.setattr(DropFolder, "open", noted)
     connector = open_inbox()
     assert connector.fetch_transactions(9) == []
     assert connector.fetch_transactions(9) == []

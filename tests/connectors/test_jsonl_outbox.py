@@ -191,6 +191,48 @@ def test_a_tail_without_any_newline_is_repaired(tmp_path: Path, torn: int) -> No
     assert parts(tmp_path) == {"part-00000001.jsonl": ["b"]}
 
 
+@pytest.mark.parametrize("is_deleted", [True, False], ids=["deleted", "moved"])
+@pytest.mark.parametrize("moment", ["before", "written", "synced"])
+def test_what_is_dispatched_is_in_no_part_that_was_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, is_deleted: bool
+) -> None:
+    """Whoever reads a part may take it away at any moment: later lines are in another one."""
+    out, taken = tmp_path / "out", tmp_path / "taken"
+
+    def take(point: str) -> None:
+        part = out / "part-00000001.jsonl"
+        if point in ("before", f"outbox.{moment}") and part.exists():
+            part.rename(taken)
+            if is_deleted:
+                taken.unlink()
+
+    with JsonlConnector(outbox=out) as connector:
+        send(connector, "a")
+        if moment == "before":
+            take("before")
+        monkeypatch.setattr(files, "failpoint", take)
+        send(connector, "b")
+        send(connector, "c")
+    assert parts(out) == {"part-00000002.jsonl": ["b", "c"]}
+
+
+def test_parts_that_are_taken_away_all_the_time_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is promised then, and nobody tries for ever."""
+
+    def take(point: str) -> None:
+        for part in tmp_path.glob("*.jsonl") if point == "outbox.synced" else ():
+            part.unlink()
+
+    monkeypatch.setattr(files, "failpoint", take)
+    with (
+        JsonlConnector(outbox=tmp_path) as connector,
+        pytest.raises(JsonlConnectorError, match="moved or deleted while it was in use"),
+    ):
+        send(connector, "a")
+
+
 def test_a_full_disk_is_told_and_nothing_half_written_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,13 +305,13 @@ def test_a_failed_rewrite_is_told_too(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     file = files.AppendFile(Folder.open(tmp_path), "log", "log")
-    file.append([b"1\n"])
+    file.append(lambda: [b"1\n"])
     monkeypatch.setattr(files, "_write_all", fail)
     with pytest.raises(JsonlConnectorError, match=r"cannot write .*No space left"):
         file.replace(b"2\n")
     monkeypatch.undo()
     with pytest.raises(JsonlConnectorError, match="failed before"):
-        file.append([b"3\n"])
+        file.append(lambda: [b"3\n"])
     file.close()
     assert (tmp_path / "log").read_bytes() == b"1\n"
     again = files.AppendFile(Folder.open(tmp_path), "log", "log")
@@ -278,7 +320,7 @@ def test_a_failed_rewrite_is_told_too(tmp_path: Path, monkeypatch: pytest.Monkey
     again.close()
     assert (tmp_path / "log").read_bytes() == b"2\n"
     with pytest.raises(JsonlConnectorError, match="is closed"):
-        again.append([b"3\n"])
+        again.append(lambda: [b"3\n"])
 
 
 def test_a_closed_connector_writes_nothing(tmp_path: Path) -> None:

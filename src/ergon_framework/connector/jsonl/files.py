@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import FileIO
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +16,8 @@ from ergon_framework.storage.secure_files import Folder
 
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 _BLOCK = 1 << 16
+MOST_TAKEN = 10
+"""How often in a row a file may be taken away while it is being written."""
 _LONGEST_TAIL = 1 << 24
 
 
@@ -56,7 +58,8 @@ class AppendFile:
         self._written = 0  # how many writes were made …
         self._synced = 0  # … and how many of them are known to be on disk
         self._broken: OSError | None = None
-        self._file = self._open(lock)
+        self._is_locked = lock
+        self._adopt(self._open(lock))
 
     @property
     def size(self) -> int:
@@ -68,9 +71,29 @@ class AppendFile:
         """Whether it takes further writes."""
         return self._broken is None and not self._file.closed
 
-    def append(self, pieces: Iterable[bytes]) -> None:
-        """Write and wait until it is on disk."""
-        self.sync(self.write(pieces))
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its name still leads to it: what is moved away or deleted may be read no more."""
+        try:
+            return _identity(self._folder.look(self.path.name)) == self._identity
+        except FileNotFoundError:
+            return False
+        except OSError:  # its folder was closed meanwhile, by whoever closed the connector
+            return True
+
+    def append(self, pieces: Callable[[], Iterable[bytes]]) -> None:
+        """Write and wait until it is on disk, in the file that has the name then.
+
+        Somebody may take the file away at any moment. What was written into it since it was read
+        there for the last time would be lost, so it is written again, into a new one.
+        """
+        for _ in range(MOST_TAKEN):
+            if not self.is_in_place:
+                self._begin_anew()
+            self.sync(self.write(pieces()))
+            if self.is_in_place:
+                return
+        raise taken(self.path)
 
     def write(self, pieces: Iterable[bytes]) -> int:
         """Write whole lines; returns the ticket that :meth:`sync` takes."""
@@ -127,9 +150,22 @@ class AppendFile:
                 if self._fsync:
                     self._folder.sync()
                 self._file.close()
-                self._file = self._opened()
+                self._adopt(self._opened())
             except OSError as error:
                 self._give_up(error)
+            self._synced = self._written
+
+    def check(self) -> None:
+        """Raise when it takes no further writes."""
+        self._refuse_when_broken()
+
+    def _begin_anew(self) -> None:
+        """Somebody took the file away: open, and make, another one under its name."""
+        with self._writing, self._syncing:
+            self._refuse_when_broken()
+            before = self._file
+            self._adopt(self._open(self._is_locked))
+            before.close()
             self._synced = self._written
 
     def close(self) -> None:
@@ -166,6 +202,11 @@ class AppendFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         fd = self._folder.open_file(self.path.name, flags, is_public=self._is_public)
         return FileIO(fd, "a+b")
+
+    def _adopt(self, file: FileIO) -> None:
+        """Write into ``file`` from now on."""
+        self._file = file
+        self._identity = _identity(os.fstat(file.fileno()))
 
     def _refuse_when_broken(self) -> None:
         if self._broken is not None:
@@ -209,6 +250,18 @@ class DirectoryLock:
     def close(self) -> None:
         """Let the next one in. The file stays: removing it would race with whoever opens it."""
         self._file.close()
+
+
+def taken(path: Path) -> JsonlConnectorError:
+    """What is raised when a file is not where it was put."""
+    return JsonlConnectorError(
+        f"{path} was moved or deleted while it was in use",
+        remedy="leave it where it is; close the connector, and open a new one",
+    )
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _try_lock(file: FileIO) -> bool:

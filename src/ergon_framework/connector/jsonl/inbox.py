@@ -97,7 +97,12 @@ class Inbox(Generic[T]):
         return self._dead.is_sound and self._progress.is_sound
 
     def take(self, count: int) -> list[tuple[Line, T]]:
-        """Up to ``count`` items in order: what was given back first, then by file and line."""
+        """Up to ``count`` items in order: what was given back first, then by file and line.
+
+        Nothing is handed out whose end could not be written down.
+        """
+        self._progress.check()
+        self._dead.check()
         with self._lock:
             items: list[tuple[Line, T]] = []
             try:
@@ -119,7 +124,7 @@ class Inbox(Generic[T]):
     def set_aside(self, line: Line, transaction_id: str, reason: str) -> None:
         """Write a dead letter, then settle: dying in between repeats it, but never loses it."""
         where = _place(line) | {"transaction_id": transaction_id}
-        self._dead.append([codec.letter(reason, where, line.data or b"")])
+        self._dead.append(lambda: [codec.letter(reason, where, line.data or b"")])
         self.settle(line)
 
     def give_back(self, lines: Iterable[Line]) -> None:
@@ -233,7 +238,9 @@ class Inbox(Generic[T]):
     def _bury(self, malformed: list[tuple[Line, MalformedLineError]]) -> None:
         if not malformed:
             return
-        self._dead.append(piece for line, error in malformed for piece in self._letter(line, error))
+        self._dead.append(
+            lambda: (piece for line, error in malformed for piece in self._letter(line, error))
+        )
         self._progress.sync(self._progress.record([line for line, _ in malformed]))
         self.malformed += len(malformed)
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from ergon_framework.connector.jsonl.codec import JsonlConnectorError
-from ergon_framework.connector.jsonl.files import AppendFile, LockedError
+from ergon_framework.connector.jsonl.files import MOST_TAKEN, AppendFile, LockedError, taken
 from ergon_framework.storage.secure_files import Folder
 
 _PART = re.compile(r"part-(\d{8,})\.jsonl")
@@ -22,12 +22,12 @@ class Outbox:
 
     def __init__(self, directory: Path, *, rotate_bytes: int, fsync: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
         self._folder = Folder.open(directory.absolute(), follow=True)
         self._rotate_bytes = rotate_bytes
         self._fsync = fsync
         self._lock = threading.Lock()
         self._part: AppendFile | None = None
+        self._last = 0  # the number of the last part that was written
         self._closed = False
 
     @property
@@ -36,17 +36,28 @@ class Outbox:
         return self._part is None or self._part.is_sound
 
     def append(self, lines: list[bytes]) -> None:
-        """Write all lines into one part. On disk when this returns."""
+        """Write all lines into one part. On disk when this returns.
+
+        A part may be taken away at any moment. What was written into it after that would be seen by
+        nobody, so it is written again, into another part.
+        """
         if not lines:
             return
+        for _ in range(MOST_TAKEN):
+            part, ticket = self._write(b"".join(lines))
+            part.sync(ticket)
+            if part.is_in_place:
+                return
+        raise taken(self._folder.path / "part-*.jsonl")
+
+    def _write(self, text: bytes) -> tuple[AppendFile, int]:
         with self._lock:
             if self._closed:
                 raise JsonlConnectorError("the outbox is closed", remedy="open a new connector")
             part = self._part
-            if part is None or part.size >= self._rotate_bytes:
+            if part is None or part.size >= self._rotate_bytes or not part.is_in_place:
                 part = self._part = self._turn_over()
-            ticket = part.write([b"".join(lines)])
-        part.sync(ticket)
+            return part, part.write([text])
 
     def close(self) -> None:
         """Bring everything to disk and close the part."""
@@ -61,19 +72,29 @@ class Outbox:
             self._part.close()
             self._part = None
         number = max(self._numbers(), default=0)
-        if number == 0 or self._path(number).lstat().st_size >= self._rotate_bytes:
+        if number < self._last:  # parts were taken away: no name is used twice
+            number = self._last + 1
+        elif number == 0 or self._is_full(number):
             number += 1
         while True:
             try:
-                return self._open(number)
+                part = self._open(number)
+                self._last = number
+                return part
             except LockedError:
                 number += 1  # another connector writes that one
+
+    def _is_full(self, number: int) -> bool:
+        try:
+            return self._folder.look(self._name(number)).st_size >= self._rotate_bytes
+        except FileNotFoundError:  # it was taken away since it was listed
+            return True
 
     def _open(self, number: int) -> AppendFile:
         # Whoever takes the parts away may be another user: who reads them is the umask's business.
         return AppendFile(
             self._folder,
-            self._path(number).name,
+            self._name(number),
             "outbox",
             fsync=self._fsync,
             lock=True,
@@ -81,8 +102,8 @@ class Outbox:
         )
 
     def _numbers(self) -> list[int]:
-        found = (_PART.fullmatch(path.name) for path in self._directory.iterdir())
+        found = (_PART.fullmatch(name) for name in self._folder.names())
         return [int(match[1]) for match in found if match is not None]
 
-    def _path(self, number: int) -> Path:
-        return self._directory / f"part-{number:08}.jsonl"
+    def _name(self, number: int) -> str:
+        return f"part-{number:08}.jsonl"

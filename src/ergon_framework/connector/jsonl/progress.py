@@ -28,7 +28,7 @@ import msgspec
 
 from ergon_framework.connector.jsonl.codec import NEWLINE, MalformedLineError, decode, shown
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
-from ergon_framework.connector.jsonl.files import AppendFile
+from ergon_framework.connector.jsonl.files import AppendFile, taken
 from ergon_framework.connector.jsonl.lines import Line, checksum, fingerprint, is_short
 from ergon_framework.storage.secure_files import Folder
 
@@ -196,7 +196,7 @@ class Progress:
     @property
     def is_sound(self) -> bool:
         """Whether further settlements can be recorded."""
-        return self._journal.is_sound
+        return self._journal.is_sound and self._journal.is_in_place
 
     def of(self, name: str) -> FileProgress:
         """What is known about the file ``name``; a fresh start when nothing is."""
@@ -244,6 +244,14 @@ class Progress:
     def sync(self, ticket: int) -> None:
         """Wait until the entries with this ticket are on disk."""
         self._journal.sync(ticket)
+        if not self._journal.is_in_place:
+            raise taken(self._journal.path)
+
+    def check(self) -> None:
+        """Raise when nothing more can be recorded."""
+        self._journal.check()
+        if not self._journal.is_in_place:
+            raise taken(self._journal.path)
 
     def close(self) -> None:
         """Close the journal."""
