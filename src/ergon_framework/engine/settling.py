@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
+from ergon_framework.engine.own_threads import OwnThreads
 from ergon_framework.errors import ConnectorError
 from ergon_framework.ports.transaction import Transaction
 
@@ -98,4 +99,8 @@ class ThreadedTwins:
         await self._in_thread("close")
 
     async def _in_thread(self, method: str, *given: Any, **extra: Any) -> Any:
-        return await asyncio.to_thread(getattr(self, method), *given, **extra)
+        return await self._threads.run(getattr(self, method), *given, **extra)
+
+    @cached_property
+    def _threads(self) -> OwnThreads:
+        return OwnThreads()

@@ -117,7 +117,7 @@ class BoundaryConnector:
 
     async def aopen(self) -> None:
         """The asyncio twin of :meth:`open`."""
-        await asyncio.to_thread(self.open)
+        await self._line.own_threads.run(self.open)
 
     def health(self) -> bool:
         """Whether it can be used: not closed, and the consumer's name not another's."""
@@ -142,7 +142,7 @@ class BoundaryConnector:
     async def aclose(self) -> None:
         """The asyncio twin of :meth:`close`."""
         if self._line.tasks is None:
-            await asyncio.to_thread(self.close)
+            await self._line.own_threads.run(self.close)
             return
         if not self._line.is_closed and self._driver is not None:
             await self._driver.leave_async()
@@ -176,7 +176,9 @@ class BoundaryConnector:
     ) -> None:
         """The asyncio twin of :meth:`dispatch_transactions`."""
         if self._line.tasks is None:
-            await asyncio.to_thread(self.dispatch_transactions, list(transactions), **extra)
+            await self._line.own_threads.run(
+                self.dispatch_transactions, list(transactions), **extra
+            )
             return
         refuse_extra(extra)
         self._line.check()
@@ -224,7 +226,7 @@ class BoundaryConnector:
         driver, seconds = self._asked(batch_size, wait, extra)
         gave_up = threading.Event()
         if self._line.tasks is None:
-            work = asyncio.to_thread(self._fetch, driver, batch_size, seconds, gave_up)
+            work = self._line.own_threads.run(self._fetch, driver, batch_size, seconds, gave_up)
         else:
             work = driver.fetch_async(batch_size, seconds, gave_up)
         # Run to its end in any case: what a node has served must be known here.
@@ -342,7 +344,7 @@ class BoundaryConnector:
         self, transaction: Transaction, verb: str, state: State, reason: str = "", hold: float = 0.0
     ) -> None:
         if self._line.tasks is None:
-            await asyncio.to_thread(self._settle, transaction, verb, state, reason, hold)
+            await self._line.own_threads.run(self._settle, transaction, verb, state, reason, hold)
             return
         with self._claimed(transaction, verb) as entry:
             if entry is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import threading
 from typing import Any, TypeAlias, TypeVar, cast
@@ -15,6 +14,7 @@ from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.producing.options import ProducerOptions, client_tls
 from ergon_framework.connector.boundary.faults import BoundaryConnectorError
 from ergon_framework.engine.clocks import current_clock
+from ergon_framework.engine.own_threads import OwnThreads
 from ergon_framework.errors import ConfigurationError, WiringError
 
 T = TypeVar("T")
@@ -38,6 +38,7 @@ class Line:
         self._node = node
         self._lock = threading.Lock()
         self._is_closed = False
+        self.own_threads = OwnThreads()
         self.tasks: AsyncTransport | None = None
         self._threads: Transport | None = None
         if inspect.iscoroutinefunction(call):
@@ -66,7 +67,7 @@ class Line:
         """Do what the script says, in this task, which must not be cancelled meanwhile."""
         self.check()
         if self.tasks is None:
-            return await asyncio.to_thread(self.run, script)
+            return await self.own_threads.run(self.run, script)
         return await TaskHands(self.tasks).run(script)
 
     def check(self) -> None:

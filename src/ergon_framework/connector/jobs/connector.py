@@ -163,7 +163,7 @@ class JobsConnector(ThreadedTwins):
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the jobs back."""
         gave_up = threading.Event()
         fetching = asyncio.ensure_future(
-            asyncio.to_thread(self._fetch, batch_size, wait, extra, gave_up)
+            self._threads.run(self._fetch, batch_size, wait, extra, gave_up)
         )
         try:
             return await asyncio.shield(fetching)
@@ -177,11 +177,11 @@ class JobsConnector(ThreadedTwins):
 
     async def release_after_async(self, transaction: Transaction, seconds: float) -> None:
         """The asyncio twin of :meth:`release_after`."""
-        await asyncio.to_thread(self.release_after, transaction, seconds)
+        await self._threads.run(self.release_after, transaction, seconds)
 
     async def aopen(self) -> None:
         """The asyncio twin of :meth:`open`."""
-        await asyncio.to_thread(self.open)
+        await self._threads.run(self.open)
 
     async def _undone(self, fetching: asyncio.Future[list[Transaction]]) -> None:
         """Wait for a fetch nobody waits for any more, and give back what it brought."""

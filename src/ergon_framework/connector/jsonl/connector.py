@@ -175,7 +175,7 @@ class JsonlConnector(ThreadedTwins):
         """The asyncio twin of :meth:`fetch_transactions`; cancelled, it gives the lines back."""
         handover = _Handover()
         try:
-            return await asyncio.to_thread(self._fetch, batch_size, extra, handover)
+            return await self._threads.run(self._fetch, batch_size, extra, handover)
         except asyncio.CancelledError:
             self._abandon(handover)
             raise

@@ -1,0 +1,134 @@
+"""Connectors have threads of their own: what hooks do to those of the event loop is no matter."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergon_framework.connector.jobs import JobsConnector
+from ergon_framework.connector.jsonl import JsonlConnector
+from ergon_framework.engine import own_threads
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.engine.own_threads import OwnThreads
+from ergon_framework.ports.transaction import Transaction
+from ergon_framework.task.ready import AsyncConsumerTask
+
+
+def a_queue(folder: Path) -> JsonlConnector:
+    """Files, in and out of one folder."""
+    return JsonlConnector(folder, folder, fsync=False)
+
+
+def some_jobs(folder: Path) -> JobsConnector:
+    """A queue of jobs."""
+    return JobsConnector(f"sqlite:///{folder}/work.db", handler="h", options={"max_attempts": 1})
+
+
+@pytest.mark.parametrize("make", [a_queue, some_jobs])
+def test_hooks_that_hang_in_threads_keep_nobody_from_settling(
+    tmp_path: Path, make: Callable[[Path], Any]
+) -> None:
+    """Calls of ``asyncio.to_thread`` that were given up hold the event loop's few threads."""
+    go_on = threading.Event()
+
+    class Hanging(AsyncConsumerTask):
+        async def process_transaction(self, transaction: Any) -> None:
+            await asyncio.to_thread(go_on.wait, 60)
+
+    async def scenario() -> Any:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        with make(tmp_path) as connector:
+            connector.dispatch_transactions([Transaction(f"t{n}", {}) for n in range(6)])
+            policy = {
+                "loop": {"batch": {"size": 3}, "concurrency": {"value": 3}},
+                "steps": {"process": {"retry": {"timeout": 0.01}}},
+            }
+            try:
+                report = await Hanging({"in": connector}).consume_transactions(policy)
+                return report, connector.get_transactions_count()
+            finally:
+                go_on.set()
+
+    report, left = asyncio.run(scenario())
+    assert (report.timed_out, report.settlement_failures, left) == (6, 0, 0)
+
+
+def test_no_more_threads_than_allowed_and_none_without_need() -> None:
+    """Calls wait for a thread; one that is idle is used again."""
+    threads = OwnThreads(most=2)
+    go_on, running = threading.Event(), threading.Semaphore(0)
+
+    def work(number: int) -> tuple[int, threading.Thread]:
+        running.release()
+        assert go_on.wait(60)
+        return number, threading.current_thread()
+
+    calls = [threads.submit(work, number) for number in range(5)]
+    assert running.acquire(timeout=60)
+    assert running.acquire(timeout=60)
+    assert not running.acquire(blocking=False)
+    go_on.set()
+    done = [each.result(60) for each in calls]
+    assert [number for number, _ in done] == [0, 1, 2, 3, 4]
+    assert len({thread for _, thread in done}) == 2
+    assert all(thread.daemon for _, thread in done)
+
+
+def test_idle_threads_end_and_none_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that comes while the last thread is about to end is made all the same."""
+    monkeypatch.setattr(own_threads, "IDLE", 0.0)
+    threads = OwnThreads(most=3)
+    calls = [threads.submit(int, number) for number in range(500)]
+    assert not wait(calls, 60).not_done
+    assert [each.result() for each in calls] == list(range(500))
+
+
+def test_an_error_and_a_cancelled_call() -> None:
+    """What a call raises is raised to whoever waits; one that had not begun never does."""
+    threads = OwnThreads(most=1)
+    go_on = threading.Event()
+    first = threads.submit(go_on.wait, 60)
+    second = threads.submit(int, "nine")
+    third = threads.submit(int, 3)
+    assert third.cancel()
+    go_on.set()
+    assert first.result(60)
+    assert isinstance(second.exception(60), ValueError)
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    """The parent's are not there, and are not waited for."""
+    threads = OwnThreads(most=1)
+    go_on = threading.Event()
+    busy = threads.submit(go_on.wait, 60)
+    child = os.fork()
+    if child == 0:
+        answer = 1
+        try:
+            answer = threads.submit(int, "0").result(30)
+        finally:
+            os._exit(answer)
+    go_on.set()
+    assert busy.result(60)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_without_a_thread_the_caller_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When none can be started, and none is there, nothing waits for ever."""
+    threads = OwnThreads(most=2)
+
+    def refuse(*_given: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SYSTEM_CLOCK, "spawn", refuse, raising=False)
+        with pytest.raises(RuntimeError, match="new thread"):
+            threads.submit(int)
+    assert threads.submit(int).result(60) == 0
