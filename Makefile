@@ -8,14 +8,15 @@ VENV = .venv
 endif
 PY = $(VENV)/bin/python
 ARGS =
+BASE = HEAD
 
 .PHONY: help demo test fast campaign check format bench benchjobs benchboundary benchproviders \
-		benchscale docs pins clean
+		benchscale bench-check docs pins clean
 
 help: ## this list
 	@echo "Each command first sets up what it needs in .venv; all it takes is Python 3.11 or newer."
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "Settings:  PYTHON=python3.12  the Python to use     UV=  use pip although uv is installed"
 	@echo "           ARGS='...'         more arguments for demo, test, fast and the benchmarks"
@@ -67,6 +68,9 @@ benchproviders: $(VENV)/.ready-benchproviders ## measure provider calls beside r
 
 benchscale: $(VENV)/.ready-benchscale ## measure jobs and facts on PostgreSQL, Redis and NATS beside their peers
 	$(PY) benchmarks/scale.py $(ARGS)
+
+bench-check: $(VENV)/.ready-dev ## compare every race with another commit, turn by turn: make bench-check BASE=main~1
+	$(PY) benchmarks/check.py $(BASE) $(ARGS)
 
 # The variable is the theme's own switch for a notice about its successor; warnings stay on.
 docs: $(VENV)/.ready-docs ## regenerate the reference pages and build the site into build/docs

@@ -10,7 +10,7 @@ from typing import Any
 from noop import Hooks, Run, Shape, Source, task_class
 from rounds import Contestant
 
-US = "ergon-framework"
+US = "Ergon"
 
 
 def engine(shape: Shape, who: str = US) -> Contestant:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from noop import CountingHooks, Hooks, Run
+from races import left_out
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def race(cases: list[Case], effort: Effort, watcher: Watcher) -> Iterator[dict[s
 
 
 def _enter(case: Case, one: Contestant, effort: Effort, watcher: Watcher) -> Entry:
-    entry = Entry(case, one, one.skipped)
+    entry = Entry(case, one, one.skipped or left_out(one.who))
     if entry.skipped is None:
         try:
             entry.facts = watcher.examine(lambda: _check(one), CHECKED)

@@ -1,0 +1,290 @@
+"""Compare this checkout with another commit: the same races, turn by turn, on one machine.
+
+Each side runs its own copy of the benchmarks in processes of its own, so that names may differ
+between the two. In every round both sides have a turn at a race, next to each other, and the order
+changes from round to round. A ratio is this checkout's figure divided by the other's in the same
+round, turned over where less is better: above 1 is faster. What counts is the median over the
+rounds.
+
+One JSON line per figure goes to standard output, a table to standard error. The exit code is 1 when
+a median is below ``--floor``, and 2 when nothing could be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from frame import place
+from races import ONLY, Record
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = "Ergon"
+"""What the names of our contestants begin with; peers are the same on both sides."""
+LONGEST = 300.0
+"""Seconds after which a turn is given up."""
+MORE_IS_BETTER = ("per_second",)
+LESS_IS_BETTER = ("us", "p50_ms", "cpu_seconds")
+STARTS = 10
+"""Processes of one turn of a cold start: one alone says little."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """What one turn runs: a benchmark with arguments, or a program that is timed from its start."""
+
+    name: str
+    words: tuple[str, ...]
+    is_cold: bool = False
+
+
+def _cases(script: str, *names: str, more: str = "") -> list[Race]:
+    return [
+        Race(
+            f"{script}:{name}",
+            (f"benchmarks/{script}.py", "--quick", "--case", name, *more.split()),
+        )
+        for name in names
+    ]
+
+
+NO_PEERS = "--peers="
+RACES = (
+    *_cases("engine", "consume-sync", "consume-async", "produce-sync", "produce-async"),
+    *_cases(
+        "jobs", "drain", "enqueue", "enqueue-threads", "bulk", "latency", "round-trip",
+        more=NO_PEERS,
+    ),
+    *_cases("boundary", "in-process", "socket", "client", "batch", "put", "catch-up"),
+    *_cases(
+        "providers", "success", "success-async", "retries", "rejection", "persisted", "quota",
+        "threads",
+    ),
+    *_cases("scale", "queue", "drain", "append", more=NO_PEERS),
+    Race("cold:import", ("-c", "import ergon_framework"), is_cold=True),
+    Race("cold:version", ("-m", "ergon_framework.cli", "--version"), is_cold=True),
+    Race("cold:help", ("-m", "ergon_framework.cli", "worker", "--help"), is_cold=True),
+    Race("cold:app", ("-c", "import ergon_framework as e; e.App"), is_cold=True),
+    Race("cold:executor", ("-c", "import ergon_framework.executor"), is_cold=True),
+)  # fmt: skip
+
+Figure = tuple[str, str, str]
+"""Case, contestant, and what was measured of it."""
+
+
+@dataclass
+class Compared:
+    """The ratios of one figure, a round each."""
+
+    race: str
+    figure: Figure
+    ratios: list[float] = field(default_factory=list)
+
+    def record(self, floor: float) -> Record:
+        """What is printed of it."""
+        case, who, what = self.figure
+        ratio = statistics.median(self.ratios)
+        return {
+            "race": self.race,
+            "case": case,
+            "who": who,
+            "figure": what,
+            "ratio": round(ratio, 3),
+            "ratio_spread": [round(min(self.ratios), 3), round(max(self.ratios), 3)],
+            "rounds": len(self.ratios),
+            "met": ratio >= floor,
+        }
+
+
+def main() -> int:
+    """Run the races that were asked for, and say which have become slower."""
+    options = _options()
+    races = [each for each in RACES if _is_wanted(each.name, options.race)]
+    if options.list:
+        print("\n".join(each.name for each in races))
+        return 0
+    if not races:
+        print(f"no race is called {' or '.join(options.race)}; see --list", file=sys.stderr)
+        return 2
+    with place("bench-check-", options.folder) as folder:
+        folder.chmod(0o711)  # PostgreSQL does not run as root, and has to get to its part of it
+        problem = _checked_out(options.base, folder / "base")
+        if problem:
+            print(f"{options.base} cannot be checked out: {problem}", file=sys.stderr)
+            return 2
+        records = list(_run(races, folder / "base", options.rounds, options.floor))
+    _show(records)
+    slower = [each for each in records if each.get("met") is False]
+    for each in slower:
+        line = shlex.join(["--race", str(each["race"]), "--rounds", str(2 * options.rounds + 1)])
+        print(f"slower: {each['case']} ({each['who']}); look again with {line}", file=sys.stderr)
+    if not any("ratio" in each for each in records):
+        return 2
+    return 1 if slower else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("base", nargs="?", default="HEAD", help="the commit to compare with (HEAD)")
+    parser.add_argument(
+        "--race", action="append", default=[], help="only those whose name begins so; repeatable"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side (5)")
+    parser.add_argument("--floor", type=float, default=0.95, help="the least ratio (0.95)")
+    parser.add_argument("--folder", type=Path, help="where to keep the files; a real disk")
+    parser.add_argument("--list", action="store_true", help="name the races and run none")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    return options
+
+
+def _is_wanted(name: str, asked: Sequence[str]) -> bool:
+    return not asked or any(name.startswith(each) for each in asked)
+
+
+def _checked_out(commit: str, folder: Path) -> str:
+    """Unpack a commit; what is in the way, or nothing."""
+    git = shutil.which("git")
+    if git is None:
+        return "git is not installed"
+    folder.mkdir(mode=0o755)
+    archive = folder.with_suffix(".tar")
+    done = subprocess.run(  # noqa: S603 - git, with a commit that the user names
+        [git, "-C", str(ROOT), "archive", "--format=tar", "-o", str(archive), commit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        return done.stderr.strip()
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    archive.unlink()
+    return ""
+
+
+def _run(races: Sequence[Race], base: Path, rounds: int, floor: float) -> Iterator[Record]:
+    for race in races:
+        compared: dict[Figure, Compared] = {}
+        problems: list[str] = []
+        for number in range(rounds):
+            order = (ROOT, base) if number % 2 else (base, ROOT)
+            found = {side: _turn(race, side, problems) for side in order}
+            for figure in found[ROOT].keys() & found[base].keys():
+                one = compared.setdefault(figure, Compared(race.name, figure))
+                one.ratios.append(_ratio(figure, found[ROOT][figure], found[base][figure]))
+        records = [compared[figure].record(floor) for figure in sorted(compared)]
+        if not records:
+            reason = problems[0] if problems else "the two sides have no figure in common"
+            records = [{"race": race.name, "skipped": reason}]
+        for each in records:
+            print(json.dumps(each), flush=True)
+        yield from records
+
+
+def _ratio(figure: Figure, ours: float, theirs: float) -> float:
+    if not ours or not theirs:
+        return 1.0
+    return ours / theirs if figure[2] in MORE_IS_BETTER else theirs / ours
+
+
+def _turn(race: Race, side: Path, problems: list[str]) -> dict[Figure, float]:
+    """The figures of one turn; a side that cannot take part says why."""
+    command = [sys.executable, *race.words]
+    if not race.is_cold:
+        command[1] = str(side / race.words[0])
+    path = os.pathsep.join([str(side / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": path, ONLY: OURS}
+    try:
+        return (_cold if race.is_cold else _measured)(race, command, environment)
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        who = "this checkout" if side == ROOT else "the other commit"
+        problems.append(f"{who}: {error}"[:300])
+        return {}
+
+
+def _measured(
+    race: Race, command: Sequence[str], environment: Mapping[str, str]
+) -> dict[Figure, float]:
+    done = subprocess.run(  # noqa: S603 - a benchmark of this repository
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=LONGEST,
+        check=True,
+    )
+    figures = {}
+    for line in done.stdout.splitlines():
+        record = json.loads(line)
+        who = str(record.get("who", "")).replace(_ONCE, OURS) if _is_ours(record) else ""
+        if not who or "skipped" in record:
+            continue
+        # The first that there is: a rate and the time of a call say the same.
+        what = next((each for each in (*MORE_IS_BETTER, *LESS_IS_BETTER) if each in record), None)
+        if what is not None:
+            figures[record["case"], who, what] = float(record[what])
+    return figures
+
+
+_ONCE = "ergon-framework"
+"""What older benchmarks of the engines call us."""
+
+
+def _is_ours(record: Record) -> bool:
+    who = str(record.get("who", ""))
+    return who.startswith(OURS) or who.partition(",")[0] == _ONCE
+
+
+def _cold(
+    race: Race, command: Sequence[str], environment: Mapping[str, str]
+) -> dict[Figure, float]:
+    """The least processor time of some starts: whatever disturbs one makes it longer."""
+    taken = []
+    for _start in range(STARTS):
+        before = _burnt()
+        subprocess.run(  # noqa: S603 - our own program
+            command, env=environment, stdout=subprocess.DEVNULL, timeout=LONGEST, check=True
+        )
+        taken.append(_burnt() - before)
+    return {(race.name, OURS, "cpu_seconds"): min(taken)}
+
+
+def _burnt() -> float:
+    used = os.times()
+    return used.children_user + used.children_system
+
+
+def _show(records: Sequence[Record]) -> None:
+    lines: list[tuple[str, ...]] = [("case", "who", "figure", "ratio", "spread", "met")]
+    lines += [_line(each) for each in records]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join(padded).rstrip(), file=sys.stderr)
+
+
+def _line(record: Record) -> tuple[str, ...]:
+    if "skipped" in record:
+        return (record["race"], "", "skipped", "", "", record["skipped"])
+    low, high = record["ratio_spread"]
+    told = (str(record[name]) for name in ("case", "who", "figure", "ratio"))
+    return (*told, f"{low:.3g} to {high:.3g}", "yes" if record["met"] else "NO")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
