@@ -77,6 +77,22 @@ def test_a_file_with_a_taken_name_is_refused(write: Write) -> None:
         load(f"{name}.py:registry")
 
 
+@pytest.mark.parametrize("name", ["report", "report.v2.py", "__main__.py", "my report-2.txt"])
+def test_a_file_that_no_import_can_name_is_loaded(write: Write, tmp_path: Path, name: str) -> None:
+    """As a program it has any name; what stands under the guard is not run."""
+    guard = 'if __name__ == "__main__":\n    raise SystemExit("run as a program")\n'
+    (tmp_path / name).write_text(REGISTRY + guard)
+    registry = load(f"{tmp_path / name}:registry")
+    assert load(f"{tmp_path / name}:registry") is registry
+
+
+def test_such_a_file_that_breaks_says_where(write: Write, tmp_path: Path) -> None:
+    """With its line, as a module does."""
+    (tmp_path / "report").write_text("\n1 / 0\n")
+    with pytest.raises(WiringError, match="report, line 2: ZeroDivisionError"):
+        load(f"{tmp_path / 'report'}:registry")
+
+
 @pytest.mark.parametrize("app", ["", ":", "json", "json:", ":x", "json:registry", "json:x.y"])
 def test_a_reference_that_leads_nowhere_is_refused(write: Write, app: str) -> None:
     """With the words of wrong configuration."""

@@ -191,9 +191,11 @@ class App:
             held = getattr(module, "__dict__", {})
             name = next((key for key, value in held.items() if value is self), None)
             spec, file = held.get("__spec__"), held.get("__file__")
-            if name is not None and spec is not None:  # a module, or the script of python -m
+            if name is None:
+                continue
+            if spec is not None and spec.name != "__main__":  # a module, or that of python -m
                 return f"{spec.name}:{name}"
-            if name is not None and file is not None:
+            if file is not None and Path(file).is_file():  # not what came from a pipe
                 return f"{Path(file).absolute()}:{name}"
         raise WiringError(
             "an App can only be run from a file that holds it as a global name",

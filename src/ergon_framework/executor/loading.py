@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +41,8 @@ def load(reference: str) -> Registry:
         raise AppError(f"--app is {reference!r}", remedy="write it as module:registry")
     _under_way.append(place)
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+        is_file = place.endswith(".py") or os.sep in place
+        module = _from_file(Path(place)) if is_file else _from_module(place)
     finally:
         _under_way.pop()
     found: Any = module
@@ -77,12 +81,31 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise AppError(f"there is no file {str(path)!r}", remedy="name one, or module:registry")
     sys.path.insert(0, str(path.parent.resolve()))
+    if path.suffix != ".py" or "." in path.stem or path.stem == "__main__":
+        return _by_location(path)
     module = _from_module(path.stem)
     if Path(getattr(module, "__file__", None) or "").resolve() != path.resolve():
         raise AppError(
             f"the name of the file {str(path)!r} is taken by another module",
             remedy="rename the file",
         )
+    return module
+
+
+def _by_location(path: Path) -> ModuleType:
+    """A script that no import statement can name, such as ``bin/report`` or ``report.v2.py``."""
+    name = "ergon_script_" + "".join(each if each.isalnum() else "_" for each in path.stem)
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = SourceFileLoader(name, str(path.resolve()))
+    module = module_from_spec(spec_from_loader(name, loader) or ModuleSpec(name, loader))
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except ErgonError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _broken(str(path), error) from error
     return module
 
 
