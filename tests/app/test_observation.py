@@ -117,3 +117,18 @@ def test_what_is_said_beside_a_log_of_lines(capfd: pytest.CaptureFixture[str]) -
     """It is a line."""
     say("stopping")
     assert capfd.readouterr().err == "ergon: stopping\n"
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_no_record_shows_a_secret(format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in its message nor in a traceback, whoever logs it."""
+    shop = private_logger()
+    set_up_logging("info", format, shop)
+    away = OSError("postgresql://svc:hunter2@db/work is away")
+    shop.error("DB_PASSWORD=%s did not help", "hunter2", exc_info=away)
+    shop.info("sold", extra={"headers": {"Authorization": "Bearer hunter2"}})
+    told = capsys.readouterr().err
+    assert "hunter2" not in told
+    assert "postgresql://***@db/work is away" in told
+    for line in told.splitlines() if format == "json" else ():
+        assert json.loads(line)["logger"] == "shop"

@@ -258,6 +258,36 @@ class Secretive(Part):
     assert "cannot parse ***" in str(caught.value)
 
 
+def test_secrets_do_not_leave_with_errors_of_opening_and_closing(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those are no other: a password that looks like a word is known by the settings."""
+    workplace.module(
+        MODULE
+        + """
+class Secretive(Part):
+    def __init__(self, word):
+        super().__init__("it")
+        self.word = word
+
+    def open(self):
+        raise OSError(f"not with {self.word}")
+
+    def close(self):
+        raise OSError(f"not with {self.word} either")
+"""
+    )
+    monkeypatch.setenv("INBOX_WORD", "hunter2")
+    workplace.settings('[connectors.a]\ntype = "shop:Secretive"\nword = "env:INBOX_WORD"\n')
+    with (
+        pytest.raises(StartError, match=r"OSError: not with \*\*\*"),
+        assembled(Run("shop:Orders").wired()),
+    ):
+        pass
+    assert "not with *** either" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
 def test_what_a_connector_refuses_is_told_with_its_name(workplace: Workplace) -> None:
     """The connector's own error, with the table it comes from before it."""
     workplace.module(MODULE)

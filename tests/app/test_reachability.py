@@ -157,6 +157,13 @@ def test_nothing_secret_is_told(workplace: Workplace) -> None:
     assert "hunt" not in finding.found
     secret = load_settings(environ={"URL": "db://me:hunt%65r3@host/"}).connectors["it"].options
     assert masked("hunter3 and hunt%65r3 are refused", secret) == "*** and *** are refused"
+    key = "".join(("gh", "p_", "a1B2c3D4e5F6g7H8i9J0" * 2))
+    told = masked(f"{key} and Authorization: Bearer abc, api_key=abc; see ?sslmode=require", {})
+    assert told == "ghp_*** and Authorization: ***"
+    assert (
+        masked("api_key=abc; see redis://h/0?prefix=x", {})
+        == "api_key=***; see redis://h/0?prefix=x"
+    )
 
 
 def test_an_inbox(workplace: Workplace) -> None:

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from ergon_framework.core import redaction
+from ergon_framework.errors import ErgonError, describe, redaction
+from ergon_framework.errors.base import text_of
 
 MIXED = "a1B2c3D4e5F6g7H8i9J0" * 5
 HEX = "0f1e2d3c4b5a6978" * 5
@@ -211,3 +212,29 @@ def test_no_text_takes_long(unit: str) -> None:
     redaction.text(unit * (100_000 // len(unit)))
     redaction.message(unit * (4_000 // len(unit)))
     assert time.process_time() - began < 10
+
+
+class Refused(ErgonError):
+    """One of ours."""
+
+
+def test_what_an_exception_says_is_told_without_its_secrets() -> None:
+    """Whoever tells of an error asks the one function, which asks this engine."""
+    url = made("postgresql://svc:", "hunter2", "@db/work")
+    told = describe(OSError(f"cannot reach {url}?sslmode=disable, password=hunter2"))
+    assert told == "OSError: cannot reach postgresql://***@db/work?*** password=***"
+    assert text_of(RuntimeError(FORMATS["github classic"])) == made("gh", "p_", "***")
+    assert "hunter2" not in describe(Refused(f"no {url}"))
+
+
+def test_the_remedy_of_an_error_of_ours_can_still_be_pasted() -> None:
+    """A query string is left out of what others say, and shown where it is an option of ours."""
+    remedy = "write redis://host/0?persistence=none, or ?acknowledge=unsynced"
+    assert describe(Refused("it syncs later", remedy=remedy)).endswith(f"({remedy})")
+
+
+def test_what_an_exception_says_is_bounded() -> None:
+    """However long it is, the engine reads its beginning only, and a secret is not cut in two."""
+    told = describe(ValueError("password='" + "x" * 1_000_000 + "'"))
+    assert told == "ValueError: password=***"
+    assert len(describe(ValueError("word " * 1_000_000))) < 20_000

@@ -203,3 +203,17 @@ def test_a_policy_that_cannot_be_read_does_not_stop_a_worker() -> None:
     """It was written by another version: the settings serve instead."""
     judgement = Judgement(JobsSettings(max_attempts=4), "w")
     assert judgement.rule_of(leased(retry=b'{"of": "the future"}')).retry.attempts == 4
+
+
+def test_secrets_in_an_answer_are_masked() -> None:
+    """Whatever language the executor is in: neither its message nor a source line keeps one."""
+    url = "amqp://me:hunter2@broker"
+    trace = f'  app.py:3 in send\n    connect("{url}", password="hunter2")\nOSError'
+    for status in (Status.ERROR, Status.RETRY, Status.TIMEOUT):
+        reply = Reply("j", status, error_message=f"no route to {url}", error_traceback=trace)
+        seen = Judgement(JobsSettings(), "w").seen_of(reply, leased())
+        assert isinstance(seen, Failed)
+        assert seen.failure.message == "no route to amqp://***@broker"
+        assert seen.traceback is not None
+        assert 'connect("amqp://***@broker", password=***' in seen.traceback
+        assert "hunter2" not in seen.traceback

@@ -76,3 +76,20 @@ def test_the_last_words_of_an_executor_forge_nothing(
     words = next(each.getMessage() for each in caplog.records if "last words" in each.getMessage())
     assert f"\n  | {FORGED}" in words
     assert f"\n{FORGED}" not in words
+
+
+@pytest.mark.slow
+def test_what_an_executor_writes_is_shown_without_its_secrets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in the log while it lives, nor as the last words that are told when it died."""
+    program = tmp_path / "dying.sh"
+    program.write_text("echo 'using DB_PASSWORD=hunter2 at db' >&2; exit 3\n")
+    executor = ExecutorSettings(command=("sh", str(program)), pool_size=1)
+    with (
+        caplog.at_level(logging.INFO),
+        at_work(worker(MemoryJobStore(), executor=executor, settings=quick())),
+    ):
+        wait_until(lambda: "its last words" in caplog.text, "its end")
+    assert "using DB_PASSWORD=*** at db" in caplog.text
+    assert "hunter2" not in caplog.text

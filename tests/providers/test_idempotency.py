@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.core.redaction import is_secret
+from ergon_framework.errors.redaction import is_secret
 from ergon_framework.ports.providerstore import ClaimState, LaneKey
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
 from ergon_framework.providers.pipeline.fingerprints import fingerprint

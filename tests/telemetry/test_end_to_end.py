@@ -281,6 +281,25 @@ def test_no_span_shows_credentials_or_metadata(colour: Colour, watch: Watch) -> 
         assert "authorization" not in span.to_json()
 
 
+def test_no_span_or_record_shows_a_secret_of_an_exception(
+    colour: Colour, watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What hooks and sources raise is told without what looks like a secret, however it ends."""
+    loud = OSError(f"cannot reach db://svc:{SECRET}@host, password={SECRET}")
+    source = Guarded([loud, [Transaction("t1", {}), Transaction("t2", {})]])
+    hooks: dict[str, Any] = {"process": {"t1": [loud], "t2": [loud]}, "exception": [loud]}
+    policy = rules(size=2, steps={"fetch": {"max_attempts": 2}})
+    outcome = consume(colour, source, policy, **hooks)
+
+    assert outcome.report.failed == 2
+    assert "db://***@host" in "".join(span.to_json() for span in watch.spans())
+    for span in watch.spans():
+        assert SECRET not in span.to_json()
+    told = [record.getMessage() for record in caplog.records]
+    assert told
+    assert not [text for text in told if SECRET in text]
+
+
 @pytest.mark.req("R0-G5")
 def test_a_settlement_has_a_span_and_a_duration(colour: Colour, watch: Watch) -> None:
     """One span with all of its attempts, current while the source is told."""

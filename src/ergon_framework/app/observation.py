@@ -8,7 +8,7 @@ from typing import Any
 
 from ergon_framework.app.saying import follow
 from ergon_framework.core.quoting import one_line, whole_record
-from ergon_framework.errors import ConfigurationError, describe
+from ergon_framework.errors import ConfigurationError, describe, redaction
 from ergon_framework.task.mixins.utils import run_with_timeout
 from ergon_framework.telemetry import JsonFormatter
 
@@ -24,11 +24,12 @@ _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 class _TextFormatter(logging.Formatter):
     """One readable line, with the transaction it belongs to.
 
-    What others said may be in it: they can neither steer a terminal nor begin a record.
+    What others said may be in it: it can neither steer a terminal nor begin a record, and what
+    looks like a secret is left out, in tracebacks too.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        line = whole_record(super().format(record))
+        line = whole_record(redaction.text(super().format(record)))
         transaction_id = getattr(record, "transaction_id", None)
         return f"{line} [{one_line(str(transaction_id))}]" if transaction_id else line
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -40,6 +39,7 @@ from ergon_framework.cli.output import (
     leave_stdout,
     prepare_streams,
     show_error,
+    show_traceback,
 )
 from ergon_framework.cli.session import Session
 from ergon_framework.errors import ConfigurationError, ErgonError, describe
@@ -122,7 +122,7 @@ def run_command(arguments: Sequence[str], *, is_process: bool = False) -> int:
             raise
         except (Exception, KeyboardInterrupt) as error:
             if is_debug:
-                traceback.print_exc()
+                show_traceback(error)
             code = _refuse(error, as_json="--json" in given[:ours])
     except BrokenPipeError:  # the reader, for example head, has seen enough
         leave_stdout()

@@ -13,6 +13,7 @@ import logging
 import os
 import select
 import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from ergon_framework.app.saying import log_line
 from ergon_framework.core.quoting import quoted_json
 from ergon_framework.errors import ErgonError, describe
+from ergon_framework.errors.base import text_of
 
 Row = Mapping[str, Any]
 
@@ -59,9 +61,17 @@ def show_error(error: BaseException, *, as_json: bool = False) -> None:
         from ergon_framework.app.running.outcome import error_shape
 
         print(json_text({"error": error_shape(error)}), flush=True)
-    text = str(error) if isinstance(error, ErgonError) else describe(error)
+    text = text_of(error) if isinstance(error, ErgonError) else describe(error)
     line = log_line(text, logging.ERROR) or f"error: {printable(text, keeps_lines=True)}"
     print(line, file=sys.stderr, flush=True)
+
+
+def show_traceback(error: BaseException) -> None:
+    """Where an error was raised, without what looks like a secret."""
+    from ergon_framework.errors import redaction
+
+    told = "".join(traceback.format_exception(error))
+    print(redaction.text(told), end="", file=sys.stderr, flush=True)
 
 
 def prepare_streams() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ergon_framework.cli.output import keep_stdout, show_error, show_list, show_one
+from ergon_framework.cli.output import (
+    keep_stdout,
+    show_error,
+    show_list,
+    show_one,
+    show_traceback,
+)
 from ergon_framework.cli.run_parts import (
     check_asked,
     check_options,
@@ -186,7 +191,7 @@ def _end(session: Session, outcome: Outcome) -> int:
     """Nothing told may be lost, and nothing that hangs may keep the process."""
     code = int(outcome.exit_code)
     if session.is_debug and outcome.error is not None:
-        traceback.print_exception(outcome.error)
+        show_traceback(outcome.error)
     if session.is_process:
         from ergon_framework.app.observation import finish_telemetry
         from ergon_framework.app.running.shutdown import leave_within

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+LONGEST_TEXT = 16 * 1024
+"""Characters of an exception's text that are told."""
+_BEYOND = 1024  # read as well, so that no secret is cut in two and then not known for one
 _NO_DETAILS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -42,7 +45,7 @@ class ErgonError(Exception):
         details = dict(self.details)
         if self.remedy:
             details["remedy"] = self.remedy
-        return {"code": self.code, "message": self.message, "details": details}
+        return {"code": self.code, "message": _redacted(self, self.message), "details": details}
 
 
 class ConfigurationError(ErgonError, ValueError):
@@ -113,11 +116,29 @@ def describe(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The exception's own text as a plain string; empty where it has none or a broken one."""
+    """The exception's own text as a plain string, without what looks like a secret.
+
+    Empty where it has none or a broken one. Of a very long one only the beginning is told.
+    """
+    text = whole_text_of(error)
+    return _redacted(error, text) if text else ""
+
+
+def whole_text_of(error: BaseException) -> str:
+    """The same as it is, for whoever knows better which of it must not be told."""
     try:
         return plain(str(error))
     except BaseException:  # a broken __str__ must not hide the failure it describes
         return ""
+
+
+def _redacted(error: BaseException, text: str) -> str:
+    """Errors of ours show options of URLs as a remedy; of others no query string is told."""
+    from ergon_framework.errors import redaction  # late: it takes its time, and few need it
+
+    is_ours = issubclass(type(error), ErgonError)
+    found = (redaction.text if is_ours else redaction.message)(text[: LONGEST_TEXT + _BEYOND])
+    return found if len(found) <= LONGEST_TEXT else found[:LONGEST_TEXT] + "…"
 
 
 def name_of(error: BaseException) -> str:

@@ -171,7 +171,10 @@ def _set_up_logging() -> None:
 
 def _told(error: BaseException, code: int, *, is_debug: bool) -> int:
     if is_debug:
-        traceback.print_exception(error, file=sys.stderr)
+        from ergon_framework.errors import redaction
+
+        told = "".join(traceback.format_exception(error))
+        sys.stderr.write(redaction.text(told))
     say(str(error) if isinstance(error, ErgonError) else describe(error))
     return code
 

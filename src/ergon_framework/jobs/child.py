@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+from ergon_framework.errors import redaction
 from ergon_framework.jobs.watchdog import Watchdog
 
 CHUNK = 1 << 18
@@ -134,8 +135,8 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The end of what the child wrote to its standard error stream."""
-        return self._tail.decode(errors="replace").strip()
+        """The end of what the child wrote to its standard error stream, without secrets."""
+        return redaction.text(self._tail.decode(errors="replace")).strip()
 
     # ---- ending ----
 

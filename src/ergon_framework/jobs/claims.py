@@ -26,6 +26,7 @@ from ergon_framework.core.job import (
 )
 from ergon_framework.core.quoting import several_lines
 from ergon_framework.core.wire import HANDLER_NOT_FOUND, HELD, Reply, Status
+from ergon_framework.errors import redaction
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.ports.jobstore import Hold, Job, Leased, Settlement
 
@@ -92,7 +93,7 @@ class Judgement:
             return _SUCCEEDED
         code = _writable((reply.error_type or "")[:LONGEST_CODE])
         after = reply.retry_after_seconds
-        text = _writable((reply.error_message or "")[:LONGEST_MESSAGE])
+        text = _writable(redaction.message((reply.error_message or "")[:LONGEST_MESSAGE]))
         if reply.status is Status.RETRY:
             if code == HELD:
                 return Held(Failure(Kind.HELD, HELD, text or "Held by the handler", after))
@@ -204,7 +205,7 @@ class Judgement:
 def _trace(reply: Reply) -> str | None:
     """Where the executor says that the handler failed, within what a history has room for."""
     told = reply.error_traceback
-    return several_lines(told[-LONGEST_MESSAGE:]) if told else None
+    return several_lines(redaction.text(told[-LONGEST_MESSAGE:])) if told else None
 
 
 def _writable(text: str) -> str:

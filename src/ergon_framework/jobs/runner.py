@@ -18,13 +18,14 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Died, Failed, Released, Seen
 from ergon_framework.core.quoting import one_line, several_lines
 from ergon_framework.core.wire import OrchestratorSession, Reply, Stray
+from ergon_framework.errors import redaction
 from ergon_framework.jobs.child import Child
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.selecting import READ, WRITE, Selecting
 from ergon_framework.jobs.settings import ExecutorSettings
 
 spoken = logging.getLogger("ergon.executors")
-"""What executors write to their standard error streams, at level INFO."""
+"""What executors write to their standard error streams, at level INFO, without secrets."""
 
 DEADLINE_SLACK = 0.5
 """Seconds an executor has to answer ``timeout`` by itself before it is ended."""
@@ -385,7 +386,8 @@ class Runner:
                 self._forget(self.child.stderr)
                 return
             if spoken.isEnabledFor(logging.INFO):
-                for line in data[:LONGEST_SAYING].decode(errors="replace").splitlines():
+                said = redaction.text(data[:LONGEST_SAYING].decode(errors="replace"))
+                for line in said.splitlines():
                     spoken.info("%s", one_line(line.expandtabs(8)))
 
     def _read_ready(self, _events: int) -> None:

@@ -15,6 +15,7 @@ from opentelemetry.trace import get_current_span
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.errors import ErgonError, describe
+from ergon_framework.errors.base import text_of
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.journal import Entry
 from ergon_framework.ports.notice import CATALOGUE, Notice, Routine
@@ -103,7 +104,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Failure):
         return _failure(value)
     if isinstance(value, BaseException):
-        text = str(value) if isinstance(value, ErgonError) else describe(value)
+        text = text_of(value) if isinstance(value, ErgonError) else describe(value)
         return text[:LONGEST]
     if hasattr(value, "to_dict"):  # a report
         return plain(value.to_dict())

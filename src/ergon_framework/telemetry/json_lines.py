@@ -1,4 +1,4 @@
-"""Log records as JSON, one object per line."""
+"""Log records as JSON, one object per line, without what looks like a secret."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from ergon_framework.errors import describe
+from ergon_framework.errors import describe, redaction
 from ergon_framework.telemetry.logs import FIELDS
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -27,8 +27,9 @@ class JsonFormatter(logging.Formatter):
             for name, value in vars(record).items()
             if name not in _STANDARD and name not in shape and value is not None
         }
+        shape = _shown(shape)
         try:
-            return _dumps({**shape, **extra})
+            return _dumps({**shape, **_shown(extra)})
         except Exception:
             return _dumps({**shape, **{str(name): _text(extra[name]) for name in extra}})
 
@@ -53,12 +54,23 @@ class JsonFormatter(logging.Formatter):
         return shape
 
 
+def _shown(value: Any, name: str = "") -> Any:
+    """The same without secrets: those that a name tells, and those that are known by their form."""
+    if isinstance(value, dict):
+        return {key: _shown(each, str(key)) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(each, name) for each in value]
+    if isinstance(value, str):
+        return "***" if name and redaction.is_secret(name) else redaction.text(value)
+    return value
+
+
 def _dumps(shape: dict[str, Any]) -> str:
     return json.dumps(shape, default=str, allow_nan=False)
 
 
 def _text(value: Any) -> str:
     try:
-        return repr(value)
+        return redaction.text(repr(value))
     except Exception as error:
         return describe(error)

@@ -10,11 +10,11 @@ from typing import Any
 
 from ergon_framework.app.assembly.connecting import completed
 from ergon_framework.app.reading.references import load
-from ergon_framework.app.reading.secret_values import masked
+from ergon_framework.app.reading.secret_values import described, masked
 from ergon_framework.app.reading.sections import ConnectorSettings, ServiceSettings, Settings
 from ergon_framework.app.reading.source import did_you_mean
 from ergon_framework.app.settings import revealed
-from ergon_framework.errors import ErgonError, WiringError, describe
+from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import refuse_withheld
 from ergon_framework.task.base import BaseTask
 
@@ -81,10 +81,10 @@ class Maker:
             error.message = f"{self.label}: {self._masked(error.message)}"
             raise
         except (TypeError, ValueError) as error:
-            told = f"{self.label} was refused: {self._masked(describe(error))}"
+            told = f"{self.label} was refused: {described(error, self.options)}"
             raise WiringError(told, remedy="correct its options") from error
         except Exception as error:
-            told = f"{self.label} could not be made: {self._masked(describe(error))}"
+            told = f"{self.label} could not be made: {described(error, self.options)}"
             raise StartError(told, remedy="--debug shows where") from error
 
     def _masked(self, text: str) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 
 from ergon_framework.app.assembly.building import Maker, StartError
 from ergon_framework.app.assembly.wiring import Group, Wiring
-from ergon_framework.errors import ErgonError, WiringError, describe
+from ergon_framework.app.reading.secret_values import described
+from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.task.base import BaseTask
 from ergon_framework.task.mixins.utils import run_with_timeout_async
 
@@ -36,14 +37,14 @@ def assembled(wiring: Wiring) -> Iterator[BaseTask]:
     try:
         parts.make(wiring)
         for label, method in parts.openings():
-            _open(label, method)
+            _open(label, method, parts)
         yield parts.task(wiring)
     finally:
         for label, method in parts.closings(_CLOSE):
             try:
                 method()
             except Exception as error:
-                _not_closed(label, error)
+                parts.not_closed(label, error)
 
 
 @asynccontextmanager
@@ -53,14 +54,14 @@ async def assembled_async(wiring: Wiring) -> AsyncIterator[BaseTask]:
     try:
         parts.make(wiring)
         for label, method in parts.openings():
-            await _open_async(label, method)
+            await _open_async(label, method, parts)
         yield parts.task(wiring)
     finally:
         for label, method in parts.closings(_CLOSE_ASYNC):
             try:
                 await run_with_timeout_async(_settled, CLOSE_TIMEOUT, method)
             except Exception as error:
-                _not_closed(label, error)
+                parts.not_closed(label, error)
 
 
 class _Parts:
@@ -70,6 +71,7 @@ class _Parts:
         self._openers = openers
         self._made: list[tuple[str, Any]] = []
         self._begun: list[tuple[str, Any]] = []
+        self._options: dict[str, Mapping[str, Any]] = {}
         self._connectors: Mapping[str, Any] = {}
         self._services: Mapping[str, Any] = {}
 
@@ -109,10 +111,25 @@ class _Parts:
             raise WiringError(f"{wiring.task.__name__} made a {type(task).__name__}, no task")
         return task
 
+    def not_opened(self, label: str, error: Exception) -> StartError:
+        """The error of a part that cannot be opened, without the secrets it was given."""
+        return StartError(
+            f"{label} could not be opened: {self._told(label, error)}",
+            remedy="check that what it connects to is there; --debug shows where it failed",
+        )
+
+    def not_closed(self, label: str, error: Exception) -> None:
+        """Log that a part could not be closed."""
+        logger.error("%s could not be closed: %s", label, self._told(label, error))
+
+    def _told(self, label: str, error: Exception) -> str:
+        return described(error, self._options.get(label, {}))
+
     def _group(self, kind: str, group: Group, wiring: Wiring) -> Mapping[str, Any]:
         if isinstance(group, Mapping):
             made = {}
             for name, maker in group.items():
+                self._options[f"{kind} {name!r}"] = maker.options
                 made[name] = maker.make()
                 self._take(f"{kind} {name!r}", made[name])
             return made
@@ -154,36 +171,25 @@ def _method(label: str, part: Any, names: tuple[str, ...]) -> _Method | None:
     return method
 
 
-def _open(label: str, method: _Method) -> None:
+def _open(label: str, method: _Method, parts: _Parts) -> None:
     try:
         method()
     except ErgonError:
         raise
     except Exception as error:
-        raise _not_opened(label, error) from error
+        raise parts.not_opened(label, error) from error
 
 
-async def _open_async(label: str, method: _Method) -> None:
+async def _open_async(label: str, method: _Method, parts: _Parts) -> None:
     try:
         await _settled(method)
     except ErgonError:
         raise
     except Exception as error:
-        raise _not_opened(label, error) from error
+        raise parts.not_opened(label, error) from error
 
 
 async def _settled(method: _Method) -> None:
     result = method()
     if inspect.isawaitable(result):
         await result
-
-
-def _not_opened(label: str, error: Exception) -> StartError:
-    return StartError(
-        f"{label} could not be opened: {describe(error)}",
-        remedy="check that what it connects to is there; --debug shows where it failed",
-    )
-
-
-def _not_closed(label: str, error: Exception) -> None:
-    logger.error("%s could not be closed: %s", label, describe(error))

@@ -18,10 +18,10 @@ from ergon_framework.app.checking.engines import is_observed
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.patience import TIMEOUT
 from ergon_framework.app.reading.addresses import examine_server, examine_store
-from ergon_framework.app.reading.secret_values import masked
+from ergon_framework.app.reading.secret_values import described, masked
 from ergon_framework.app.reading.store_urls import check_kind, store_url
 from ergon_framework.app.settings import Settings
-from ergon_framework.errors import ConnectorError, ErgonError, describe
+from ergon_framework.errors import ConnectorError, ErgonError
 from ergon_framework.task.mixins.utils import run_with_timeout
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -62,13 +62,13 @@ def _part(
     check: str, make: Callable[[], Maker], options: Mapping[str, Any], timeout: float
 ) -> Finding:
     try:
-        status, found, remedy = run_with_timeout(lambda: _attempt(make), timeout)
+        status, found, remedy = run_with_timeout(lambda: _attempt(make, options), timeout)
     except TimeoutError:
         status, found, remedy = Status.BAD, f"did not answer within {timeout:g} s", _REMEDY
     return Finding(check, status, masked(found, options), masked(remedy, options))
 
 
-def _attempt(make: Callable[[], Maker]) -> tuple[Status, str, str]:
+def _attempt(make: Callable[[], Maker], options: Mapping[str, Any]) -> tuple[Status, str, str]:
     """Status, finding and remedy. It never raises: user code may do anything."""
     is_exclusive = False
     try:
@@ -83,7 +83,7 @@ def _attempt(make: Callable[[], Maker]) -> tuple[Status, str, str]:
     except ErgonError as error:
         return Status.BAD, error.message, error.remedy or _REMEDY
     except BaseException as error:
-        return Status.BAD, describe(error), _REMEDY
+        return Status.BAD, described(error, options), _REMEDY
 
 
 def _judged(is_tried: bool, health: Any) -> tuple[Status, str, str]:

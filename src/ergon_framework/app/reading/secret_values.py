@@ -6,7 +6,6 @@ repr, dump or log of the settings shows it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,17 +17,15 @@ from pydantic import SecretStr
 
 from ergon_framework.app.reading.source import Source
 from ergon_framework.app.reading.toml_lines import Path as KeyPath
-from ergon_framework.core.redaction import is_secret
+from ergon_framework.errors import redaction
+from ergon_framework.errors.base import name_of, whole_text_of
+from ergon_framework.errors.redaction import is_secret
 from ergon_framework.storage.urls import placeholder
 
 WITHHELD = "ERGON_WITHHELD"
 """Set by workers for their executors; see ``pass_secrets``."""
 LONGEST_SECRET = 64 * 1024
 """Bytes. A secret file above this is surely another file."""
-_SOUNDS_SECRET = re.compile(
-    "passw|passphrase|secret|token|credential|(api|access|private)_?key", re.IGNORECASE
-)
-_USER_INFO = re.compile(r"//[^/\s@]+@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +96,23 @@ def sounds_secret(name: str) -> bool:
 
 
 def masked(text: str, options: object) -> str:
-    """``text`` without what the options keep secret, and without the passwords of URLs."""
+    """``text`` without what the options keep secret, and without what looks like a secret."""
     for secret in sorted(_secrets(options), key=len, reverse=True):
         text = text.replace(secret, "***")
-    return _USER_INFO.sub("//***@", text)
+    return redaction.text(text)
+
+
+def described(error: BaseException, options: object) -> str:
+    """An exception in one line, without what the options keep secret or what looks like it."""
+    name, text = name_of(error), whole_text_of(error)
+    return masked(f"{name}: {text}" if text else name, options)
 
 
 def _secrets(value: object, name: str = "") -> Iterator[str]:
     if isinstance(value, SecretStr):
         yield from _with_password(value.get_secret_value())
     elif isinstance(value, str):
-        if value and (_SOUNDS_SECRET.search(name) or is_secret(name)):
+        if value and is_secret(name):
             yield value  # nobody marked it, but it is called a password
     elif isinstance(value, Mapping):
         for key, item in value.items():
@@ -120,11 +123,12 @@ def _secrets(value: object, name: str = "") -> Iterator[str]:
 
 
 def _with_password(secret: str) -> Iterator[str]:
-    """A secret, and the password in it if it is a URL: an error may repeat that alone."""
+    """A secret, and the password or token in it if it is a URL: an error may repeat that alone."""
     if secret:
         yield secret
     with suppress(ValueError):
-        password = urlsplit(secret).password
+        url = urlsplit(secret)
+        password = url.password or url.username
         if password:
             yield from {password, unquote(password)}
 

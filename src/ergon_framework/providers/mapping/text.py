@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ergon_framework.core import redaction
-from ergon_framework.errors import describe
+from ergon_framework.errors import describe, redaction
 
 LONGEST_MESSAGE = 500
 """Characters of a message; the raw exception, which is kept as the cause, has the rest."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import rfc8785
 
-from ergon_framework.core.redaction import squeezed
+from ergon_framework.errors.redaction import squeezed
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.pipeline.redaction import plain_json, strip_secrets

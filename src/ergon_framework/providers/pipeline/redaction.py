@@ -1,7 +1,7 @@
 """Payloads without their secrets, as keys, logs and dead letters have them.
 
-What is a secret is decided by :mod:`ergon_framework.core.redaction`. A key made of a payload leaves
-out less than a dead letter: it must still tell two requests apart.
+What is a secret is decided by :mod:`ergon_framework.errors.redaction`. A key made of a payload
+leaves out less than a dead letter: it must still tell two requests apart.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core import redaction
-from ergon_framework.core.redaction import is_credential, is_secret, squeezed
+from ergon_framework.errors import redaction
+from ergon_framework.errors.redaction import is_credential, is_secret, squeezed
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
 from ergon_framework.providers.mapping.text import veiled
 
