@@ -35,7 +35,7 @@ LONGEST = 300.0
 """Seconds after which a turn is given up."""
 MORE_IS_BETTER = ("per_second",)
 LESS_IS_BETTER = ("us", "p50_ms", "cpu_seconds")
-STARTS = 10
+STARTS = 5
 """Processes of one turn of a cold start: one alone says little."""
 
 

@@ -15,6 +15,7 @@ GIT = shutil.which("git")
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(120),
     pytest.mark.skipif(
         GIT is None or not (ROOT / ".git").exists(), reason="needs git and a clone of its own"
     ),
@@ -33,7 +34,7 @@ def clone(tmp_path: Path) -> Path:
 def check(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The script of a checkout, in a process of its own."""
     command = [sys.executable, str(clone / "benchmarks" / "check.py"), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)  # noqa: S603
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)  # noqa: S603
 
 
 def test_a_slower_start_is_named(clone: Path) -> None:
