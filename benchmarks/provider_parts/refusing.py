@@ -31,10 +31,10 @@ class CountingStore(MemoryProviderStore):
 
     writes = 0
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
         """A write."""
         self.writes += 1
-        return super().swap(key, version, breaker)
+        return super().swap(key, version, breaker, **failed)
 
     def cool(self, key: LaneKey, until: float) -> float:
         """A write."""

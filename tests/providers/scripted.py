@@ -174,9 +174,9 @@ class WatchedStore(MemoryProviderStore):
         self._step_of("standing")
         return super().standing(key)
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
         self._step_of("swap")
-        return super().swap(key, version, breaker)
+        return super().swap(key, version, breaker, **failed)
 
     def cool(self, key: LaneKey, until: float) -> float:
         self._step_of("cool")

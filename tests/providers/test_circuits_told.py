@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.core.breaker import State
-from ergon_framework.ports.providerstore import ProviderStore
+from ergon_framework.core.breaker import Breaker, State
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.ports.providerstore import EVERYBODY, LaneHealth, LaneKey, ProviderStore
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing import VirtualClock
-from tests.providers.scripted import EPOCH, LANE, call
+from tests.providers.scripted import EPOCH, LANE, ONCE, Scripted, call
 from tests.providers.test_provider_circuit_breaker import DOWN, build, fail
 
 
@@ -49,3 +51,48 @@ def test_a_circuit_whose_cooldown_is_over_is_told_as_half_open(
     assert before.breaker.state is State.OPEN
     assert call(provider).success
     assert breaker.state is State.CLOSED
+
+
+@pytest.mark.req("PEF:H-3")
+@pytest.mark.parametrize("has_parent", [False, True])
+def test_failures_in_the_health_have_their_error(
+    store: ProviderStore, has_parent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written together: nobody sees one without the other until the rows are written."""
+    known: dict[str, LaneHealth] = {}
+
+    def look(_: object) -> Exception:  # at the second attempt, before any row is written
+        known.update((lane.key.tenant_id, lane) for lane in store.health("t"))
+        known.update((lane.key.tenant_id, lane) for lane in store.health(EVERYBODY))
+        return DOWN
+
+    parent = CircuitBreaker(9) if has_parent else None
+    provider = Scripted(DOWN, look, store=store, parent_breaker=parent)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "record", not_yet)
+        call(provider)
+    assert known.keys() == ({"t", EVERYBODY} if has_parent else {"t"})
+    for lane in known.values():
+        assert (lane.consecutive_failures, lane.last_error_code) == (1, DOWN.reason_code)
+        assert lane.last_error_at == EPOCH
+
+
+def not_yet(_: object) -> None:
+    """A store that takes no rows for now."""
+    raise StoreUnavailableError("not yet")
+
+
+def test_a_store_that_knows_nothing_of_failures_is_told_of_circuits_all_the_same(
+    clock: VirtualClock,
+) -> None:
+    """One that somebody wrote before there was a parameter for it."""
+
+    class Earlier(MemoryProviderStore):
+        def swap(  # type: ignore[override]
+            self, key: LaneKey, version: int, breaker: Breaker
+        ) -> bool:
+            return super().swap(key, version, breaker)
+
+    store = Earlier(clock.now)
+    call(Scripted(DOWN, store=store, retry_policy=ONCE))
+    assert store.standing(LANE).breaker.failures == 1

@@ -129,9 +129,9 @@ class Slow(MemoryProviderStore):
         self._pause("reserve")
         return super().reserve(*args)
 
-    def swap(self, *args: Any) -> bool:
+    def swap(self, *args: Any, **failed: Any) -> bool:
         self._pause("swap")
-        return super().swap(*args)
+        return super().swap(*args, **failed)
 
     def _pause(self, name: str) -> None:
         if self.is_slow and name == self.at:

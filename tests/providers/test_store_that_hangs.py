@@ -70,10 +70,10 @@ def test_a_circuit_that_opens_while_the_store_is_away_is_told() -> None:
     class Away(MemoryProviderStore):
         is_away = True
 
-        def swap(self, *given: Any) -> bool:
+        def swap(self, *given: Any, **failed: Any) -> bool:
             if self.is_away:
                 raise StoreUnavailableError("no answer")
-            return super().swap(*given)
+            return super().swap(*given, **failed)
 
     instant = [1000.0]
     store = Away(lambda: instant[0])

@@ -162,7 +162,7 @@ def test_a_swap_that_is_always_lost_lets_nobody_in(clock: VirtualClock) -> None:
     """A place that could not be written down would be one too many."""
 
     class Losing(WatchedStore):
-        def swap(self, *args: Any) -> bool:
+        def swap(self, *args: Any, **failed: Any) -> bool:
             return False
 
     store = Losing(clock)

@@ -29,6 +29,13 @@ EVERYBODY = "*"
 """The tenant of a lane that all tenants share: a provider's own circuit."""
 
 
+class Failed(NamedTuple):
+    """An attempt that failed, as the health of its lane tells of it."""
+
+    reason_code: str
+    at: float
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What all processes know of a lane's gates."""
@@ -213,8 +220,14 @@ class ProviderStore(Protocol):
     def standing(self, key: LaneKey) -> Standing:
         """How a lane stands; a fresh one when nobody has written it."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
-        """Write the circuit if the lane's version is still ``version``; whether it was."""
+    def swap(
+        self, key: LaneKey, version: int, breaker: Breaker, *, failed: Failed | None = None
+    ) -> bool:
+        """Write the circuit if the lane's version is still ``version``; whether it was.
+
+        ``failed`` is the failure that changed it, which health tells from then on, unless a later
+        one is known. A store whose ``swap`` does not take it tells of failures with their rows.
+        """
 
     def cool(self, key: LaneKey, until: float) -> float:
         """Nobody calls before ``until``; never shortened. The instant that holds now."""

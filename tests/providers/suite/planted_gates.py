@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 from ergon_framework.core.breaker import Breaker
 from ergon_framework.core.quota import Account, Window
@@ -51,58 +52,73 @@ class Honest(MemoryProviderStore):
 class ForgetsProbes(Honest):
     """Has no column for the places that are taken."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
-        return super().swap(key, version, replace(breaker, probes=()))
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().swap(key, version, replace(breaker, probes=()), **failed)
 
 
 class WholeSeconds(Honest):
     """Keeps the end of a cooldown in whole seconds."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
         until = breaker.open_until
         rounded = None if until is None else float(int(until))
-        return super().swap(key, version, replace(breaker, open_until=rounded))
+        return super().swap(key, version, replace(breaker, open_until=rounded), **failed)
 
 
 class LastWriterWins(Honest):
     """Writes a circuit whatever it has become meanwhile."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
-        return super().swap(key, self.standing(key).version, breaker)
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().swap(key, self.standing(key).version, breaker, **failed)
 
 
 class SwapsWithoutALock(Honest):
     """Compares, and then sets."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
         if self.standing(key).version != version:
             return False
         self.meet()
-        return super().swap(key, self.standing(key).version, breaker)
+        return super().swap(key, self.standing(key).version, breaker, **failed)
 
 
 class SavesAWriting(Honest):
     """Leaves a circuit alone that is the same already."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
         found = self.standing(key)
         if (found.version, found.breaker) == (version, breaker):
             return True
-        return super().swap(key, version, breaker)
+        return super().swap(key, version, breaker, **failed)
 
 
 class InsertsAtAnyVersion(Honest):
     """Does not ask for the version where there is no row."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
-        return super().swap(key, 0 if key not in self._lanes else version, breaker)
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().swap(key, 0 if key not in self._lanes else version, breaker, **failed)
+
+
+class SwapForgetsTheFailure(Honest):
+    """Leaves it to the rows of attempts to say what went wrong."""
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().swap(key, version, breaker)
+
+
+class LastFailureWrittenHolds(Honest):
+    """Does not compare when failures were."""
+
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        self._lane(key).last_error_at = None
+        return super().swap(key, version, breaker, **failed)
 
 
 class SwapEndsTheCooldown(Honest):
     """Writes a whole row, without the part it was not told of."""
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
-        done = super().swap(key, version, breaker)
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        done = super().swap(key, version, breaker, **failed)
         if done:
             lane = self._lanes[key]
             lane.standing = replace(lane.standing, cooldown_until=0.0)
@@ -133,8 +149,8 @@ class JoinsNames(Honest):
     def standing(self, key: LaneKey) -> Standing:
         return super().standing(self._joined(key))
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
-        return super().swap(self._joined(key), version, breaker)
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().swap(self._joined(key), version, breaker, **failed)
 
     def _joined(self, key: LaneKey) -> LaneKey:
         return LaneKey("".join(key), "", "")
@@ -146,8 +162,8 @@ class CircuitForAllTenants(Honest):
     def standing(self, key: LaneKey) -> Standing:
         return super().standing(key._replace(tenant_id=""))
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
-        return super().swap(key._replace(tenant_id=""), version, breaker)
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
+        return super().swap(key._replace(tenant_id=""), version, breaker, **failed)
 
 
 class KeepsItsOwnView(Honest):
@@ -160,9 +176,9 @@ class KeepsItsOwnView(Honest):
     def standing(self, key: LaneKey) -> Standing:
         return self._seen.setdefault(key, super().standing(key))
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+    def swap(self, key: LaneKey, version: int, breaker: Breaker, **failed: Any) -> bool:
         self._seen.pop(key, None)
-        return super().swap(key, version, breaker)
+        return super().swap(key, version, breaker, **failed)
 
     def cool(self, key: LaneKey, until: float) -> float:
         self._seen.pop(key, None)

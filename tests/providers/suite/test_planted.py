@@ -23,6 +23,8 @@ PLANTED: list[tuple[type[gates.Honest], str]] = [
     (gates.SwapsWithoutALock, "one_process_swaps"),
     (gates.SavesAWriting, "every_swap_grows_the_version"),
     (gates.InsertsAtAnyVersion, "swap_ahead_changes_nothing"),
+    (gates.SwapForgetsTheFailure, "failure_comes_with_its_swap"),
+    (gates.LastFailureWrittenHolds, "failure_of_a_swap_does_not_hide_a_later_one"),
     (gates.SwapEndsTheCooldown, "swap_keeps_the_cooldown"),
     (gates.CountsEveryWriting, "cooling_spoils_no_swap"),
     (gates.CountsEveryWriting, "cooling_keeps_the_circuit"),

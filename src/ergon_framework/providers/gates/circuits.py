@@ -18,6 +18,8 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache, partial
+from inspect import Parameter, signature
 from time import monotonic
 from typing import Protocol, TypeVar
 
@@ -33,7 +35,7 @@ from ergon_framework.core.breaker import (
 )
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import StoreError
-from ergon_framework.ports.providerstore import LaneKey, ProviderStore, Standing
+from ergon_framework.ports.providerstore import Failed, LaneKey, ProviderStore, Standing
 from ergon_framework.providers.gates.probes import KEEPER
 from ergon_framework.providers.hurry import hurried
 from ergon_framework.providers.pipeline.stepping import OwnThreads
@@ -83,6 +85,16 @@ class _Tokens:
 new_token = _Tokens()
 
 
+@lru_cache(maxsize=64)
+def _tells_failures(kind: type[ProviderStore]) -> bool:
+    """Whether stores of a kind write a failure with the circuit that it changed.
+
+    One of somebody else may have been made before there was a parameter for it.
+    """
+    found = signature(kind.swap).parameters.values()
+    return any(each.name == "failed" or each.kind is Parameter.VAR_KEYWORD for each in found)
+
+
 class Circuit:
     """One lane's circuit and cooldown, as this process sees them. Any thread may ask."""
 
@@ -119,6 +131,7 @@ class Circuit:
         """A pause as the store states it, and its end by the clock that is never set."""
         self._permit = Permit(0)
         self._name = new_token()
+        self._tells_failures = _tells_failures(type(store))
         self._succeeded_at = NEVER
         """When a call last succeeded here of which the store was not told, by the store's clock."""
 
@@ -306,14 +319,15 @@ class Circuit:
             return False
         return bool(permit.token) or vote is Vote.FAILURE
 
-    def report(self, permit: Permit, vote: Vote) -> None:
-        """A call that was let in has ended."""
+    def report(self, permit: Permit, vote: Vote, failed: Failed | None = None) -> None:
+        """A call that was let in has ended; ``failed`` is what health tells of a failure."""
         if permit.token:
             KEEPER.forget(permit.token)
         if self.needs_report(permit, vote):
             by = self._witness()
             self._swap(
-                lambda breaker, now: (breaker.report(self.rule, permit, vote, now, by), None)
+                lambda breaker, now: (breaker.report(self.rule, permit, vote, now, by), None),
+                failed=failed if vote is Vote.FAILURE else None,
             )
 
     def force(self, state: State, seconds: float = 0.0) -> None:
@@ -346,16 +360,30 @@ class Circuit:
 
     # -- swapping ------------------------------------------------------------------------------
 
-    def _swap(self, change: Change, *, is_told: bool = False) -> Permit | Refusal | None:
+    def _swap(
+        self, change: Change, *, is_told: bool = False, failed: Failed | None = None
+    ) -> Permit | Refusal | None:
         """Change the circuit; ``is_told`` says that people know of it already."""
+        try_it = partial(self._try, change=change, failed=failed, is_told=is_told)
         for _ in range(_TURNS):
-            answer, is_settled = self._try(self._view, change, is_last=False, is_told=is_told)
+            answer, is_settled = try_it(self._view, is_last=False)
             if is_settled:
                 return answer
-        return self._try(self._view, change, is_last=True, is_told=is_told)[0]
+        return try_it(self._view, is_last=True)[0]
+
+    def _write(self, version: int, after: Breaker, failed: Failed | None) -> bool:
+        if failed is not None and self._tells_failures:
+            return self._store.swap(self.key, version, after, failed=failed)
+        return self._store.swap(self.key, version, after)
 
     def _try(
-        self, view: Standing, change: Change, *, is_last: bool, is_told: bool
+        self,
+        view: Standing,
+        *,
+        change: Change,
+        failed: Failed | None,
+        is_last: bool,
+        is_told: bool,
     ) -> tuple[Permit | Refusal | None, bool]:
         after, answer = change(view.breaker, self._store.now())
         if after is view.breaker:
@@ -363,7 +391,7 @@ class Circuit:
         if self._is_away():
             return answer, self._keep_apart(view, after)
         try:
-            is_swapped = self._ask(lambda: self._store.swap(self.key, view.version, after))
+            is_swapped = self._ask(lambda: self._write(view.version, after, failed))
         except StoreError:
             self._cut_off()
             return answer, self._keep_apart(view, after)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ergon_framework.core.breaker import Permit, State, Vote
-from ergon_framework.ports.providerstore import LaneKey
+from ergon_framework.ports.providerstore import Failed, LaneKey
 from ergon_framework.providers.gates.circuits import LOOK, Circuit
 from ergon_framework.providers.quota import QuotaDesk
 
@@ -93,10 +93,10 @@ class Lane:
         pairs = zip(self.circuits, permits, strict=False)
         return any(circuit.needs_report(permit, vote) for circuit, permit in pairs)
 
-    def report(self, permits: Permits, vote: Vote) -> None:
-        """A call that was let in has ended."""
+    def report(self, permits: Permits, vote: Vote, failed: Failed | None = None) -> None:
+        """A call that was let in has ended; ``failed`` is what health tells of a failure."""
         for circuit, permit in zip(self.circuits, permits, strict=False):
-            circuit.report(permit, vote)
+            circuit.report(permit, vote, failed)
 
     @property
     def state(self) -> State:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergon_framework.ports.providerstore import AttemptRow, LaneKey, Outcome
+from ergon_framework.ports.providerstore import AttemptRow, Failed, LaneKey, Outcome
 from ergon_framework.providers.errors import ProviderError
 from ergon_framework.providers.execution import ProviderAttempt, ProviderExecutionContext
 from ergon_framework.providers.pipeline.manner import Manner
@@ -48,6 +48,14 @@ class CallLog:
             line = ProviderAttempt(number, started_at, duration, reason, retryable, delay, status)
         self.attempts.append(line)
         self._add(correlation_id, line, outcome)
+
+    @property
+    def last_failure(self) -> Failed | None:
+        """The last attempt, if it failed, as its row will tell it."""
+        row = self.rows[-1] if self.rows else None
+        if row is None or row.reason_code is None:
+            return None
+        return Failed(row.reason_code, row.created_at)
 
     def failed(self, correlation_id: str, error: ProviderError) -> None:
         """The call is over: nothing follows its last attempt, even if that was the plan."""

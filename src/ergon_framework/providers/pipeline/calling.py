@@ -385,7 +385,7 @@ class Calling:
     def _report(self, vote: Vote) -> None:
         permits = self._permits
         if permits is not None and self._lane.needs_report(permits, vote):
-            self._lane.report(permits, vote)
+            self._lane.report(permits, vote, self._log.last_failure)
         self._permits = None  # not before: who is interrupted gives them back again
 
     # -- gates -----------------------------------------------------------------------------------

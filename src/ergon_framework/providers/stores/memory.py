@@ -18,6 +18,7 @@ from ergon_framework.ports.providerstore import (
     AttemptRow,
     Batch,
     Claim,
+    Failed,
     LaneHealth,
     LaneKey,
     LetterStatus,
@@ -77,7 +78,9 @@ class MemoryProviderStore:
             raise _closed()
         return _FRESH if lane is None else lane.standing
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+    def swap(
+        self, key: LaneKey, version: int, breaker: Breaker, *, failed: Failed | None = None
+    ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was."""
         with self._lock:  # without _step: this is on the way of every failure
             if self.is_closed:
@@ -87,6 +90,8 @@ class MemoryProviderStore:
                 return False
             lane.standing = Standing(breaker, lane.standing.cooldown_until, version + 1)
             lane.updated_at = self._clock()
+            if failed is not None:
+                lane.note_error(*failed)
             return True
 
     def cool(self, key: LaneKey, until: float) -> float:

@@ -54,9 +54,13 @@ class MemoryLane:
         if note.last_success_at is not None:
             known = self.last_success_at
             self.last_success_at = max(note.last_success_at, known or note.last_success_at)
-        at = note.last_error_at
-        if at is not None and (self.last_error_at is None or at >= self.last_error_at):
-            self.last_error_at, self.last_error_code = at, note.last_error_code
+        if note.last_error_at is not None:
+            self.note_error(note.last_error_code, note.last_error_at)
+
+    def note_error(self, reason_code: str | None, at: float) -> None:
+        """Take in a failure, unless a later one is known."""
+        if self.last_error_at is None or at >= self.last_error_at:
+            self.last_error_at, self.last_error_code = at, reason_code
 
     def health(self, key: LaneKey, now: float) -> LaneHealth:
         """The lane as a summary shows it."""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.breaker import Breaker, Probe, State
-from ergon_framework.ports.providerstore import CLOSED, LaneKey, Standing
+from ergon_framework.ports.providerstore import CLOSED, Failed, LaneKey, Standing
 from ergon_framework.providers.stores.ground import (
     PACKAGE,
     Ground,
@@ -24,6 +24,7 @@ from ergon_framework.storage.statements import load
 _SQL = load(PACKAGE, "gates.sql")
 _STANDING, _FIRST_SWAP = _SQL["standing"], _SQL["first_swap"]
 _SWAP, _COOL = _SQL["swap"], _SQL["cool"]
+_FIRST_SWAP_FAILED, _SWAP_FAILED = _SQL["first_swap_failed"], _SQL["swap_failed"]
 _MOST = (1 << 31) - 1
 
 
@@ -67,17 +68,20 @@ class Gates(Grounded):
         *circuit, cooldown_until, version = found[0]
         return Standing(breaker_of(key, *circuit), instant_of(cooldown_until) or 0.0, version)
 
-    def swap(self, key: LaneKey, version: int, breaker: Breaker) -> bool:
+    def swap(
+        self, key: LaneKey, version: int, breaker: Breaker, *, failed: Failed | None = None
+    ) -> bool:
         """Write the circuit if the lane's version is still ``version``; whether it was."""
-        values = {
-            **key._asdict(),
-            **self._columns(breaker),
-            "now": self._ground.stamp(self._ground.now()),
-        }
+        stamp = self._ground.stamp
+        values = {**key._asdict(), **self._columns(breaker), "now": stamp(self._ground.now())}
+        first, later = _FIRST_SWAP, _SWAP
+        if failed is not None:
+            first, later = _FIRST_SWAP_FAILED, _SWAP_FAILED
+            values |= {"error_code": failed.reason_code, "error_at": stamp(failed.at)}
         if version:
-            sql, values["version"] = _SWAP, version
+            sql, values["version"] = later, version
         else:
-            sql, values["id"] = _FIRST_SWAP, new_id()
+            sql, values["id"] = first, new_id()
         return bool(self._ground.write("swap", lambda hand: hand.run(sql, values), is_synced=False))
 
     def cool(self, key: LaneKey, until: float) -> float:

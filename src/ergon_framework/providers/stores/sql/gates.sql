@@ -32,6 +32,50 @@ UPDATE provider_health_states SET
 WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability
     AND state_version = :version;
 
+-- first_swap_failed: the same, with the failure that changed it, unless a later one is known
+INSERT INTO provider_health_states (
+    id, tenant_id, provider_name, capability, breaker_state, consecutive_failures, open_until,
+    breaker_detail, last_error_code, last_error_at, state_version, updated_at
+) VALUES (
+    :id, :tenant_id, :provider_name, :capability, :breaker_state, :consecutive_failures,
+    :open_until, :breaker_detail, :error_code, :error_at, 1, :now
+)
+ON CONFLICT (tenant_id, provider_name, capability) DO UPDATE SET
+    breaker_state = excluded.breaker_state,
+    consecutive_failures = excluded.consecutive_failures,
+    open_until = excluded.open_until,
+    breaker_detail = excluded.breaker_detail,
+    last_error_code = CASE
+        WHEN provider_health_states.last_error_at IS NULL OR excluded.last_error_at >= provider_health_states.last_error_at THEN excluded.last_error_code
+        ELSE provider_health_states.last_error_code
+    END,
+    last_error_at = CASE
+        WHEN provider_health_states.last_error_at IS NULL OR excluded.last_error_at >= provider_health_states.last_error_at THEN excluded.last_error_at
+        ELSE provider_health_states.last_error_at
+    END,
+    state_version = 1,
+    updated_at = excluded.updated_at
+WHERE provider_health_states.state_version = 0;
+
+-- swap_failed: the same, with the failure that changed it, unless a later one is known
+UPDATE provider_health_states SET
+    breaker_state = :breaker_state,
+    consecutive_failures = :consecutive_failures,
+    open_until = :open_until,
+    breaker_detail = :breaker_detail,
+    last_error_code = CASE
+        WHEN last_error_at IS NULL OR :error_at >= last_error_at THEN :error_code
+        ELSE last_error_code
+    END,
+    last_error_at = CASE
+        WHEN last_error_at IS NULL OR :error_at >= last_error_at THEN :error_at
+        ELSE last_error_at
+    END,
+    state_version = state_version + 1,
+    updated_at = :now
+WHERE tenant_id = :tenant_id AND provider_name = :provider_name AND capability = :capability
+    AND state_version = :version;
+
 -- cool: let nobody call before an instant; a later one stays
 INSERT INTO provider_health_states (
     id, tenant_id, provider_name, capability, cooldown_until, updated_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ergon_framework.core.breaker import Breaker, State
-from ergon_framework.ports.providerstore import EVERYBODY, Standing
+from ergon_framework.ports.providerstore import EVERYBODY, Failed, Standing
 from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     FAILED,
@@ -81,6 +81,32 @@ def swap_ahead_changes_nothing(s: Subject) -> None:
     version = s.must_swap(0, s.opened())
     same(s.store.swap(LANE, version + 1, Breaker()), False, "the answer")
     same(s.store.standing(LANE).breaker, s.opened(), "the circuit")
+
+
+@check()
+def failure_comes_with_its_swap(s: Subject) -> None:
+    """Whoever sees the circuit changed by a failure sees which one it was."""
+    first, last = Failed("timeout", s.start), Failed("dependency_unavailable", s.start + 2.0)
+    for count, failed in enumerate((first, last), 1):
+        version = s.store.standing(LANE).version
+        is_done = s.store.swap(LANE, version, Breaker(failures=count), failed=failed)
+        expect(is_done, "a swap was refused")
+        same(s.lane().consecutive_failures, count, "consecutive_failures")
+        same((s.lane().last_error_code, s.lane().last_error_at), failed, "the last error")
+    s.must_swap(s.store.standing(LANE).version, Breaker())
+    same((s.lane().last_error_code, s.lane().last_error_at), last, "after a success")
+
+
+@check()
+def failure_of_a_swap_does_not_hide_a_later_one(s: Subject) -> None:
+    """The latest failure is told, whoever writes last; a swap that is refused tells of none."""
+    s.record(s.attempt(FAILED, reason_code="timeout", created_at=s.start + 5.0))
+    known = ("timeout", s.start + 5.0)
+    earlier, later = Failed("internal_error", s.start), Failed("internal_error", s.start + 9.0)
+    expect(s.store.swap(LANE, 0, Breaker(failures=1), failed=earlier), "a swap was refused")
+    same((s.lane().last_error_code, s.lane().last_error_at), known, "after an earlier one")
+    same(s.store.swap(LANE, 0, Breaker(failures=2), failed=later), False, "a stale swap")
+    same((s.lane().last_error_code, s.lane().last_error_at), known, "after a stale swap")
 
 
 @check()
