@@ -15,6 +15,7 @@ import pytest
 
 from ergon_framework.jobs.client import JobClient
 from tests.jobs.workplace import is_alive, wait_until
+from tests.servers.postgres import PostgresServer
 from tests.servers.server import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("JOBS:orchestrator")]
@@ -275,3 +276,41 @@ def test_a_worker_waits_for_a_server_that_is_away(tmp_path: Path) -> None:
             [*command, word], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
         )
         assert (done.returncode, "waits" in done.stderr) == (1, False)
+
+
+@pytest.mark.req("SCALE:fleet-outage")
+def test_a_worker_that_was_started_without_its_postgresql_goes_to_work_when_it_is_there(
+    place: Path, own_postgres: PostgresServer
+) -> None:
+    """``ergon run worker`` waits for the server, then runs what was enqueued before. A role that
+    the server does not know is no outage: it ends at once and says so.
+    """
+    url = own_postgres.new_database()
+    settings = SETTINGS.replace("sqlite:///work.db", url)
+    (place / "ergon.toml").write_text(settings, encoding="utf-8")
+    with JobClient(url) as client:
+        client.enqueue("resize", ["a.png"], id="first")
+    own_postgres.stop()
+    command = [sys.executable, "-m", "ergon_framework.cli", "run", "worker"]
+    with subprocess.Popen(  # noqa: S603 - our own program
+        command, cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert "the worker waits and asks again" in process.stderr.readline()
+            own_postgres.start()
+            with JobClient(url) as client:
+                assert client.result("first", timeout=60) == {"path": "a.png", "width": 100}
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    wrong = settings.replace("//ergon@", "//nosuchrole@")
+    (place / "ergon.toml").write_text(wrong, encoding="utf-8")
+    done = subprocess.run(  # noqa: S603 - our own program
+        command, cwd=place, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert "does not let this user in" in done.stderr
+    assert "nosuchrole" in done.stderr
+    assert "asks again" not in done.stderr
