@@ -99,8 +99,8 @@ def open_object_store(
 ) -> ObjectStore:
     """Open the store of objects that a URL or a folder names; the caller closes it.
 
-    A bucket belongs to one zone: with ``zone``, that of another is refused. Whoever will only read
-    does not make one that is nobody's its own.
+    A bucket or folder belongs to one zone: with ``zone``, that of another is refused. Whoever will
+    only read does not make one that is nobody's its own.
     """
     kind, rest = _object_parts(str(place))
     if kind in BUCKETS:
@@ -109,7 +109,7 @@ def open_object_store(
         from ergon_framework.boundary.objects.memory import MemoryObjectStore
 
         return MemoryObjectStore(clock=clock)
-    return FilesystemObjectStore(rest, clock=clock)
+    return FilesystemObjectStore(rest, clock=clock, zone=None if read_only else zone)
 
 
 def check_object_place(place: str) -> None:

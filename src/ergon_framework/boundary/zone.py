@@ -31,6 +31,7 @@ from ergon_framework.boundary.logs.refusing import no_fact, no_object
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.objects.blobs import BlobGuard
+from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.objects.shared import SharedObjects
 from ergon_framework.boundary.opening import clock_of, folders_of, open_stores
 from ergon_framework.boundary.producing import joining
@@ -135,6 +136,8 @@ class Zone:
             anchor = _anchored(store, folders_of(settings))
             if anchor is not None:
                 held.callback(anchor.close)
+            if isinstance(objects, FilesystemObjectStore):
+                objects.own(store.info().epoch)
             own_clock = clock or clock_of(store)
             zone = cls(name, store, objects, settings, clock=own_clock, held=held.pop_all())
             zone.anchor = anchor

@@ -338,3 +338,60 @@ def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
         for end in (*ready, *go):
             os.close(end)
+
+
+# ---- whose objects they are ----
+
+
+def blobs(folder: Path) -> int:
+    """How many there are."""
+    return sum(len(path.name) == 64 for path in folder.glob("sha256/*/*/*"))
+
+
+def given(**fields: str | None) -> ZoneSettings:
+    """Settings, as a file says them."""
+    return ZoneSettings.model_validate(fields)
+
+
+def swept(zone: Zone) -> int:
+    """How many objects a thorough round removed, as at each start of a node."""
+    return keep_house(zone, is_thorough=True).objects
+
+
+@pytest.mark.req("BOUNDARY:store")
+def test_objects_outlive_a_log_that_is_begun_anew(tmp_path: Path) -> None:
+    """A log that was lost, or another one that was meant for something else, has no names for the
+    objects beside it: they stay, and are named again when the log is back.
+    """
+    folder, other = tmp_path / "data", f"sqlite:///{tmp_path}/other.db"
+    with Zone.open("plant-a", ZoneSettings(data=str(folder))) as zone:
+        zone.put("b", "k", b"precious")
+    (folder / "facts.db").rename(tmp_path / "facts.db")
+    for count, store in enumerate((None, other), start=1):
+        with Zone.open("plant-a", given(data=str(folder), store=store)) as zone:
+            assert (swept(zone), blobs(folder / "objects")) == (0, count)
+            zone.put("b", "k", b"meanwhile %d" % count)
+    for path in folder.glob("facts.db*"):
+        path.unlink()
+    (tmp_path / "facts.db").rename(folder / "facts.db")
+    with Zone.open("plant-a", ZoneSettings(data=str(folder))) as zone:
+        assert swept(zone) == 0
+        assert not [each for each in verified(zone) if isinstance(each, Finding)]
+        upload = zone.objects.upload()  # of a put that died before it gave them a name
+        upload.write(b"nobody's")
+        [path] = folder.glob(f"objects/sha256/*/*/{upload.finish(None).digest.hex()}")
+        os.utime(path, (4e9, 4e9))
+        assert (swept(zone), blobs(folder / "objects")) == (1, 3)
+
+
+@pytest.mark.req("BOUNDARY:store", "BOUNDARY:badinput")
+def test_a_folder_of_objects_belongs_to_one_zone(tmp_path: Path) -> None:
+    """One after the other as well: each would remove what the other has."""
+    objects = str(tmp_path / "objects")
+    with Zone.open("plant-a", given(data=str(tmp_path / "a"), objects=objects)) as zone:
+        zone.put("b", "k", b"precious")
+    with pytest.raises(ConfigurationError, match="holds the objects of zone 'plant-a'") as caught:
+        Zone.open("plant-b", given(data=str(tmp_path / "b"), objects=objects))
+    assert caught.value.remedy
+    with looked_at("plant-a", given(data=str(tmp_path / "a"), objects=objects)) as zone:
+        assert not [each for each in verified(zone) if isinstance(each, Finding)]

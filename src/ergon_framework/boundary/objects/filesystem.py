@@ -4,6 +4,7 @@
 
     FOLDER/sha256/ab/cd/abcd…   whole, synced, never changed
     FOLDER/uploads/             on the way in; nothing in it counts
+    FOLDER/owner.json           whose all of it is
 
 A file gets its name by a rename, after its bytes are synced, and the answer follows the sync of the
 folders above it. So a crash leaves the whole blob or none, whatever moment it chooses. The rename
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ergon_framework.boundary.objects import disk
+from ergon_framework.boundary.objects import disk, owner
 from ergon_framework.boundary.objects.digest import Crew, checked
 from ergon_framework.boundary.objects.direct import DirectWriter
 from ergon_framework.boundary.objects.filesystem_upload import FileDownload, FileUpload
@@ -52,8 +53,13 @@ class FilesystemObjectStore:
     )
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, clock: Callable[[], float] = time.time
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        clock: Callable[[], float] = time.time,
+        zone: str | None = None,
     ) -> None:
+        """Open a folder; with ``zone`` it belongs to that zone alone, and another's is refused."""
         self.folder = Path(folder).absolute()
         self.crew = Crew()
         self.direct = DirectWriter()
@@ -65,6 +71,8 @@ class FilesystemObjectStore:
         self._is_closed = False
         with disk.told(self.folder):
             self._prepare()
+            if zone is not None:
+                owner.claim(self.folder, zone)
 
     # ---- in -------------------------------------------------------------------------------------
 
@@ -156,13 +164,20 @@ class FilesystemObjectStore:
 
     def digests(self) -> Iterator[bytes]:
         """Everything that is there, in no order."""
+        return (bytes.fromhex(path.name) for path in self._blobs())
+
+    def own(self, epoch: str) -> int:
+        """Since when the log of that epoch has this folder: from now on, if it was another one."""
         self._check_open()
         with disk.told(self.folder):
-            for above in _entries(self._root):
-                for below in _entries(above):
-                    for blob in _entries(below):
-                        if _NAME.fullmatch(blob.name):
-                            yield bytes.fromhex(blob.name)
+            return owner.owned_since(self.folder, epoch)
+
+    def put_since(self, nanoseconds: int) -> Iterator[bytes]:
+        """Everything that came later than that, by the clock of the files."""
+        for path in self._blobs():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime_ns > nanoseconds:
+                    yield bytes.fromhex(path.name)
 
     def copy_to(self, folder: str, digests: Iterable[bytes]) -> int:
         """Copy blobs into another folder of the same layout; how many bytes."""
@@ -206,6 +221,15 @@ class FilesystemObjectStore:
                 PermissionError
             ):  # a folder of others need not be ours to read
                 disk.sync_folder(path)
+
+    def _blobs(self) -> Iterator[Path]:
+        self._check_open()
+        with disk.told(self.folder):
+            for above in _entries(self._root):
+                for below in _entries(above):
+                    for blob in _entries(below):
+                        if _NAME.fullmatch(blob.name):
+                            yield blob
 
     def _path(self, digest: bytes) -> Path:
         name = checked(digest).hex()

@@ -148,9 +148,9 @@ class S3ObjectStore:
         failpoint("boundary.bucket_delete.after")
         return True
 
-    def put_before(self, instant: float) -> Iterator[bytes]:
-        """Everything that has been there since before an instant."""
-        return (each.digest for each in self._listed(_ROOT) if each.at < instant)
+    def put_before(self, instant: float, *, since: float = 0.0) -> Iterator[bytes]:
+        """Everything that came before an instant, but not before another one."""
+        return (each.digest for each in self._listed(_ROOT) if since <= each.at < instant)
 
     def removed(self) -> Iterator[Dated]:
         """What was removed and can still be brought back, and when it was."""

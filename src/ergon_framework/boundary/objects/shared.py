@@ -22,8 +22,8 @@ class Dated(NamedTuple):
 class SharedObjects(Protocol):
     """What such a store offers beside the port."""
 
-    def put_before(self, instant: float) -> Iterator[bytes]:
-        """Everything that has been there since before an instant."""
+    def put_before(self, instant: float, *, since: float = 0.0) -> Iterator[bytes]:
+        """Everything that came before an instant, but not before another one."""
 
     def removed(self) -> Iterator[Dated]:
         """What was removed and can still be brought back, and when it was."""

@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.objects.shared import SharedObjects
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError
+from ergon_framework.ports.factstore import NEW_EPOCH
 
 LOSS = "retention"
 """The reason of gaps that the loss policy makes."""
 SLICE = 500
 """Objects looked at in one go."""
+
+
+SKEW = 60.0
+"""Seconds by which the clocks of a bucket and of a log may differ."""
 
 
 class Kept(NamedTuple):
@@ -121,7 +127,21 @@ def _sweep_nameless(zone: Zone, is_stopping: Callable[[], bool]) -> int:
 
 
 def _candidates(zone: Zone) -> Iterator[bytes]:
-    """What may have no name; what other nodes have just put is about to get one."""
-    if isinstance(zone.objects, SharedObjects):
-        return zone.objects.put_before(zone.clock() - zone.settings.retention.orphans)
-    return zone.objects.digests()
+    """What may have no name; what other nodes have just put is about to get one.
+
+    What was there before the log itself is not looked at: the log cannot have its names. A log that
+    was lost, or is another one than was meant, would take all artifacts along otherwise.
+    """
+    objects = zone.objects
+    if isinstance(objects, SharedObjects):
+        before = zone.clock() - zone.settings.retention.orphans
+        return objects.put_before(before, since=_began_at(zone) - SKEW)
+    if isinstance(objects, FilesystemObjectStore):
+        return objects.put_since(objects.own(zone.store.info().epoch))
+    return objects.digests()
+
+
+def _began_at(zone: Zone) -> float:
+    """When the epoch of the zone's log began."""
+    renewed = zone.store.attribute(NEW_EPOCH)
+    return zone.store.info().created_at if renewed is None else float(renewed.partition(" ")[0])
