@@ -275,16 +275,19 @@ def test_a_crowd_is_turned_away() -> None:
             connection.close()
 
 
-def test_clients_who_say_nothing_keep_nobody_out(probe: Probe) -> None:
+@pytest.mark.parametrize(
+    ("half", "every"), [(b"GET /live HT", 2), (b"GET /live HTTP/1.1\r\nHost: loc", 1)]
+)
+def test_clients_who_say_nothing_keep_nobody_out(probe: Probe, half: bytes, every: int) -> None:
     """Twice as many connections as there may be, silent or with half a head: it answers at once."""
     probe.snapshot = Snapshot(State.HEALTHY)
     silent = [
         socket.create_connection(("127.0.0.1", probe.port)) for _ in range(2 * MAX_CONNECTIONS)
     ]
     try:
-        for each in silent[::2]:
+        for each in silent[::every]:
             with contextlib.suppress(OSError):  # some are sent away already
-                each.sendall(b"GET /live HT")
+                each.sendall(half)
         for _ in range(3):
             assert probe.ask("/live")[0] == 200
     finally:
@@ -292,13 +295,15 @@ def test_clients_who_say_nothing_keep_nobody_out(probe: Probe) -> None:
             each.close()
 
 
+@pytest.mark.parametrize("head", [b"", b"GET /live HTTP/1.0\r\n"])
 def test_a_request_that_comes_slowly_is_ended(
-    probe: Probe, monkeypatch: pytest.MonkeyPatch
+    probe: Probe, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
     """A byte now and then does not keep a connection: the whole request has a limit."""
     monkeypatch.setattr(running_probe, "REQUEST", 0.2)
     with socket.create_connection(("127.0.0.1", probe.port), timeout=10) as slow:
         ended = False
+        slow.sendall(head)
         for byte in b"GET /live HTTP/1.0" * 1000:
             try:
                 slow.sendall(bytes([byte]))

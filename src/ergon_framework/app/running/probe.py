@@ -34,9 +34,10 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST  # between two bytes; the server sees to the whole
 
     def parse_request(self) -> bool:
-        """The request has come: from now on its answer is awaited, not its client."""
+        """Read the rest of the head: from then on the answer is awaited, not the client."""
+        is_sound = super().parse_request()
         self.server.heard(self.request)
-        return super().parse_request()
+        return is_sound
 
     def do_GET(self) -> None:
         """One of the two probes."""
