@@ -17,6 +17,7 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.cli import boundary_download, boundary_objects, invoke
 from ergon_framework.errors import ConfigurationError, DataLossError, NodeUnavailableError
 from tests.cli.boundary_desk import Desk, running
+from tests.local_users import NOBODY, needs_root, shared_folder
 
 pytestmark = pytest.mark.req("BOUNDARY:operator", "BOUNDARY:objects")
 
@@ -81,6 +82,46 @@ def test_get_goes_on_where_it_stopped(desk: Desk, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(boundary_download.Download, "_receive", seen)
     assert desk.ask("get", "batch-files", "k", "-o", "copy").code == 0
     assert (starts, Path("copy").read_bytes()) == ([1000], BLOB)
+
+
+def test_a_part_that_somebody_else_made_is_not_written_to(desk: Desk) -> None:
+    """Not through a link, which would add the bytes to another file; and no pipe is waited for."""
+    desk.ask("put", "batch-files", "k", "report.pdf")
+    Path("victim").write_text("mine")
+    Path("copy.part").symlink_to("victim")
+    refused = desk.ask("get", "batch-files", "k", "-o", "copy")
+    assert (refused.code, Path("victim").read_text()) == (2, "mine")
+    assert "copy.part" in refused.err
+    assert "symbolic link" in refused.err
+    Path("copy.part").unlink()
+    os.mkfifo("copy.part")
+    refused = desk.ask("get", "batch-files", "k", "-o", "copy")
+    assert (refused.code, Path("copy").exists()) == (2, False)
+    assert "named pipe" in refused.err
+
+
+@needs_root
+def test_a_part_of_another_user_in_a_folder_of_everybody_is_refused(desk: Desk) -> None:
+    """He could change the file after it was compared."""
+    desk.ask("put", "batch-files", "k", "report.pdf")
+    with shared_folder() as folder:
+        part = folder / "copy.part"
+        part.write_bytes(BLOB[:1000])
+        os.chown(part, NOBODY, NOBODY)
+        refused = desk.ask("get", "batch-files", "k", "-o", str(folder / "copy"))
+        assert (refused.code, (folder / "copy").exists()) == (2, False)
+        assert "belongs to user nobody" in refused.err
+
+
+def test_the_umask_says_who_may_read_what_was_fetched(desk: Desk) -> None:
+    """It is a file of the user's, and none of ours."""
+    desk.ask("put", "batch-files", "k", "report.pdf")
+    before = os.umask(0o022)
+    try:
+        desk.ask("get", "batch-files", "k", "-o", "copy")
+    finally:
+        os.umask(before)
+    assert Path("copy").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("part", [b"something else", BLOB + b"more", BLOB[:-1] + b"?"])

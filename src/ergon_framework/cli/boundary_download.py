@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ergon_framework.errors import ConfigurationError, DataLossError
+from ergon_framework.storage.secure_files import Folder, UnsafeFileError
 
 if TYPE_CHECKING:
     from ergon_framework.boundary.http.client import HttpTransport
@@ -59,12 +60,16 @@ class Download:
         except DataLossError:
             self._part.unlink(missing_ok=True)  # nothing of a spoilt object is worth keeping
             raise
+        except UnsafeFileError as error:
+            raise ConfigurationError(
+                f"{error.filename} is not used: {error.strerror}",
+                remedy="see who made it; then remove it, or name a file in a folder of your own",
+            ) from error
         except OSError as error:
             raise _unusable(self._target, error) from error
 
     def _attempt(self, report: Callable[[int], None]) -> bool:
-        with open(self._part, "a+b") as file:
-            file.seek(0)
+        with open(self._opened(), "r+b") as file:
             hashed = hashlib.file_digest(file, "sha256")
             done = file.tell()
             if done < self.about.size:
@@ -72,6 +77,12 @@ class Download:
             file.flush()
             os.fsync(file.fileno())
         return _spelled(hashed) == self.about.digest
+
+    def _opened(self) -> int:
+        """The part. Nobody else may have made it: he could change it, or lead us elsewhere."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        with Folder.open(self._part.absolute().parent, follow=True) as folder:
+            return folder.open_file(self._part.name, flags, is_public=True)
 
     def _receive(
         self, file: BinaryIO, hashed: Any, done: int, report: Callable[[int], None]
