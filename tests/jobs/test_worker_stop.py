@@ -332,6 +332,17 @@ def test_outcomes_that_the_store_never_took_are_named(
     assert "did not take how 1 job(s) ended, which will be rescued: hang" in caplog.text
 
 
+def test_a_burst_leaves_a_job_that_is_held_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For so short that it is always as good as due: nobody would ever see the burst's end."""
+    monkeypatch.setattr("ergon_framework.jobs.burst.ONLY_HELD", 0.5)
+    done, store = burst([job("held", str(tmp_path / "never"), 0), job("echo")])
+    assert done.completed == 1
+    assert done.held > 1
+    assert get(store, "held").status == "pending"
+
+
 def test_burst_ends_when_only_later_work_is_left() -> None:
     """Scheduled jobs and retries that are not due stay behind."""
     report, store = burst(

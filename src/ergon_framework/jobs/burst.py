@@ -6,7 +6,7 @@ lease of another worker was seen to be renewed, has come to its end, or was take
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import ErgonError, StoreError
@@ -20,6 +20,8 @@ HOPELESS_STARTS = 4
 LOOK_AGAIN = 0.2
 LINGER = 1.0
 """Seconds that a burst waits for a job that is not due yet."""
+ONLY_HELD = 10.0
+"""Seconds after which a burst leaves when nothing but short holds comes of its jobs."""
 
 
 class Burst:
@@ -31,7 +33,13 @@ class Burst:
         pools: Mapping[str, Pool],
         store: Store,
         queues: tuple[str, ...] | None,
+        settled: Callable[[], tuple[int, int]],
     ) -> None:
+        """``settled``: how many jobs were held for no longer than a burst waits, and all others."""
+        self._settled = settled
+        self._others = -1  # what was settled otherwise …
+        self._since = 0.0  # … and no more of it since then
+        self._held = 0  # how many were held until then
         self.error: ErgonError | None = None
         self._keeper = keeper
         self._pools = pools
@@ -44,6 +52,8 @@ class Burst:
 
     def is_over(self, now: float) -> bool:
         """Whether the worker may leave; ``error`` says so when it leaves work behind."""
+        if self._is_only_held(now) and self._is_idle():
+            return True
         was_asked = self._probes is not None
         if was_asked and (self._keeper.probes == self._probes or now < self._look_at):
             return False  # the keeper is busy with our question, for as long as the store takes
@@ -70,6 +80,13 @@ class Burst:
             self._is_nothing_held = True
             self._look_at = now
         return False
+
+    def _is_only_held(self, now: float) -> bool:
+        """Whether jobs are held again and again, for so short that they are due at once."""
+        held, others = self._settled()
+        if others != self._others or held == self._held:
+            self._others, self._since, self._held = others, now, held
+        return now - self._since >= ONLY_HELD
 
     def _is_idle(self) -> bool:
         keeper = self._keeper

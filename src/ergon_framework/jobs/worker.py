@@ -24,7 +24,7 @@ from ergon_framework.core.job import Failed, JobStatus, Seen
 from ergon_framework.core.quoting import indented, one_line
 from ergon_framework.core.wording import coded
 from ergon_framework.errors import ConfigurationError, ErgonError
-from ergon_framework.jobs.burst import Burst
+from ergon_framework.jobs.burst import LINGER, Burst
 from ergon_framework.jobs.chores import WorkerChores
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.commands import allow_descriptors, checked
@@ -108,6 +108,7 @@ class Worker:
         self._reason = "burst" if burst else "stopped"
         self._error: ErgonError | None = None
         self._counts: Counter[str] = Counter()
+        self._held_shortly = 0
         self._pools: dict[str, Pool] = {}
         self._dirty: dict[Pool, None] = {}
         self._settled: list[Settlement] = []
@@ -171,12 +172,18 @@ class Worker:
     def _work(self) -> None:
         for pool in self._pools.values():
             self._dirty[pool] = None
-        burst = Burst(self._keeper, self._pools, self._store, self.queues) if self._burst else None
+        burst = self._begun_burst() if self._burst else None
         while not self._stops:
             self._turn()
             if burst is not None and burst.is_over(self.selecting.now()):
                 self._error = burst.error
                 return
+
+    def _begun_burst(self) -> Burst:
+        def settled() -> tuple[int, int]:
+            return self._held_shortly, self._counts.total() - self._held_shortly
+
+        return Burst(self._keeper, self._pools, self._store, self.queues, settled)
 
     def _turn(self, until: float | None = None) -> None:
         now = self.selecting.now()
@@ -343,6 +350,7 @@ class Worker:
                 _log_failure(settlement)
             word = move.event if move.event in ("held", "released") else move.status.value
             counts[word] += 1
+            self._held_shortly += word == "held" and move.delay <= LINGER
         heard = {status for status, name in NOTICE_OF.items() if has_listeners(name)}
         for settlement in settlements if heard else ():
             if settlement.move.status in heard:
