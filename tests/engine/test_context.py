@@ -303,7 +303,10 @@ def test_payloads_and_metadata_are_not_logged(
     task = consumer(colour, source, process=process, exception=exception)
     policy = rules(size=3, limit=2, transaction_timeout=5.0, extra={"password": "extra-secret"})
     consume(colour, source, policy, task=task)
-    assert caplog.records
+    source = ScriptedConnector([secret])
+    consume(colour, source, rules(limit=1), task=consumer(colour, source, process=process))
+    for text in ("handler failed", "t1 failed", "could not be handed back"):
+        assert text in caplog.text
     assert "secret" not in caplog.text
 
 

@@ -267,6 +267,24 @@ def test_a_connector_is_given_the_size_and_nothing_of_the_policy(colour: Colour)
 
 
 @pytest.mark.req("RFC-004:7.1a")
+def test_a_connector_with_both_twins_is_asked_in_the_tasks_colour(colour: Colour) -> None:
+    """Threads call the plain method, asyncio awaits the other one."""
+    called: list[str] = []
+
+    class Twins:
+        def fetch_transactions(self, batch_size: int) -> None:
+            called.append("sync")
+
+        async def fetch_transactions_async(self, batch_size: int) -> None:
+            called.append("async")
+
+    async def process(_transaction: Any) -> None: ...
+
+    consume(colour, None, task=consumer(colour, Twins(), process=process))
+    assert called == [colour]
+
+
+@pytest.mark.req("RFC-004:7.1a")
 def test_the_extra_arguments_cannot_be_changed_by_a_connector(colour: Colour) -> None:
     """Each fetch gets the same ones."""
     seen: list[Any] = []

@@ -116,7 +116,7 @@ def test_a_batch_smaller_than_the_concurrency_is_warned_about(
     assert not any("batch.size" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.req("T3.9", "RFC-004:13.2a")
+@pytest.mark.req("T3.9", "RFC-004:13.2a", "RFC-004:13.2b", "RFC-004:15d")
 def test_over_delivery_is_processed_under_the_bound(
     colour: Colour, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -341,14 +341,14 @@ def of_each(cases: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("colour", "case"), given, ids=names)
 
 
-@pytest.mark.req("RFC-004:3b")
+@pytest.mark.req("RFC-004:3b", "RFC-004:3h", "RFC-004:6b", "RFC-004:10a")
 @of_each(CONSUMER)
 def test_a_consumer_obeys_every_field(colour: Colour, case: Case) -> None:
     """To the digit; and without the field the same scene goes otherwise."""
     check(case, colour)
 
 
-@pytest.mark.req("RFC-005:3b", "RFC-005:3h")
+@pytest.mark.req("RFC-005:3b", "RFC-005:3h", "RFC-005:12f")
 @of_each(PRODUCER)
 def test_a_producer_obeys_every_field(colour: Colour, case: Case) -> None:
     """To the digit; and without the field the same scene goes otherwise."""

@@ -120,14 +120,21 @@ def test_a_producers_lifecycle_timeout_reaches_every_worker(colour: Colour) -> N
     assert (outcome.report.timed_out, outcome.report.elapsed) == (3, 7.0)
 
 
-@pytest.mark.req("T3.4")
+@pytest.mark.req(
+    "T3.4", "RFC-004:8.1c", "RFC-004:8.2c", "RFC-004:9b", "RFC-005:10.2c", "RFC-005:10.3c",
+    "RFC-005:11b", "RFC-005:16f",
+)  # fmt: skip
 def test_a_running_success_handler_is_cut_off_at_the_lifecycle_timeout(colour: Colour) -> None:
-    """The success handler is cancelled, then the one exception phase runs."""
+    """Counted from the beginning of the first step; then the one exception phase runs."""
     policy = rules(transaction_timeout=7.0)
-    outcome = consume(colour, [transactions(1)], policy, success=HANGS)
-    assert outcome.calls() == ["process:t1", "success:t1", "exception:t1"]
-    assert outcome.times("exception") == [7.0]
-    assert (outcome.report.timed_out, outcome.report.succeeded) == (1, 0)
+    first = Takes(4.0)
+    for step, outcome in (
+        ("process", consume(colour, [transactions(1)], policy, process=first, success=HANGS)),
+        ("produce", produce(colour, transactions(1), policy, produce=first, success=HANGS)),
+    ):
+        assert outcome.calls() == [f"{step}:t1", "success:t1", "exception:t1"]
+        assert outcome.times("exception") == [7.0]
+        assert (outcome.report.timed_out, outcome.report.succeeded) == (1, 0)
 
 
 @pytest.mark.req("T3.4", "T3.5")

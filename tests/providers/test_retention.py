@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.ports.providerstore import Batch
-from ergon_framework.providers.recorder import recorder_of
+from ergon_framework.providers.recorder import Recorder, recorder_of
 from ergon_framework.providers.recording.retention import EVERY, KEEP, SLICE, Retention
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.memory import MemoryProviderStore
@@ -40,6 +40,25 @@ def test_old_records_go_and_one_process_does_it(kind: str, tmp_path: Path) -> No
     now[0] += EVERY
     assert one.look() <= 1  # a key at most
     assert len(store.attempts_of("c1")) == 3
+
+
+def test_a_process_that_makes_calls_deletes_what_is_old(tmp_path: Path) -> None:
+    """Nobody has to ask for it: the thread that writes rows does it beside them."""
+    now = [1.8e9]
+    store = open_store(f"sqlite:///{tmp_path}/work.db", clock=lambda: now[0])
+    old = row("old")._replace(correlation_id="c-old", created_at=now[0] - KEEP - 3600.0)
+    store.record(Batch([old]))
+    recorder = Recorder(store, spill=tmp_path / "spill", clock=lambda: now[0])
+    now[0] += 61.0  # a process that just began leaves it alone
+    recorder.add([row("new")._replace(correlation_id="c-new", created_at=now[0])])
+    for _ in range(300):
+        assert recorder.flush(30.0)
+        if not store.attempts_of("c-old"):
+            break
+    assert store.attempts_of("c-old") == []
+    assert len(store.attempts_of("c-new")) == 1
+    recorder.close(30.0)
+    store.close()
 
 
 def test_the_one_that_keeps_longest_decides() -> None:

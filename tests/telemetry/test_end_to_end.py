@@ -33,7 +33,9 @@ def watch(recorder: Recorder, numbers: Numbers, monkeypatch: pytest.MonkeyPatch)
     yield from watch_process(recorder, numbers, monkeypatch)
 
 
-@pytest.mark.req("RFC-004:12a", "RFC-004:12g", "RFC-004:17c", "R0-TR1", "R0-I11", "R1-O1", "T3.14")
+@pytest.mark.req(
+    "RFC-004:3c", "RFC-004:12a", "RFC-004:12g", "RFC-004:17c", "R0-TR1", "R0-I11", "R1-O1", "T3.14"
+)
 def test_the_tree_of_a_consumer(colour: Colour, watch: Watch) -> None:
     """The call holds its fetches and lifecycles, a lifecycle its steps, a step its attempts."""
     consume(colour, [transactions(1)])
@@ -228,7 +230,7 @@ def test_fetches_that_fail(colour: Colour, watch: Watch) -> None:
     assert "host is down" in (failed(watch.one("consume_transactions")) or "")
 
 
-@pytest.mark.req("T3.15")
+@pytest.mark.req("T3.15", "RFC-004:16b")
 def test_nothing_private_is_shown(colour: Colour, watch: Watch) -> None:
     """Payloads, metadata, results and arguments for the connector appear on no span."""
     private = Transaction("t1", {"card": "4111"}, {"token": "hush"})

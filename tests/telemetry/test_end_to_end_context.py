@@ -467,22 +467,30 @@ def test_a_broken_sink_harms_nobody(
 
 
 @pytest.mark.req("RFC-004:15f", "RFC-005:17a", "R0-I6")
-def test_spans_of_transactions_side_by_side_do_not_mix(colour: Colour, watch: Watch) -> None:
+@pytest.mark.parametrize(
+    ("first", "lifecycle"), [("process", "start_processing"), ("produce", "start_producing")]
+)
+def test_spans_of_transactions_side_by_side_do_not_mix(
+    colour: Colour, watch: Watch, first: str, lifecycle: str
+) -> None:
     """Whatever stands below a lifecycle names its transaction, however many run at once."""
     policy = {
         "loop": {"batch": {"size": 6}, "concurrency": {"value": 3}},
-        "steps": {"process": {"retry": {"max_attempts": 2, "backoff": 1.0}}},
+        "steps": {first: {"retry": {"max_attempts": 2, "backoff": 1.0}}},
     }
-    consume(colour, [transactions(6)], policy, process=[Takes(2.0, OSError("once")), "done"])
+    hook: Any = [Takes(2.0, OSError("once")), "done"]
+    if first == "process":
+        consume(colour, [transactions(6)], policy, process=hook)
+    else:
+        produce(colour, transactions(6), policy, produce=hook)
     spans = {span.context.span_id: span for span in watch.spans()}
-    lifecycles = watch.named("start_processing")
-    assert len(lifecycles) == 6
+    assert len(watch.named(lifecycle)) == 6
     below = 0
     for span in spans.values():
         above = span
-        while above.parent is not None and above.name != "start_processing":
+        while above.parent is not None and above.name != lifecycle:
             above = spans[above.parent.span_id]
-        if above.name == "start_processing" and span is not above:
+        if above.name == lifecycle and span is not above:
             below += 1
             assert (span.attributes or {})["transaction_id"] == (above.attributes or {})[
                 "transaction_id"
