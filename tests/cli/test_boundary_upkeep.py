@@ -6,6 +6,8 @@ import json
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +22,7 @@ from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.upkeep import backing_up
 from ergon_framework.boundary.upkeep.verifying import Finding, Progress, size_of, verified
 from ergon_framework.boundary.zone import Zone
+from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.moving import Archive, Mark
 from tests.cli.boundary_desk import Desk, message, running
 
@@ -372,6 +375,118 @@ def test_restore_of_a_damaged_backup(backed_up: Desk) -> None:
     assert "is damaged" in refused.err
     assert not Path("fresh").exists()
     assert backed_up("restore", "copy", "--data", "fresh", "--no-verify").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "served"),
+    [
+        ("boundary.backup_log.after", 4),  # the zone as it was
+        ("boundary.restore_aside.before", None),
+        ("boundary.restore_aside.after", None),  # nothing is in its place now
+        ("boundary.restore_name.after", 3),  # the restored one
+    ],
+)
+@pytest.mark.req("BOUNDARY:operator", "BOUNDARY:node")
+def test_a_restore_that_is_killed(backed_up: Desk, point: str, served: int | None) -> None:
+    """No node begins an empty log in the place of the zone, and the same command again ends it:
+    what was there is whole beside it, and no copy is left over.
+    """
+    desk = backed_up
+    kill_restore(desk.data, point)
+    assert heads(desk.data) == served
+    answer = desk("restore", "copy", "--data", desk.data, "--replace", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    assert heads(desk.data) == 3
+    assert desk("verify", "--data", desk.data).code == 0
+    folder = Path(desk.data)
+    beside = [path.name for path in folder.parent.iterdir() if folder.name in path.name]
+    assert not [name for name in beside if "restoring" in name]
+    olds = [path for path in folder.parent.iterdir() if ".before-" in path.name]
+    assert answer.json["aside"] in map(str, olds)
+    assert 4 in map(heads, olds)
+
+
+@pytest.mark.slow
+@pytest.mark.req("BOUNDARY:operator", "BOUNDARY:node")
+def test_a_restore_into_a_new_folder_that_is_killed(backed_up: Desk) -> None:
+    """A node that is started there meanwhile, or after that, does not begin an empty log."""
+    desk = backed_up
+    kill_restore("fresh", "boundary.backup_log.after")
+    assert heads("fresh") is None
+    assert desk("restore", "copy", "--data", "fresh").code == 0
+    assert heads("fresh") == 3
+    assert not [path.name for path in desk.place.iterdir() if "restoring" in path.name]
+
+
+def kill_restore(data: str, point: str) -> None:
+    """Let a restore die at a point."""
+    words = ["boundary", "restore", "copy", "--data", data, "--replace"]
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-m", "ergon_framework.cli", *words],
+        env=os.environ | {"ERGON_FAILPOINTS": f"{point}=kill"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -9, done.stderr
+
+
+def heads(data: str | Path) -> int | None:
+    """Up to where a node would serve what is in a folder; None when it refuses to begin."""
+    try:
+        with Zone.open("plant-a", ZoneSettings(data=str(data))) as zone:
+            return zone.store.logs()[0].head
+    except ConfigurationError as error:
+        if "has not ended (run the same `ergon boundary restore` again" in str(error):
+            return None
+        raise
+
+
+@pytest.mark.req("BOUNDARY:operator")
+def test_restore_leaves_files_of_others_alone(backed_up: Desk) -> None:
+    """A folder that holds a program beside the facts is not moved aside as a whole."""
+    desk = backed_up
+    (Path(desk.data) / "handlers.py").write_text("keep me")
+    refused = desk("restore", "copy", "--data", desk.data, "--replace")
+    assert refused.code == 2
+    assert "holds more than a zone (handlers.py)" in refused.err
+    assert heads(desk.data) == 4
+    refused = desk("restore", "copy", "--data", str(Path(desk.data) / "handlers.py"))
+    assert "cannot be used: Not a directory" in refused.err
+
+
+@pytest.mark.req("BOUNDARY:operator")
+def test_restore_goes_where_the_settings_say(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that have a place of their own are brought there; a log under another name is
+    refused, since no node would find it.
+    """
+    where = '[zones.plant-a]\ndata = "data"\nobjects = "artifacts"\n'
+    Path("ergon.toml").write_text(where)
+    settings = ZoneSettings.model_validate({"data": "data", "objects": "artifacts"})
+    with Zone.open("plant-a", settings) as zone:
+        fill(zone)
+    assert desk("backup", "copy").code == 0
+    for name in ("data", "artifacts"):
+        Path(name).rename(f"lost-{name}")
+    answer = desk("restore", "copy", "--json")
+    assert (answer.code, answer.json["facts"], answer.json["objects"]) == (0, 3, 2)
+    assert desk("verify").out == "no flaws in 3 facts and 3 objects\n"
+    assert not (Path("data") / "objects").exists()
+    Path("ergon.toml").write_text(where + 'store = "sqlite:///data/plant.db"\n')
+    refused = desk("restore", "copy")
+    assert refused.code == 2
+    assert "plant.db, and those of a backup in facts.db" in refused.err
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "volume")
+    Path("volume").mkdir()
+    assert "is a mount point" in desk("restore", "copy", "--data", "volume").err
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_no_backup_in_the_folder_of_the_zone(desk: Desk, zone: Zone) -> None:
+    """It would be lost together with it, and no restore takes it."""
+    refused = desk("backup", f"{desk.data}/inside", "--data", desk.data)
+    assert refused.code == 2
+    assert "the zone's own folder" in refused.err
 
 
 # ---- gaps, and why a fact was set aside ----

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ergon_framework.boundary.objects.disk import sync_folder
+from ergon_framework.boundary.restore_mark import refuse_half_restored
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.secure_files import UnsafeFileError, make_folder, open_file
@@ -23,9 +24,14 @@ class DataFolder:
         renew_after_fork(self)
 
     @classmethod
-    def lock(cls, path: str | Path) -> DataFolder:
-        """Take the folder for this process, or say who has it."""
+    def lock(cls, path: str | Path, *, is_restored: bool = False) -> DataFolder:
+        """Take the folder for this process, or say who has it.
+
+        A restore that was cut off is refused to everybody but the one who restores it again.
+        """
         folder = Path(path).absolute()
+        if not is_restored:
+            refuse_half_restored(folder, FILE)
         try:
             _make(folder)
             descriptor = open_file(folder / LOCK, os.O_RDWR | os.O_CREAT)

@@ -108,17 +108,19 @@ def restore(
     """
     from ergon_framework.boundary.upkeep.restoring import restored
 
-    folder = data or _data_of(config, zone)
+    folder, objects = (data, None) if data is not None else _places_of(config, zone)
     with progress("objects") as move:
-        made = restored(backup, folder, replace=replace, checks=check, report=move)
+        made = restored(backup, folder, objects=objects, replace=replace, checks=check, report=move)
     show_one(asdict(made), as_json=as_json)
     if not as_json:
         print(_next_steps(made.zone, made.last_at))
 
 
-def _data_of(config: Path | None, zone: str | None) -> Path:
+def _places_of(config: Path | None, zone: str | None) -> tuple[Path, str | None]:
+    """The folder of the zone's facts, and where its objects are, if that is elsewhere."""
     from ergon_framework.app.boundary_address import zone_meant
-    from ergon_framework.boundary.opening import fact_file
+    from ergon_framework.boundary.folder import FILE, OBJECTS
+    from ergon_framework.boundary.opening import fact_file, object_place
     from ergon_framework.errors import ConfigurationError
 
     setup = zone_meant(config, zone)
@@ -128,7 +130,14 @@ def _data_of(config: Path | None, zone: str | None) -> Path:
             f"the facts of zone {setup.name!r} are not in an SQLite file",
             remedy="restore the server with its own tools, or name a folder with --data",
         )
-    return Path(file).parent
+    if file.name != FILE:
+        raise ConfigurationError(
+            f"the facts of zone {setup.name!r} are in {file}, and those of a backup in {FILE}",
+            remedy="restore into a new folder with --data,"
+            f" and let `store` of the zone name the {FILE} in it",
+        )
+    objects = object_place(setup.settings)
+    return file.parent, None if objects == str(file.parent / OBJECTS) else objects
 
 
 def _next_steps(zone: str, last_at: float | None) -> str:

@@ -21,6 +21,7 @@ from ergon_framework.boundary.folder import OBJECTS
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.objects.disk import sync_folder
 from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.opening import folders_of
 from ergon_framework.boundary.upkeep.local import looked_into
 from ergon_framework.boundary.upkeep.verifying import named_objects
 from ergon_framework.boundary.zone import Zone
@@ -76,6 +77,7 @@ def backed_up(
     """
     place = Path(target).absolute()
     _check_file(zone)
+    _check_outside(zone, place)
     _check_free(place)
     draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -159,6 +161,16 @@ def _check_file(zone: Zone) -> None:
             f"the facts of zone {zone.name!r} are not in an SQLite file, which could be copied",
             remedy="back the server up with its own tools, or copy the zone with ergon move",
         )
+
+
+def _check_outside(zone: Zone, place: Path) -> None:
+    """Refuse a backup that would be lost, or moved aside, together with the zone."""
+    for folder in folders_of(zone.settings):
+        if folder.resolve() in place.resolve().parents:
+            raise ConfigurationError(
+                f"{place} lies in {folder}, the zone's own folder",
+                remedy="name a folder elsewhere, at best on another disk",
+            )
 
 
 def _check_free(place: Path) -> None:

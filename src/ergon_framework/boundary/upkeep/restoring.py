@@ -8,23 +8,39 @@ notice that it went back in time.
 from __future__ import annotations
 
 import contextlib
+import glob
+import os
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ergon_framework.boundary.folder import FILE, DataFolder
+from msgspec import structs
+
+from ergon_framework.boundary import restore_mark
+from ergon_framework.boundary.anchor import FILE as ANCHOR
+from ergon_framework.boundary.folder import FILE, LOCK, OBJECTS, DataFolder
 from ergon_framework.boundary.objects.disk import sync_folder
-from ergon_framework.boundary.upkeep.backing_up import backed_up
+from ergon_framework.boundary.objects.reading import copy_blobs
+from ergon_framework.boundary.opening import open_object_store
+from ergon_framework.boundary.restore_mark import RestoreMark, Unfinished
+from ergon_framework.boundary.upkeep.backing_up import BackedUp, backed_up
 from ergon_framework.boundary.upkeep.local import looked_into
-from ergon_framework.boundary.upkeep.verifying import Finding, verified
+from ergon_framework.boundary.upkeep.verifying import Finding, named_objects, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, DataLossError, StoreUnavailableError
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.secure_files import make_folder
 
-declare("boundary.restore_aside.after", "boundary.restore_name.after")
+declare(
+    "boundary.restore_aside.before", "boundary.restore_aside.after", "boundary.restore_name.after"
+)
+
+_OWN = re.compile("|".join((re.escape(FILE) + ".*", OBJECTS, re.escape(LOCK), re.escape(ANCHOR))))
+"""What a zone has in its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +63,134 @@ def restored(
     backup: str | Path,
     data: str | Path,
     *,
+    objects: str | None = None,
     replace: bool = False,
     checks: bool = True,
     report: Callable[[int], None] = lambda _objects: None,
 ) -> Restored:
     """Copy the zone in the folder ``backup`` to the folder ``data``, where no node may run.
 
-    With ``checks`` every fact and object of the backup is read first. A folder that holds a zone is
-    refused, or moved aside with ``replace``.
+    With ``objects`` its objects go there, a folder or bucket to which they are added; otherwise
+    into the same folder. With ``checks`` every fact and object of the backup is read first. A
+    folder that holds a zone is refused, or moved aside with ``replace``. A restore that was killed
+    may be repeated; until then no node begins with what it has left.
     """
     source, place = Path(backup).absolute(), Path(data).absolute()
-    if source == place or place in source.parents or source in place.parents:
+    place = place.resolve() if place.is_symlink() else place
+    _check_apart(source, place)
+    with looked_into(source) as zone, contextlib.ExitStack() as held:
+        if checks:
+            _check_whole(source, zone)
+        is_there = _is_there(place)
+        if is_there:
+            _check_replaceable(place, zone.name, replace=replace)
+            # No node runs there.
+            held.callback(DataFolder.lock(place, is_restored=True).close)
+        _make_parent(place)
+        mark = held.enter_context(restore_mark.held(place))
+        made, aside = _restored(zone, place, mark, objects, report, is_there=is_there)
+        last = max((log.last_at or 0.0 for log in zone.store.logs()), default=0.0)
+    return Restored(
+        zone.name, str(place), made.facts, made.objects, made.object_bytes, last or None, aside
+    )
+
+
+def _restored(
+    zone: Zone,
+    place: Path,
+    mark: RestoreMark,
+    objects: str | None,
+    report: Callable[[int], None],
+    *,
+    is_there: bool,
+) -> tuple[BackedUp, str]:
+    """Copy the zone beside its place, and give the copy its name; what it is, and what was there.
+
+    In a place without a zone nobody begins one meanwhile; one that is there stays as it is until
+    the copy is whole.
+    """
+    draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}{restore_mark.SUFFIX}")
+    earlier = mark.earlier
+    _remove_drafts(earlier.draft)
+    said = Unfinished(str(draft), earlier.aside, is_armed=not is_there)
+    mark.say(said)
+    try:
+        made = _copied(zone, draft, objects, report)
+        aside = _put(mark, said, place, is_there=is_there)
+    except BaseException:
+        _remove_drafts(str(draft))
+        if is_there == place.exists():  # nothing has changed
+            mark.remove()
+        raise
+    mark.remove()
+    return made, aside
+
+
+def _copied(
+    zone: Zone, draft: Path, objects: str | None, report: Callable[[int], None]
+) -> BackedUp:
+    """A copy of the backup; its objects are added to those of another place, if there is one."""
+    if objects is None:
+        return backed_up(zone, draft, shares=False, report=report)
+    sizes = {stored.digest: stored.size for stored in named_objects(zone)}
+
+    def digests() -> Iterator[bytes]:
+        for count, digest in enumerate(sizes, start=1):
+            yield digest
+            report(count)
+
+    missing = ""
+    with contextlib.closing(open_object_store(objects, zone=zone.name)) as target:
+        try:
+            copy_blobs(zone.objects, target, digests())
+        except DataLossError as error:
+            missing = error.message
+    make_folder(draft, parents=True)
+    zone.store.backup(str(draft))
+    facts = sum(log.head - log.first + 1 for log in zone.store.logs())
+    return BackedUp(zone.name, str(draft), facts, len(sizes), sum(sizes.values()), missing)
+
+
+def _check_apart(source: Path, place: Path) -> None:
+    real, target = source.resolve(), place.resolve()
+    if real == target or target in real.parents or real in target.parents:
         raise ConfigurationError(
             f"{source} and {place} are not apart", remedy="name the folder of the zone with --data"
         )
-    with looked_into(source) as zone:
-        if checks:
-            _check_whole(source, zone)
-        name, last = zone.name, max((log.last_at or 0.0 for log in zone.store.logs()), default=0.0)
-        with contextlib.ExitStack() as held:
-            is_there = place.exists() and any(place.iterdir())
-            if is_there:
-                _check_replaceable(place, name, replace=replace)
-                held.callback(DataFolder.lock(place).close)  # no node runs there
-            draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.restoring")
-            try:
-                made = backed_up(zone, draft, shares=False, report=report)
-                aside = _put(draft, place, is_there=is_there)
-            except BaseException:
-                shutil.rmtree(draft, ignore_errors=True)
-                raise
-    return Restored(
-        name, str(place), made.facts, made.objects, made.object_bytes, last or None, aside
-    )
+    if os.path.ismount(place):
+        raise ConfigurationError(
+            f"{place} is a mount point, which cannot be replaced as a whole",
+            remedy="restore into a folder below it with --data, and let `data` of the zone name it",
+        )
+
+
+def _is_there(place: Path) -> bool:
+    try:
+        return any(place.iterdir())
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigurationError(
+            f"{place} cannot be used: {error.strerror}", remedy="name the folder of the zone"
+        ) from error
+
+
+def _make_parent(place: Path) -> None:
+    try:
+        make_folder(place.parent, parents=True)
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"{place.parent} cannot be made: {error.strerror}",
+            remedy="name a folder that this user may write to",
+        ) from error
+
+
+def _remove_drafts(draft: str) -> None:
+    """Remove the copy of a restore that did not end, and what that was made of."""
+    if draft.endswith(restore_mark.SUFFIX):
+        path = Path(draft)
+        for each in path.parent.glob(f"{glob.escape(path.name)}*"):
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def _check_whole(source: Path, zone: Zone) -> None:
@@ -105,6 +216,13 @@ def _check_replaceable(place: Path, name: str, *, replace: bool) -> None:
             f"{place} holds something else than a zone; nothing was changed",
             remedy="name the folder of the zone",
         )
+    others = sorted(each.name for each in place.iterdir() if not _OWN.fullmatch(each.name))
+    if others:
+        raise ConfigurationError(
+            f"{place} holds more than a zone ({', '.join(others[:5])}); nothing was changed",
+            remedy="move that elsewhere, since the whole folder is replaced; or restore into a new"
+            " folder with --data, and let `store` or `data` of the zone name it",
+        )
     with contextlib.suppress(StoreUnavailableError, DataLossError), looked_into(place) as there:
         if there.name != name:
             raise ConfigurationError(
@@ -113,25 +231,35 @@ def _check_replaceable(place: Path, name: str, *, replace: bool) -> None:
             )
 
 
-def _put(draft: Path, place: Path, *, is_there: bool) -> str:
+def _put(mark: RestoreMark, said: Unfinished, place: Path, *, is_there: bool) -> str:
     """Give the copy its name; what has that name gets another one first."""
-    aside = ""
+    aside, draft = said.aside, Path(said.draft)
     try:
         if is_there:
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-            moved = place.with_name(f"{place.name}.before-{stamp}-{secrets.token_hex(2)}")
-            place.rename(moved)
-            aside = str(moved)
+            aside = str(place.with_name(f"{place.name}.before-{stamp}-{secrets.token_hex(2)}"))
+            mark.say(structs.replace(said, aside=aside, is_armed=True))
+            failpoint("boundary.restore_aside.before")
+            place.rename(aside)
             failpoint("boundary.restore_aside.after")
         elif place.exists():
             place.rmdir()
-        draft.rename(place)
+        _name(draft, place, aside if is_there else "")
         failpoint("boundary.restore_name.after")
         sync_folder(place.parent)
     except OSError as error:
         raise StoreUnavailableError(
-            f"{place} could not be replaced: {error.strerror or error}"
-            + (f"; what was there is {aside}" if aside else ""),
+            f"{place} could not be replaced: {error.strerror or error}",
             remedy="see that its parent folder may be written, then try again",
         ) from error
     return aside
+
+
+def _name(draft: Path, place: Path, aside: str) -> None:
+    """Give the copy its name; if that cannot be, what was there gets its own one back."""
+    try:
+        draft.rename(place)
+    except OSError:
+        if aside:
+            Path(aside).rename(place)
+        raise

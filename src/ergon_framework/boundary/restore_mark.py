@@ -1,0 +1,118 @@
+"""The mark of a restore that has not ended, beside the folder that is restored.
+
+Between the moment in which the old folder is moved aside and the one in which the restored one gets
+its name, there is nothing in its place. A node that was started then would begin an empty log, and
+acknowledge facts that nobody finds again. The mark keeps it from that, also after the restore was
+killed, and tells the next restore what was left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ergon_framework.boundary.objects.disk import is_at, is_locked, sync_file, sync_folder
+from ergon_framework.errors import ConfigurationError, StoreUnavailableError
+from ergon_framework.storage.secure_files import open_file
+
+SUFFIX = ".restoring"
+
+
+class Unfinished(msgspec.Struct, frozen=True):
+    """How far a restore has come."""
+
+    draft: str = ""
+    """Where the copy is made."""
+    aside: str = ""
+    """Where the folder is, or will be, that was there before."""
+    is_armed: bool = False
+    """Whether no node may begin with what is in the folder's place now."""
+
+
+class RestoreMark:
+    """The mark of one folder, held by one restore."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self.earlier = _read(os.pread(descriptor, 1 << 16, 0))
+        """What an earlier restore said, which was cut off."""
+
+    def say(self, unfinished: Unfinished) -> None:
+        """Write it down; it survives a power cut."""
+        text = msgspec.json.encode(unfinished)
+        os.pwrite(self._descriptor, text, 0)
+        os.ftruncate(self._descriptor, len(text))
+        sync_file(self._descriptor)
+        sync_folder(self.path.parent)
+
+    def remove(self) -> None:
+        """The restore has ended, or has left everything as it was."""
+        self.path.unlink(missing_ok=True)
+        sync_folder(self.path.parent)
+
+
+def mark_of(folder: Path) -> Path:
+    """Where the mark of a folder is."""
+    return folder.with_name(folder.name + SUFFIX)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[RestoreMark]:
+    """The mark of a folder for one restore at a time."""
+    path = mark_of(folder)
+    try:
+        descriptor = _taken(path)
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"{path} cannot be written: {error.strerror or error}",
+            remedy="see that the folder above the zone's may be written",
+        ) from error
+    if descriptor is None:
+        raise ConfigurationError(
+            f"another restore of {folder} is under way", remedy="wait until it has ended"
+        )
+    try:
+        yield RestoreMark(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def refuse_half_restored(folder: Path, file: str) -> None:
+    """Refuse a folder whose restore has not ended; ``file`` is what a whole one has."""
+    path = mark_of(folder)
+    try:
+        found = _read(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    has_its_name = (folder / file).is_file() and not os.path.lexists(found.draft)
+    if not found.is_armed or has_its_name:
+        return
+    back = f"; or move {found.aside} back to {folder}, and remove {path}" if found.aside else ""
+    raise ConfigurationError(
+        f"a restore of {folder} has not ended",
+        remedy=f"run the same `ergon boundary restore` again{back}",
+    )
+
+
+def _taken(path: Path) -> int | None:
+    """The file, opened and locked; None when another process has it."""
+    while True:
+        descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+        if is_locked(descriptor):
+            os.close(descriptor)
+            return None
+        if is_at(path, descriptor):
+            return descriptor
+        os.close(descriptor)  # it was removed between opening and locking
+
+
+def _read(text: bytes) -> Unfinished:
+    try:
+        return msgspec.json.decode(text, type=Unfinished) if text else Unfinished()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Unfinished(is_armed=True)  # it was torn when it was written
