@@ -207,6 +207,31 @@ def test_what_an_acknowledgement_means(
             client.flushdb()
 
 
+@pytest.mark.parametrize("name", ["appendfsync", "appendonly"])
+def test_a_server_that_stops_syncing_is_refused_until_it_does_again(
+    durable_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its settings can be changed while it runs: whoever has the store open is told, too."""
+    monkeypatch.setattr("ergon_framework.jobs.stores.redis.ground.LOOK_AGAIN", 0.0)
+    unsafe = {"appendfsync": "everysec", "appendonly": "no"}[name]
+    with durable_redis.connect() as client:
+        before = client.config_get(name)[name]
+        try:
+            store = RedisJobStore(f"{durable_redis.url}?prefix=changed")
+            client.config_set(name, unsafe)
+            with refused(StoreUnavailableError, "acknowledges jobs before|keeps nothing on disk"):
+                store.add([new("a")])
+            told = [store.is_synced]
+            assert store.find("a") is None
+            client.config_set(name, before)
+            assert store.add([new("a")])[0].is_new
+            assert [*told, store.is_synced] == [False, True]
+            store.close()
+        finally:
+            client.config_set(name, before)
+            client.flushdb()
+
+
 def test_an_old_server(redis_url: str) -> None:
     """One before 6.2 lacks what the scripts need."""
     old = Persistence((6, 0, 16), False, True, "always", False, False, "noeviction")

@@ -8,12 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ergon_framework.engine.forking import renew_after_fork
-from ergon_framework.errors import StoreReadOnlyError, StoreSchemaError
+from ergon_framework.errors import (
+    ConfigurationError,
+    StoreReadOnlyError,
+    StoreSchemaError,
+    StoreUnavailableError,
+)
 from ergon_framework.jobs.stores.moments import AFTER, BEFORE
 from ergon_framework.jobs.stores.redis.names import KEYS
 from ergon_framework.jobs.stores.redis.rows import encode
 from ergon_framework.ports.jobstore import Bell, Topic
 from ergon_framework.storage.failpoints import failpoint
+from ergon_framework.storage.reconnecting import told_again
 from ergon_framework.storage.redis.address import address_of
 from ergon_framework.storage.redis.bells import Belfry
 from ergon_framework.storage.redis.durability import persistence_of, refuse_unsafe
@@ -23,6 +29,10 @@ from ergon_framework.storage.server_clock import ServerClock
 
 VERSION = 1
 """Of what the keys hold. A later version that this one cannot read has a higher number."""
+
+LOOK_AGAIN = 10.0
+"""Seconds after which the server is asked again whether it still syncs before it answers: its
+settings can be changed while it runs, and be others after a restart."""
 
 _SCHEMA = "schema"
 BIRTH = "birth"
@@ -85,11 +95,16 @@ class Ground:
     # ---- opening --------------------------------------------------------------------------------
 
     def _inspect(self) -> None:
+        self._look_at_the_server()
+        self._check_schema()
+
+    def _look_at_the_server(self) -> None:
+        """Refuse a server that would lose jobs, and say what an acknowledgement means there."""
         found = persistence_of(self._link)
-        refuse_unsafe(found, self._link, read_only=self._is_read_only)
         self.durability = found.sentence()
         self.is_synced = found.is_synced
-        self._check_schema()
+        refuse_unsafe(found, self._link, read_only=self._is_read_only)
+        self._inspect_at = time.monotonic() + LOOK_AGAIN
 
     def _check_schema(self) -> None:
         key = f"{self._tag}{_SCHEMA}"
@@ -139,10 +154,23 @@ class Ground:
     ) -> Any:
         """Run a script that changes something; failpoints stand around it."""
         self._refuse_to_write()
+        if time.monotonic() >= self._inspect_at:
+            self._refuse_another_server()
         failpoint(BEFORE[call])
-        answer = self._run(what, *args, blobs=blobs, is_repeatable=is_repeatable)
+        try:
+            answer = self._run(what, *args, blobs=blobs, is_repeatable=is_repeatable)
+        except StoreUnavailableError:
+            self._inspect_at = 0.0  # who comes back may have been set up anew
+            raise
         failpoint(AFTER[call])
         return answer
+
+    def _refuse_another_server(self) -> None:
+        """Whoever was let in waits until the server is as it was, as for one that is away."""
+        try:
+            self._look_at_the_server()
+        except ConfigurationError as error:
+            raise told_again(error) from error
 
     def _run(
         self, what: Script, *args: Any, blobs: Sequence[bytes] = (), is_repeatable: bool = True
