@@ -38,6 +38,21 @@ class Heads(msgspec.Struct, frozen=True):
     count: int = 0
     """How often it was written: of two slots the later one counts."""
 
+    def lost(self, epoch: str, heads: Mapping[str, int]) -> str:
+        """What a store of that epoch has lost, in words; empty when it has lost nothing."""
+        if self.epoch != epoch:
+            return ""  # it is another store, or has begun a new epoch since
+        return self.fallen(heads)
+
+    def fallen(self, heads: Mapping[str, int]) -> str:
+        """Which logs end before they did, in words."""
+        told = (
+            f"{log} ends at {heads.get(log, 0)} and ended at {was}"
+            for log, was in self.heads.items()
+            if heads.get(log, 0) < was
+        )
+        return ", ".join(told)
+
 
 _decode = msgspec.json.Decoder(Heads).decode
 _encode = msgspec.json.Encoder().encode
@@ -71,13 +86,7 @@ class Anchor:
 
     def lost(self, epoch: str, heads: Mapping[str, int]) -> str:
         """What a store of that epoch has lost, in words; empty when it has lost nothing."""
-        if self._now.epoch != epoch:
-            return ""  # it is another store, or has begun a new epoch since
-        fallen = {log: was for log, was in self._now.heads.items() if heads.get(log, 0) < was}
-        told = (
-            f"{log} ends at {heads.get(log, 0)} and ended at {was}" for log, was in fallen.items()
-        )
-        return ", ".join(told)
+        return self._now.lost(epoch, heads)
 
     def begin(self, epoch: str, heads: Mapping[str, int]) -> None:
         """From now on it is that store's."""
@@ -136,6 +145,16 @@ class Anchor:
         if not self._has_failed:
             self._has_failed = True
             logger.warning("%s cannot be written: %s", self.path, error.strerror)
+
+
+def anchored(folder: Path) -> Heads:
+    """What the anchor in a folder says, for who only looks; nothing when there is none."""
+    try:
+        data = (folder / FILE).read_bytes()
+    except OSError:
+        return Heads()
+    slots = (_read(data[at : at + _SLOT]) for at in (0, _SLOT))
+    return max(slots, key=lambda each: each.count)
 
 
 def _read(slot: bytes) -> Heads:

@@ -475,12 +475,17 @@ def _why_renewed(store: FactStore, anchor: Anchor, epoch: str, heads: Mapping[st
     lost = anchor.lost(epoch, heads)
     if lost:
         return f"it has lost what it acknowledged: {lost}"
-    # The epoch of a server may be changed by another node; that of a file only by who opens it.
-    is_other = anchor.now.epoch not in ("", epoch) and isinstance(store, SqliteFactStore)
-    is_known = store.attribute(NEW_EPOCH) is not None and store.attribute(TOLD_EPOCH) != epoch
-    if is_other and not is_known:
-        return f"it is not the store of epoch {anchor.now.epoch} that was there before"
-    return ""
+    if anchor.now.epoch in ("", epoch):
+        return ""
+    other = f"it is not the store of epoch {anchor.now.epoch} that was there before"
+    renewed = store.attribute(NEW_EPOCH)
+    if isinstance(store, SqliteFactStore):
+        is_known = renewed is not None and store.attribute(TOLD_EPOCH) != epoch
+        return "" if is_known else other
+    # The epoch of a server may have been changed by another node, which has told why. One that
+    # has never been, and has less than was acknowledged, was emptied, or is not the one.
+    fallen = anchor.now.fallen(heads)
+    return f"{other}: {fallen}" if fallen and renewed is None else ""
 
 
 def apart(bucket: str, peer: str) -> str:

@@ -18,6 +18,8 @@ import pytest
 from ergon_framework.boundary.anchor import FILE, Anchor
 from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.boundary.upkeep.local import looked_into
+from ergon_framework.boundary.upkeep.verifying import Finding, verified
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
 from tests.boundary.node.processes import ADMIN, NodeProcess
@@ -147,6 +149,44 @@ def test_a_server_that_went_back_is_noticed(
     with opened(tmp_path, store=url) as zone:
         assert zone.store.info().epoch != epoch
         assert "new_epoch" in alerts(zone)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "nats"])
+def test_a_server_that_came_back_empty_is_noticed(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A database or stream that was deleted is made anew by the next node, which tells of it. What
+    another node has begun, and told of, is not begun again.
+    """
+    url = request.getfixturevalue(f"{kind}_url")
+    with closing(Anchor(tmp_path)) as anchor:
+        anchor.begin("gone", {"outbound": 7})
+    (tmp_path / "second").mkdir()
+    shutil.copy(anchor.path, tmp_path / "second" / FILE)
+    with opened(tmp_path, store=url) as zone:
+        assert "new_epoch" in alerts(zone)
+        told = status(zone)["new_epoch"]
+        assert "epoch gone that was there before: outbound ends at 0 and ended at 7" in told
+        epoch = zone.store.info().epoch
+    with opened(tmp_path / "second", store=url) as zone:
+        assert zone.store.info().epoch == epoch
+
+
+def test_verify_tells_what_is_gone_from_the_end(tmp_path: Path) -> None:
+    """The rest of the log fits its hash chain; the anchor knows how long it was."""
+    folder = tmp_path / "data"
+    with opened(folder) as zone:
+        fill(zone, "a", "b")
+        restore = older(folder)
+        fill(zone, "c", "d")
+        assert not [each for each in verified(zone) if isinstance(each, Finding)]
+    restore()
+    with looked_into(folder) as zone:
+        [found] = [each for each in verified(zone) if isinstance(each, Finding)]
+    assert (found.kind, found.what) == (
+        "store",
+        "it has lost what it acknowledged: outbound ends at 2 and ended at 4",
+    )
 
 
 @pytest.mark.slow

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ergon_framework.boundary.anchor import anchored
 from ergon_framework.boundary.facts.identity import spelled
 from ergon_framework.boundary.logs.referring import references_of, stored_facts
+from ergon_framework.boundary.opening import folders_of
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import Flaw, LogInfo, Reference, StoredObject
@@ -48,6 +50,9 @@ def size_of(zone: Zone) -> int:
 def verified(zone: Zone) -> Iterator[Finding | Progress]:
     """Walk every log and read every object; what is wrong as it is found, and how far it is."""
     facts = objects = 0
+    lost = _lost(zone)
+    if lost:
+        yield Finding("store", zone.name, f"it has lost what it acknowledged: {lost}", {})
     if is_half_moved(zone.store):
         what = "a move into it has not ended: run the same `ergon move` again"
         yield Finding("store", zone.name, what, {})
@@ -69,6 +74,13 @@ def verified(zone: Zone) -> Iterator[Finding | Progress]:
                 yield _object(stored, wrong)
         objects += 1
         yield Progress(facts, objects)
+
+
+def _lost(zone: Zone) -> str:
+    """What is gone from the ends of the logs, which no hash chain can tell."""
+    anchors = [anchored(folder) for folder in folders_of(zone.settings)[:1]]
+    heads = {log.name: log.head for log in zone.store.logs()}  # later: a node may be at work
+    return "".join(each.lost(zone.store.info().epoch, heads) for each in anchors)
 
 
 def _absent(zone: Zone, log: str) -> Iterator[Finding]:
