@@ -94,6 +94,34 @@ def test_a_circuit_that_opens_while_the_store_is_away_is_told() -> None:
     assert told == ["circuit.opened"]
 
 
+def test_a_circuit_that_cannot_be_written_stays_open_meanwhile() -> None:
+    """A file that others hold locked can be read: what is read must not hide what is known here."""
+
+    class Locked(MemoryProviderStore):
+        is_locked = True
+
+        def swap(self, *given: Any, **failed: Any) -> bool:
+            seen.append(circuit.refused_for() is not None)  # as other threads see it meanwhile
+            if self.is_locked:
+                raise StoreUnavailableError("locked")
+            return super().swap(*given, **failed)
+
+    instant, seen = [1000.0], list[bool]()
+    store = Locked(lambda: instant[0])
+    circuit = Circuit(store, LANE, BreakerRule(failure_threshold=1, open_cooldown=60.0))
+    circuit.refresh()
+    circuit.report(Permit(0), Vote.FAILURE)
+    seen.clear()
+    for _ in range(3):
+        instant[0] += FRESH_FOR + 0.1
+        circuit.refresh()
+    store.is_locked = False
+    instant[0] += FRESH_FOR + 0.1
+    circuit.refresh()
+    assert seen == [True] * 4
+    assert store.standing(LANE).breaker.state is State.OPEN
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_the_pool_of_the_event_loop_is_left_alone(is_async: bool, tmp_path: Path) -> None:
     """Neither a store nor a provider that is not async takes a thread of it."""

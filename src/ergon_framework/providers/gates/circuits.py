@@ -227,14 +227,17 @@ class Circuit:
             self._is_cut_off = False
             if self._view is not mine:
                 return  # somebody of this process knows more than what was just read
-            is_ahead, self._is_ahead = self._is_ahead, False
             owed_until, self._owed_until = self._owed_until, 0.0
-            self._view = found
+            self._is_ahead &= mine.version == found.version and _opened_beside(mine, found)
+            if self._is_ahead:  # what was learned here holds while it is being written
+                breaker = self._as_mine(mine.breaker, found.breaker)
+                found = replace(found, breaker=breaker)
+            self._view, is_ahead = found, self._is_ahead
         if owed_until > max(found.cooldown_until, self._store.now()):
             self.cool(owed_until - self._store.now())
-        if is_ahead and mine.version == found.version and mine.breaker.state is State.OPEN:
-            self._bring_back(mine.breaker)
-        if found.breaker.state is not State.CLOSED:
+        if is_ahead:
+            self._bring_back(found)
+        elif found.breaker.state is not State.CLOSED:
             self._swap(lambda breaker, now: (breaker.shortened(self.rule, now), None))
         elif found.breaker.failures:
             by = self._witness()
@@ -243,16 +246,22 @@ class Circuit:
     def _witness(self) -> Witness:
         return Witness(self._name, self._succeeded_at)
 
-    def _bring_back(self, mine: Breaker) -> None:
-        """Let the others know what was learned while the store was away."""
-        # People were told when it opened here.
-        self._swap(lambda theirs, now: (self._as_mine(mine, theirs, now), None), is_told=True)
+    def _bring_back(self, view: Standing) -> None:
+        """Let the others know what was learned while the store was away; people know it already."""
+        try:
+            is_swapped = self._ask(lambda: self._store.swap(self.key, view.version, view.breaker))
+        except StoreError:
+            self._cut_off()
+            return
+        if is_swapped:
+            self._keep(view, view.breaker, view.version + 1, is_ahead=False)
+        else:
+            self._reread(view)
 
-    def _as_mine(self, mine: Breaker, theirs: Breaker, now: float) -> Breaker:
-        if theirs.state is not State.CLOSED:
-            return theirs
+    def _as_mine(self, mine: Breaker, theirs: Breaker) -> Breaker:
         # A generation of its own, or a report from before would count again.
-        return replace(mine.restored(self.rule, now), generation=theirs.generation + 1)
+        restored = mine.restored(self.rule, self._store.now())
+        return replace(restored, generation=theirs.generation + 1)
 
     def refused_for(self) -> float | None:
         """Seconds for which a call would be refused now; None when it would be let in."""
@@ -444,6 +453,11 @@ class Circuit:
     def _tell_change(self, after: Breaker) -> None:
         if self._tell is not None:
             self._tell(_NOTICES[after.state], key=self.key, failures=after.failures)
+
+
+def _opened_beside(mine: Standing, found: Standing) -> bool:
+    """Whether a circuit opened here of which the others know nothing."""
+    return mine.breaker.state is State.OPEN and found.breaker.state is State.CLOSED
 
 
 _NOTICES = {
