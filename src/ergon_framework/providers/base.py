@@ -22,7 +22,11 @@ from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderSto
 from ergon_framework.ports.surroundings import surroundings
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
-from ergon_framework.providers.execution import ProviderExecutionContext, ProviderExecutionResult
+from ergon_framework.providers.execution import (
+    ProviderExecutionContext,
+    ProviderExecutionResult,
+    refusing_renamed,
+)
 from ergon_framework.providers.mapping import Rule
 from ergon_framework.providers.pipeline import driving, tracing
 from ergon_framework.providers.pipeline.bodies import body_of
@@ -32,7 +36,6 @@ from ergon_framework.providers.pipeline.fitting import Ending, Fitted, Options, 
 from ergon_framework.providers.pipeline.surrounded import surrounded
 from ergon_framework.providers.quota import QuotaPolicy
 from ergon_framework.providers.recording.retention import KEEP
-from ergon_framework.providers.renamed import refusing_renamed
 from ergon_framework.providers.retry import RetryPolicy
 from ergon_framework.telemetry.tracers import is_traced
 

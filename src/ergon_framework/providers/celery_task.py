@@ -31,9 +31,9 @@ from ergon_framework.providers.errors import (
     ProviderError,
     ProviderInternalError,
 )
+from ergon_framework.providers.execution import RENAMED, refuse_renamed
 from ergon_framework.providers.mapping.text import message_of as text_of
 from ergon_framework.providers.pipeline.redaction import message_of
-from ergon_framework.providers.renamed import RENAMED, refuse_renamed
 from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.tasking.verdicts import LEAST_WAIT
 from ergon_framework.providers.tasks import (

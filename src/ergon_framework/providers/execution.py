@@ -6,14 +6,45 @@ is built per call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec
 
 from ergon_framework.core.breaker import State
+from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter
 from ergon_framework.providers.errors import ProviderError, ProviderInternalError
-from ergon_framework.providers.renamed import refusing_renamed
+
+P = ParamSpec("P")
+
+BUDGET = "timeout_budget_seconds"
+"""The word for how long a whole call may take."""
+
+RENAMED = frozenset({"timeout_seconds", "budget_seconds"})
+"""Older words for it, and for the timeout of one attempt. They are refused, with the right one in
+the error: a bound that is accepted and ignored is worse than none."""
+
+
+def refuse_renamed(names: Collection[str]) -> None:
+    """Refuse a name that is none any more."""
+    for name in RENAMED.intersection(names):
+        raise ConfigurationError(
+            f"there is no {name}",
+            remedy=f"write {BUDGET} for the whole call, or attempt_timeout_seconds for one attempt",
+        )
+
+
+def refusing_renamed(init: Callable[P, None]) -> Callable[P, None]:
+    """An ``__init__`` that refuses the old names; its signature is as it was."""
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        if kwargs:
+            refuse_renamed(kwargs)
+        init(*args, **kwargs)
+
+    return checked
 
 
 @dataclass(slots=True)

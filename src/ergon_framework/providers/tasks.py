@@ -16,8 +16,7 @@ import msgspec
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import DeadLetter
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
-from ergon_framework.providers.execution import ProviderExecutionResult
-from ergon_framework.providers.renamed import refusing_renamed
+from ergon_framework.providers.execution import ProviderExecutionResult, refusing_renamed
 
 LARGEST_RESULT = 64 * 1024 * 1024
 """Bytes of a result that is kept, unless the options say otherwise."""
