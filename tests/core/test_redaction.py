@@ -238,3 +238,20 @@ def test_what_an_exception_says_is_bounded() -> None:
     told = describe(ValueError("password='" + "x" * 1_000_000 + "'"))
     assert told == "ValueError: password=***"
     assert len(describe(ValueError("word " * 1_000_000))) < 20_000
+
+
+@pytest.mark.parametrize(
+    "advice",
+    [
+        'write token = "file:PATH", or listen on 127.0.0.1',
+        'write pass_secrets = ["WORK_STORE"] into the [executors.…] table of the executor',
+        "write redis://host:6379/0, redis://user:password@host/0, or rediss:// for TLS",
+        "send the header Authorization: Bearer <token>",
+        "password = env:MAIL_PASSWORD",
+    ],
+)
+def test_advice_is_no_secret(advice: str) -> None:
+    """Where a secret stands, and a word that stands for one, may be told: they are to be pasted."""
+    assert redaction.text(advice) == advice
+    assert redaction.message(advice) == advice
+    assert describe(Refused("no", remedy=advice)).endswith(f"({advice})")

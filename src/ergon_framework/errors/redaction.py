@@ -194,18 +194,22 @@ QUOTED = (
     r"(?:b?\"(?:\\.|[^\"\\])*(?:\"|\\?\Z)|b?'(?:\\.|[^'\\])*(?:'|\\?\Z)"
     r"|\\\"[^\"]*\"?|\\'[^']*'?)"
 )
-_NAME = r"([\w.-]{1,60})"
+# Not a secret, but where one stands, as settings say it; or a word that stands for one in advice.
+_ELSEWHERE = r"(?!b?\\?['\"]?(?:env|file):|<)"
+_PLACEHOLDER = r"(?!user:password@)"
+_NAME = r"(?!pass_secrets\b)([\w.-]{1,60})"
 _ASSIGNED = re.compile(
-    rf"(?<![\w.-]){_NAME}(\]?\\?['\"]?\s{{0,3}}=\s{{0,3}})(?:\*{{3}}|{QUOTED}|[^\s&;]+)"
+    rf"(?<![\w.-]){_NAME}(\]?\\?['\"]?\s{{0,3}}=\s{{0,3}}){_ELSEWHERE}(?:\*{{3}}|{QUOTED}|[^\s&;]+)"
 )
 """As in URLs, forms and the like: up to the next parameter."""
 _SAID = re.compile(
-    rf"(?:(?<=['\"])|^[ \t-]{{0,40}}){_NAME}(\\?['\"]?\s{{0,3}}:\s{{0,3}})(?:\*{{3}}|{QUOTED}|\S+)",
+    rf"(?:(?<=['\"])|^[ \t-]{{0,40}}){_NAME}(\\?['\"]?\s{{0,3}}:\s{{0,3}}){_ELSEWHERE}"
+    rf"(?:\*{{3}}|{QUOTED}|\S+)",
     re.MULTILINE,
 )
 """As in headers, YAML and JSON; elsewhere a colon says nothing: "our secret: good bread"."""
 _TOLD = re.compile(
-    rf"(?<![\w.-]){_NAME}(\\?['\"]?\s{{0,3}}:\s{{0,3}})(?:\*{{3}}|{QUOTED}|[^\s,;&]+)"
+    rf"(?<![\w.-]){_NAME}(\\?['\"]?\s{{0,3}}:\s{{0,3}}){_ELSEWHERE}(?:\*{{3}}|{QUOTED}|[^\s,;&]+)"
 )
 """The same anywhere in a message, for names of several words: ``x-subscription-key: …``."""
 _SAS = _veil(
@@ -220,27 +224,29 @@ _COMMON_NAMES = (
 )
 _COUNTED = "|".join(sorted(COUNTING_WORDS))
 _NAMED = (
-    rf"(?!(?:{_COUNTED})_?tokens\b)({_COMMON_NAMES})"
+    rf"(?!(?:{_COUNTED})_?tokens\b|pass_secrets\b)({_COMMON_NAMES})"
     r"(\d{0,9}(?:[_-](?:value|text|hash|\d{1,9}))?\\?['\"]?\s{0,3}"
 )
-_VALUE = rf"(?:{QUOTED}|\S+)"
-_HEADER = r"\b((?:proxy-)?authorization)(\\?['\"]?\s{0,3}[:=]\s{0,3})"
+_VALUE = rf"{_ELSEWHERE}(?:{QUOTED}|\S+)"
+_HEADER = r"\b((?:proxy-)?authorization)(?!: Bearer <)(\\?['\"]?\s{0,3}[:=]\s{0,3})"
 _REST = r"(?:b?\\?\"[^\"]*\"?|b?\\?'[^']*'?|[^\r\n]+)"
 # A password may hold a slash, unless it is the one behind a port.
-_SLASHED = _veil("@", r"(\w://)[^/\s:@?#]{0,100}:(?!\d{1,5}[/?#])[^\s@]{1,300}@", r"\1***@")
+_SLASHED = _veil(
+    "@", rf"(\w://){_PLACEHOLDER}[^/\s:@?#]{{0,100}}:(?!\d{{1,5}}[/?#])[^\s@]{{1,300}}@", r"\1***@"
+)
 _AUTHORIZATION = _veil("authorization", _HEADER + _REST, r"\1\2***")
 _ODD = r"(?=\S*\d)(?=\S*[a-z])\S{6,}|[\w+/=.~-]{24,}"  # no word, and no count
 
 _IN_MESSAGES: tuple[_Veil, ...] = (
     # user:password@ in a URL: up to the last @ before the path, as a password may hold one
-    _veil("@", r"(\w://)[^/\s]*@", r"\1***@"),
+    _veil("@", rf"(\w://){_PLACEHOLDER}[^/\s]*@", r"\1***@"),
     _SLASHED,
     _SAS,
     # query strings and fragments, of whole URLs and of paths alone
-    _veil("?", r"(?<=\S)\?\S+", "?***"),
+    _veil("?", r"(?<=[^\s(\[,])\?\S+", "?***"),
     _veil("#", r"(?<=\S)#[^\s=#]*=\S*", "#***"),
     _AUTHORIZATION,
-    _veil("bearer ", r"\b(bearer) \S+", r"\1 ***"),
+    _veil("bearer ", r"\b(bearer) (?!<)\S+", r"\1 ***"),
     _veil("basic ", r"\b(basic) [\w+/=-]{6,}", r"\1 ***"),
     _veil("=", rf"\b{_NAMED}=\s{{0,3}}){_VALUE}", r"\1\2***"),
     _veil(":", rf"\b{_NAMED}:\s{{0,3}}){_VALUE}", r"\1\2***"),
@@ -254,7 +260,7 @@ _IN_MESSAGES: tuple[_Veil, ...] = (
 """What each secret looks like; without its mark there is none, and nothing to search for."""
 
 _CREDENTIALS: tuple[_Veil, ...] = (
-    _veil("@", r"(\w://)[^/\s:@?#]*:[^/\s]*@", r"\1***@"),
+    _veil("@", rf"(\w://){_PLACEHOLDER}[^/\s:@?#]*:[^/\s]*@", r"\1***@"),
     _SLASHED,
     _AUTHORIZATION,
     _veil("bearer ", r"^(\s*bearer) \S{6,}|\b(bearer) (?=\S*\d)\S{6,}", r"\1\2 ***"),
