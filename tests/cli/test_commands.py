@@ -428,3 +428,10 @@ def test_the_reference_page_names_every_option() -> None:
         for parameter in command.params:
             if not getattr(parameter, "hidden", False) and parameter.param_type_name == "option":
                 assert f"`{parameter.opts[0]}" in page, (name, parameter.opts)
+
+
+@pytest.mark.parametrize("command", [(), ("jobs",), ("jobs", "list"), ("executor",)])
+def test_h_is_help(ergon: Ergon, command: tuple[str, ...]) -> None:
+    """Many who are new try it first."""
+    short, long = ergon(*command, "-h"), ergon(*command, "--help")
+    assert (short.code, short.out) == (0, long.out)

@@ -54,6 +54,7 @@ app = typer.Typer(
     help="Runs work that must not get lost: every unit ends in exactly one recorded outcome.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong configuration or use, 130 SIGINT, 143 SIGTERM.",
     add_completion=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
