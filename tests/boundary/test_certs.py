@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def test_a_zone_gets_a_certificate_for_both_sides(tmp_path: Path) -> None:
     assert set(usage) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
     span = certificate.not_valid_after_utc - certificate.not_valid_before_utc
     assert span.days == 9
+
+
+def test_nobody_else_can_put_another_authority_in_its_place(tmp_path: Path) -> None:
+    """The folder is made for its owner to write to, whatever the umask."""
+    before = os.umask(0)
+    try:
+        path, _ = make_ca(tmp_path / "certs")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
 def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:

@@ -148,7 +148,8 @@ def _read_ca(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"{folder} holds no usable authority (ca.pem and ca.key)", remedy="make one first"
+            f"{folder} holds no usable authority (ca.pem and ca.key)",
+            remedy="make one first: ergon boundary certs ca",
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigurationError(
@@ -178,7 +179,8 @@ def _written(
         serialization.NoEncryption(),
     )
     try:
-        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        # Whatever the umask: who may write there could put another authority in its place.
+        paths[0].parent.mkdir(0o755, parents=True, exist_ok=True)
         _replace(paths[1], secret, 0o600)
         _replace(paths[0], certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     except OSError as error:
