@@ -341,9 +341,12 @@ def test_a_zone_elsewhere_is_only_an_address(file: Path) -> None:
 def test_a_token_opens_the_server_to_others(file: Path) -> None:
     """From the settings, or from the variable that the server looks at."""
     file.write_text('[server]\nhost = "0.0.0.0"\ntoken = "env:T"\n')
-    assert [row.where for row in check(file, {"T": "hunter2"})] == ["http://0.0.0.0:8400"]
+    assert [row.where for row in check(file, {"T": "hunter2" * 3})] == ["http://0.0.0.0:8400"]
     file.write_text('[server]\nhost = "0.0.0.0"\n')
-    assert check(file, {"ERGON_SERVER_TOKEN": "hunter2"})
+    assert check(file, {"ERGON_SERVER_TOKEN": "hunter2" * 3})
+    with pytest.raises(SettingsError, match="ERGON_SERVER_TOKEN is shorter") as caught:
+        check(file, {"ERGON_SERVER_TOKEN": "hunter2"})
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -371,3 +374,13 @@ def test_a_package_that_a_run_would_miss(
     with pytest.raises(SettingsError) as caught:
         check(file, {})
     assert remedy in str(caught.value)
+
+
+def test_a_link_to_no_settings_is_a_mistake(
+    in_samples: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not the same as no file: somebody meant one."""
+    monkeypatch.chdir(tmp_path)
+    Path("ergon.toml").symlink_to("elsewhere.toml")
+    with pytest.raises(SettingsError, match=r"ergon\.toml: there is no such file"):
+        check(environ={})

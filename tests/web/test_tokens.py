@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.app.reading.tokens import LONGEST, MOST, parsed
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.web.tokens import (
-    LONGEST,
-    MOST,
     SETTLED,
     VARIABLE,
     FileTokens,
     FixedTokens,
     found_tokens,
-    parsed,
 )
 
 X = "0123456789abcdef"

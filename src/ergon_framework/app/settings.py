@@ -190,7 +190,7 @@ def settings_file(path: str | Path | None, environ: Mapping[str, str]) -> Path |
     named = path or environ.get("ERGON_CONFIG")
     if named:
         return Path(named)
-    return Path(FILE) if Path(FILE).exists() else None
+    return Path(FILE) if os.path.lexists(FILE) else None  # a link that leads nowhere was meant
 
 
 def _override(source: Source, environ: Mapping[str, str], sections: Mapping[str, Section]) -> None:

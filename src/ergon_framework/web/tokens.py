@@ -7,31 +7,20 @@ import hashlib
 import hmac
 import logging
 import os
-import re
 import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from ergon_framework.app.reading.tokens import LONGEST, MOST, parsed, token_lines, wrong_token
 from ergon_framework.errors import ConfigurationError
 
 logger = logging.getLogger("ergon.web")
 
 VARIABLE = "ERGON_SERVER_TOKEN"
-SHORTEST, LONGEST = 16, 4096
-"""Characters of one token."""
-MOST = 100
-"""Tokens in one file."""
 SETTLED = 5.0
 """Seconds after which a file that is empty is not being written any more."""
-UNNAMED = "token"
-"""What a caller is called whose token has no name."""
-
-# A token has no space in it: so what stands before ": " is a name, and a token that has a colon of
-# its own is taken whole.
-_NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64}):\s+(\S.*)", re.DOTALL)
-_LIKE_NAMED = re.compile(r"[A-Za-z0-9_.-]{1,64}:\S+")
 _FOR_OTHERS = 0o027
 """Write for the group, anything for everybody else."""
 
@@ -92,7 +81,7 @@ class FileTokens:
             return
         try:
             text = _read(self._file)
-            if not _lines(text) and self._is_settled():
+            if not token_lines(text) and self._is_settled():
                 logger.warning("%s has no token any more: nobody is let in", self._file)
                 self._tokens = FixedTokens({})
                 return
@@ -134,38 +123,6 @@ def found_tokens(
     return None if setting is None else FixedTokens(parsed(setting, "[server] token"))
 
 
-def parsed(text: str, where: str) -> dict[str, str]:
-    """Tokens by name: a line for each, ``name: token`` or a token alone; ``#`` begins a remark.
-
-    The space is what makes it a name: a token may have colons itself, and is taken whole.
-    """
-    given = _lines(text)
-    if not given:
-        raise _wrong(where, "is empty")
-    if len(given) > MOST:
-        raise _wrong(where, f"has more than {MOST} lines")
-    tokens: dict[str, str] = {}
-    for number, line in enumerate(given):
-        named = _NAMED.fullmatch(line)
-        name = named[1] if named else f"{UNNAMED}-{number + 1}" if number else UNNAMED
-        if name in tokens:
-            raise _wrong(where, f"has the name {name!r} twice")
-        tokens[name] = _checked(named[2] if named else line, where)
-        if named is None and _LIKE_NAMED.fullmatch(line):
-            logger.warning(
-                "line %d of the tokens in %s has a colon and is a token as a whole; if a name"
-                " stands before the colon, put a space behind it: `name: token`",
-                number + 1,
-                where,
-            )
-    return tokens
-
-
-def _lines(text: str) -> list[str]:
-    lines = [line.strip() for line in text.splitlines()]
-    return [line for line in lines if line and not line.startswith("#")]
-
-
 def _read(file: Path) -> str:
     try:
         # Links are followed: that is how a container is handed its secrets.
@@ -182,7 +139,7 @@ def _read(file: Path) -> str:
             remedy="give --token-file a file that holds a token, or one in each line",
         ) from error
     except UnicodeDecodeError:
-        raise _wrong(str(file), "has characters other than ASCII") from None
+        raise wrong_token(str(file), "has characters other than ASCII") from None
 
 
 def _warn_of_access(file: Path) -> None:
@@ -206,24 +163,5 @@ def _mark(file: Path) -> tuple[int, ...]:
     return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
 
-def _checked(token: str, where: str) -> str:
-    if not token:
-        raise _wrong(where, "is empty")
-    if len(token) < SHORTEST:
-        raise _wrong(where, f"is shorter than {SHORTEST} characters, and can be guessed")
-    if len(token) > LONGEST:
-        raise _wrong(where, f"is longer than {LONGEST} characters")
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        raise _wrong(where, "has spaces or characters that no header can hold")
-    return token
-
-
 def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
-
-
-def _wrong(where: str, problem: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the token in {where} {problem}",
-        remedy="make one with python -c 'import secrets; print(secrets.token_urlsafe(32))'",
-    )

@@ -26,7 +26,9 @@ import json, sys
 from ergon_framework.errors import ErgonError
 from ergon_framework.executor.loading import load
 try:
-    load(sys.argv[1]).prepare()
+    registry = load(sys.argv[1])
+    registry.prepare()
+    print("", json.dumps(registry.names), sep="\\n")
 except ErgonError as error:
     print("", json.dumps([error.message, error.remedy]), sep="\\n")
     sys.exit(3)
@@ -40,11 +42,14 @@ provider_maker(sys.argv[1], load_settings()).check()
 _REFUSED = 3
 
 
-def check_handlers(executor: ExecutorSettings, environ: Mapping[str, str]) -> None:
-    """Refuse an executor of ours whose handlers cannot be imported; ``command`` is a full path."""
+def check_handlers(executor: ExecutorSettings, environ: Mapping[str, str]) -> list[str] | None:
+    """Refuse an executor of ours whose handlers cannot be imported; ``command`` is a full path.
+
+    Returns the names of its handlers; None for a program that is not asked.
+    """
     found = _python_and_app(executor.command)
     if found is None:
-        return
+        return None
     python, app = found
     try:
         done = _run(python, _LOADER, app, executor, environ)
@@ -60,6 +65,8 @@ def check_handlers(executor: ExecutorSettings, environ: Mapping[str, str]) -> No
         raise _refusal(
             f"{app!r} cannot be imported by {python}{because}", "run its command by hand"
         )
+    names: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return names
 
 
 def has_provider(name: str, executor: ExecutorSettings, environ: Mapping[str, str]) -> bool:

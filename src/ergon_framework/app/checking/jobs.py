@@ -7,6 +7,7 @@ from ergon_framework.app.checking.handlers import check_handlers
 from ergon_framework.app.jobs import JobSetup, setup_of
 from ergon_framework.app.reading.source import did_you_mean
 from ergon_framework.app.reading.store_files import check_folder
+from ergon_framework.core.job import route
 from ergon_framework.jobs.commands import checked
 from ergon_framework.jobs.environment import executor_environment
 from ergon_framework.jobs.stores.opening import check_url
@@ -17,16 +18,34 @@ def check_jobs(desk: Desk) -> None:
     """Note what would keep a worker, or a client of its store, from starting."""
     setup = setup_of(desk.settings)
     _check_store(desk, setup)
+    known: dict[str, list[str]] = {}
     for name, executor in setup.executors.items():
         with desk.noting("executors", name):
             given = executor_environment(desk.environ, executor, desk.settings.variables)
-            check_handlers(checked(name, executor), given)
+            found = check_handlers(checked(name, executor), given)
+            if found is not None:
+                known[name] = found
+    _check_schedules(desk, setup, known)
     _check_default(desk, setup)
     for queue, wanted in setup.jobs.routes.items():
         _check_executor(desk, setup, ("jobs", "routes", queue), wanted)
     if setup.schedules and not setup.executors and not desk.is_mistaken("executors"):
         problem = "schedules need a worker, and there is no executor for one"
         desk.refuse(("schedules",), problem, "add a table [executors.NAME] with a command")
+
+
+def _check_schedules(desk: Desk, setup: JobSetup, known: dict[str, list[str]]) -> None:
+    """Each job of a schedule whose handler is not there would be a dead letter."""
+    only = next(iter(setup.executors), "") if len(setup.executors) == 1 else ""
+    default = setup.jobs.default_executor or only
+    for name, schedule in setup.schedules.items():
+        executor, handler = route(schedule.handler)
+        executor = executor or setup.jobs.routes.get(schedule.queue) or default
+        names = known.get(executor)
+        if names is not None and handler not in names:
+            hint = did_you_mean(handler, names)
+            problem = f"the executor {executor!r} has no handler {handler!r}; {hint}"
+            desk.refuse(("schedules", name, "handler"), problem, "correct the name, or write it")
 
 
 def _check_store(desk: Desk, setup: JobSetup) -> None:

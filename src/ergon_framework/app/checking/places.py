@@ -11,6 +11,7 @@ from ergon_framework.app.boundary import ZoneSetup, check_peer, zones_of
 from ergon_framework.app.boundary_stores import unsaid
 from ergon_framework.app.checking.desk import Desk
 from ergon_framework.app.reading.store_urls import base_of
+from ergon_framework.app.reading.tokens import parsed
 from ergon_framework.app.running.ensemble import lives_here
 from ergon_framework.app.settings import check_server_packages
 from ergon_framework.boundary.http.client_endpoint import is_loopback
@@ -42,6 +43,7 @@ def check_places(desk: Desk) -> None:
     if "server" in desk.settings.model_fields_set:
         with desk.noting("server"):
             check_server_packages()
+            _check_token(desk)
     server = desk.settings.server
     has_token = server.token is not None or TOKEN in desk.environ
     if (
@@ -52,6 +54,16 @@ def check_places(desk: Desk) -> None:
         problem = f"{server.host} can be reached from other machines, and there is no token"
         remedy = 'write token = "file:PATH", or listen on 127.0.0.1'
         desk.refuse(("server", "host"), problem, remedy)
+
+
+def _check_token(desk: Desk) -> None:
+    token = desk.settings.server.token
+    if TOKEN in desk.environ:  # it goes before the settings
+        with desk.noting("server"):
+            parsed(desk.environ[TOKEN], TOKEN)
+    elif token is not None and not desk.is_mistaken("server", "token"):
+        with desk.noting("server", "token"):
+            parsed(token.get_secret_value(), "[server]")
 
 
 def _check_zone(desk: Desk, zone: ZoneSetup) -> None:

@@ -203,6 +203,14 @@ def read_toml(file: Path) -> Source:
         raise _unreadable(file, line, "not UTF-8 text", "save the file as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise _unreadable(file, *_syntax(str(error)), "see https://toml.io") from error
+    except RecursionError as error:
+        problem = "it is nested too deeply"
+        raise _unreadable(file, None, problem, "see what wrote it: no setting is like that") from (
+            error
+        )
+    except ValueError as error:  # a number that Python does not read
+        problem, remedy = "it has a number of too many digits", "correct the number"
+        raise _unreadable(file, None, problem, remedy) from error
 
 
 def _unreadable(file: Path, line: int | None, problem: str, remedy: str) -> SettingsError:

@@ -86,9 +86,19 @@ def file_has_table(file: Path, name: str) -> bool:
 
 
 def check_folder(file: Path | None) -> None:
-    """Refuse a file that nobody can make, since its folder is not there."""
-    if file is not None and not file.absolute().parent.is_dir():
+    """Refuse a file that nobody can make: its folder is not there, or it cannot be a file."""
+    if file is None:
+        return
+    try:
+        folder = file.absolute().parent
+        if not folder.is_dir():
+            raise StoreUnavailableError(
+                f"there is no folder {folder} for {file.name}",
+                remedy="make it, or name another file",
+            )
+        if file.is_dir():
+            raise StoreUnavailableError(f"{file} is a folder", remedy="name a file in it")
+    except OSError as error:
         raise StoreUnavailableError(
-            f"there is no folder {file.absolute().parent} for {file.name}",
-            remedy="make it, or name another file",
-        )
+            f"{file.name[:40]!r} cannot be a file: {error.strerror}", remedy="name another one"
+        ) from error
