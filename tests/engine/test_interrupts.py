@@ -42,7 +42,7 @@ def test_keyboard_interrupt_in_a_hook_stops_and_propagates(colour: Colour, hook:
     assert not any(each.startswith("u") for each in outcome.calls("process"))
 
 
-@pytest.mark.req("T3.11")
+@pytest.mark.req("RFC-004:15a", "T3.11")
 def test_system_exit_ends_its_lifecycle_and_leaves_the_call(colour: Colour) -> None:
     """SYSTEM without a retry, the handler is told, and SystemExit propagates with its code."""
     hooks: dict[str, Any] = {"process": {"t1": [SystemExit(3)], "t2": [Takes(5.0)]}}
@@ -59,7 +59,7 @@ def test_system_exit_ends_its_lifecycle_and_leaves_the_call(colour: Colour) -> N
     assert "u1" not in outcome.calls("process")
 
 
-@pytest.mark.req("T3.11")
+@pytest.mark.req("RFC-005:17c", "T3.11")
 def test_a_producer_treats_them_alike(colour: Colour) -> None:
     """Interrupt and exit leave the produce call, too."""
     for kind in (KeyboardInterrupt, SystemExit):

@@ -242,7 +242,16 @@ def test_an_exhausted_success_handler_falls_back_to_the_exception_handler(colour
         assert outcome.calls() == [f"{first}:t1", "success:t1", "exception:t1"]
 
 
-@pytest.mark.req("RFC-004:6.3b", "RFC-004:6.3c", "RFC-005:9d", "RFC-005:9e", "RFC-005:9f", "T3.18")
+@pytest.mark.req(
+    "RFC-004:15a",
+    "RFC-005:17c",
+    "RFC-004:6.3b",
+    "RFC-004:6.3c",
+    "RFC-005:9d",
+    "RFC-005:9e",
+    "RFC-005:9f",
+    "T3.18",
+)
 def test_a_failing_exception_handler_is_terminal_and_the_loop_goes_on(
     colour: Colour, caplog: pytest.LogCaptureFixture
 ) -> None:

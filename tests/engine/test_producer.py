@@ -38,6 +38,20 @@ def test_all_input_is_produced(colour: Colour, count: int) -> None:
     assert outcome.report.elapsed == 0.0
 
 
+@pytest.mark.req("RFC-005:6b")
+def test_a_producer_asks_no_connector_for_work(colour: Colour) -> None:
+    """It produces what it was given, whatever its connectors could deliver."""
+    source = ScriptedConnector([transactions(2, "u")])
+    seen: list[str] = []
+
+    async def send(transaction: Any) -> None:
+        seen.append(transaction.transaction_id)
+
+    task = producer(colour, {"source": source}, produce=send)
+    assert produce(colour, transactions(1), task=task).report == 1
+    assert (seen, source.fetches) == (["t1"], [])
+
+
 @pytest.mark.req("RFC-005:10.1a", "R3-BA2", "RFC-005:10.1b", "T3.8")
 def test_batches_run_strictly_one_after_the_other(colour: Colour) -> None:
     """A slow one holds the next batch, whatever the free workers."""

@@ -110,14 +110,18 @@ def test_a_lifecycle_timeout_leads_to_one_exception_phase(colour: Colour) -> Non
 
 @pytest.mark.req(
     "RFC-005:11b", "RFC-005:10.2c", "RFC-005:10.3c", "RFC-005:15.2c", "RFC-005:16f", "T3.4",
+    "RFC-004:8.1c", "RFC-004:8.2c",
 )  # fmt: skip
-def test_a_producers_lifecycle_timeout_reaches_every_worker(colour: Colour) -> None:
+def test_the_lifecycle_timeout_reaches_every_worker(colour: Colour) -> None:
     """All hanging transactions of a batch end at their deadline with their handler called once."""
     policy = rules(size=3, concurrency=3, transaction_timeout=7.0, max_abandoned=9)
-    outcome = produce(colour, transactions(3), policy, produce=HANGS)
-    assert sorted(outcome.calls("exception")) == ["t1", "t2", "t3"]
-    assert outcome.times("exception") == [7.0] * 3
-    assert (outcome.report.timed_out, outcome.report.elapsed) == (3, 7.0)
+    for outcome in (
+        produce(colour, transactions(3), policy, produce=HANGS),
+        consume(colour, [transactions(3)], policy, process=HANGS),
+    ):
+        assert sorted(outcome.calls("exception")) == ["t1", "t2", "t3"]
+        assert outcome.times("exception") == [7.0] * 3
+        assert (outcome.report.timed_out, outcome.report.elapsed) == (3, 7.0)
 
 
 @pytest.mark.req(

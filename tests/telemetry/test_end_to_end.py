@@ -75,13 +75,23 @@ def test_the_tree_of_a_producer(colour: Colour, watch: Watch) -> None:
 @pytest.mark.req("RFC-004:12b", "RFC-004:12c", "RFC-004:12d", "RFC-004:12e", "R1-O2")
 def test_what_the_spans_of_a_consumer_say(colour: Colour, watch: Watch) -> None:
     """Task, step, attempt, policy and the transaction's identity, each on its span."""
-    retry = {"max_attempts": 3, "timeout": 5.0, "backoff": 1.0, "backoff_multiplier": 2.0}
-    policy = rules(size=7, concurrency=2, steps={"process": retry})
+    retry = {"timeout": 5.0, "backoff": 1.0, "backoff_multiplier": 2.0, "backoff_cap": 9.0}
+    steps = {
+        name: {"max_attempts": number, **retry}
+        for number, name in enumerate(("fetch", "process", "success"), 2)
+    }
+    policy = rules(size=7, concurrency=2, steps=steps)
     consume(colour, [[Transaction("t1", source="orders")]], policy, process=42)
 
     attempt = watch.says("process.attempt")
     assert attempt["task"].endswith("ScriptedConsumer")
-    assert {name: attempt[name] for name in retry} == retry
+    for name, step in (
+        ("fetch_transactions.attempt", "fetch"),
+        ("process.attempt", "process"),
+        ("handle_success.attempt", "success"),
+    ):
+        said = dict(watch.named(name)[0].attributes or {})
+        assert (steps[step] | {"step": step}).items() <= said.items()
     expected = {"step": "process", "attempt": 0, "attempt_number": 1, "transaction_id": "t1"}
     assert expected.items() <= attempt.items()
     assert attempt["result"] == "int"
@@ -97,8 +107,9 @@ def test_what_the_spans_of_a_consumer_say(colour: Colour, watch: Watch) -> None:
 @pytest.mark.req("RFC-005:14b", "RFC-005:14c", "RFC-005:14d", "RFC-005:14e", "RFC-005:14f")
 def test_what_the_spans_of_a_producer_say(colour: Colour, watch: Watch) -> None:
     """The same for producing: identity, outcome, attempt, policy, concurrency and batch."""
-    retry = {"max_attempts": 2, "timeout": 4.0, "backoff": 0.5}
-    policy = rules(size=3, concurrency=2, steps={"produce": retry})
+    retry = {"max_attempts": 2, "timeout": 4.0, "backoff": 0.5, "backoff_cap": 9.0}
+    handler = {**retry, "max_attempts": 3}
+    policy = rules(size=3, concurrency=2, steps={"produce": retry, "success": handler})
     produce(colour, transactions(1), policy, produce=[DOWN, "sent"])
 
     first, second = (dict(span.attributes or {}) for span in watch.named("produce.attempt"))
@@ -107,12 +118,14 @@ def test_what_the_spans_of_a_producer_say(colour: Colour, watch: Watch) -> None:
     assert (first["attempt_number"], second["attempt_number"]) == (1, 2)
     assert "the host is down" in str(first["exception.message"])
     assert second["result"] == "str"
-    assert watch.says("start_producing")["outcome"] == "succeeded"
+    lifecycle, last = watch.says("start_producing"), watch.says("handle_produce_success.attempt")
+    assert (lifecycle["outcome"], lifecycle["transaction_id"]) == ("succeeded", "t1")
+    assert (handler | {"transaction_id": "t1"}).items() <= last.items()
     expected = {"concurrency": 2, "batch_size": 3}
     assert expected.items() <= watch.says("produce_transactions").items()
 
 
-@pytest.mark.req("RFC-004:12a", "RFC-004:12f", "R1-CX3", "R0-TR1")
+@pytest.mark.req("RFC-004:12c", "RFC-004:3c", "RFC-004:12a", "RFC-004:12f", "R1-CX3", "R0-TR1")
 def test_retries_are_siblings_in_one_trace(colour: Colour, watch: Watch) -> None:
     """Each attempt has a span below its step; waits belong to the step and to no attempt."""
     retry = {"max_attempts": 3, "backoff": 2.0, "backoff_multiplier": 1.0}
@@ -121,6 +134,8 @@ def test_retries_are_siblings_in_one_trace(colour: Colour, watch: Watch) -> None
     consume(colour, [transactions(1)], policy, process=takes)
 
     attempts = watch.named("process.attempt")
+    numbers = [(dict(span.attributes or {})["attempt"]) for span in attempts]
+    assert numbers == [0, 1, 2]
     assert [seconds(span) for span in attempts] == [1.0, 1.0, 1.0]
     assert ["host is down" in (failed(span) or "") for span in attempts] == [True, True, False]
     step = watch.one("process")
@@ -131,7 +146,7 @@ def test_retries_are_siblings_in_one_trace(colour: Colour, watch: Watch) -> None
     assert len({span.context.trace_id for span in watch.spans()}) == 1
 
 
-@pytest.mark.req("RFC-004:12f", "RFC-004:12g")
+@pytest.mark.req("RFC-004:17c", "RFC-004:12f", "RFC-004:12g")
 def test_a_business_failure(colour: Colour, watch: Watch) -> None:
     """It is not tried again, goes to the exception handler, and says so."""
     policy = rules(steps={"process": {"max_attempts": 3}})
@@ -152,7 +167,7 @@ def test_a_business_failure(colour: Colour, watch: Watch) -> None:
     assert watch.says("start_processing")["outcome"] == "failed"
 
 
-@pytest.mark.req("RFC-005:14a", "RFC-005:14c")
+@pytest.mark.req("RFC-005:19c", "RFC-005:14a", "RFC-005:14c")
 def test_a_failing_handler(colour: Colour, watch: Watch) -> None:
     """The outcome keeps its reason; the handler's own failure stands beside it."""
     policy = rules(steps={"exception": {"max_attempts": 2}})
@@ -212,7 +227,7 @@ def test_a_call_cut_off_by_its_timeout(colour: Colour, watch: Watch) -> None:
     assert (seconds(cut), failed(cut)) == (3.0, "aborted")
 
 
-@pytest.mark.req("RFC-004:12a", "RFC-004:12b", "RFC-004:12f", "RFC-004:12g")
+@pytest.mark.req("RFC-004:3c", "RFC-004:12a", "RFC-004:12b", "RFC-004:12f", "RFC-004:12g")
 def test_fetches_that_fail(colour: Colour, watch: Watch) -> None:
     """Attempts to fetch are siblings below one fetch, which fails when the last of them does."""
     policy = rules(steps={"fetch": {"max_attempts": 2, "backoff": 1.0}})
