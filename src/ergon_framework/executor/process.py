@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import stat
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,6 @@ import msgspec
 from ergon_framework.core.wire import PROTOCOL_VERSION
 from ergon_framework.errors import ErgonError, MissingExtraError, SettingsError, describe
 from ergon_framework.executor.loading import AppError, load
-from ergon_framework.executor.orphaned import end_when_orphaned
 from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.runtime import Runtime
 from ergon_framework.executor.streams import Pipes, say, take_over
@@ -29,6 +29,8 @@ OTLP = "ERGON_OTLP"
 MOST_IN_FLIGHT = 1024
 LEAVE_AFTER = 5.0
 """Seconds the interpreter has to end once all is answered; threads of the user may be busy."""
+ORPHANED_GRACE = 1.0
+"""Seconds that handlers have after the orchestrator's death."""
 
 _FAILED = 1
 _WRONG = 2
@@ -42,7 +44,7 @@ def serve(app: str, *, is_debug: bool = False, is_process: bool = True) -> int:
     """
     pipes = take_over()
     if is_process:
-        end_when_orphaned(pipes)
+        _end_when_orphaned(pipes)
     ready_fd = _ready_fd()
     try:
         limit = _limit()
@@ -212,8 +214,36 @@ def _leave_soon(code: int) -> None:
     """Do not stay: the interpreter waits for every thread of the user that is not daemonic."""
 
     def wait_and_leave() -> None:
-        time.sleep(LEAVE_AFTER)
+        threading.Event().wait(LEAVE_AFTER)
         say("threads are still busy; the process ends without them")
         os._exit(code)
 
     threading.Thread(target=wait_and_leave, name="ergon-leave", daemon=True).start()
+
+
+# -- an orchestrator that has died -----------------------------------------------------------------
+
+
+def _end_when_orphaned(pipes: Pipes) -> None:
+    """End this process when its orchestrator has died, whatever handlers are doing.
+
+    The end of the input alone says only that no request follows: what was taken is finished then.
+    When the output has lost its reader as well, nobody is left who could hear how it ended, and
+    whoever takes the job over would run beside it. Does nothing for files and terminals.
+    """
+    if all(stat.S_ISFIFO(os.fstat(each).st_mode) for each in (pipes.source, pipes.target)):
+        name = "ergon-orphaned"
+        threading.Thread(target=_watch_pipes, args=(pipes,), name=name, daemon=True).start()
+
+
+def _watch_pipes(pipes: Pipes) -> None:
+    for descriptor, event in ((pipes.source, select.POLLHUP), (pipes.target, select.POLLERR)):
+        poll = select.poll()
+        poll.register(descriptor, 0)  # these two are always told
+        while not any(found & (event | select.POLLNVAL) for _, found in poll.poll()):
+            pass
+    say(f"whoever started this process is gone; it ends in {ORPHANED_GRACE:g} s")
+    threading.Event().wait(ORPHANED_GRACE)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # what handlers started, too
+    os._exit(_FAILED)

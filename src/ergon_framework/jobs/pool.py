@@ -21,9 +21,8 @@ from ergon_framework.core.job import Died, Failed, Released, Seen
 from ergon_framework.core.quoting import indented
 from ergon_framework.core.startup import StartGate
 from ergon_framework.core.wire import ATTEMPTS, Reply, Status, encode_request
-from ergon_framework.jobs.child import Child
+from ergon_framework.jobs.child import Child, executor_environment
 from ergon_framework.jobs.claims import Claim, Judgement
-from ergon_framework.jobs.environment import executor_environment
 from ergon_framework.jobs.runner import Fate, Flight, Runner
 from ergon_framework.jobs.selecting import Selecting
 from ergon_framework.jobs.settings import ExecutorSettings

@@ -8,8 +8,8 @@ from ergon_framework.app.jobs import JobSetup, setup_of
 from ergon_framework.app.reading.source import did_you_mean
 from ergon_framework.app.reading.store_files import check_folder
 from ergon_framework.core.job import route
+from ergon_framework.jobs.child import executor_environment
 from ergon_framework.jobs.commands import checked
-from ergon_framework.jobs.environment import executor_environment
 from ergon_framework.jobs.stores.opening import check_url
 from ergon_framework.storage.urls import file_of
 
