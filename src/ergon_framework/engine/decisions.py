@@ -238,7 +238,7 @@ def end_early(flight: Flight, run: Run, end: End, *, is_told: bool) -> bool:
     if flight.live.get(key) is not transaction or flight.live.pop(key, None) is None:
         return False
     if end.how is Ending.ABORTED:
-        flight.returning.insert(0, transaction)  # before those that never began
+        flight.returning.appendleft(transaction)  # before those that never began
     elif not is_told and verb_for(flight, end) is not None:
         # The outcome stands; only the source may not have heard of it.
         flight.settlement_failures += 1

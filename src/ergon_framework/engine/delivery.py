@@ -26,7 +26,10 @@ class Delivery:
 
     def drain(self) -> list[Transaction]:
         """Take what is there. A fetch under way may bring more; each item is taken once."""
-        return [self.transactions.pop(0) for _ in range(len(self.transactions))]
+        count = len(self.transactions)
+        taken = self.transactions[:count]
+        del self.transactions[:count]
+        return taken
 
 
 class Reader:

@@ -16,7 +16,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.lifecycle import Scope, deadline, first_to_expire
@@ -46,31 +46,41 @@ class Flight:
 
     def __init__(self, plan: EnginePlan, now: Callable[[], float], sink: Sink | None) -> None:
         self.plan = plan
+        self.now = now
+        self.sink = sink
+        self.loop = Loop(plan.loop)
+        self.call = ports.Call(plan.role, plan.task, uuid.uuid4().hex, now, plan.settings)
+        self.context = contextvars.copy_context()  # copied again for each attempt, never run in
+        self._read_plan()
+        self._open_registry()
+        self._open_crew()
+        self._open_fetching()
+        self._set_bounds()
+
+    def _read_plan(self) -> None:
+        """What the hot path asks of the plan, looked up once."""
+        plan, story = self.plan, cast(object, self.sink)
         self.rule = plan.lifecycle
         self.lifecycle_timeout = plan.lifecycle.timeout
         self.settlement = plan.settlement
-        self.sink = sink
-        story: object = sink
-        self.story = story if isinstance(story, LifecycleSink) else None
-        self.is_watched = sink is not None or plan.ended is not None
-        self.now = now
-        self.loop = Loop(plan.loop)
         self.make_run = ProduceRun if plan.role == "producer" else Run
-        self.call = ports.Call(plan.role, plan.task, uuid.uuid4().hex, now, plan.settings)
-        self.context = contextvars.copy_context()  # copied again for each attempt, never run in
         self.on_process, self.on_success, self.on_exception = steps = plan.steps()
         self.steps = {each.step: each for each in steps}
-        self.is_timed = sink is not None or plan.has_timeout()
-        self.is_plain = plan.compiled and sink is None and not plan.has_budget()
+        self.story = story if isinstance(story, LifecycleSink) else None
+        self.is_watched = self.sink is not None or plan.ended is not None
+        self.is_timed = self.sink is not None or plan.has_timeout()
+        self.is_plain = plan.compiled and self.sink is None and not plan.has_budget()
         self.is_continuous = plan.loop.continuous
         self.is_quiet = plan.settlement is None and not self.is_watched
 
+    def _open_registry(self) -> None:
+        """Where each delivered transaction is, and what became of those that are not here."""
         self.ready: deque[Transaction] = deque()
         # The registry: what was taken in and has no outcome yet, ready or running. Whoever pops a
         # transaction accounts for it, by an outcome or in ``returning``; popping is atomic.
         self.live: dict[str, Transaction] = {}
         self.behind: dict[str, deque[Transaction]] = {}  # those that wait for an id in ``live``
-        self.returning: list[Transaction] = []  # to be handed back at the end
+        self.returning: deque[Transaction] = deque()  # to be handed back at the end
         self.delivered = 0  # all that a fetch ever brought
         self.unstarted = 0  # taken in, then moved to ``returning`` before they began
         self.is_accounted = False
@@ -79,6 +89,8 @@ class Flight:
         self.settlement_failures = 0
         self.channel_losses = 0  # how often the source said that its channel is gone
 
+    def _open_crew(self) -> None:
+        """The workers, and the calls that they were lost in."""
         self.workers: list[Worker] = []
         self.past = Tally()  # what workers counted that are gone
         self.idle = 0
@@ -88,8 +100,18 @@ class Flight:
         self.abandoned_ever = 0
         self.is_gated = False
 
-        self.began_at = now()
-        timeout = plan.bounds.loop_timeout
+    def _open_fetching(self) -> None:
+        """The one fetch under way, and one that was given up on."""
+        self.reader = Reader(self.plan.fetch)
+        self.fetch_error: BaseException | None = None
+        self.stuck: Doing | None = None  # a fetch that was given up on and has not come back
+        self.told_fetch: Doing | None = None  # the fetch that was told last to have ended
+        self.late: Delivery | None = None  # what it brought after all
+
+    def _set_bounds(self) -> None:
+        """When the supervisor has to act, and whether the call is ending."""
+        self.began_at = self.now()
+        timeout = self.plan.bounds.loop_timeout
         self.has_deadline = timeout is not None
         self.deadline_at = NEVER if timeout is None else self.began_at + timeout
         self.grace_at = NEVER
@@ -99,11 +121,6 @@ class Flight:
         self.is_aborted = False
         self.is_finished = False
         self.outbreak: BaseException | None = None  # leaves the call when it ends
-        self.fetch_error: BaseException | None = None
-        self.reader = Reader(plan.fetch)
-        self.stuck: Doing | None = None  # a fetch that was given up on and has not come back
-        self.told_fetch: Doing | None = None  # the fetch that was told last to have ended
-        self.late: Delivery | None = None  # what it brought after all
 
     # -- notices -----------------------------------------------------------------------------
 

@@ -182,7 +182,7 @@ class Intake(Flight):
         self.late = None
         left: list[Transaction] = []
         while self.returning:  # a worker may append
-            left.append(self.returning.pop(0))
+            left.append(self.returning.popleft())
         return Returning(left)
 
     def releasing(self) -> Hook | None:
