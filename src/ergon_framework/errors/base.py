@@ -148,8 +148,15 @@ def name_of(error: BaseException) -> str:
 
 
 def plain(text: str) -> str:
-    """The same characters without the methods of a subclass of ``str``."""
-    return str.__str__(text)
+    """The same characters without the methods of a subclass of ``str``.
+
+    A lone surrogate, as in the name of a file that is not UTF-8, is escaped: no store has room for
+    it, nor has an answer.
+    """
+    same = str.__str__(text)
+    if same.isascii():
+        return same
+    return same.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 _class_name: Any = type.__dict__["__name__"].__get__
