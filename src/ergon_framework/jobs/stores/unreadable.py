@@ -113,6 +113,8 @@ def check_arguments(args: object, kwargs: object) -> None:
         _Fields(kwargs)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise RowError("args or kwargs: not a JSON array and object") from None
+    except RecursionError:
+        raise RowError("args or kwargs: nested too deeply to be read") from None
     if b"\n" in args or b"\n" in kwargs:
         raise RowError("args or kwargs: more than one line")
 
