@@ -342,6 +342,47 @@ def test_an_outcome_may_be_told_again(node: MemoryNode, connector: BoundaryConne
         connector.release(first)
 
 
+@pytest.mark.parametrize("is_lost", [True, False], ids=["answer-lost", "node-away"])
+def test_an_outcome_that_was_told_meanwhile_may_be_told_again(
+    node: MemoryNode, connector: BoundaryConnector, is_lost: bool
+) -> None:
+    """A later ack, or fetch, finds out that the node has it: the repeated one has not failed."""
+    first, second = connector.fetch_transactions(2)
+    if is_lost:
+        node.lost["ConfirmReceipt"] = 1
+    else:
+        node.faults["ConfirmReceipt"] = [unavailable()]
+    with pytest.raises(NodeUnavailableError):
+        connector.ack(first)
+    if is_lost:
+        came = connector.fetch_transactions(1)
+        assert numbers(came) == [3]
+    else:
+        connector.ack(second)
+    connector.ack(first)
+    connector.ack(second)
+    assert at(node) == 2
+
+
+def test_a_fact_that_nobody_has_any_more_comes_again(node: MemoryNode) -> None:
+    """Who had fetched it was cancelled, say: nobody can settle it, and all behind it would wait."""
+    clock = node.clock
+    with (
+        taking_part(clock),
+        BoundaryConnector(node, consumer="c", log="outbound", lease=30.0) as connector,
+    ):
+        first, second = connector.fetch_transactions(2)
+        connector.ack(second)
+        del first
+        came = connector.fetch_transactions(1)
+        assert numbers(came) == [3]  # as if its process had died: not before the lease is over
+        clock.sleep(31.0)
+        again = connector.fetch_transactions(1)
+        assert numbers(again) == [1]
+        connector.ack(again[0])
+        assert at(node) == 2
+
+
 # ---- with the engine ----
 
 

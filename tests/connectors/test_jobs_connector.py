@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ergon_framework.connector.jobs import (
@@ -15,6 +16,7 @@ from ergon_framework.connector.jobs import (
     JobsConnector,
     JobsConnectorError,
     LeaseLostError,
+    desk,
 )
 from ergon_framework.connector.jobs.envelope import Delivery
 from ergon_framework.core.failure import Kind
@@ -435,6 +437,87 @@ def test_close_gives_back_what_is_in_hand(store: Store) -> None:
     assert store.workers() == []
     with pytest.raises(JobsConnectorError, match="closed"):
         connector.ack(came)
+
+
+@pytest.mark.slow
+def test_a_job_whose_transaction_nobody_has_any_more_goes_back(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who had fetched it was cancelled, say: nobody can settle it, and its lease is not renewed."""
+    with JobsConnector(store, handler="work", lease=0.5) as connector:
+        connector.dispatch_transactions([Transaction("dropped"), Transaction("kept")])
+        kept = [each for each in connector.fetch_transactions(2) if each.id == "kept"]
+        eventually(lambda: connector.get_transactions_count() == 1)
+        (again,) = connector.fetch_transactions(1)
+        assert (again.id, again.metadata["attempt"]) == ("dropped", 1)  # it was not charged
+        connector.ack(again)
+        connector.ack(kept[0])
+    assert "job dropped: nobody has its transaction any more; it goes back" in caplog.text
+    assert "job kept" not in caplog.text
+
+
+@pytest.mark.slow
+def test_what_a_fetch_brings_after_its_event_loop_has_ended_goes_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was cancelled, and then there was nobody left to give back what it had claimed."""
+    claiming, go_on = threading.Event(), threading.Event()
+
+    def slowly(point: str) -> None:
+        if point == "connector.jobs.charging.before" and not claiming.is_set():
+            claiming.set()
+            assert go_on.wait(30)
+
+    monkeypatch.setattr(desk, "failpoint", slowly)
+
+    async def scenario(fetcher: JobsConnector) -> None:
+        fetching = asyncio.ensure_future(fetcher.fetch_transactions_async(1))
+        await asyncio.to_thread(claiming.wait, 30)
+        fetching.cancel()
+
+    with JobsConnector(store, handler="work", lease=0.5) as connector:
+        connector.dispatch_transactions([Transaction("a")])
+        asyncio.run(scenario(connector))
+        go_on.set()
+        eventually(lambda: connector.get_transactions_count() == 1)
+
+
+def test_a_job_that_cannot_be_read_is_a_dead_letter_and_in_nobodys_way(
+    store: Store, connector: JobsConnector
+) -> None:
+    """Its arguments may be nested too deeply for this process; the next ones are delivered."""
+    plain = JobClient(store=store).job("work", [1], id="deep")
+    deep = msgspec.structs.replace(plain, args=b"[" * 5000 + b"]" * 5000)
+    store.add([deep])
+    connector.dispatch_transactions([Transaction("plain")])
+    came = connector.fetch_transactions(9)
+    assert [each.id for each in came] == ["plain"]
+    assert connector.fetch_transactions(9) == []
+    assert [each.id for each in store.unreadable()] == ["deep"] or _code(store, "deep") == (
+        "unreadable_payload"
+    )
+
+
+def _code(store: Store, job_id: str) -> str:
+    """Why a job failed."""
+    job = store.find(job_id)
+    assert job is not None
+    assert job.status is JobStatus.FAILED
+    assert job.last_error is not None
+    return job.last_error.code
+
+
+@pytest.mark.parametrize("text", ["no such file: caf\udce9", "\ud800", "nul \x00 inside"])
+def test_any_text_of_an_exception_can_be_recorded(
+    store: Store, connector: JobsConnector, text: str
+) -> None:
+    """The name of a file may be no text; the failure of the job is recorded all the same."""
+    connector.dispatch_transactions([Transaction("a")])
+    (came,) = connector.fetch_transactions(1)
+    connector.nack(came, TransactionException(text, "business"))
+    job = store.find("a")
+    assert job is not None
+    assert job.status is JobStatus.FAILED
 
 
 def test_workers_and_why_know_the_connector(store: Store, connector: JobsConnector) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ergon_framework.engine.own_threads import OwnThreads
 from ergon_framework.errors import ConnectorError
@@ -31,6 +33,7 @@ class Delivered(Transaction):
 
 
 _D = TypeVar("_D", bound=Delivered)
+_W = TypeVar("_W")
 
 
 @contextmanager
@@ -61,6 +64,37 @@ def settling(
         if before is None:
             _set(transaction, "verb", None)
         raise
+
+
+class Forsaken(Generic[_W]):
+    """Finds deliveries that were not settled and that nobody has any more.
+
+    Whoever fetched them was cancelled, or has ended without handing them back. Nobody can settle
+    them now, so they are their connector's again. Any thread may call.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, weakref.ref[Delivered]] = {}
+        self._found: deque[_W] = deque()
+
+    def watch(self, delivery: Delivered, what: _W) -> None:
+        """From now on; ``what`` stands for what was delivered, and is watched in one delivery."""
+        key = id(what)
+
+        def gone(_reference: object) -> None:
+            # This runs wherever the interpreter frees the delivery: nothing here may wait.
+            self._watched.pop(key, None)
+            self._found.append(what)
+
+        self._watched[key] = weakref.ref(delivery, gone)
+
+    def forget(self, what: _W) -> None:
+        """It was settled."""
+        self._watched.pop(id(what), None)
+
+    def take(self) -> list[_W]:
+        """Those found since the last time."""
+        return [self._found.popleft() for _ in range(len(self._found))]
 
 
 class ThreadedTwins:

@@ -193,7 +193,7 @@ class BoundaryConnector:
     ) -> list[Transaction]:
         """Up to ``batch_size`` facts in order; empty at once, or after ``wait`` seconds."""
         driver, seconds = self._asked(batch_size, wait, extra)
-        return self._handed(self._fetch(driver, batch_size, seconds, threading.Event()))
+        return list(self._fetch(driver, batch_size, seconds, threading.Event()))
 
     def stop_waiting(self) -> None:
         """The fetch under way, or the next one, waits no longer. Any thread may call."""
@@ -228,11 +228,11 @@ class BoundaryConnector:
         if self._line.tasks is None:
             work = self._line.own_threads.run(self._fetch, driver, batch_size, seconds, gave_up)
         else:
-            work = driver.fetch_async(batch_size, seconds, gave_up)
+            work = self._fetch_in_task(driver, batch_size, seconds, gave_up)
         # Run to its end in any case: what a node has served must be known here.
         fetching = asyncio.ensure_future(work)
         try:
-            return self._handed(await asyncio.shield(fetching))
+            return list(await asyncio.shield(fetching))
         except asyncio.CancelledError:
             gave_up.set()
             undoing = asyncio.ensure_future(self._undone(driver, fetching))
@@ -313,23 +313,31 @@ class BoundaryConnector:
 
     def _fetch(
         self, driver: Driver, most: int, wait: float, gave_up: threading.Event
-    ) -> list[Entry]:
+    ) -> list[DeliveredFact]:
         self._writer.resume()
-        return driver.fetch(most, wait, gave_up)
+        return self._handed(driver, driver.fetch(most, wait, gave_up))
 
-    def _handed(self, entries: list[Entry]) -> list[Transaction]:
-        return [
-            delivered(each, each.delivery, self, self.name)
-            for each in entries
-            if each.delivery is not None
-        ]
+    async def _fetch_in_task(
+        self, driver: Driver, most: int, wait: float, gave_up: threading.Event
+    ) -> list[DeliveredFact]:
+        return self._handed(driver, await driver.fetch_async(most, wait, gave_up))
 
-    async def _undone(self, driver: Driver, fetching: asyncio.Future[list[Entry]]) -> None:
+    def _handed(self, driver: Driver, entries: list[Entry]) -> list[DeliveredFact]:
+        """Made where the facts were taken: whoever lets them fall on the way has let go of them."""
+        handed = []
+        for entry in entries:
+            if entry.delivery is not None:
+                fact = delivered(entry, entry.delivery, self, self.name)
+                driver.reader.forsaken.watch(fact, entry)
+                handed.append(fact)
+        return handed
+
+    async def _undone(self, driver: Driver, fetching: asyncio.Future[list[DeliveredFact]]) -> None:
         """Wait for a fetch nobody waits for any more, and take back what it brought."""
         await asyncio.wait([fetching])
         if fetching.exception() is None:
-            for entry in fetching.result():
-                driver.reader.note(entry, State.WAITING)
+            for fact in fetching.result():
+                driver.reader.note(fact.entry, State.WAITING)
 
     def _settle(
         self, transaction: Transaction, verb: str, state: State, reason: str = "", hold: float = 0.0

@@ -26,6 +26,7 @@ from ergon_framework.boundary.conversing.script import Now, Script, Wait
 from ergon_framework.boundary.model import Batch, Loss
 from ergon_framework.connector.boundary.faults import FactPassedError
 from ergon_framework.connector.boundary.window import Confirm, Entry, SetAside, State, Step, Window
+from ergon_framework.engine.settling import Forsaken
 from ergon_framework.errors import BoundaryError, ConsumerHeldError
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -57,6 +58,7 @@ class Reader:
         self._is_unsure = False  # the node may have served facts that never came here
         self._is_adrift = False  # the name was let go for a moment, and may be another's
         self._survivor: Entry | None = None  # came back alive, and was suspected before
+        self.forsaken: Forsaken[Entry] = Forsaken()
 
     # ---- reading ----
 
@@ -106,6 +108,12 @@ class Reader:
 
     def _take(self, most: int, now: float) -> list[Entry]:
         with self._lock:
+            for entry in self.forsaken.take():  # as if their process had died
+                if entry.state is State.IN_HAND:
+                    entry.state, entry.not_before = State.WAITING, now + self.desk.lease
+                    logger.warning(
+                        "nobody has the fact at %d any more; it comes again", entry.offset
+                    )
             return self._window.take(most, now)
 
     def _read(self, more: int, wait: float) -> Script[int]:
@@ -166,7 +174,10 @@ class Reader:
 
     def note(self, entry: Entry, state: State, reason: str = "", not_before: float = 0.0) -> None:
         """Remember what became of a fact; :meth:`advance` tells the node as much as it can."""
+        self.forsaken.forget(entry)
         with self._lock:
+            if entry.told_as is state:  # by whoever settled another one since this was tried
+                return
             if entry.state is State.GONE:
                 raise FactPassedError(
                     f"the fact at {entry.offset} is no longer in this process's hands",

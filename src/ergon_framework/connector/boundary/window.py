@@ -32,6 +32,9 @@ class State(Enum):
     GONE = auto()  # confirmed, set aside, or another's by now
 
 
+_ENDED = (State.DONE, State.FAILED)
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """One fact, or without a delivery a stretch of the log that needs no handling."""
@@ -43,6 +46,7 @@ class Entry:
     reason: str = ""  # … and in a sentence
     not_before: float = 0.0
     deaths: int = 0  # of processes that had it in hand, perhaps beside others
+    told_as: State | None = None  # the outcome that the node has from us, once it is gone
 
     @property
     def key(self) -> Key:
@@ -99,7 +103,10 @@ class Window:
             if entry.key not in self._known:
                 self._known.add(entry.key)
                 bisect.insort(self._entries, entry, key=lambda each: each.key)
-        self._drop([each for each in self._entries if each.key <= (True, cursor) and each.key[0]])
+        passed = [each for each in self._entries if each.key <= (True, cursor) and each.key[0]]
+        # The answer to what the node was told may have got lost: then it is told by now.
+        self._drop([each for each in passed if each.state in _ENDED], is_told=True)
+        self._drop([each for each in passed if each.state not in _ENDED])
 
     def knows(self, entry: Entry) -> bool:
         """Whether it is here already."""
@@ -140,14 +147,15 @@ class Window:
 
     def told(self, step: Step) -> None:
         """The node has taken it."""
-        self._drop(step.entries if isinstance(step, Confirm) else (step.entry,))
+        self._drop(step.entries if isinstance(step, Confirm) else (step.entry,), is_told=True)
 
-    def _drop(self, entries: Iterable[Entry]) -> None:
+    def _drop(self, entries: Iterable[Entry], *, is_told: bool = False) -> None:
         gone = set(map(id, entries))
         if not gone:
             return
         for entry in self._entries:
             if id(entry) in gone:
+                entry.told_as = entry.state if is_told else None
                 entry.state = State.GONE
                 self._known.discard(entry.key)
         self._entries = [each for each in self._entries if id(each) not in gone]

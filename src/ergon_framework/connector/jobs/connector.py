@@ -205,7 +205,9 @@ class JobsConnector(ThreadedTwins):
         seconds = self._wait if wait is None else seconds_of("wait", wait)
         claims = self._desk.claim(batch_size, seconds, gave_up)
         at = SYSTEM_CLOCK.now()
-        return [delivery_of(claim, self, self.name, at) for claim in claims]
+        return list(
+            self._desk.hand_out(claims, lambda claim: delivery_of(claim, self, self.name, at))
+        )
 
     def _settle(self, transaction: Transaction, verb: str, seen: Seen) -> None:
         with self._claimed(transaction, verb) as delivery:

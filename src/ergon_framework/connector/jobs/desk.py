@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
 import threading
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from ergon_framework.connector.jobs.faults import JobsConnectorError, LeaseLostError
 from ergon_framework.connector.jobs.holding import Holding
-from ergon_framework.core.job import Released, Seen
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.job import Failed, Seen
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.errors import StoreError
+from ergon_framework.engine.settling import Delivered
+from ergon_framework.errors import StoreError, describe
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.requests import Store
@@ -23,6 +28,10 @@ from ergon_framework.ports.jobstore import Ask, Bell, Settlement, Topic
 from ergon_framework.ports.notice import Notice
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.telemetry.fan_out import FanOut, has_listeners
+
+logger = logging.getLogger(__name__)
+
+D = TypeVar("D", bound=Delivered)
 
 declare("connector.jobs.charging.before", "connector.jobs.charging.after")
 declare("connector.jobs.settling.before", "connector.jobs.settling.after")
@@ -72,21 +81,13 @@ class Desk:
             return
         if holding is not None:
             holding.stop()
-            self._give_back(client.store, holding.all())
+            with suppress(StoreError):  # then their leases end
+                holding.give_back(holding.all())
         if bell is not None:
             bell.ring()
             bell.close()
         if isinstance(self._given, str):
             client.close()
-
-    def _give_back(self, store: Store, claims: list[Claim]) -> None:
-        """What is still in hand goes back, if the store can be told; otherwise its lease ends."""
-        try:
-            now = store.now()
-            settled = self.judgement.settled
-            store.exchange([settled(each, Released(), now, None, None) for each in claims], None)
-        except StoreError:
-            return
 
     # ---- claiming ----
 
@@ -132,6 +133,29 @@ class Desk:
         charged = [claim for claim, is_kept in zip(claims, kept, strict=True) if is_kept]
         holding.add(charged)
         return charged
+
+    def hand_out(self, claims: list[Claim], make: Callable[[Claim], D]) -> list[D]:
+        """What ``make`` makes of each. A job of which it can make nothing is a dead letter.
+
+        One whose delivery is gone without having been settled goes back to its queue.
+        """
+        _, holding = self._consuming()
+        handed: list[D] = []
+        for claim in claims:
+            try:
+                delivery = make(claim)
+            except Exception as error:  # its arguments are nested too deeply, for one
+                self._refuse(claim, error)
+            else:
+                holding.forsaken.watch(delivery, claim)
+                handed.append(delivery)
+        return handed
+
+    def _refuse(self, claim: Claim, error: Exception) -> None:
+        told = f"its payload cannot be read: {describe(error)}"
+        logger.error("job %s: %s", claim.job.id, told)
+        with suppress(StoreError, LeaseLostError):  # then its lease ends, and it comes again
+            self.settle(claim, Failed(Failure(Kind.REJECTED, "unreadable_payload", told)), 0.0)
 
     def wake(self) -> None:
         """Let a fetch that waits for work look round."""

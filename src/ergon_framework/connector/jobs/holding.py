@@ -10,10 +10,13 @@ import logging
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ergon_framework.core.job import Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.engine.settling import Forsaken
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.jobs.chores import WorkerChores
 from ergon_framework.jobs.claims import Claim, Judgement
@@ -44,10 +47,13 @@ class Holding:
     ) -> None:
         self._store = store
         self._lease = settings.claimed_for
+        self._judgement = judgement
         self._worker = worker
         self._queue, self._executor = serves
         self._report = report
         self._claims: dict[str, Claim] = {}
+        self.forsaken: Forsaken[Claim] = Forsaken()
+        self._fallen: deque[tuple[float, Claim]] = deque()  # of these, and when they go back
         self._lock = threading.Lock()
         self._chores = WorkerChores(store, settings, judgement, self._record, self.holds, report)
         self._started_at = store.now()
@@ -95,9 +101,35 @@ class Holding:
 
     def let_go(self, claim: Claim) -> None:
         """Renew it no longer: it is being settled."""
+        self.forsaken.forget(claim)
         with self._lock:
             if self._claims.get(claim.job.id) is claim:
                 del self._claims[claim.job.id]
+
+    def give_back(self, claims: Sequence[Claim]) -> None:
+        """They go back without a charge; should the store not be told, their leases end."""
+        ours = [claim for claim in claims if self.holds(claim.job.id, claim.job.fence)]
+        for claim in ours:
+            self.let_go(claim)
+        if ours:
+            now, settled = self._store.now(), self._judgement.settled
+            self._store.exchange(
+                [settled(each, Released(), now, None, None) for each in ours], None
+            )
+
+    def _take_back(self, now: float) -> None:
+        """Jobs whose transaction nobody has any more go back when a lease is over.
+
+        As those of a process that died do, but without a charge: nobody may have begun with them.
+        """
+        for claim in self.forsaken.take():
+            self._fallen.append((now + self._lease, claim))
+        while self._fallen and self._fallen[0][0] <= now:
+            claim = self._fallen.popleft()[1]
+            logger.warning(
+                "job %s: nobody has its transaction any more; it goes back", claim.job.id
+            )
+            self.give_back([claim])
 
     def all(self) -> list[Claim]:
         """What is in hand."""
@@ -116,6 +148,7 @@ class Holding:
         while not self._ending.wait(pause):
             try:
                 now = SYSTEM_CLOCK.now()
+                self._take_back(now)
                 if now >= self._renew_at:
                     self.renew()
                     self._renew_at = now + self._lease / 3
