@@ -185,7 +185,11 @@ def test_the_printed_sql_is_what_upgrade_does(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (("current", "--store", URL), 1, "there is no file work.db (ergon db upgrade makes it)"),
+        (
+            ("current", "--store", URL),
+            1,
+            "there is no file work.db (ergon db upgrade --store sqlite:///work.db makes it)",
+        ),
         (("downgrade", "--yes", "--store", URL), 1, "there is no file work.db"),
         (("upgrade", "--store", "sqlite:///no/such/work.db"), 1, "there is no folder no/such"),
         (("upgrade", "--store", "memory://"), 2, "a store in memory has no tables"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -99,6 +101,29 @@ def test_a_probe_without_a_budget_keeps_its_place(
         assert not isinstance(there.admit(), Permit)
     here.report(permit, Vote.SUCCESS)
     store.close()
+
+
+def test_a_process_without_threads_to_spare_renews_probes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next probe tries to begin the thread again, and it renews the first one, too."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    class Renewed:
+        tokens: queue.Queue[str] = queue.Queue()
+
+        def renew_probe(self, permit: Permit) -> bool:
+            self.tokens.put(permit.token)
+            return False
+
+    keeper, circuit = ProbeKeeper(), Renewed()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        keeper.keep(circuit, Permit(1, "first"), 0.003, CALL)
+    keeper.keep(circuit, Permit(1, "second"), 0.003, CALL)
+    assert {circuit.tokens.get(timeout=CALL) for _ in range(2)} == {"first", "second"}
 
 
 def test_a_probe_that_has_ended_is_not_renewed(circuits: list[Circuit], time: Time) -> None:

@@ -74,7 +74,7 @@ def check_tables(database: Database) -> None:
     if revision is None:
         raise StoreSchemaError(
             f"{database.name} has no tables of provider calls",
-            remedy="ergon db upgrade makes them; or name another store",
+            remedy=f"{database.upgrade_command} makes them; or name another store",
         )
 
 

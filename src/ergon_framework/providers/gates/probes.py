@@ -64,10 +64,14 @@ class ProbeKeeper:
         with self._changed:
             self._kept[permit.token] = kept
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ergon-probes", daemon=True)
-                with contextlib.suppress(RuntimeError):  # the interpreter ends, or has no threads
-                    self._thread.start()
+                self._start()
             self._changed.notify()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="ergon-probes", daemon=True)
+        with contextlib.suppress(RuntimeError):  # there are too many: the next probe tries again
+            thread.start()
+            self._thread = thread
 
     def forget(self, token: str) -> None:
         """The call has ended."""

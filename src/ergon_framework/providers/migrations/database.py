@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,12 +55,19 @@ class Database:
         shown = self.url.set(drivername="postgresql", query=named)
         return shown.render_as_string(hide_password=True)
 
+    @property
+    def upgrade_command(self) -> str:
+        """What makes its tables, to be pasted into a shell; no URL is told that has a password."""
+        if self.file is None:
+            return "ergon db upgrade"
+        return shlex.join(["ergon", "db", "upgrade", "--store", f"sqlite:///{self.file}"])
+
     @contextmanager
     def connect(self, *, creates: bool = False) -> Iterator[Connection]:
         """One connection in one transaction; a file that is not there is made only on request."""
         if self.file is not None and not creates and not self.file.exists():
             raise StoreUnavailableError(
-                f"there is no file {self.file}", remedy="ergon db upgrade makes it"
+                f"there is no file {self.file}", remedy=f"{self.upgrade_command} makes it"
             )
         if self.file is not None:
             prepare_file(self.file.absolute(), may_create=creates)
