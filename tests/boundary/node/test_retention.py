@@ -133,22 +133,31 @@ def test_young_facts_stay(open_zone: OpenZone, clock: Clock) -> None:
     assert keep_house(zone).facts == 1
 
 
+@pytest.mark.parametrize("loss", ["never", "oldest"])
+@pytest.mark.parametrize("is_required", [True, False])
 @pytest.mark.req("C10", "BOUNDARY:store")
-def test_what_is_in_quarantine_stays(open_zone: OpenZone, clock: Clock) -> None:
-    """A fact that was set aside may still be released, so its payload is kept."""
-    zone = open_zone(facts=DAY)
-    zone.store.create_consumer("c", "outbound")
+def test_what_is_in_quarantine_stays(
+    open_zone: OpenZone, clock: Clock, loss: str, is_required: bool
+) -> None:
+    """A fact that was set aside may still be released, so its payload is kept, whoever it was set
+    aside for and whatever else may be lost.
+    """
+    zone = open_zone(facts=DAY, loss=loss)
+    zone.store.create_consumer("other", "outbound")
+    zone.store.create_consumer("c", "outbound", is_required=is_required)
     for number in range(4):
         append(zone, f"order:{number}")
     read(zone, "c", 1)
     item = zone.store.set_aside("c", 2, reason="handler_failed", message="", attempts=5)
     read(zone, "c", 4)
+    read(zone, "other", 4)
     clock.now += 2 * DAY
-    assert keep_house(zone).facts == 1
+    assert keep_house(zone)[:2] == (1, 0)
     zone.store.settle(item.id, "released")
+    assert keep_house(zone).facts == 0
     assert offsets(zone, "c") == [2]
     zone.store.confirm("c", 2)
-    assert keep_house(zone).facts == 3
+    assert keep_house(zone)[:2] == (3, 0)
 
 
 @pytest.mark.req("P7", "BSFG:RetrySafety", "BOUNDARY:store")

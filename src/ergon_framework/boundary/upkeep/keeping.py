@@ -6,9 +6,11 @@ finished by the next one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from ergon_framework.boundary.logs.settling import OPEN
 from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.objects.shared import SharedObjects
 from ergon_framework.boundary.zone import Zone
@@ -60,16 +62,27 @@ def truncate(zone: Zone) -> tuple[int, int]:
     reason = LOSS if rule.loss == "oldest" else None
     dropped = lost = 0
     for log in zone.store.logs():
-        through = zone.store.aged(log.name, zone.clock() - rule.facts)
+        through = min(
+            zone.store.aged(log.name, zone.clock() - rule.facts), _before_aside(zone, log.name)
+        )
         if through < log.first:
             continue
         before = _lost(zone, log.name)
-        count = zone.store.truncate(log.name, through, loss_reason=reason)
+        count = zone.store.truncate(log.name, int(through), loss_reason=reason)
         given_up = _lost(zone, log.name) - before
         if count:
             zone.telling.tell("log.truncated", log=log.name, facts=count, lost=given_up)
         dropped, lost = dropped + count, lost + given_up
     return dropped, lost
+
+
+def _before_aside(zone: Zone, log: str) -> float:
+    """Up to where nothing of a log is set aside for anybody: an operator has yet to decide about
+    it, and cannot release what is gone. What was kept whole on its way in needs no log.
+    """
+    items = (item for state in OPEN for item in zone.store.quarantine(None, state))
+    aside = (item.offset - 1 for item in items if item.log == log and not item.fact)
+    return min(aside, default=math.inf)
 
 
 def collect(zone: Zone, is_stopping: Callable[[], bool] = lambda: False) -> int:
