@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +132,36 @@ def test_append_many_of_which_some_are_wrong(desk: Desk) -> None:
     assert "invalid_argument: the line is not JSON" in table[2]
 
 
+@pytest.mark.req("BOUNDARY:badinput")
+def test_a_line_that_is_too_much_keeps_no_other_out(desk: Desk) -> None:
+    """Nested beyond what any reader takes, or larger than the node's requests: that line alone is
+    refused, and a mark of the byte order before the first one is passed over.
+    """
+    deep, depth = message("m-2", value="X"), 100_000
+    lines = [
+        codecs.BOM_UTF8 + message("m-1"),
+        deep.replace(b'"X"', b"[" * depth + b"]" * depth),
+        message("m-3", value="x" * 9_000_000),
+        message("m-4"),
+    ]
+    answer = desk.ask("append", "--batch", "--json", typed=b"\n".join(lines))
+    assert answer.code == 1
+    assert [row.get("offset") for row in answer.json] == [1, None, None, 2]
+    told = [row["error"]["details"]["reason"] for row in answer.json[1:3]]
+    assert told == ["depth", "body_too_large"]
+
+
+@pytest.mark.req("BOUNDARY:badinput")
+def test_a_request_that_is_too_large_is_sent_in_halves(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node may take less at once than the command sends."""
+    monkeypatch.setattr("ergon_framework.cli.boundary_batch.BYTES", 1 << 30)
+    lines = b"\n".join(message(f"m-{n}-x", value="x" * 200_000) for n in range(60))
+    answer = desk.ask("append", "--batch", "--json", typed=lines)
+    assert (answer.code, [row["offset"] for row in answer.json]) == (0, [*range(1, 61)])
+
+
 def test_append_many_in_several_requests(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long file is cut into requests the node takes."""
     monkeypatch.setattr("ergon_framework.cli.boundary_batch.ITEMS", 2)
@@ -163,6 +195,24 @@ def test_fetch_until_confirmed(desk: Desk) -> None:
     assert desk.ask("confirm", "erp", "3", "--json").json == {"cursor": 3}
     empty = desk.ask("fetch", "erp", "--wait", "0.001", "--confirm", "--json")
     assert (empty.code, empty.json["facts"]) == (0, [])
+
+
+@pytest.mark.slow
+@pytest.mark.req("BOUNDARY:consumer", "BOUNDARY:badinput")
+def test_what_nobody_can_read_is_not_confirmed(desk: Desk) -> None:
+    """With a standard output that was closed from the start, nothing is fetched to be confirmed."""
+    desk.append("m-1")
+    desk.ask("consumers", "create", "erp")
+    command = f"{sys.executable} -m ergon_framework.cli boundary fetch erp --confirm"
+    done = subprocess.run(  # noqa: S603 - our own command
+        ["sh", "-c", f"{command} --url {desk.url} >&-"],  # noqa: S607 - any shell will do
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "the standard output is closed" in done.stderr) == (2, True)
+    assert desk.ask("consumers", "list", "--json").json[0]["cursor"] == 0
 
 
 @pytest.mark.req("BOUNDARY:badinput")

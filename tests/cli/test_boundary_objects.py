@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ def test_put_and_get(desk: Desk) -> None:
     assert got.json == {**stored.json, "file": "copy.pdf"}
     assert Path("copy.pdf").read_bytes() == BLOB
     assert not Path("copy.pdf.part").exists()
+
+
+def test_put_what_comes_through_a_pipe(desk: Desk) -> None:
+    """As a shell's ``<(…)`` gives it: it can be read once, and is."""
+    os.mkfifo("pipe")
+    writer = threading.Thread(target=lambda: Path("pipe").write_bytes(BLOB))
+    writer.start()
+    stored = desk.ask("put", "batch-files", "piped", "pipe", "--json")
+    writer.join()
+    assert (stored.code, stored.json["digest"], stored.json["size"]) == (0, DIGEST, len(BLOB))
 
 
 @pytest.mark.req("BOUNDARY:badinput", "P15")

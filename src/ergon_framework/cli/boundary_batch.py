@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ def _batches(lines: Iterable[bytes]) -> Iterator[list[Numbered]]:
     batch: list[Numbered] = []
     size = 0
     for number, line in enumerate(lines, start=1):
-        text = line.strip()
+        text = (line.removeprefix(BOM_UTF8) if number == 1 else line).strip()
         if not text:
             continue
         if batch and (len(batch) == ITEMS or size + len(text) > BYTES):
@@ -55,19 +56,39 @@ def _batches(lines: Iterable[bytes]) -> Iterator[list[Numbered]]:
 
 def _sent(node: Node, batch: list[Numbered]) -> tuple[list[dict[str, Any]], bool]:
     """What became of each line, and whether it is better to stop."""
-    from ergon_framework.cli.boundary_node import ADMIN
-
     told = {number: wrong for number, text in batch if (wrong := _wrong(text)) is not None}
     good = [text for number, text in batch if number not in told]
-    is_over = False
-    try:
-        body = b'{"items":[' + b",".join(good) + b"]}"
-        answers = iter(node.send(ADMIN + "AppendFacts", body)["results"] if good else ())
-    except BoundaryError as error:
-        answers = iter([{"error": error.to_dict()}] * len(good))
-        is_over = True
+    found, is_over = _answers(node, good)
+    answers = iter(found)
     rows = [{"line": number, **(told.get(number) or next(answers))} for number, _ in batch]
     return rows, is_over
+
+
+def _answers(node: Node, good: list[bytes]) -> tuple[list[dict[str, Any]], bool]:
+    """What the node says to each of these lines, in order, and whether it is better to stop.
+
+    A request that it will not have is about its lines, and is sent in halves: one that is too
+    large does not keep the others out.
+    """
+    from ergon_framework.cli.boundary_node import ADMIN
+
+    if not good:
+        return [], False
+    try:
+        body = b'{"items":[' + b",".join(good) + b"]}"
+        return node.send(ADMIN + "AppendFacts", body)["results"], False
+    except BoundaryError as error:
+        refusal = {"error": error.to_dict()}
+        if error.code != "invalid_argument":
+            return [refusal] * len(good), True
+    if len(good) == 1:
+        return [refusal], False
+    half = len(good) // 2
+    first, is_over = _answers(node, good[:half])
+    if is_over:
+        return [*first, *[first[-1]] * (len(good) - half)], True
+    rest, is_over = _answers(node, good[half:])
+    return [*first, *rest], is_over
 
 
 def _wrong(text: bytes) -> dict[str, Any] | None:
@@ -77,10 +98,15 @@ def _wrong(text: bytes) -> dict[str, Any] | None:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
         text.decode()
+    except RecursionError:
+        problem = FactInvalidError(
+            "the line is nested too deeply", reason="depth", remedy="put the data as an artifact"
+        )
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         problem = FactInvalidError(f"the line is not JSON: {error}", reason="json")
-        return {"error": problem.to_dict()}
-    return None
+    else:
+        return None
+    return {"error": problem.to_dict()}
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

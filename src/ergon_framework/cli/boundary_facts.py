@@ -13,7 +13,7 @@ import typer
 
 from ergon_framework.cli.boundary_batch import append_lines
 from ergon_framework.cli.boundary_node import ADMIN, CORE, DataFolder, Node, asks_node, request
-from ergon_framework.cli.output import show_list, show_one
+from ergon_framework.cli.output import is_stdout_closed, show_list, show_one, stop_if_unread
 from ergon_framework.cli.session import JsonFlag
 from ergon_framework.errors import ConfigurationError
 
@@ -109,11 +109,17 @@ def fetch(
     as_json: JsonFlag = False,
 ) -> None:
     """Print the next facts of a consumer; the same ones again until they are confirmed."""
+    if confirm and is_stdout_closed():
+        raise ConfigurationError(
+            "the standard output is closed, and what nobody can read is not confirmed",
+            remedy="let the output go somewhere, or leave --confirm out",
+        )
     wait_ms = round(wait * 1000)
     asked = request(consumer_name=consumer, limit=limit, wait_ms=wait_ms, holder=holder)
     page = node.send(CORE + "FetchFacts", asked, patience=wait)
     _show_page(page, as_json=as_json)
     sys.stdout.flush()  # what nobody has read is not confirmed
+    stop_if_unread()
     if confirm and (page["facts"] or page["through_offset"] > page["cursor"]):
         node.ask(
             CORE + "ConfirmReceipt",

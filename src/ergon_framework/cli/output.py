@@ -25,6 +25,8 @@ from ergon_framework.errors.base import text_of
 
 Row = Mapping[str, Any]
 
+_closed: set[str] = set()
+"""Streams that were closed before we began."""
 _UNWRITABLE = {errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG}
 
 
@@ -81,10 +83,16 @@ def prepare_streams() -> None:
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
+            _closed.add(name)
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for good
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
+
+
+def is_stdout_closed() -> bool:
+    """Whether there was no standard output when we began."""
+    return "stdout" in _closed
 
 
 def is_about_stdout(error: BaseException) -> bool:

@@ -144,13 +144,24 @@ def source_of(blob: Blob) -> Source:
     if isinstance(blob, bytes | bytearray | memoryview):
         return MemorySource(blob)
     if isinstance(blob, str | os.PathLike):
-        return PathSource(blob)
+        return _piped(blob) if Path(blob).is_fifo() else PathSource(blob)
     if hasattr(blob, "read") and hasattr(blob, "seekable"):
         return FileSource(blob)
     raise ConfigurationError(
         f"{type(blob).__name__} is no blob",
         remedy="give bytes, a path, or a file opened for reading bytes",
     )
+
+
+def _piped(path: str | os.PathLike[str]) -> FileSource:
+    """What comes through a pipe with a name: it comes once, so it is copied."""
+    try:
+        with open(path, "rb") as pipe:
+            return FileSource(pipe)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}", remedy="check the path"
+        ) from error
 
 
 def digest_of(source: Iterable[bytes]) -> str:
