@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ergon_framework.connector.jsonl.codec import NEWLINE, JsonlConnectorError, is_complete
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.storage.secure_files import Folder
 
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
@@ -60,6 +61,12 @@ class AppendFile:
         self._broken: OSError | None = None
         self._is_locked = lock
         self._adopt(self._open(lock))
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a forked child: the file is the parent's, and would stay locked by the child."""
+        self._writing, self._syncing = threading.Lock(), threading.Lock()
+        self._file.close()
 
     @property
     def size(self) -> int:
@@ -215,7 +222,10 @@ class AppendFile:
                 remedy="close the connector, mend the disk, and open a new one",
             ) from self._broken
         if self._file.closed:
-            raise JsonlConnectorError(f"{self.path} is closed", remedy="open a new connector")
+            raise JsonlConnectorError(
+                f"{self.path} is closed, or was opened before a fork",
+                remedy="open a new connector, in the process that uses it",
+            )
 
     def _cut(self, size: int) -> None:
         with contextlib.suppress(OSError):  # a torn tail is repaired when it is opened again
@@ -246,6 +256,11 @@ class DirectoryLock:
             )
         self._file.truncate(0)
         self._file.write(str(os.getpid()).encode("ascii"))
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a forked child, which may outlive the holder, and must not hold it in its place."""
+        self._file.close()
 
     def close(self) -> None:
         """Let the next one in. The file stays: removing it would race with whoever opens it."""

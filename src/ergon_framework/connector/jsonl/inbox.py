@@ -24,6 +24,7 @@ from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.connector.jsonl.files import AppendFile, DirectoryLock
 from ergon_framework.connector.jsonl.lines import Line, fingerprint, pieces, scan
 from ergon_framework.connector.jsonl.progress import FileProgress, Progress, Stamp
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import describe
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder
 
@@ -90,6 +91,11 @@ class Inbox(Generic[T]):
             self._progress = Progress(self._drop, state, "progress.jsonl", fsync=fsync)
             self._opened = opened.pop_all()  # nothing failed: they stay open until close()
             self._opened.callback(self._progress.close)
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a forked child: what is in the files is the parent's to say, but no lock is stuck."""
+        self._lock = threading.RLock()
 
     @property
     def is_sound(self) -> bool:

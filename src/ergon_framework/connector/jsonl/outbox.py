@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ergon_framework.connector.jsonl.codec import JsonlConnectorError
 from ergon_framework.connector.jsonl.files import MOST_TAKEN, AppendFile, LockedError, taken
+from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.storage.secure_files import Folder
 
 _PART = re.compile(r"part-(\d{8,})\.jsonl")
@@ -29,6 +30,12 @@ class Outbox:
         self._part: AppendFile | None = None
         self._last = 0  # the number of the last part that was written
         self._closed = False
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """In a forked child: the part is the parent's."""
+        self._lock = threading.Lock()
+        self._part = None
 
     @property
     def is_sound(self) -> bool:
