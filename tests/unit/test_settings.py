@@ -580,3 +580,21 @@ def test_the_page_has_every_key_and_its_default(heading: str, model: type[BaseMo
         (name, "required" if field.is_required() else str(field.default))
         for name, field in model.model_fields.items()
     ]
+
+
+def test_a_collector_takes_no_password_in_its_url(tmp_path: Path) -> None:
+    """Executors are told the URL, and nobody masks it; headers have a variable of their own."""
+    file = tmp_path / "ergon.toml"
+    file.write_text('[telemetry]\notlp = "http://me:hunter2@127.0.0.1:4318"\n')
+    with pytest.raises(SettingsError, match="OTEL_EXPORTER_OTLP_HEADERS") as caught:
+        load_settings(file, {})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_variables_of_an_executor_are_in_no_repr(tmp_path: Path) -> None:
+    """They may be secrets of the program."""
+    file = tmp_path / "ergon.toml"
+    file.write_text('[executors.node]\ncommand = ["node"]\nenv = { API_TOKEN = "hunter2" }\n')
+    settings = load_settings(file, {})
+    assert settings.extensions["executors"]["node"].env == {"API_TOKEN": "hunter2"}
+    assert "hunter2" not in repr(settings)

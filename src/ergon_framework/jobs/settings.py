@@ -192,7 +192,7 @@ class ExecutorSettings(Document):
     """``[executors.NAME]``: a program that runs handlers, and how many of it."""
 
     command: Command
-    env: Words = Field(default_factory=FrozenDict)
+    env: Words = Field(default_factory=FrozenDict, repr=False)
     pass_env: Names = ("*",)
     pass_secrets: Names = ()
     cwd: str | None = None

@@ -112,7 +112,13 @@ def _text(details: ErrorDetails, model: type[BaseModel]) -> str:
     is_shown = is_shown and details["loc"][-1:] != ("[key]",)  # the field's name ends with it
     if details["type"] == "missing" or not is_shown or not _is_short(value):
         return f"{field} {problem}"
-    return f"{field} {problem}, not {value!r}"
+    return f"{field} {problem}, not {_shown(value)!r}"
+
+
+def _shown(value: object) -> object:
+    from ergon_framework.errors import redaction  # late: it takes its time, and few need it
+
+    return redaction.text(value) if isinstance(value, str) else value
 
 
 def _is_short(value: object) -> bool:

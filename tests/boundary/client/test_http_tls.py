@@ -196,3 +196,22 @@ def test_producer_with_files(pki: Pki) -> None:
             producer.append_fact(ENVELOPE, FACT)
     with pytest.raises(ConfigurationError):
         Producer("https://127.0.0.1:1", **{**files, "cert": "missing.pem"})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:hunter2@127.0.0.1:9443",
+        "https://hunter2@node.example:9443",
+        "https://node.example:9443/?token=hunter2",
+        "https://node.example:9443/#hunter2",
+        "ftp://me:hunter2@node.example",
+        "http://me:hunter2@127.0.0.1:99999",
+        "http://me:hunter2@[::1",
+    ],
+)
+def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str) -> None:
+    """Nobody would read it there: a node knows callers by their certificates."""
+    with pytest.raises(ConfigurationError, match="URL of a node") as caught:
+        Endpoint(url, None, None)
+    assert "hunter2" not in str(caught.value)

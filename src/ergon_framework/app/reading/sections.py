@@ -59,6 +59,8 @@ def _collector(text: str | None) -> str | None:
     if text is None:
         return None
     parts = urlsplit(text)
+    if "@" in parts.netloc:  # executors are told the URL, and exporters show it
+        raise ValueError("must hold no user or password: set OTEL_EXPORTER_OTLP_HEADERS instead")
     if parts.scheme in {"http", "https"} and parts.hostname:
         return text.rstrip("/")
     raise ValueError('must be the URL of a collector, for example "http://127.0.0.1:4318"')

@@ -6,7 +6,7 @@ import ipaddress
 import ssl
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from ergon_framework.boundary.http.codec import call_prefix, object_target, request_head
 from ergon_framework.boundary.http.distrust import distrust_of_handshake, distrust_of_use
@@ -29,19 +29,8 @@ class Endpoint:
     """One node's address, and the requests to it as bytes."""
 
     def __init__(self, url: str, tls: Tls, expected_zone: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in PORTS or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigurationError(
-                f"{url!r} is no URL of a node", remedy="write http(s)://host:port"
-            )
-        try:
-            self.port = parts.port or PORTS[parts.scheme]
-        except ValueError as error:
-            raise ConfigurationError(
-                f"{url!r} has a wrong port", remedy="write http(s)://host:port"
-            ) from error
+        parts, self.host, self.port = _taken_apart(url)
         self.url = url
-        self.host = parts.hostname
         self.is_secure = parts.scheme == "https"
         self.expected_zone = expected_zone
         self._tls = tls
@@ -164,6 +153,26 @@ class Endpoint:
             reason="connection_lost",
             remedy=UNKNOWN_OUTCOME,
         )
+
+
+def _taken_apart(url: str) -> tuple[SplitResult, str, int]:
+    """The parts of a URL, its host and its port; what may be a secret in it is refused unseen."""
+    remedy = "write http(s)://host:port"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ConfigurationError(
+            "this is no URL of a node: its host or its port is wrong", remedy=remedy
+        ) from None
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ConfigurationError(
+            "the URL of a node has a user, a password, a query or a fragment, which nobody reads",
+            remedy=f"{remedy}; a node knows its callers by their certificates",
+        )
+    if parts.scheme not in PORTS or not parts.hostname:
+        raise ConfigurationError(f"{url!r} is no URL of a node", remedy=remedy)
+    return parts, parts.hostname, port or PORTS[parts.scheme]
 
 
 def is_loopback(host: str) -> bool:
