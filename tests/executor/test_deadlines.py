@@ -124,12 +124,46 @@ def _is_async_given_up(seconds: float) -> bool:
         gate.wait(PATIENCE)
 
     with Link(registry) as link:
-        assert link.ask("hang", _deadline=in_seconds(seconds))["status"] == "timeout"
+        status = link.ask("hang", _deadline=in_seconds(seconds))["status"]
         is_begun = begun.is_set()
+        assert status == "timeout" or not is_begun
         gate.set()
         if is_begun:
             link.wait()  # although its input has not ended
     return is_begun
+
+
+@pytest.mark.req("X5")
+def test_a_request_whose_event_loop_another_one_blocks_is_parked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was never begun, so it is charged no attempt; nor is it begun when the loop goes on."""
+    monkeypatch.setattr(module, "CANCEL_GRACE", SOON)
+    registry, gate, begun, ran = Registry(), threading.Event(), threading.Event(), []
+
+    @registry.handler
+    async def block() -> None:
+        begun.set()
+        gate.wait(PATIENCE)
+
+    @registry.handler
+    async def innocent() -> None:
+        ran.append(1)
+
+    @registry.handler
+    def plain() -> None:
+        """So that a thread reads the requests, and not the loop."""
+
+    with Link(registry, 2) as link:
+        link.send(request("block", job_id="block", _deadline=in_seconds(PATIENCE)))
+        assert begun.wait(PATIENCE)
+        told = link.ask("innocent", job_id="innocent", _deadline=in_seconds(SOON))
+        assert (told["job_id"], told["status"], told["error_type"]) == ("innocent", "retry", "held")
+        assert "another handler blocked the event loop" in told["error_message"]
+        gate.set()
+        assert link.outcome()["job_id"] == "block"
+        link.wait()  # a loop that is blocked is not trusted with more
+    assert ran == []
 
 
 def test_an_async_handler_that_ends_its_cancellation_well_has_succeeded(

@@ -25,6 +25,9 @@ TOO_LARGE = "result_too_large"
 LONGEST_MESSAGE = 8192
 """Characters of an error message; more of it helps nobody and may hold a payload."""
 
+BLOCKED_FOR = 1.0
+"""Seconds that a job is parked for which another one blocked the event loop."""
+
 _UNWRITABLE = (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError)
 _PLAIN: tuple[type[Any], ...] = (str, int, float, list, dict)
 
@@ -71,6 +74,12 @@ def not_found(job_id: str, name: str) -> Outcome:
     """There is no such handler."""
     shown = name if len(name) <= 100 else name[:100] + "…"
     return refused(job_id, HANDLER_NOT_FOUND, f"No handler is registered for function {shown!r}")
+
+
+def not_begun(job_id: str) -> Outcome:
+    """Its time went by while another handler kept the event loop: that one is to blame."""
+    message = "it was not begun: another handler blocked the event loop until its deadline"
+    return Outcome(job_id, Status.RETRY, None, message, HELD, BLOCKED_FOR)
 
 
 def timed_out(job_id: str, message: str) -> Outcome:

@@ -112,12 +112,15 @@ class Runtime:
             self._board.prolong(flight, time.monotonic() + CANCEL_GRACE)
             loop.cancel(flight)
             return
-        if not self._answer(flight, outcomes.timed_out(flight.request.job_id, CUT_OFF)):
+        job_id, is_begun = flight.request.job_id, flight.is_begun  # once cancelled, it never begins
+        outcome = outcomes.timed_out(job_id, CUT_OFF) if is_begun else outcomes.not_begun(job_id)
+        if not self._answer(flight, outcome):
             return  # it has ended at the last moment
-        say(
-            f"the handler {flight.request.function_name!r} of job {flight.request.job_id!r} does"
-            " not stop at its deadline; what was taken is finished, then this process ends"
-        )
+        if is_begun:
+            say(
+                f"the handler {flight.request.function_name!r} of job {job_id!r} does not stop at"
+                " its deadline; what was taken is finished, then this process ends"
+            )
         self._end()
         if not flight.is_async:
             self._crew.replace_one()
