@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage.secure_files import give_to, open_file
 
 logger = logging.getLogger("ergon_framework.boundary")
 
@@ -63,14 +64,15 @@ class Anchor:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            self._file = os.open(self.path, flags, 0o600)
+            self._file = open_file(self.path, os.O_RDWR | os.O_CREAT)
+            give_to(self._file, folder)
             found = [_read(os.pread(self._file, _SLOT, at)) for at in (0, _SLOT)]
         except OSError as error:
             raise ConfigurationError(
                 f"{self.path} cannot be used: {error.strerror}",
-                remedy="see that it is a file of this user; without it the node begins a new one",
+                remedy="let this user, or a group of his, read and write it; do not remove it: without it"
+                " nobody notices a store that went back in time",
             ) from error
         self._lock = threading.Lock()
         self._now = max(found, key=lambda each: each.count)

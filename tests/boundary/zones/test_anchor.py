@@ -24,6 +24,7 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
 from tests.boundary.node.processes import ADMIN, NodeProcess
 from tests.cli.boundary_desk import message
+from tests.local_users import GROUP, WEB, WORKER, acting_as, mode_of, needs_root, shared_folder
 
 pytestmark = pytest.mark.req("BOUNDARY:node", "BOUNDARY:zones")
 
@@ -132,6 +133,21 @@ def test_an_anchor_is_no_link_and_private(tmp_path: Path) -> None:
     (tmp_path / FILE).unlink()
     Anchor(tmp_path).close()
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+@needs_root
+def test_an_anchor_in_a_folder_for_a_group_is_the_groups() -> None:
+    """As all files of the zone: another user of the group runs the node the next time."""
+    with shared_folder(0o2770, GROUP) as folder:
+        with acting_as(WORKER, GROUP), closing(Anchor(folder)) as anchor:
+            anchor.reached("outbound", 5)
+        assert mode_of(folder / FILE) == 0o660
+        with acting_as(WEB, GROUP), closing(Anchor(folder)) as anchor:
+            assert anchor.now.heads["outbound"] == 5
+        (folder / FILE).chmod(0o600)  # as an earlier version left it
+        with acting_as(WORKER, GROUP):
+            Anchor(folder).close()
+        assert mode_of(folder / FILE) == 0o660
 
 
 @pytest.mark.parametrize("kind", ["postgres", "nats"])
