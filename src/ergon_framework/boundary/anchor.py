@@ -71,8 +71,8 @@ class Anchor:
         except OSError as error:
             raise ConfigurationError(
                 f"{self.path} cannot be used: {error.strerror}",
-                remedy="let this user, or a group of his, read and write it; do not remove it: without it"
-                " nobody notices a store that went back in time",
+                remedy="let this user, or a group of his, read and write it; do not remove it:"
+                " without it nobody notices a store that went back in time",
             ) from error
         self._lock = threading.Lock()
         self._now = max(found, key=lambda each: each.count)
