@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ergon_framework.core.breaker import Permit, Vote
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.gates.circuits import Circuit
+from ergon_framework.providers.gates.lanes import Lane
 from ergon_framework.providers.gates.probes import LEASE, ProbeKeeper
 from ergon_framework.providers.stores import open_store
+from tests.providers.scripted import ONCE, Scripted, call
 
 pytestmark = pytest.mark.req("PEF:C-11", "PEF:A-3", "PEF:trap-lost-probe")
 LANE = LaneKey("t", "p", "c")
 CALL = 60.0
+DOWN = ProviderDependencyError("down", http_status=503)
 
 
 class Time:
@@ -95,12 +100,46 @@ def test_a_probe_without_a_budget_keeps_its_place(
     there.refresh()
     permit = here.admit()
     assert isinstance(permit, Permit)
+    here.keep(permit)
     for _ in range(20):
         time.now += LEASE / 2
         keeper.renew_due()
         assert not isinstance(there.admit(), Permit)
     here.report(permit, Vote.SUCCESS)
     store.close()
+
+
+def test_a_place_that_nobody_knows_of_is_not_renewed(
+    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit strikes just when it was taken: the place is free when its lease is over."""
+    keeper = ProbeKeeper(time)
+    monkeypatch.setattr("ergon_framework.providers.gates.circuits.KEEPER", keeper)
+    store = open_store(f"sqlite:///{tmp_path}/work.db", clock=time)
+    breaker = CircuitBreaker(1, 1)
+    provider = Scripted(DOWN, retry_policy=ONCE, circuit_breaker=breaker, store=store)
+    call(provider)
+    time.now += 1.0
+    with monkeypatch.context() as patch:
+        patch.setattr(Lane, "admit", interrupted(Lane.admit))
+        with pytest.raises(KeyboardInterrupt):
+            call(provider)
+    for _ in range(3):
+        keeper.renew_due()
+        assert call(provider).reason_code == "circuit_open"
+        time.now += LEASE / 3 + 0.1
+    assert call(provider).success
+    store.close()
+
+
+def interrupted(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Do it, and be struck before anybody hears what came of it."""
+
+    def struck(*given: Any) -> None:
+        method(*given)
+        raise KeyboardInterrupt
+
+    return struck
 
 
 def test_a_process_without_threads_to_spare_renews_probes_later(

@@ -307,11 +307,18 @@ class Circuit:
             return quick
         token = new_token()
         answer = self._swap(lambda breaker, now: breaker.admit(self.rule, token, now))
-        if isinstance(answer, Permit) and answer.token and self._longest_probe is not None:
-            KEEPER.keep(self, answer, self.rule.probe_lease, self._longest_probe)
         if isinstance(answer, Refusal):
             return max(0.0, answer.retry_at - self._store.now())
         return answer if answer is not None else 0.0
+
+    def keep(self, permit: Permit) -> None:
+        """Renew the lease of a probe while its call is under way: for who will report its end.
+
+        Not before somebody will: a caller that is interrupted on its way out of :meth:`admit` knows
+        of no place to give back, and that place is free again when its lease is over.
+        """
+        if permit.token and self._longest_probe is not None:
+            KEEPER.keep(self, permit, self.rule.probe_lease, self._longest_probe)
 
     def renew_probe(self, permit: Permit) -> bool:
         """Prolong the lease of a probe; whether it still has its place."""

@@ -86,6 +86,11 @@ class Lane:
             passed.append(answer)
         return tuple(passed)
 
+    def keep(self, permits: Permits) -> None:
+        """Hold the places of probes while their call is under way; its end will be reported."""
+        for circuit, permit in zip(self.circuits, permits, strict=False):
+            circuit.keep(permit)
+
     def needs_report(self, permits: Permits, vote: Vote) -> bool:
         """Whether reporting has to be written."""
         if self._only is not None:

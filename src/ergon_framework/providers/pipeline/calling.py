@@ -217,6 +217,7 @@ class Calling:
         answer = self._lane.admit()
         if isinstance(answer, tuple):
             self._permits = answer
+            self._lane.keep(answer)
             self._kept_vote = Vote.NEUTRAL  # the last attempt has voted under its own
             return self._guard.admitted(None, self.clock.now())
         return self._guard.admitted(self.clock.now() + answer)
