@@ -21,7 +21,7 @@ NOT_FOR_THE_ENGINE = {
     "min", "max", "min_size", "max_size",  # bounds of their neighbours, checked when it is made
     "interval", "name",  # reserved by RFC-003, and for the operator's eyes
 }  # fmt: skip
-SLOW, HANGS, BROKEN = Takes(1.0), Takes(1000.0), OSError("broken")
+SLOW, HANGS = Takes(1.0), Takes(1000.0)
 ONE_SLOW = {"t1": Takes(10.0), "t2": SLOW}
 TWO = {"loop.concurrency.value": 2, "loop.batch.size": 2}
 IDLE = {
@@ -230,7 +230,7 @@ def fetched(colour: Colour, policy: dict[str, Any]) -> Any:
             instants.append(now())
             if is_hanging:
                 await nap(1000.0)
-            raise BROKEN
+            broken()
 
         def fetch_transactions(self, batch_size: int) -> None:
             by_hand(self.fetch_transactions_async(batch_size))
@@ -245,6 +245,11 @@ def is_bounded(policy: dict[str, Any], step: str) -> bool:
     return "timeout" in policy.get("steps", {}).get(step, {}).get("retry", {})
 
 
+def broken() -> None:
+    """Fails, each time with an exception of its own."""
+    raise OSError("broken")
+
+
 async def nothing(_transaction: Any) -> None:
     """A hook without any work."""
 
@@ -256,8 +261,8 @@ def tries(role: str, step: str) -> Iterator[Case]:
     def scene(colour: Colour, policy: dict[str, Any]) -> Any:
         if step == "fetch":
             return fetched(colour, policy)
-        hooks: dict[str, Any] = {} if step != "exception" else {first: BROKEN}
-        hooks[step] = HANGS if is_bounded(policy, step) else BROKEN
+        hooks: dict[str, Any] = {} if step != "exception" else {first: broken}
+        hooks[step] = HANGS if is_bounded(policy, step) else broken
         if role == "producer":
             return produce(colour, transactions(1), policy, **hooks).times(step)
         return consume(colour, [transactions(1)], policy, **hooks).times(step)
@@ -308,7 +313,7 @@ CONSUMER = [
     Case(
         "loop.settlement_attempts",
         2,
-        settled(ack=BROKEN),
+        settled(ack=broken),
         ([("ack", 0.0), ("ack", 0.1)], 0.1),
     ),
     Case("loop.release_grace", 1.5, handed_back, 1.5),
