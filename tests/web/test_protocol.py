@@ -107,3 +107,19 @@ def test_silent_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
                 each.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nhost: a\r\nx: ", b"GET /"])
+def test_a_head_without_an_end_is_too_large(said: bytes) -> None:
+    """It is told as one that came whole is, and not as something that is no HTTP."""
+
+    async def body() -> None:
+        async with served() as place:
+            reader, writer = await asyncio.open_connection(*place)
+            writer.write(said + b"x" * 20_000)
+            answer = await reader.read()
+            writer.close()
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b'"code":"too_large"' in answer
+
+    run(body())

@@ -14,6 +14,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ergon_framework.web.answers import refusal
+from ergon_framework.web.bounds import HEAD
 
 REQUEST = 10.0
 """Seconds in which a whole request must have come, or the first one must have begun."""
@@ -58,7 +59,12 @@ class Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be understood, and hang up."""
+        """Refuse what cannot be understood, or whose head has no end, and hang up."""
+        waiting, _ = self.conn.trailing_data
+        if len(waiting) > HEAD and self.conn.their_state is h11.ERROR:
+            told, remedy = "the head of the request is too large", f"send at most {HEAD} bytes"
+            self._refuse(431, "Request Header Fields Too Large", "too_large", told, remedy)
+            return
         remedy = "send HTTP/1.1, with a short head"
         self._refuse(400, "Bad Request", "bad_request", msg.rstrip(".").lower(), remedy)
 
