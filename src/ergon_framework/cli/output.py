@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
 from ergon_framework.app.saying import log_line
-from ergon_framework.core.quoting import quoted_json
+from ergon_framework.core.wording import quoted_json
 from ergon_framework.errors import ErgonError, describe
 from ergon_framework.errors.base import text_of
 

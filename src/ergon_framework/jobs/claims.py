@@ -24,8 +24,8 @@ from ergon_framework.core.job import (
     route,
     settle,
 )
-from ergon_framework.core.quoting import several_lines
 from ergon_framework.core.wire import HANDLER_NOT_FOUND, HELD, Reply, Status
+from ergon_framework.core.wording import several_lines
 from ergon_framework.errors import redaction
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.ports.jobstore import Hold, Job, Leased, Settlement
