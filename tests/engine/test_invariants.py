@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from ergon_framework.connector.transaction import Transaction
 from ergon_framework.engine.threads import ThreadEngine
-from ergon_framework.errors import ExceptionType, TransactionException
+from ergon_framework.errors import ExceptionType, FetchException, TransactionException
 from ergon_framework.task.base import BaseTask
 from ergon_framework.task.mixins.consumer import ConsumerMixin
 from ergon_framework.task.mixins.producer import ProducerMixin
+from ergon_framework.testing.clock import VirtualClock
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
-from tests.engine.bodies import PRODUCER_HOOKS, final_report, producer, rules
+from tests.engine.bodies import PRODUCER_HOOKS, consumer, final_report, producer, rules
 from tests.engine.colours import Colour, Outcome, consume, produce
 
 WAITS = (0.0, 1.7, 4.3, 11.9, 60.1)
@@ -336,6 +337,88 @@ def test_asyncio_means_inside_a_hook_still_work() -> None:
     outcome = produce("async", transactions(2), policy, task=task)
     assert outcome.report.succeeded == 2
     assert Counter(seen) == {"t1": 3, "t2": 3, "own timeout": 2}
+
+
+async def _fails() -> None:
+    await asyncio.sleep(1)
+    raise LookupError("in a group")
+
+
+async def _group(*others: Any) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_fails())
+        for each in others:
+            group.create_task(each)
+
+
+@pytest.mark.req("T3.13")
+@pytest.mark.parametrize("is_caught", [True, False], ids=["caught", "raised"])
+@pytest.mark.parametrize("where", ["process", "fetch", "ack"])
+def test_a_task_group_that_fails_is_no_cancellation_of_the_call(
+    where: str, is_caught: bool
+) -> None:
+    """It cancels the task it is in, and before Python 3.13 does not take that back."""
+
+    async def work(place: str) -> None:
+        if place == where:
+            try:
+                await _group(asyncio.sleep(50), asyncio.sleep(60))
+            except* LookupError:
+                if not is_caught:
+                    raise
+            await asyncio.sleep(1)
+
+    class Source(ScriptedConnector):
+        async def fetch_transactions_async(self, batch_size: int, **extra: Any) -> Any:
+            if not self.fetches:
+                await work("fetch")
+            return await super().fetch_transactions_async(batch_size, **extra)
+
+        async def ack_async(self, transaction: Any) -> None:
+            if transaction.transaction_id == "t1":
+                await work("ack")
+
+    async def process(transaction: Any) -> None:
+        if transaction.transaction_id == "t1":
+            await work("process")
+
+    source = Source([transactions(3)])
+    policy = rules(size=3, settlement_attempts=1)
+    outcome = consume("async", source, policy, task=consumer("async", source, process=process))
+    if where == "fetch" and not is_caught:
+        assert isinstance(outcome.error, FetchException)
+        return
+    assert outcome.error is None
+    is_failed = not is_caught
+    assert outcome.report.failed == (is_failed and where == "process")
+    assert outcome.report.succeeded == 3 - outcome.report.failed
+    assert outcome.report.settlement_failures == (is_failed and where == "ack")
+
+
+@pytest.mark.req("T3.13")
+def test_a_cancellation_during_a_task_group_that_fails_ends_the_call() -> None:
+    """What comes from outside counts, also while the group's own is on its way."""
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            await asyncio.sleep(10)
+
+    async def process(_transaction: Any) -> None:
+        await _group(stubborn())
+
+    async def scenario(task: Any) -> None:
+        call = asyncio.ensure_future(task.consume_transactions())
+        await asyncio.sleep(3)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    source = ScriptedConnector([transactions(1)], settling=True)
+    with VirtualClock() as clock:
+        clock.run(scenario(consumer("async", source, process=process)))
+    assert source.settled == [("release", "t1")]
 
 
 @pytest.mark.req("T3.13", "T3.2")

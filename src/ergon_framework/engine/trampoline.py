@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import types
 from collections.abc import Generator
 from types import CoroutineType
@@ -76,6 +77,7 @@ class Stepped:
         answer = self._first
         task = asyncio.current_task()
         pending = _cancelling(task)
+        groups: list[asyncio.TaskGroup] = []
         while answer is not DONE and answer is not FAILED:
             error: BaseException | None = None
             value = None
@@ -83,6 +85,8 @@ class Stepped:
                 value = yield answer
             except BaseException as thrown:  # a cancellation, on its way into the coroutine
                 error = thrown
+                if task is not None and IS_FORGETFUL:
+                    _forgive_groups(stepper, task, groups)
             arrived = _cancelling(task)
             self.cancels += arrived - pending
             try:
@@ -113,6 +117,31 @@ def inside(context: contextvars.Context, answer: Any) -> Stepped:
         answer = wait_for(answer)
     stepper = Stepper()
     return Stepped(stepper, context, context.run(stepper.send, answer))
+
+
+IS_FORGETFUL = sys.version_info < (3, 13)
+_LEAVING = asyncio.TaskGroup.__aexit__.__code__
+
+
+def _forgive_groups(
+    stepper: Stepper, task: asyncio.Task[Any], forgiven: list[asyncio.TaskGroup]
+) -> None:
+    """Undo what a TaskGroup of the coroutine did to the task, and forgets to undo before 3.13.
+
+    When one of its tasks fails while it waits for them, a group cancels the task that it is in. It
+    takes that back only where it was not waiting yet. Left as it is, a failure inside of a hook
+    would look like somebody from outside who wants the whole call to end.
+    """
+    awaited: Any = getattr(stepper.send, "__self__", None)
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None)
+        if frame is not None and frame.f_code is _LEAVING:
+            group = frame.f_locals["self"]
+            is_its_own = group._parent_cancel_requested and frame.f_locals["et"] is None  # noqa: SLF001
+            if is_its_own and group not in forgiven:
+                forgiven.append(group)
+                task.uncancel()
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
 
 
 def _cancelling(task: asyncio.Task[Any] | None) -> int:
