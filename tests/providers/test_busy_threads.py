@@ -17,7 +17,9 @@ from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.pipeline.stepping import OwnThreads
 from ergon_framework.providers.quota import QuotaPolicy
+from ergon_framework.providers.runner import ProviderTaskRunner
 from ergon_framework.providers.stores import open_store
+from ergon_framework.providers.tasks import Gate, TaskCall, TaskEnd, TaskOptions
 from tests.providers.scripted import (
     ONCE,
     PATIENCE,
@@ -162,6 +164,23 @@ def test_a_probe_that_could_not_ask_for_its_place_has_none(tmp_path: Path) -> No
         provider.fitted.steps.renew()
         assert (provider.calls, ended(provider).success) == (1, True)
         assert standing(provider).state is State.CLOSED
+    finally:
+        provider.close()
+        store.close()
+
+
+@pytest.mark.usefixtures("own_place")
+def test_a_task_that_cannot_ask_for_its_key_is_put_off(tmp_path: Path) -> None:
+    """As when the store does not answer: the queue sends it again."""
+    store = open_store(f"sqlite:///{tmp_path / 'work.db'}")
+    provider = AsyncScripted(store=store)
+    runner = ProviderTaskRunner(
+        provider, task_name="t", options=TaskOptions(timeout_budget_seconds=BUDGET)
+    )
+    try:
+        with taken(provider.fitted.steps):
+            ending = asyncio.run(runner.arun(TaskCall("t", None, "fetch", {}, call_id="m")))
+        assert (ending.end, ending.gate, provider.calls) == (TaskEnd.DEFER, Gate.STORE, 0)
     finally:
         provider.close()
         store.close()

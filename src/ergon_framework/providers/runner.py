@@ -135,14 +135,17 @@ class ProviderTaskRunner:
         opened: list[TaskRun | TaskEnding] = []
         began_at, now, budget = self._clock().now(), self._clock().now, self._budget()
 
-        async def in_time(work: Callable[[], T]) -> T:
+        async def in_time(work: Callable[[], T], late: Callable[[], T] | None = None) -> T:
             def hurriedly() -> T:
                 return hurried(None if budget is None else budget - (now() - began_at), work)
 
-            return await step(hurriedly, self._fitted.steps)
+            return await step(hurriedly, self._fitted.steps, within=budget, late=late)
 
         try:
-            await in_time(lambda: opened.append(self._open(call)))
+            await in_time(
+                lambda: opened.append(self._open(call)),
+                lambda: opened.append(self._unopened(call)),
+            )
             run = opened[0]
             if isinstance(run, TaskEnding):
                 return run
@@ -161,14 +164,25 @@ class ProviderTaskRunner:
 
     # -- before the call -----------------------------------------------------------------------
 
-    def _open(self, call: TaskCall) -> TaskRun | TaskEnding:
-        """Check the call and claim its key; an ending when there is nothing to call."""
+    def _unopened(self, call: TaskCall) -> TaskEnding:
+        """The end of a delivery whose key could not even be asked for: no thread was free."""
+        run = self._begun(call)
+        return run if isinstance(run, TaskEnding) else self._put_off(run, Gate.STORE, _away())
+
+    def _begun(self, call: TaskCall) -> TaskRun | TaskEnding:
+        """A delivery whose call makes sense; the end of one that does not."""
         call_id = call.call_id or str(uuid.uuid4())
         correlation_id = call.correlation_id or call.carried.correlation_id or call_id
         try:
-            run = self._checked(call, call_id, correlation_id)
+            return self._checked(call, call_id, correlation_id)
         except ProviderBadRequestError as error:
             return self._refused(call, correlation_id, error)
+
+    def _open(self, call: TaskCall) -> TaskRun | TaskEnding:
+        """Check the call and claim its key; an ending when there is nothing to call."""
+        run = self._begun(call)
+        if isinstance(run, TaskEnding):
+            return run
         given_up = call.carried.given_up
         if given_up is not None:
             return self._bury(run, error_of(given_up), given_up)
@@ -178,9 +192,7 @@ class ProviderTaskRunner:
         try:
             return self._claimed(run)
         except StoreError as error:
-            away = ProviderDependencyError(
-                "the store that keeps the idempotency keys does not answer", never_sent=True
-            )
+            away = _away()
             away.__cause__ = error
             free(run)
             return self._put_off(run, Gate.STORE, away)
@@ -415,3 +427,9 @@ class ProviderTaskRunner:
         run.end = end
         run.letter = letter = new_letter(run.call, run.lane, run.names, end, kept)
         return letter
+
+
+def _away() -> ProviderDependencyError:
+    return ProviderDependencyError(
+        "the store that keeps the idempotency keys does not answer", never_sent=True
+    )
