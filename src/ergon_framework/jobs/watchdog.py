@@ -6,7 +6,8 @@ end of a pipe whose end it sees when the worker is gone, whatever ended it.
 
 A worker that is stopped (SIGSTOP, a debugger) renews no lease, so another one takes its jobs over
 while its executors run on. The worker therefore writes to the pipe about once a second; after a
-silence of ``patience`` seconds its executors are killed as well.
+silence of ``patience`` seconds its executors are killed as well. A thread of its own writes: a
+worker that waits for somebody to read its log, or for its store, is not stopped.
 
 A process that has left the group of its executor (``setsid``, a daemon) is out of its reach, and so
 is everything when the watchdog is killed together with its worker.
@@ -18,7 +19,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from contextlib import suppress
+from functools import partial
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +30,7 @@ LAST_WORDS = 5.0
 LEAST_PATIENCE = 5.0
 """Seconds of silence that a busy machine may cause, however short the lease is."""
 BEAT_EVERY = 0.9
-"""Seconds between two signs of life; the loop of a worker turns once a second at least."""
+"""Seconds between two signs of life."""
 _LOADING = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
 """What Python itself may need to start; it gets nothing else of the environment."""
 _PROGRAM = """
@@ -76,7 +79,9 @@ class Watchdog:
         can have the job yet.
         """
         self.patience = max(LEAST_PATIENCE, lease / 2)
-        self._beat_at: float | None = None
+        self._seen_at: float | None = None
+        self._lock = threading.Lock()  # of what the two threads share
+        self._ending = threading.Event()
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -87,31 +92,37 @@ class Watchdog:
 
     def watch(self, group: int) -> None:
         """Have this process group killed when this process dies."""
-        self._groups.add(group)
-        if not self._tell(f"+{group}\n"):
-            self._start()  # it is not there yet, or somebody has ended it
+        with self._lock:
+            is_first = self._process is None and not self._groups
+            self._groups.add(group)
+            if not self._tell(f"+{group}\n"):
+                self._start()  # it is not there yet, or somebody has ended it
+            if is_first:
+                self._ending.set()  # of an earlier thread
+                self._ending = threading.Event()
+                body = partial(self._beat, self._ending)
+                threading.Thread(target=body, name="ergon-watchdog", daemon=True).start()
 
-    def beat(self, now: float) -> bool:
-        """A sign of life; whether there was none for so long that the groups may be dead by now."""
-        silence = 0.0 if self._beat_at is None else now - self._beat_at
-        if silence < BEAT_EVERY and self._beat_at is not None:
-            return False
-        self._beat_at = now
-        if self._process is not None and not self._tell("\n"):
-            self._start()  # somebody has ended it
-        return silence >= 0.9 * self.patience
+    def was_stopped(self, now: float) -> bool:
+        """Whether this was not asked for so long that the groups may have been killed meanwhile."""
+        before, self._seen_at = self._seen_at, now
+        return before is not None and now - before >= 0.9 * self.patience
 
     def forget(self, group: int) -> None:
         """The group is gone; to be said before its leader is reaped and its number is free."""
-        if group in self._groups:
+        with self._lock:
+            if group not in self._groups:
+                return
             self._groups.discard(group)
             if self._process is not None and not self._tell(f"-{group}\n"):
                 self._start()  # what the one that does not listen knows is not true any more
 
     def close(self) -> None:
         """End it; what it still watches is killed."""
-        process, self._process = self._process, None
-        self._groups.clear()
+        self._ending.set()
+        with self._lock:
+            process, self._process = self._process, None
+            self._groups.clear()
         if process is None:
             return
         _close_input(process)
@@ -120,6 +131,13 @@ class Watchdog:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    def _beat(self, ending: threading.Event) -> None:
+        """Signs of life, until the end; a watchdog that somebody has ended is replaced."""
+        while not ending.wait(BEAT_EVERY):
+            with self._lock:
+                if self._process is not None and not self._tell("\n"):
+                    self._start()
 
     def _start(self) -> None:
         if self._process is not None:

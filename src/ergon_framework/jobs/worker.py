@@ -186,7 +186,7 @@ class Worker:
 
     def _turn(self, until: float | None = None) -> None:
         now = self.selecting.now()
-        if self.watchdog.beat(now):
+        if self.watchdog.was_stopped(now):
             self._was_stopped()
         times = [now + (BURST_TURN if self._burst else LONGEST_TURN)]
         for pool in self._pools.values():
