@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -189,13 +190,18 @@ def open_stores(
 ) -> tuple[FactStore, ObjectStore]:
     """Open a zone's stores, or create them; the caller has locked their folders, if need be."""
     check_stores(settings)
-    owner = None if read_only else zone
-    objects = open_object_store(object_place(settings), clock=clock or time.time, zone=owner)
-    try:
-        return open_facts(zone, settings, clock=clock, read_only=read_only), objects
-    except BaseException:
-        objects.close()
-        raise
+    place = object_place(settings)
+    # Whose a folder of objects is, is asked behind the facts: these say it better.
+    owner = None if read_only or is_folder(place) else zone
+    with ExitStack() as opened:
+        objects = open_object_store(place, clock=clock or time.time, zone=owner)
+        opened.callback(objects.close)
+        facts = open_facts(zone, settings, clock=clock, read_only=read_only)
+        opened.callback(facts.close)
+        if isinstance(objects, FilesystemObjectStore) and not read_only:
+            objects.claim(zone)
+        opened.pop_all()
+        return facts, objects
 
 
 def open_facts(

@@ -71,8 +71,8 @@ class FilesystemObjectStore:
         self._is_closed = False
         with disk.told(self.folder):
             self._prepare()
-            if zone is not None:
-                owner.claim(self.folder, zone)
+        if zone is not None:
+            self.claim(zone)
 
     # ---- in -------------------------------------------------------------------------------------
 
@@ -165,6 +165,11 @@ class FilesystemObjectStore:
     def digests(self) -> Iterator[bytes]:
         """Everything that is there, in no order."""
         return (bytes.fromhex(path.name) for path in self._blobs())
+
+    def claim(self, zone: str) -> None:
+        """Make a folder that is nobody's the zone's own; refuse that of another zone."""
+        with disk.told(self.folder):
+            owner.claim(self.folder, zone)
 
     def own(self, epoch: str) -> int:
         """Since when the log of that epoch has this folder: from now on, if it was another one."""
