@@ -24,7 +24,7 @@ from ergon_framework.boundary.telling import SUMMED, logger
 from ergon_framework.boundary.upkeep.keeping import keep_house
 from ergon_framework.boundary.zone import ZONE, Zone
 from ergon_framework.engine.clocks import AsyncSignal
-from ergon_framework.errors import ConfigurationError, ErgonError, StoreError
+from ergon_framework.errors import ConfigurationError, ErgonError, StoreError, WiringError
 
 __all__ = ["Node", "certificates_of", "object_operations", "run_node"]
 
@@ -69,19 +69,27 @@ class Node:
         self.zone = zone or Zone.open(name, settings)
         self._pullers: dict[str, Puller] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_started = self._has_listened = False
 
     @property
     def address(self) -> str:
         """Where it really listens, as ``host:port``."""
+        self._check_started()
         return _spelled(*self._server.address)
 
     @property
     def health_address(self) -> str | None:
         """Where it really answers probes; None when that is not asked for."""
+        self._check_started()
         return None if self._health is None else _spelled(*self._health.address)
 
     async def start(self) -> None:
         """Serve, and begin to pull from every peer."""
+        if self._is_started:
+            raise WiringError(
+                f"the node of zone {self.name!r} has been started already",
+                remedy="start it once, or stop it first",
+            )
         zone = self.zone
         self._application = NodeApplication(zone, self._policy, heard=self._heard)
         self._server = Server(
@@ -106,6 +114,7 @@ class Node:
             await self._server.stop(0.0)
             await self._application.close()
             raise
+        self._is_started = self._has_listened = True
         for peer, transport in self._transports.items():
             puller = self._pullers[peer] = Puller(
                 zone,
@@ -120,7 +129,10 @@ class Node:
         zone.telling.tell("zone.started", zone=self.name, address=self.address)
 
     async def stop(self, grace: float = GRACE) -> None:
-        """Let what runs end, then let go of everything."""
+        """Let what runs end, then let go of everything. Nothing happens when nothing runs."""
+        if not self._is_started:
+            return
+        self._is_started = False
         self._application.is_ready = False
         self._application.release()
         for puller in self._pullers.values():
@@ -130,6 +142,8 @@ class Node:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(puller.leave() for puller in self._pullers.values()))
+        self._tasks.clear()
+        self._pullers.clear()
         for transport in self._transports.values():
             await transport.close()
         if self._health is not None:
@@ -225,6 +239,13 @@ class Node:
             on_error=self._stumbled,
             crowds_out=True,
         )
+
+    def _check_started(self) -> None:
+        if not self._has_listened:
+            raise WiringError(
+                f"the node of zone {self.name!r} does not listen yet",
+                remedy="await start() first",
+            )
 
     def _check_own_name(self) -> None:
         found = self._certificates.identity if self._certificates else self.name
