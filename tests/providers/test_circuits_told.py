@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from ergon_framework.core.breaker import Breaker, State
+from ergon_framework.core.breaker import Breaker, BreakerRule, Permit, State, Vote
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.ports.providerstore import EVERYBODY, LaneHealth, LaneKey, ProviderStore
+from ergon_framework.ports.providerstore import (
+    EVERYBODY,
+    Failed,
+    LaneHealth,
+    LaneKey,
+    ProviderStore,
+)
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
+from ergon_framework.providers.gates.circuits import Circuit
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.testing import VirtualClock
 from tests.providers.scripted import EPOCH, LANE, ONCE, Scripted, call
@@ -96,3 +105,19 @@ def test_a_store_that_knows_nothing_of_failures_is_told_of_circuits_all_the_same
     store = Earlier(clock.now)
     call(Scripted(DOWN, store=store, retry_policy=ONCE))
     assert store.standing(LANE).breaker.failures == 1
+
+
+def test_a_store_in_front_of_another_tells_of_failures() -> None:
+    """It has its methods from the other one, and no class says what they take."""
+
+    class Front:
+        def __init__(self, behind: MemoryProviderStore) -> None:
+            self._behind = behind
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._behind, name)
+
+    behind = MemoryProviderStore()
+    circuit = Circuit(Front(behind), LANE, BreakerRule())
+    circuit.report(Permit(0), Vote.FAILURE, Failed("timeout", 5.0))
+    assert behind.health(LANE.tenant_id)[0].last_error_code == "timeout"

@@ -85,14 +85,25 @@ class _Tokens:
 new_token = _Tokens()
 
 
-@lru_cache(maxsize=64)
-def _tells_failures(kind: type[ProviderStore]) -> bool:
-    """Whether stores of a kind write a failure with the circuit that it changed.
+def _tells_failures(store: ProviderStore) -> bool:
+    """Whether a store writes a failure with the circuit that it changed.
 
-    One of somebody else may have been made before there was a parameter for it.
+    One of somebody else may have been made before there was a parameter for it, and one that
+    stands in front of another may have its methods from there.
     """
-    found = signature(kind.swap).parameters.values()
+    method = getattr(type(store), "swap", None)
+    return _takes_failed(store.swap) if method is None else _is_taken_by(method)
+
+
+def _takes_failed(method: Callable[..., object]) -> bool:
+    try:
+        found = signature(method).parameters.values()
+    except (TypeError, ValueError):  # not written in Python
+        return False
     return any(each.name == "failed" or each.kind is Parameter.VAR_KEYWORD for each in found)
+
+
+_is_taken_by = lru_cache(maxsize=64)(_takes_failed)
 
 
 class Circuit:
@@ -131,7 +142,7 @@ class Circuit:
         """A pause as the store states it, and its end by the clock that is never set."""
         self._permit = Permit(0)
         self._name = new_token()
-        self._tells_failures = _tells_failures(type(store))
+        self._tells_failures = _tells_failures(store)
         self._succeeded_at = NEVER
         """When a call last succeeded here of which the store was not told, by the store's clock."""
 
