@@ -58,7 +58,7 @@ def test_the_final_exception_of_a_failed_handler_is_returned(colour: Colour, rol
     assert isinstance(error.cause, KeyError)
 
 
-@pytest.mark.req("RFC-004:11.3a", "RFC-005:11e", "RFC-005:13e")
+@pytest.mark.req("RFC-004:3f", "RFC-004:11.3a", "RFC-005:11e", "RFC-005:13e")
 @pytest.mark.parametrize("role", ["consumer", "producer"])
 def test_an_exception_handler_that_hangs_ends_in_a_timeout(colour: Colour, role: str) -> None:
     """The final exception is of the category TIMEOUT, whatever had led to the handler."""

@@ -130,13 +130,16 @@ def test_the_lifecycle_timeout_reaches_every_worker(colour: Colour) -> None:
 )  # fmt: skip
 def test_a_running_success_handler_is_cut_off_at_the_lifecycle_timeout(colour: Colour) -> None:
     """Counted from the beginning of the first step; then the one exception phase runs."""
-    policy = rules(transaction_timeout=7.0)
-    first = Takes(4.0)
+    retry = {"max_attempts": 2}
+    policies = [
+        rules(transaction_timeout=7.0, steps={step: retry}) for step in ("process", "produce")
+    ]
+    first: Any = [Takes(2.0, OSError("once")), Takes(2.0)]
     for step, outcome in (
-        ("process", consume(colour, [transactions(1)], policy, process=first, success=HANGS)),
-        ("produce", produce(colour, transactions(1), policy, produce=first, success=HANGS)),
+        ("process", consume(colour, [transactions(1)], policies[0], process=first, success=HANGS)),
+        ("produce", produce(colour, transactions(1), policies[1], produce=first, success=HANGS)),
     ):
-        assert outcome.calls() == [f"{step}:t1", "success:t1", "exception:t1"]
+        assert outcome.calls() == [f"{step}:t1", f"{step}:t1", "success:t1", "exception:t1"]
         assert outcome.times("exception") == [7.0]
         assert (outcome.report.timed_out, outcome.report.succeeded) == (1, 0)
 
