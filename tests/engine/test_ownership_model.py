@@ -21,3 +21,11 @@ def test_every_delivery_has_exactly_one_place(colour: Colour) -> None:
     """
     seams = Counter(live(colour, seed) for seed in range(SEEDS))
     assert set(seams) == set(SEAMS[colour])
+
+
+@pytest.mark.req("R0-I3", "T3.17")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_ctrl_c_while_a_timeout_cuts_off_what_runs() -> None:
+    """It strikes between taking a run from its worker and accounting for it, now and then."""
+    for _ in range(60):
+        live("sync", 7791)

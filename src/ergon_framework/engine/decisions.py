@@ -212,10 +212,11 @@ def cut_off(flight: Flight, attempt: Doing) -> None:
         return
     end = run.end  # known already when it is being settled, or waits to be settled again
     if end is None:
-        action = advance(flight.rule, run, STOPPED, flight.instant(), 0.0)
-        if not isinstance(action, End):
-            raise AssertionError(f"a stop led to {action}")
-        end = action
+        try:
+            end = _stopped(flight, run)
+        except BaseException:  # Ctrl-C may strike here, and nobody else has the run any more
+            end_early(flight, run, End(Ending.ABORTED, run.failure), is_told=False)
+            raise
     if not end_early(flight, run, end, is_told=False):
         return
     if isinstance(attempt, Settling):
@@ -223,6 +224,13 @@ def cut_off(flight: Flight, attempt: Doing) -> None:
     elif attempt.phase != BACKOFF:
         tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "aborted"), None)
     tell_ended(flight, run, end)
+
+
+def _stopped(flight: Flight, run: Run) -> End:
+    action = advance(flight.rule, run, STOPPED, flight.instant(), 0.0)
+    if isinstance(action, End):
+        return action
+    raise AssertionError(f"a stop led to {action}")
 
 
 def tell_settled(flight: Flight, attempt: Settling, failure: Failure | None) -> None:
