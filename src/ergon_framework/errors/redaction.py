@@ -196,7 +196,7 @@ QUOTED = (
 )
 # Not a secret, but where one stands, as settings say it; or a word that stands for one in advice.
 _ELSEWHERE = r"(?!b?\\?['\"]?(?:env|file):|<)"
-_PLACEHOLDER = r"(?!user:password@)"
+_PLACEHOLDER = r"(?!user:password@|[^/\s:@?#]{0,100}:\*{3}@)"
 _NAME = r"(?!pass_secrets\b)([\w.-]{1,60})"
 _ASSIGNED = re.compile(
     rf"(?<![\w.-]){_NAME}(\]?\\?['\"]?\s{{0,3}}=\s{{0,3}}){_ELSEWHERE}(?:\*{{3}}|{QUOTED}|[^\s&;]+)"
