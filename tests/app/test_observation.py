@@ -95,10 +95,11 @@ def test_without_any_provider_nothing_happens() -> None:
 def json_log() -> Iterator[None]:
     """A process that has set up its log as objects, and nothing else."""
     root = logging.getLogger()
-    before, root.handlers = root.handlers, []
+    before, root.handlers, level = root.handlers, [], root.level
     set_up_logging("error", "json")
     yield
     root.handlers = before
+    root.setLevel(level)
 
 
 @pytest.mark.usefixtures("json_log")
