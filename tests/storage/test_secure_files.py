@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.cli import invoke
 from ergon_framework.errors import StoreUnsafeError
 from ergon_framework.storage.bells import Belfry
 from ergon_framework.storage.journal import SqliteJournal
@@ -97,6 +98,19 @@ def test_a_store_of_an_older_version_is_tightened_and_goes_on(
             assert {mode_of(each) for each in tmp_path.iterdir()} == {0o600}
         put(database)  # SQLite's locks were not dropped by looking
     assert "was open to other users (mode 0644)" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["jobs", "providers"])
+def test_a_file_that_is_no_store_keeps_its_mode(name: str, tmp_path: Path) -> None:
+    """A mistyped path may lead to any file: it is refused, and others may read it as before."""
+    path = tmp_path / "hosts"
+    path.write_text("127.0.0.1 localhost\n" * 100)
+    path.chmod(0o644)
+    url = f"sqlite:///{path}"
+    command = ["jobs", "list"] if name == "jobs" else ["db", "upgrade"]
+    assert invoke([*command, "--store", url]) != 0
+    assert mode_of(path) == 0o644
+    assert path.read_text() == "127.0.0.1 localhost\n" * 100
 
 
 @needs_root

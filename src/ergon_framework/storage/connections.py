@@ -55,6 +55,7 @@ def open_writer(
     pragmas = _ALWAYS + _WRITING + (_MACOS if sys.platform == "darwin" else ())
     try:
         _use_wal(connection, path, time.monotonic() + timeout)
+        tighten_file(path)
     except BaseException:
         connection.close()
         raise
@@ -65,6 +66,12 @@ def prepare_file(path: Path, *, may_create: bool) -> None:
     """Check a file before a library opens it to write; make it, private, if that is asked for."""
     with _told():
         secure_files.prepare_database(path, may_create=may_create)
+
+
+def tighten_file(path: Path) -> None:
+    """Close a file to other users, now that a library has found a database in it."""
+    with _told():
+        secure_files.tighten_database(path)
 
 
 @contextmanager

@@ -282,7 +282,7 @@ def check_database(path: Path) -> None:
 
 
 def prepare_database(path: Path, *, may_create: bool) -> None:
-    """Check an SQLite file; make it, empty and private, or tighten what an older version made.
+    """Check an SQLite file; make it, empty and private, if it is missing and that is asked for.
 
     SQLite gives the files beside it the mode of the file itself.
     """
@@ -291,7 +291,13 @@ def prepare_database(path: Path, *, may_create: bool) -> None:
         # SQLite would make it with the umask's mode. What prevents us it will tell itself.
         with contextlib.suppress(OSError):
             os.close(open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
-        return
+
+
+def tighten_database(path: Path) -> None:
+    """Close a database that an older version made to other users, and the logs beside it.
+
+    To be called when SQLite has taken it for a database: a mistyped path may lead to any file.
+    """
     with contextlib.suppress(FileNotFoundError):
         folder = path.parent.stat()
         for suffix in ("", *_SIDE_FILES):

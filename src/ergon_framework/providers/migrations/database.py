@@ -22,7 +22,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.providers.recording.spill import TARGET
 from ergon_framework.storage import faults
-from ergon_framework.storage.connections import prepare_file
+from ergon_framework.storage.connections import prepare_file, tighten_file
 from ergon_framework.storage.postgres.address import address_of, encryption, unreadable
 from ergon_framework.storage.urls import is_cut_short, path_in, taken_apart
 
@@ -79,6 +79,9 @@ class Database:
             event.listen(engine, "connect", _greet)
         try:
             with engine.begin() as connection:
+                if self.file is not None:
+                    connection.exec_driver_sql("PRAGMA schema_version")  # whether it is a database
+                    tighten_file(self.file.absolute())
                 yield connection
         except SQLAlchemyError as error:
             raise self._told(error) from error
