@@ -1,4 +1,4 @@
-"""A fiftieth of the kill campaign on every store: nothing is lost, and nothing is done twice."""
+"""An eightieth of the kill campaign on every store: nothing is lost, and nothing is done twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.campaign.__main__ import campaign, faults
 from tests.differential.engines import STORES
 from tests.servers.missing import MissingServerError, missing
 
-KILLS = 20
+KILLS = 12
 LONGEST = 300.0
 
 
