@@ -487,7 +487,7 @@ def test_a_job_that_cannot_be_read_is_a_dead_letter_and_in_nobodys_way(
 ) -> None:
     """Its arguments may be nested too deeply for this process; the next ones are delivered."""
     plain = JobClient(store=store).job("work", [1], id="deep")
-    deep = msgspec.structs.replace(plain, args=b"[" * 5000 + b"]" * 5000)
+    deep = msgspec.structs.replace(plain, args=b"[" * 100_000 + b"]" * 100_000)
     store.add([deep])
     connector.dispatch_transactions([Transaction("plain")])
     came = connector.fetch_transactions(9)
