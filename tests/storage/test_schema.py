@@ -13,7 +13,8 @@ import pytest
 
 from ergon_framework.errors import StoreSchemaError, WiringError
 from ergon_framework.storage import connections
-from ergon_framework.storage.schema import Schema, statements_of
+from ergon_framework.storage.schema import Schema
+from ergon_framework.storage.statements import statements_of
 from ergon_framework.storage.writer import Database
 from tests.storage.conftest import NEWER, SAMPLE, add, items
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from importlib import resources
 from pathlib import Path
 
-from ergon_framework.errors import StoreSchemaError, WiringError
+from ergon_framework.errors import StoreSchemaError
 from ergon_framework.storage.faults import translate
+from ergon_framework.storage.statements import SchemaFiles, statements_of
 
-_FILE = re.compile(r"(\d{4})_\w+\.sql")
 _TABLE = """
 CREATE TABLE IF NOT EXISTS ergon_schema (
     part TEXT PRIMARY KEY,
@@ -27,35 +22,6 @@ INSERT INTO ergon_schema (part, version, applied_at)
 VALUES (?, ?, (julianday('now') - 2440587.5) * 86400.0)
 ON CONFLICT (part) DO UPDATE SET version = excluded.version, applied_at = excluded.applied_at
 """
-
-
-@dataclass(frozen=True)
-class SchemaFiles:
-    """The tables of one part: files ``0001_name.sql``, ``0002_name.sql``, … of a package."""
-
-    part: str
-    package: str
-
-    @cached_property
-    def files(self) -> tuple[tuple[str, str], ...]:
-        """Name and text of each file, in order; their numbers start at 1 and leave none out."""
-        try:
-            folder = resources.files(self.package)
-            found = sorted(each.name for each in folder.iterdir() if _FILE.fullmatch(each.name))
-        except (ModuleNotFoundError, FileNotFoundError, NotADirectoryError) as error:
-            raise WiringError(f"there is no package {self.package} with SQL files") from error
-        numbers = [int(name[:4]) for name in found]
-        if not found or numbers != list(range(1, len(found) + 1)):
-            raise WiringError(
-                f"the schema files of {self.package} are {', '.join(found) or 'missing'}",
-                remedy="number them 0001_, 0002_, … and leave none out",
-            )
-        return tuple((name, (folder / name).read_text(encoding="utf-8")) for name in found)
-
-    @property
-    def version(self) -> int:
-        """The version this code works with."""
-        return len(self.files)
 
 
 class Schema(SchemaFiles):
@@ -106,21 +72,3 @@ class Schema(SchemaFiles):
                 f" version {self.version}",
                 remedy="upgrade ergon-framework here, or name another file",
             )
-
-
-def statements_of(text: str) -> Iterator[str]:
-    """The single statements of a script, triggers included."""
-    statement = ""
-    for piece in text.split(";"):
-        statement += piece + ";"
-        if sqlite3.complete_statement(statement):
-            if not _is_blank(statement):
-                yield statement.strip()
-            statement = ""
-    if not _is_blank(statement):
-        raise WiringError(f"an SQL script ends within a statement: {statement.strip()[:80]!r}")
-
-
-def _is_blank(statement: str) -> bool:
-    lines = (line.strip() for line in statement.replace(";", "").splitlines())
-    return all(not line or line.startswith("--") for line in lines)

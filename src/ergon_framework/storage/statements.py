@@ -1,4 +1,4 @@
-"""Named SQL statements, read from files.
+"""SQL in files: named statements, and the numbered schema files of one part.
 
 ::
 
@@ -13,13 +13,16 @@ well, since other loaders want it so.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import cache
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib import resources
 
 from ergon_framework.errors import WiringError
 
 _HEADING = re.compile(r"--\s+(?:name:\s*)?(?P<name>[a-z][a-z0-9_]*)\b(?P<text>.*)")
+_FILE = re.compile(r"(\d{4})_\w+\.sql")
 
 
 class Statements(dict[str, str]):
@@ -84,3 +87,50 @@ def _body(name: str, lines: list[str], source: str) -> str:
             remedy="write SQL below it; a comment inside a statement must not read `-- word:`",
         )
     return body
+
+
+@dataclass(frozen=True)
+class SchemaFiles:
+    """The tables of one part: files ``0001_name.sql``, ``0002_name.sql``, … of a package."""
+
+    part: str
+    package: str
+
+    @cached_property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """Name and text of each file, in order; their numbers start at 1 and leave none out."""
+        try:
+            folder = resources.files(self.package)
+            found = sorted(each.name for each in folder.iterdir() if _FILE.fullmatch(each.name))
+        except (ModuleNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+            raise WiringError(f"there is no package {self.package} with SQL files") from error
+        numbers = [int(name[:4]) for name in found]
+        if not found or numbers != list(range(1, len(found) + 1)):
+            raise WiringError(
+                f"the schema files of {self.package} are {', '.join(found) or 'missing'}",
+                remedy="number them 0001_, 0002_, … and leave none out",
+            )
+        return tuple((name, (folder / name).read_text(encoding="utf-8")) for name in found)
+
+    @property
+    def version(self) -> int:
+        """The version this code works with."""
+        return len(self.files)
+
+
+def statements_of(text: str) -> Iterator[str]:
+    """The single statements of a script, triggers included."""
+    statement = ""
+    for piece in text.split(";"):
+        statement += piece + ";"
+        if sqlite3.complete_statement(statement):
+            if not _is_blank(statement):
+                yield statement.strip()
+            statement = ""
+    if not _is_blank(statement):
+        raise WiringError(f"an SQL script ends within a statement: {statement.strip()[:80]!r}")
+
+
+def _is_blank(statement: str) -> bool:
+    lines = (line.strip() for line in statement.replace(";", "").splitlines())
+    return all(not line or line.startswith("--") for line in lines)

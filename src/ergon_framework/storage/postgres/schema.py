@@ -16,7 +16,7 @@ from psycopg import sql
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.faults import first_line
-from ergon_framework.storage.schema import SchemaFiles
+from ergon_framework.storage.statements import SchemaFiles
 
 _COMPATIBLE = re.compile(r"--\s*compatible:\s*(\d+)")
 _MADE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
