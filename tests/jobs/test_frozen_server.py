@@ -15,7 +15,7 @@ from ergon_framework.jobs import AsyncJobClient, JobClient
 from ergon_framework.jobs import worker as worker_module
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.storage.redis import link
+from ergon_framework.storage.redis import client as link
 from tests.differential.engines import ServerEngine, running
 from tests.jobs.workplace import at_work, get, job, quick, wait_until, worker
 from tests.servers.missing import MissingServerError, missing

@@ -14,7 +14,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore, looking
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 FILES = ("jobs.sql", "moves.sql", "claim.sql", "desk.sql", "schedules.sql")
 PIECES = {"jobs", "number", "in_all", "in_ids", "in_running", "in_retrying", "in_dead"}

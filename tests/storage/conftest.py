@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.storage.schema import Schema
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.migrations import Schema
 
 SAMPLE = Schema("sample", "tests.storage.sample")
 NEWER = Schema("sample", "tests.storage.sample_newer")

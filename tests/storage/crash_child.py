@@ -13,8 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
-from ergon_framework.storage.schema import Schema
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.migrations import Schema
 
 ITEMS = 30
 

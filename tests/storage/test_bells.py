@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.storage import bells, ropes
-from ergon_framework.storage.bells import Belfry, Bell
+from ergon_framework.storage.sqlite import notifier
+from ergon_framework.storage.sqlite.notifier import Belfry, Bell
 from tests.storage.conftest import WAIT, until
 
 LISTENER = """
 import sys
-from ergon_framework.storage.bells import Belfry
+from ergon_framework.storage.sqlite.notifier import Belfry
 bell = Belfry(sys.argv[1]).listen("work")
 print("listening", flush=True)
 print("rung" if bell.wait(20) else "silence", flush=True)
@@ -58,7 +58,7 @@ def mute(folder: Path) -> Iterator[None]:
     """The folder cannot be made, as when a file system has no room for it."""
     folder.write_text("in the way")
     yield
-    bells._mute.discard(folder)
+    notifier._mute.discard(folder)
 
 
 @pytest.mark.req("JOBS:store")
@@ -199,14 +199,14 @@ def test_the_folder_is_listed_only_when_it_changed(
 ) -> None:
     """Unless its time stamp is so young that a change could hide behind it."""
     looks: list[int] = []
-    look = ropes.Ropes._look
+    look = notifier.Ropes._look
 
-    def counted(self: ropes.Ropes, changed: int) -> None:
+    def counted(self: notifier.Ropes, changed: int) -> None:
         looks.append(changed)
         look(self, changed)
 
-    monkeypatch.setattr(ropes.Ropes, "_look", counted)
-    monkeypatch.setattr(ropes, "_COARSE_NS", 60_000_000_000)  # the bell is young for long enough
+    monkeypatch.setattr(notifier.Ropes, "_look", counted)
+    monkeypatch.setattr(notifier, "_COARSE_NS", 60_000_000_000)  # the bell is young for long enough
     belfry.ring("work")
     belfry.ring("work")
     assert len(looks) == 2
@@ -225,7 +225,7 @@ def test_more_listeners_than_descriptors_to_keep(
     belfry: Belfry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those beyond the limit are rung as well."""
-    monkeypatch.setattr(ropes, "_KEPT", 2)
+    monkeypatch.setattr(notifier, "_KEPT", 2)
     heard = [belfry.listen("work") for _ in range(5)]
     for _ in range(2):
         belfry.ring("work")
@@ -237,7 +237,7 @@ def test_more_listeners_than_descriptors_to_keep(
 
 def test_more_topics_than_are_kept(belfry: Belfry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgotten ones are looked up again."""
-    monkeypatch.setattr(bells, "_TOPICS", 2)
+    monkeypatch.setattr(notifier, "_TOPICS", 2)
     heard = [belfry.listen(str(n)) for n in range(5)]
     for n, bell in enumerate(heard * 2):
         belfry.ring(str(n % 5))
@@ -296,7 +296,7 @@ def test_a_file_system_without_named_pipes(
     assert bell.wait(0)
     bell.close()
     assert list(folder.iterdir()) == []
-    bells._mute.discard(folder)
+    notifier._mute.discard(folder)
 
 
 def descriptors() -> int:
@@ -319,7 +319,7 @@ def test_a_pipe_that_cannot_be_shown_is_taken_back(
     bell.close()
     assert list(folder.iterdir()) == []
     assert descriptors() == before
-    bells._mute.discard(folder)
+    notifier._mute.discard(folder)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -344,8 +344,8 @@ def test_no_descriptors_are_left(
             belfry.listen("work")
     assert "ulimit" in caught.value.remedy
     assert descriptors() == before
-    assert (folder in bells._mute) is not named
-    bells._mute.discard(folder)
+    assert (folder in notifier._mute) is not named
+    notifier._mute.discard(folder)
     if named:
         bell = belfry.listen("work")
         assert bell._path is not None

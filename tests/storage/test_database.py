@@ -15,9 +15,9 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.storage import readers
-from ergon_framework.storage.schema import Schema
-from ergon_framework.storage.writer import Database, same_file
+from ergon_framework.storage.sqlite import connections
+from ergon_framework.storage.sqlite.database import Database, same_file
+from ergon_framework.storage.sqlite.migrations import Schema
 from tests.storage.conftest import SAMPLE, WAIT, Script, add, items, seen_by_others
 
 Open = Callable[..., Database]
@@ -130,7 +130,7 @@ def test_read_connections_are_bounded(
     open_database: Open, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One more read than there are connections waits, and is then told why."""
-    monkeypatch.setattr(readers, "LIMIT", 2)
+    monkeypatch.setattr(connections, "LIMIT", 2)
     database = open_database(connect=script.connect, busy_timeout=0.05)
 
     def nested(connection: sqlite3.Connection) -> None:
@@ -146,7 +146,7 @@ def test_a_waiting_read_gets_the_next_free_connection(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is woken by the read that ends, not by its own patience."""
-    monkeypatch.setattr(readers, "LIMIT", 1)
+    monkeypatch.setattr(connections, "LIMIT", 1)
     inside, go_on = threading.Event(), threading.Event()
 
     def hold(_: sqlite3.Connection) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ergon_framework.errors import SettingsError, StoreUnavailableError
 from ergon_framework.storage import failpoints
 from ergon_framework.storage.failpoints import armed, check, declare, failpoint
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite.database import Database
 from tests.storage import crash_child
 from tests.storage.conftest import SAMPLE, WAIT, add, items
 

@@ -23,8 +23,8 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.storage import connections, faults, writing
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite import connections, errors
+from ergon_framework.storage.sqlite.database import Database
 from tests.storage.conftest import SAMPLE, Script, add, items, seen_by_others
 
 Open = Callable[..., Database]
@@ -50,7 +50,7 @@ def locked(path: Path) -> Iterator[None]:
 def forgetful() -> Iterator[None]:
     """What this process knows of broken disks is forgotten after the test."""
     yield
-    writing._unsynced.clear()
+    connections._unsynced.clear()
 
 
 @pytest.mark.req("JOBS:badinput")
@@ -144,7 +144,7 @@ def test_a_full_disk_in_another_guise(
     open_database: Open, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite may report a file it cannot extend as an I/O error; the room left tells."""
-    monkeypatch.setattr(faults, "_has_no_room", lambda path: True)
+    monkeypatch.setattr(errors, "_has_no_room", lambda path: True)
     database = open_database(connect=script.connect)
     script.fail("COMMIT", sqlite3.SQLITE_IOERR_WRITE)
     with pytest.raises(StoreFullError):
@@ -269,7 +269,7 @@ def test_a_failed_fsync_of_a_checkpoint_ends_all_writing(
     open_database: Open, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit before it stands, and the next one is refused."""
-    monkeypatch.setattr("ergon_framework.storage.maintenance.is_long", lambda *_: True)
+    monkeypatch.setattr("ergon_framework.storage.sqlite.checkpoints.is_long", lambda *_: True)
     database = open_database(connect=script.connect)
     script.fail("PRAGMA wal_checkpoint(RESTART)", sqlite3.SQLITE_IOERR_FSYNC)
     assert database.write(add("a")) == "a"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.errors import StoreError, StoreFullError, StoreUnavailableError
-from ergon_framework.storage import commits
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite import group_commit
+from ergon_framework.storage.sqlite.database import Database
 from tests.storage.conftest import WAIT, Script, add, fail, items, seen_by_others, until
 
 Work = Callable[[sqlite3.Connection], Any]
@@ -247,7 +247,7 @@ def test_an_insert_or_rollback_is_such_an_offender(crowd: Crowd) -> None:
 
 def test_groups_are_bounded(crowd: Crowd, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """More callers than fit into one commit get several."""
-    monkeypatch.setattr(commits, "MOST", 4)
+    monkeypatch.setattr(group_commit, "MOST", 4)
     before = commits_of(script)
     crowd.hold()
     futures = [crowd.join(add(f"n{n}")) for n in range(10)]

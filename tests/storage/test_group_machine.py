@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ergon_framework.errors import StoreError
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite.database import Database
 from tests.storage.conftest import SAMPLE, WAIT, Script, items, seen_by_others, until
 
 Work = Callable[[sqlite3.Connection], int]

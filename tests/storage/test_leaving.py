@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.logs.grouping import Grouping
-from ergon_framework.storage.turns import Turns
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.group_commit import Turns
 from tests.storage.conftest import WAIT, add, items
 
 Call = Callable[[Database], Any]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.storage import maintenance
-from ergon_framework.storage.maintenance import is_long
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite import checkpoints
+from ergon_framework.storage.sqlite.checkpoints import is_long
+from ergon_framework.storage.sqlite.database import Database
 from tests.storage.conftest import Script, add, items
 
 Open = Callable[..., Database]
@@ -23,9 +23,9 @@ BOUND = 1 << 18
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of 256 KiB is long, and is looked at after every fourth commit."""
-    monkeypatch.setattr(maintenance, "BOUND", BOUND)
-    monkeypatch.setattr(maintenance, "_OUTGROWN", 4 * BOUND)
-    monkeypatch.setattr(maintenance, "_EVERY", 4)
+    monkeypatch.setattr(checkpoints, "BOUND", BOUND)
+    monkeypatch.setattr(checkpoints, "_OUTGROWN", 4 * BOUND)
+    monkeypatch.setattr(checkpoints, "_EVERY", 4)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.storage import openfile
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite import database as openfile
+from ergon_framework.storage.sqlite.database import Database
 from tests.storage import crash_child
 from tests.storage.conftest import SAMPLE, WAIT, add, items, seen_by_others
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import StoreSchemaError, WiringError
-from ergon_framework.storage import connections
-from ergon_framework.storage.schema import Schema
-from ergon_framework.storage.statements import statements_of
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sql_files import statements_of
+from ergon_framework.storage.sqlite import connections
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.migrations import Schema
 from tests.storage.conftest import NEWER, SAMPLE, add, items
 
 Open = Callable[..., Database]

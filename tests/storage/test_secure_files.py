@@ -13,12 +13,12 @@ import pytest
 
 from ergon_framework.cli import invoke
 from ergon_framework.errors import StoreUnsafeError
-from ergon_framework.storage.bells import Belfry
 from ergon_framework.storage.journal import SqliteJournal
-from ergon_framework.storage.maintenance import Maintenance
-from ergon_framework.storage.schema import Schema
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder, open_file
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite.checkpoints import Maintenance
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.notifier import Belfry
 from tests.local_users import (
     GROUP,
     NOBODY,

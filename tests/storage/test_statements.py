@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergon_framework.errors import WiringError
-from ergon_framework.storage.statements import load, parse
+from ergon_framework.storage.sql_files import load, parse
 
 
 def test_statements_are_found_by_name() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.storage.tls import Options, context_of, refused
+from ergon_framework.storage.connection_errors import Options, context_of, refused
 from tests.servers.tls import Papers, locked
 
 pytestmark = pytest.mark.req("SCALE:url-errors")

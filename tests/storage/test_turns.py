@@ -7,7 +7,7 @@ from threading import get_ident
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.storage.turns import Caller, Turns
+from ergon_framework.storage.sqlite.group_commit import Caller, Turns
 
 SOMEBODY = -1
 

@@ -17,7 +17,7 @@ from ergon_framework.storage.urls import file_of
 
 if TYPE_CHECKING:
     from ergon_framework.providers.migrations.database import Database
-    from ergon_framework.storage.postgres.schema import PostgresSchema
+    from ergon_framework.storage.postgres.migrations import PostgresSchema
 
 
 class Tables(Protocol):
@@ -140,14 +140,14 @@ class ServerTables:
 
     def current(self) -> str | None:
         """The version they have."""
-        from ergon_framework.storage.postgres.upkeep import version_of
+        from ergon_framework.storage.postgres.migrations import version_of
 
         found = version_of(self.url, self.schema, self.namespace)
         return None if found is None else str(found)
 
     def upgrade(self) -> str | None:
         """Make them, or bring them up to date; programs that run may go on meanwhile."""
-        from ergon_framework.storage.postgres.upkeep import upgrade
+        from ergon_framework.storage.postgres.migrations import upgrade
 
         before = upgrade(self.url, self.schema, self.namespace)
         return str(before) if before else None
@@ -232,7 +232,7 @@ def zones_there(url: str) -> list[str]:
     """The zones whose facts a database on a server holds."""
     address_of(url)
     from ergon_framework.boundary.logs.postgres.ground import zones_in
-    from ergon_framework.storage.postgres.upkeep import connected
+    from ergon_framework.storage.postgres.migrations import connected
 
     with connected(url) as (connection, _):
         return zones_in(connection)

@@ -28,8 +28,8 @@ from ergon_framework.jobs.results import POLL, found, result_of, timed_out, unan
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.watcher import Watcher
 from ergon_framework.ports.jobstore import Job, NewJob, Search
-from ergon_framework.storage.async_lending import work_on
-from ergon_framework.storage.hurry import ASKING, LEAST
+from ergon_framework.storage.deadlines import ASKING, LEAST
+from ergon_framework.storage.external_transactions import work_on
 
 T = TypeVar("T")
 

@@ -25,8 +25,8 @@ from ergon_framework.jobs.restoring import Restoring
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.timetable import SLICE, Fires, Slice, Timetable
 from ergon_framework.ports.jobstore import WorkerRecord
+from ergon_framework.storage.deadlines import ASKING
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.storage.hurry import ASKING
 
 logger = logging.getLogger(__name__)
 

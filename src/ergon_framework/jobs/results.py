@@ -21,7 +21,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.shape import decoded, error_shape, last_told
 from ergon_framework.ports.jobstore import Bell, Job, JobStore, Topic
-from ergon_framework.storage.hurry import ASKING
+from ergon_framework.storage.deadlines import ASKING
 from ergon_framework.storage.urls import store_option
 
 APART = 0.005

@@ -7,7 +7,7 @@ which the provider's own code may use meanwhile.
 
 from __future__ import annotations
 
-from ergon_framework.storage.hurry import LEAST, Hurry
+from ergon_framework.storage.deadlines import LEAST, Hurry
 
 __all__ = ["LEAST", "at_most", "hurried", "unhurried"]
 

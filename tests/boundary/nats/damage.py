@@ -11,8 +11,8 @@ import pytest
 from ergon_framework.boundary.logs.nats import NatsFactStore
 from ergon_framework.boundary.logs.nats.pages import entry_at
 from ergon_framework.ports.factstore import FactStore
-from ergon_framework.storage.nats import Stored, reading
-from ergon_framework.storage.nats.line import Reply
+from ergon_framework.storage.nats import Stored, stream
+from ergon_framework.storage.nats.client import Reply
 
 
 def seq_of(store: FactStore, log: str, offset: int) -> int:
@@ -38,8 +38,8 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._damaged: set[tuple[str, int]] = set()
-        self._read = reading._stored
-        monkeypatch.setattr(reading, "_stored", self._stored)
+        self._read = stream._stored
+        monkeypatch.setattr(stream, "_stored", self._stored)
 
     def damage(self, store: FactStore, log: str, offset: int) -> None:
         """From now on a fact is another one."""

@@ -12,10 +12,9 @@ from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.storage.nats import line, observing
-from ergon_framework.storage.nats.durability import Durability, durability_of
-from ergon_framework.storage.nats.observing import observe
-from ergon_framework.storage.observing import Observation
+from ergon_framework.storage.nats import client, diagnostics
+from ergon_framework.storage.nats.diagnostics import Durability, durability_of, observe
+from ergon_framework.storage.server import Observation
 from tests.servers.nats import NatsServer
 from tests.servers.server import free_port
 
@@ -54,7 +53,7 @@ def test_a_clock_that_this_user_is_not_told(
     own_nats.configure(more=f"authorization {{ users: [ {user} ] }}")
     own_nats.start()
     url = own_nats.url(user="me:p")
-    monkeypatch.setattr(line, "PATIENCE", 3.0)  # the other questions are answered
+    monkeypatch.setattr(client, "PATIENCE", 3.0)  # the other questions are answered
     found = seen(url)["clock"]
     assert found.found.startswith("not known")
     assert "start the node once" in found.remedy
@@ -118,13 +117,13 @@ def test_replicas_make_up_for_syncing() -> None:
     found = Durability(3, syncs_always=False)
     assert found.is_safe
     assert "not of all at once" in found.sentence
-    assert observing.durability("s", found).remedy == ""
+    assert diagnostics.durability("s", found).remedy == ""
     assert "3 servers" in Durability(3, syncs_always=True).sentence
 
 
 def test_an_old_server_is_grave() -> None:
     """A server that cannot write several messages at once has to be upgraded."""
-    found = observing.version("2.10.1", 0)
+    found = diagnostics.version("2.10.1", 0)
     assert found.is_grave
     assert "2.12" in found.remedy
 
@@ -132,8 +131,8 @@ def test_an_old_server_is_grave() -> None:
 def test_a_crowded_server() -> None:
     """Little room left is worth knowing."""
     limits = {"limits": {"max_storage": 100 << 20}}
-    assert observing.room({**limits, "storage": 95 << 20}).remedy
-    assert not observing.room({**limits, "storage": 5 << 20}).remedy
+    assert diagnostics.room({**limits, "storage": 95 << 20}).remedy
+    assert not diagnostics.room({**limits, "storage": 5 << 20}).remedy
 
 
 def test_what_connecting_raises_is_raised() -> None:

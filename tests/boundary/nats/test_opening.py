@@ -121,9 +121,9 @@ def test_a_server_without_jetstream(own_nats: NatsServer) -> None:
 
 def test_an_old_server(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server without atomic batches is refused, with the version it has to have."""
-    from ergon_framework.storage.nats import account
+    from ergon_framework.storage.nats import diagnostics
 
-    monkeypatch.setattr(account, "LEVEL", 99)
+    monkeypatch.setattr(diagnostics, "LEVEL", 99)
     with pytest.raises(ConfigurationError, match="no atomic batches") as caught:
         NatsFactStore(nats_url, zone=ZONE)
     assert "2.12" in (caught.value.remedy or "")

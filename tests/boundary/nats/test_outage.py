@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.boundary.logs.nats import NatsFactStore
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
-from ergon_framework.storage.nats import Message, connecting, line
+from ergon_framework.storage.nats import Message, client, connect
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.servers.nats import NatsServer
 
@@ -141,8 +141,8 @@ def test_a_server_that_hangs(
 ) -> None:
     """No answer within the patience is an error that says the outcome is unknown; then it is."""
     store.append(OUTBOUND, [new("a")])  # with all the patience there is: a disk may be slow
-    monkeypatch.setattr(line, "PATIENCE", 0.5)
-    monkeypatch.setattr(connecting, "CONNECTING", 0.5)
+    monkeypatch.setattr(client, "PATIENCE", 0.5)
+    monkeypatch.setattr(connect, "CONNECTING", 0.5)
     server.freeze()
     with pytest.raises(StoreUnavailableError, match="is not known") as caught:
         store.append(OUTBOUND, [new("b")])

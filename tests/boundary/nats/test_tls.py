@@ -16,8 +16,8 @@ import pytest
 from ergon_framework.boundary.opening import is_server, open_fact_store
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.storage.nats import Line, address_of, asking, connecting
-from ergon_framework.storage.nats.client import QuickClient
+from ergon_framework.storage.nats import Line, address_of, connect
+from ergon_framework.storage.nats.connect import QuickClient
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.servers.by_url import doctor, refused
 from tests.servers.nats import NatsServer
@@ -98,7 +98,7 @@ def test_a_server_that_hung_up_before_we_listened(
     for wrong in ({}, own(strange)):
         with refused("wants a certificate of ours", "tls_cert"):
             version(url(server, tls_ca=signed.ca, tls_first=first, **wrong))
-    monkeypatch.setattr(asking, "ASKED", 0.1)  # it is content, and waits for us to speak
+    monkeypatch.setattr(connect, "ASKED", 0.1)  # it is content, and waits for us to speak
     with pytest.raises(StoreUnavailableError, match="reset"):
         version(url(server, tls_ca=signed.ca, tls_first=first, **own(signed)))
 
@@ -175,7 +175,7 @@ def test_a_server_that_begins_with_tls(
 ) -> None:
     """It says nothing before: the URL has to tell, and the error says how."""
     # It hangs up after two seconds, and that has to come before we give up.
-    monkeypatch.setattr(connecting, "CONNECTING", 30.0)
+    monkeypatch.setattr(connect, "CONNECTING", 30.0)
     server = served(more=", handshake_first: true")
     assert version(url(server, tls_ca=signed.ca, tls_first="yes"))
     with pytest.raises(StoreUnavailableError) as caught:

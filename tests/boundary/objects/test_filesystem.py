@@ -540,7 +540,7 @@ def test_macos_is_asked_for_a_full_sync(
             raise OSError(code, os.strerror(code))
         return 0
 
-    monkeypatch.setattr("ergon_framework.storage.medium._FULL_SYNC", 51)
+    monkeypatch.setattr("ergon_framework.storage.fsync._FULL_SYNC", 51)
     monkeypatch.setattr("fcntl.fcntl", fcntl)
     monkeypatch.setattr(os, "fdatasync", synced.append, raising=False)
     with open(tmp_path / "file", "wb") as file:
@@ -554,7 +554,7 @@ def test_a_failed_full_sync_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_pa
     def fcntl(fd: int, command: int) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("ergon_framework.storage.medium._FULL_SYNC", 51)
+    monkeypatch.setattr("ergon_framework.storage.fsync._FULL_SYNC", 51)
     monkeypatch.setattr("fcntl.fcntl", fcntl)
     with open(tmp_path / "file", "wb") as file, pytest.raises(OSError, match="error"):
         disk.sync_file(file.fileno())

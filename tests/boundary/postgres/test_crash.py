@@ -13,7 +13,7 @@ from ergon_framework.boundary.logs.postgres.straight import Straight
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Flaw
 from ergon_framework.storage.failpoints import NAMES
-from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.sqlite.test_crash import CALLS, killed
 from tests.servers.postgres import PostgresServer

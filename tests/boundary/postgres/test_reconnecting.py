@@ -12,7 +12,7 @@ import pytest
 from ergon_framework.boundary.logs.postgres import ground
 from ergon_framework.boundary.logs.tables.ground import logger
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.storage.postgres import connections
+from ergon_framework.storage.postgres import pool
 from ergon_framework.testing.suites.factstore.subject import new
 from tests.boundary.postgres.conftest import Open
 from tests.servers.postgres import PostgresServer, name_of
@@ -45,7 +45,7 @@ def test_a_certificate_that_is_wrong_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The thread that looks for new facts outlives it, and wakes who waits once it is mended."""
-    monkeypatch.setattr(connections, "REST", 0.0)
+    monkeypatch.setattr(pool, "REST", 0.0)
     monkeypatch.setattr(ground, "LOOK", 0.1)
     caplog.set_level(logging.INFO, logger=logger.name)
     heard, rung = _Heard("another name"), threading.Event()

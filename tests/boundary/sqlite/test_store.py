@@ -33,9 +33,9 @@ from ergon_framework.ports.factstore import (
     Reference,
     Unfounded,
 )
-from ergon_framework.storage import writing
 from ergon_framework.storage.failpoints import armed
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite import connections
 from ergon_framework.testing.suites.factstore.subject import new, other
 from tests.boundary.sqlite.conftest import ZONE, Open
 
@@ -195,7 +195,7 @@ def test_a_disk_that_does_not_confirm(
     """Nothing more is acknowledged by this process, and what was acknowledged can be read."""
     store = open_store()
     put(store, "a")
-    monkeypatch.setattr(writing, "_unsynced", dict(writing._unsynced))
+    monkeypatch.setattr(connections, "_unsynced", dict(connections._unsynced))
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
 

@@ -12,7 +12,7 @@ from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.logs.sqlite.ground import SCHEMA
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.ports.factstore import OUTBOUND, Gap, Link
-from ergon_framework.storage.statements import statements_of
+from ergon_framework.storage.sql_files import statements_of
 from ergon_framework.testing.suites.factstore.subject import INBOX, PEER, new, sent
 from tests.boundary.sqlite.conftest import ZONE
 

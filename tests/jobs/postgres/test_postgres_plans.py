@@ -14,7 +14,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, looking
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.pool import Connection
 from ergon_framework.testing.suites.jobstore.subject import new
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")

@@ -12,7 +12,7 @@ from ergon_framework.errors import DuplicateJobError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.storage.postgres.batches import Answer, Batch
+from ergon_framework.storage.postgres.pipeline import Answer, Batch
 from ergon_framework.testing.suites.jobstore.subject import ids_of, new
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")

@@ -23,9 +23,9 @@ from ergon_framework.jobs.stores.opening import open_store as open_url
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import NewJob, Search, Topic, WorkerRecord
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.durability import Persistence, refuse_unsafe
-from ergon_framework.storage.redis.faults import translate
-from ergon_framework.storage.redis.link import RedisLink
+from ergon_framework.storage.redis.client import RedisLink
+from ergon_framework.storage.redis.diagnostics import Persistence, refuse_unsafe
+from ergon_framework.storage.redis.errors import translate
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import ask, hold, new
 from tests.jobs.redis.conftest import Open, serving

@@ -13,7 +13,7 @@ from ergon_framework.jobs.stores.own_moves import Standing, replaced
 from ergon_framework.jobs.stores.redis import RedisJobStore, names
 from ergon_framework.jobs.stores.redis.moves import _ADD
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Settlement, WorkerRecord
-from ergon_framework.storage.redis import scripts
+from ergon_framework.storage.redis import client
 from ergon_framework.testing.suites.hand_clock import START, HandClock
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import (
@@ -145,7 +145,7 @@ def test_quick_claims_and_settlements_write_what_slow_ones_do(
     """Most jobs are claimed and completed on their rows as they are, with the same effects."""
     quick_script = names.script(*PIECES)
     slow_script = names.script(*PIECES)
-    read = scripts._read
+    read = client._read
 
     def slowly(package: str, file: str) -> str:
         text = read(package, file)
@@ -156,7 +156,7 @@ def test_quick_claims_and_settlements_write_what_slow_ones_do(
                 text = f"{text[:at]}\n  if true then return false end{text[at:]}"
         return text
 
-    monkeypatch.setattr(scripts, "_read", slowly)
+    monkeypatch.setattr(client, "_read", slowly)
     slow_script = names.script(*PIECES)
     assert quick_script.call(b"", []) != slow_script.call(b"", [])
     lives = [
@@ -167,7 +167,7 @@ def test_quick_claims_and_settlements_write_what_slow_ones_do(
 
 
 def _life(
-    open_store: Open, prefix: str, script: scripts.Script, monkeypatch: pytest.MonkeyPatch
+    open_store: Open, prefix: str, script: client.Script, monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """A random life, the same for every store, and what it left in the database."""
     monkeypatch.setattr("ergon_framework.jobs.stores.redis.store.EXCHANGE", script)

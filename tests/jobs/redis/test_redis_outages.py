@@ -13,8 +13,8 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
-from ergon_framework.storage.redis import link as link_module
-from ergon_framework.storage.redis.faults import lost
+from ergon_framework.storage.redis import client as link_module
+from ergon_framework.storage.redis.errors import lost
 from ergon_framework.testing.link import Link
 from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.jobstore.schedules import schedule

@@ -11,8 +11,8 @@ import pytest
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.storage.redis import link as link_module
-from ergon_framework.storage.redis.faults import lost
+from ergon_framework.storage.redis import client as link_module
+from ergon_framework.storage.redis.errors import lost
 from ergon_framework.testing.suites.jobstore.subject import new
 from tests.servers.redis import RedisServer
 from tests.servers.tls import Door, Papers

@@ -26,7 +26,7 @@ from ergon_framework.providers.stores.postgres import PostgresGround
 from ergon_framework.providers.stores.sql_store import SqlProviderStore
 from ergon_framework.providers.stores.sqlite import SqliteGround
 from ergon_framework.storage.failpoints import armed
-from ergon_framework.storage.server_clock import ServerClock
+from ergon_framework.storage.server import ServerClock
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt
 from tests.servers.postgres import PostgresServer, name_of

@@ -207,7 +207,7 @@ def test_a_call_in_a_hurry_waits_no_longer_than_it_can(server_store: SqlProvider
 
 def test_a_connection_that_does_not_come_in_time_is_closed_when_it_does() -> None:
     """Whoever wanted it is told to go on without; one that comes at once is handed over."""
-    from ergon_framework.storage.postgres.reaching import reached
+    from ergon_framework.storage.postgres.pool import reached
 
     goes_on, is_closed = threading.Event(), threading.Event()
 

@@ -14,7 +14,7 @@ from ergon_framework.ports.providerstore import Batch, LaneHealth, LaneKey, Prov
 from ergon_framework.providers.stores import open_store
 from ergon_framework.providers.stores.ground import PACKAGE
 from ergon_framework.providers.stores.memory import MemoryProviderStore
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 from tests.providers.stores.conftest import Opener
 from tests.providers.stores.workshop import LANE, START, HandClock, attempt, letter
 

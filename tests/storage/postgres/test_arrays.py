@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from ergon_framework.jobs.stores.postgres.statements import numbers, texts
-from ergon_framework.storage.postgres.arrays import (
+from ergon_framework.storage.postgres.pipeline import (
     Bigints,
     Bytes,
     Floats,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from ergon_framework.storage.postgres.batches import Batch
-from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.pipeline import Batch
+from ergon_framework.storage.postgres.pool import Connection
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")
 ADD = b"INSERT INTO things (name) VALUES (%(name)s)"

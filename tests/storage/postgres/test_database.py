@@ -17,11 +17,11 @@ from ergon_framework.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ergon_framework.storage.hurry import ASKING
-from ergon_framework.storage.postgres import faults
-from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.deadlines import ASKING
+from ergon_framework.storage.postgres import errors
 from ergon_framework.storage.postgres.database import PostgresDatabase
-from ergon_framework.storage.postgres.schema import PostgresSchema
+from ergon_framework.storage.postgres.migrations import PostgresSchema
+from ergon_framework.storage.postgres.pool import Connection
 from tests.servers.postgres import PostgresServer, name_of
 
 ONE = PostgresSchema("tries", "tests.storage.postgres.tries.one")
@@ -303,7 +303,7 @@ def test_many_may_make_the_tables_at_once(postgres_url: str) -> None:
 
 def test_no_connection_is_free(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks for one more than there may be is told how many there are."""
-    monkeypatch.setattr("ergon_framework.storage.postgres.connections.FREE", 0.01)
+    monkeypatch.setattr("ergon_framework.storage.postgres.pool.FREE", 0.01)
     with closing(PostgresDatabase(postgres_url, schema=ONE, size=1)) as database:
 
         def nested(_: Connection) -> None:
@@ -353,13 +353,13 @@ def test_a_closed_database_says_so(database: PostgresDatabase) -> None:
 def test_every_trouble_has_an_error_of_its_own(state: str, kind: str) -> None:
     """As the server's code tells."""
     error = psycopg.errors.lookup(state)("what the server said\nDETAIL: a value")
-    told = faults.translate(error, "it")
+    told = errors.translate(error, "it")
     assert type(told).__name__ == kind
     assert "a value" not in told.message
 
 
 def test_a_connection_that_dies_in_a_pipeline_is_lost() -> None:
     """Which state the driver was in is nothing that an operator can act upon."""
-    told = faults.translate(psycopg.OperationalError("connection not in pipeline mode"), "it")
+    told = errors.translate(psycopg.OperationalError("connection not in pipeline mode"), "it")
     assert told.message == "it cannot be used for now: the connection was lost"
     assert told.details["is_lost"]

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.storage.postgres import bells
-from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres import notifier
 from ergon_framework.storage.postgres.database import PostgresDatabase
+from ergon_framework.storage.postgres.pool import Connection
 from tests.servers.postgres import PostgresServer, name_of
 from tests.storage.conftest import until
 from tests.storage.postgres.test_database import ONE, PATIENCE, names, nothing, put
@@ -125,8 +125,8 @@ def test_closing_does_not_wait_for_a_frozen_server(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who listens is cut off."""
-    monkeypatch.setattr(bells, "_ALIVE", 0.05)
-    monkeypatch.setattr(bells, "_ASKED", 0.5)
+    monkeypatch.setattr(notifier, "_ALIVE", 0.05)
+    monkeypatch.setattr(notifier, "_ASKED", 0.5)
     database = PostgresDatabase(postgres_url, schema=ONE)
     database.listen("frozen")
     with psycopg.connect(postgres_url, autocommit=True) as connection:

@@ -10,11 +10,10 @@ from contextlib import ExitStack
 import pytest
 
 from ergon_framework.errors import StoreUnavailableError
-from ergon_framework.storage.hurry import ASKING
-from ergon_framework.storage.patience import Patience
-from ergon_framework.storage.postgres import connections as connections_module
+from ergon_framework.storage.deadlines import ASKING, Patience
+from ergon_framework.storage.postgres import pool as connections_module
 from ergon_framework.storage.postgres.address import address_of
-from ergon_framework.storage.postgres.connections import Connections
+from ergon_framework.storage.postgres.pool import Connections
 
 pytestmark = pytest.mark.req("SCALE:fleet-outage")
 PATIENCE = 30.0

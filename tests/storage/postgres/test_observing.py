@@ -11,8 +11,8 @@ from psycopg import sql
 from ergon_framework.boundary.logs.postgres import PostgresFactStore
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.storage.observing import Observation, skew
-from ergon_framework.storage.postgres import observing
+from ergon_framework.storage.postgres import diagnostics
+from ergon_framework.storage.server import Observation, skew
 
 pytestmark = pytest.mark.req("SCALE:doctor")
 
@@ -29,7 +29,7 @@ FINE = {
 
 def test_a_real_server_is_looked_at(postgres_url: str) -> None:
     """Everything is there, and the tests' own server is unsafe in the one way that it is."""
-    seen = {each.what: each for each in observing.observe(postgres_url)}
+    seen = {each.what: each for each in diagnostics.observe(postgres_url)}
     wanted = {"version", "role", "durability", "connections", "vacuum", "latency", "clock"}
     wanted |= {"encryption"}
     assert set(seen) == wanted
@@ -42,7 +42,7 @@ def test_a_database_that_may_only_be_read_is_unfit(postgres_url: str) -> None:
     """Whoever set it so: nothing could be kept there."""
     mark = "&" if "?" in postgres_url else "?"
     url = f"{postgres_url}{mark}options=-cdefault_transaction_read_only%3Don"
-    [role] = [each for each in observing.observe(url) if each.what == "role"]
+    [role] = [each for each in diagnostics.observe(url) if each.what == "role"]
     assert role.is_grave
     assert "default_transaction_read_only" in role.remedy
 
@@ -50,20 +50,20 @@ def test_a_database_that_may_only_be_read_is_unfit(postgres_url: str) -> None:
 def test_a_server_that_is_not_there_says_so() -> None:
     """The error is the one of connecting."""
     with pytest.raises(StoreUnavailableError):
-        list(observing.observe("postgresql://127.0.0.1:1/none"))
+        list(diagnostics.observe("postgresql://127.0.0.1:1/none"))
 
 
 @pytest.mark.parametrize("name", ["fsync", "full_page_writes"])
 def test_a_server_that_does_not_sync_is_unsafe(name: str) -> None:
     """Whatever else it does, a power cut takes the database."""
-    [seen] = observing.durability(FINE | {name: "off"}, "on")
+    [seen] = diagnostics.durability(FINE | {name: "off"}, "on")
     assert seen.is_grave
     assert seen.remedy == f"set {name} = on"
 
 
 def test_every_setting_that_is_off_is_named() -> None:
     """Whoever mends one finds the other; that commits do not wait is told all the same."""
-    [seen, note] = observing.durability(FINE | dict.fromkeys(FINE, "off"), "off")
+    [seen, note] = diagnostics.durability(FINE | dict.fromkeys(FINE, "off"), "off")
     assert seen.found.startswith("fsync and full_page_writes are off: ")
     assert seen.remedy == "set fsync = on and full_page_writes = on"
     assert note.what == "synchronous_commit"
@@ -74,14 +74,14 @@ def test_a_database_whose_commits_do_not_wait(postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         name = sql.Identifier(connection.info.dbname)
         connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(name))
-    [note] = [e for e in observing.observe(postgres_url) if e.what == "synchronous_commit"]
+    [note] = [e for e in diagnostics.observe(postgres_url) if e.what == "synchronous_commit"]
     assert not note.is_grave
     assert "a job that is enqueued there does not" in note.found
 
 
 def test_commits_that_do_not_wait_are_worth_knowing() -> None:
     """Our own connections wait all the same; those of the user do not."""
-    [fine, note] = observing.durability(FINE, "off")
+    [fine, note] = diagnostics.durability(FINE, "off")
     assert not fine.remedy
     assert not note.is_grave
     assert "set synchronous_commit = on" in note.remedy
@@ -89,22 +89,22 @@ def test_commits_that_do_not_wait_are_worth_knowing() -> None:
 
 def test_an_old_server_is_refused() -> None:
     """It gets no corrections any more."""
-    seen = observing.version(FINE | {"server_version": "12.1", "server_version_num": "120001"})
+    seen = diagnostics.version(FINE | {"server_version": "12.1", "server_version_num": "120001"})
     assert seen.is_grave
     assert "13" in seen.remedy
 
 
 def test_connections_that_run_out_are_noticed() -> None:
     """Before the last one is gone."""
-    assert not observing.crowd(FINE, 20).remedy
-    assert observing.crowd(FINE, 90).remedy
+    assert not diagnostics.crowd(FINE, 20).remedy
+    assert diagnostics.crowd(FINE, 90).remedy
 
 
 def test_a_queue_needs_its_vacuum() -> None:
     """It must be on, and nobody may hold it up."""
-    assert observing.vacuum(FINE | {"autovacuum": "off"}, 0.0).is_grave
-    assert "idle for 900 s" in observing.vacuum(FINE, 900.0).found
-    assert not observing.vacuum(FINE, 1.0).remedy
+    assert diagnostics.vacuum(FINE | {"autovacuum": "off"}, 0.0).is_grave
+    assert "idle for 900 s" in diagnostics.vacuum(FINE, 900.0).found
+    assert not diagnostics.vacuum(FINE, 1.0).remedy
 
 
 def test_a_clock_that_differs_is_told() -> None:

@@ -23,8 +23,8 @@ from ergon_framework.ports.jobstore import Topic
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.providers.stores import postgres as provider_tables
 from ergon_framework.providers.stores.opening import open_store as open_provider_store
-from ergon_framework.storage.patience import Patience
-from ergon_framework.storage.postgres.pooling import Line, Pooling, pooling_of
+from ergon_framework.storage.deadlines import Patience
+from ergon_framework.storage.postgres.pool import PooledConnection, Pooling, pooling_of
 from tests.servers.pooler import Pooler
 from tests.servers.postgres import PostgresServer, name_of
 
@@ -54,7 +54,7 @@ def address(pooler: Pooler, url: str) -> str:
 def looked_at(url: str) -> Pooling:
     """What stands there."""
 
-    def connect() -> Line:
+    def connect() -> PooledConnection:
         return psycopg.connect(url, autocommit=True)
 
     with closing(connect()) as line:
@@ -67,7 +67,7 @@ def test_the_server_itself(postgres_url: str) -> None:
         assert pooling_of(line, _nobody, Patience()) is Pooling.NONE
 
 
-def _nobody() -> Line:
+def _nobody() -> PooledConnection:
     raise AssertionError
 
 
@@ -81,7 +81,7 @@ def test_a_pooler_is_told_apart_by_what_it_does(pooled: Pooled) -> None:
 def test_a_pooler_with_one_connection(pooled: Pooled) -> None:
     """Where no second one is to be had, the first one is ours."""
 
-    def refuse() -> Line:
+    def refuse() -> PooledConnection:
         raise psycopg.OperationalError("no more connections allowed")
 
     with closing(psycopg.connect(pooled(is_session=True), autocommit=True)) as line:

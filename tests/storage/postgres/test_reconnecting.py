@@ -8,9 +8,9 @@ import psycopg
 import pytest
 
 from ergon_framework.errors import StoreReadOnlyError, StoreUnavailableError
-from ergon_framework.storage.postgres import connections
-from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres import pool
 from ergon_framework.storage.postgres.database import PostgresDatabase
+from ergon_framework.storage.postgres.pool import Connection
 from tests.servers.postgres import PostgresServer, name_of
 from tests.servers.tls import Door, Papers
 from tests.storage.postgres.test_database import ONE
@@ -25,7 +25,7 @@ _END = (
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that was away is asked again at once."""
-    monkeypatch.setattr(connections, "REST", 0.0)
+    monkeypatch.setattr(pool, "REST", 0.0)
 
 
 def hang_up(url: str) -> None:
@@ -55,7 +55,7 @@ def test_what_was_wrong_is_said_again(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever comes while the server is left alone hears what was wrong, and not only that."""
-    monkeypatch.setattr(connections, "REST", 600.0)
+    monkeypatch.setattr(pool, "REST", 600.0)
     url = postgres_server.new_database()
     with closing(PostgresDatabase(url, schema=ONE)) as database:
         postgres_server.drop_database(url)

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.storage.postgres import faults
-from ergon_framework.storage.postgres.upkeep import connected
+from ergon_framework.storage.postgres import errors
+from ergon_framework.storage.postgres.migrations import connected
 from tests.servers.by_url import jobs_by_commands, refused
 from tests.servers.postgres import PostgresServer, name_of
 from tests.servers.tls import Opened, Papers, doors
@@ -121,7 +121,7 @@ def test_a_key_that_anybody_may_read(door: Opened, signed: Papers, tmp_path: Pat
 def test_a_server_that_wants_tls() -> None:
     """A user who may come in with TLS only is told that, not to look at the password."""
     said = 'no pg_hba.conf entry for host "::1", user "me", database "work", no encryption'
-    found = faults.refused(ValueError(f"FATAL:  {said}"), "the server")
+    found = errors.refused(ValueError(f"FATAL:  {said}"), "the server")
     assert found is not None
     assert "with TLS only" in found.message
     assert "sslmode=verify-full" in (found.remedy or "")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.storage.redis import bells
+from ergon_framework.storage.redis import notifier
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.bells import Belfry
-from ergon_framework.storage.redis.link import RedisLink
+from ergon_framework.storage.redis.client import RedisLink
+from ergon_framework.storage.redis.notifier import Belfry
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis")
 WAIT = 30.0
@@ -85,8 +85,8 @@ def test_a_server_that_is_frozen_is_noticed_whoever_rings(
 ) -> None:
     """Whoever begins to listen meanwhile does not put that off."""
     link = RedisLink(address_of(redis_url))
-    monkeypatch.setattr(bells, "READY", 0.0)
-    monkeypatch.setattr(bells, "_ALIVE", 0.2)
+    monkeypatch.setattr(notifier, "READY", 0.0)
+    monkeypatch.setattr(notifier, "_ALIVE", 0.2)
     connect, again = link.connect, threading.Event()
     lines: list[Any] = []
 

@@ -13,7 +13,7 @@ import redis
 
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.link import RedisLink
+from ergon_framework.storage.redis.client import RedisLink
 from tests.jobs.workplace import wait_until
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:url-errors")

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
-from ergon_framework.storage.redis.durability import Persistence
-from ergon_framework.storage.redis.observing import (
+from ergon_framework.storage.redis.diagnostics import (
+    Persistence,
     durability,
     eviction,
     memory,

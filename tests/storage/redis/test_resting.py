@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
-from ergon_framework.storage.redis import link as link_module
+from ergon_framework.storage.redis import client as link_module
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.link import RedisLink
+from ergon_framework.storage.redis.client import RedisLink
 from tests.servers.redis import RedisServer
 from tests.servers.server import started
 

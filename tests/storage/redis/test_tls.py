@@ -15,10 +15,10 @@ import pytest
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.jobs.stores.redis import RedisJobStore
 from ergon_framework.ports.jobstore import Topic
-from ergon_framework.storage.redis import link as links
-from ergon_framework.storage.redis import tls as encrypting
+from ergon_framework.storage.redis import client as encrypting
+from ergon_framework.storage.redis import client as links
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.link import RedisLink
+from ergon_framework.storage.redis.client import RedisLink
 from tests.servers.by_url import jobs_by_commands, refused
 from tests.servers.redis import RedisServer
 from tests.servers.server import free_port

@@ -12,14 +12,14 @@ import pytest
 import ergon_framework
 from ergon_framework.errors import StoreSchemaError
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.durability import (
+from ergon_framework.storage.redis.client import RedisLink
+from ergon_framework.storage.redis.diagnostics import (
     OLDEST,
     persistence_of,
     refuse_unsafe,
+    version,
     version_in,
 )
-from ergon_framework.storage.redis.link import RedisLink
-from ergon_framework.storage.redis.observing import version
 
 pytestmark = pytest.mark.req("SCALE:jobs-redis", "SCALE:doctor")
 

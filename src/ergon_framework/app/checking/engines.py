@@ -11,7 +11,7 @@ from ergon_framework.app.reading.sections import Settings
 from ergon_framework.app.reading.store_urls import call_stores, store_url
 from ergon_framework.app.settings import revealed
 from ergon_framework.errors import ErgonError, describe
-from ergon_framework.storage.observing import Observation
+from ergon_framework.storage.server import Observation
 from ergon_framework.task.mixins.utils import run_with_timeout
 
 Observe = Callable[[str], Iterator[Observation]]
@@ -93,21 +93,21 @@ def _observer(url: str) -> Observe | None:
             from ergon_framework.storage.postgres.address import address_of
 
             address_of(url)  # names the extra that is missing
-            from ergon_framework.storage.postgres.observing import observe as postgres
+            from ergon_framework.storage.postgres.diagnostics import observe as postgres
 
             return postgres
         case "redis":
             from ergon_framework.storage.redis.address import address_of as redis_address
 
             redis_address(url)
-            from ergon_framework.storage.redis.observing import observe as redis
+            from ergon_framework.storage.redis.diagnostics import observe as redis
 
             return redis
         case "nats":
             from ergon_framework.storage.nats.address import address_of as nats_address
 
             nats_address(url)
-            from ergon_framework.storage.nats.observing import observe as nats
+            from ergon_framework.storage.nats.diagnostics import observe as nats
 
             return nats
         case "s3":

@@ -28,8 +28,8 @@ from ergon_framework.providers.migrations import HEAD, running
 from ergon_framework.providers.migrations.database import Database
 from ergon_framework.providers.models import metadata
 from ergon_framework.providers.stores.moves import MARKS
-from ergon_framework.storage.bars import postgres_bars, sqlite_bars
 from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.freeze import postgres_bars, sqlite_bars
 
 _TABLES = sorted(metadata.tables.values(), key=lambda table: table.name)
 _MARKS, _JOB_MARKS = (

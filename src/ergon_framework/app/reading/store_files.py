@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from ergon_framework.errors import ErgonError, StoreError, StoreSchemaError, StoreUnavailableError
-from ergon_framework.storage.faults import translate
 from ergon_framework.storage.postgres.address import address_of
+from ergon_framework.storage.sqlite.errors import translate
 from ergon_framework.storage.urls import file_of
 
 _LOOK = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
@@ -32,7 +32,7 @@ def has_calls(url: str, table: str) -> bool:
         return False
     try:
         address_of(url)  # names the extra that is missing
-        from ergon_framework.storage.postgres.upkeep import has_table
+        from ergon_framework.storage.postgres.migrations import has_table
 
         return has_table(url, table)
     except ErgonError:
@@ -52,7 +52,7 @@ def has_jobs(url: str) -> bool:
     try:
         address_of(url)
         from ergon_framework.jobs.stores.postgres.ground import SCHEMA
-        from ergon_framework.storage.postgres.upkeep import version_of
+        from ergon_framework.storage.postgres.migrations import version_of
 
         return version_of(url, SCHEMA) is not None
     except ErgonError:

@@ -21,7 +21,7 @@ from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.jobs.worker import Worker, WorkerReport
 from ergon_framework.storage import failpoints
-from ergon_framework.storage.hurry import ASKING
+from ergon_framework.storage.deadlines import ASKING
 from ergon_framework.storage.urls import file_of
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from typing import Generic
 from ergon_framework.boundary.logs.in_line import Answer, InLine, Left, Request, Waiting
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import BoundaryError, StoreError, StoreUnavailableError
-from ergon_framework.storage.turns import Caller, Turns, nested
+from ergon_framework.storage.sqlite.group_commit import Caller, Turns, nested
 
 logger = logging.getLogger("ergon_framework.boundary")
 

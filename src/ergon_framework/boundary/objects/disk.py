@@ -16,7 +16,7 @@ from ergon_framework.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
-from ergon_framework.storage import medium, secure_files
+from ergon_framework.storage import fsync, secure_files
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -25,8 +25,8 @@ HARMLESS = FULL | READ_ONLY | GONE | {errno.EMFILE, errno.ENFILE}
 """A sync that could not even begin, or one whose failure is known to have lost nothing else."""
 
 
-sync_file = medium.sync_file
-sync_folder = medium.sync_folder
+sync_file = fsync.sync_file
+sync_folder = fsync.sync_folder
 
 
 def write_all(fd: int, views: Iterable[memoryview]) -> None:

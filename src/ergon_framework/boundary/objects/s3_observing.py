@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from ergon_framework.boundary.objects.s3_bucket import BucketClient
-from ergon_framework.storage.observing import Observation, latency, skew
+from ergon_framework.storage.server import Observation, latency, skew
 
 _SCARCE = 1 << 30
 

@@ -22,7 +22,7 @@ from ergon_framework.boundary.spool.draining import (
     Script,
 )
 from ergon_framework.boundary.spool.store import Spool
-from ergon_framework.storage.bells import Bell
+from ergon_framework.storage.sqlite.notifier import Bell
 
 MakeScript: TypeAlias = Callable[[Callable[[], bool]], Script[DrainReport]]
 """Makes the script, given how to ask whether it is to stop."""

@@ -58,7 +58,7 @@ from ergon_framework.core.retry import Backoff
 from ergon_framework.engine.clocks import current_clock
 from ergon_framework.errors import BoundaryError, ErgonError, WiringError, describe
 from ergon_framework.ports.factstore import NewFact
-from ergon_framework.storage.joining import Joinable
+from ergon_framework.storage.sqlite.external_transaction import Joinable
 
 __all__ = ["DrainReport", "Ended", "Figures", "Outbox", "Refused"]
 

@@ -29,12 +29,12 @@ from ergon_framework.errors import (
     BufferFullError,
     ConflictingDuplicateError,
 )
-from ergon_framework.storage.bells import Belfry, Bell
 from ergon_framework.storage.failpoints import declare, failpoint
-from ergon_framework.storage.joining import Joinable, joined
-from ergon_framework.storage.schema import Schema
-from ergon_framework.storage.statements import load
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
+from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.notifier import Belfry, Bell
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from ergon_framework.boundary.opening import clock_of, fact_file, open_stores
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.storage.statements import load
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.database import Database
 
 _SQL = load(SQL, "store.sql")
 

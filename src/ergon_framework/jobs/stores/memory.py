@@ -22,7 +22,7 @@ from ergon_framework.ports.jobstore import (
     Settlement,
     Topic,
 )
-from ergon_framework.storage.memory_bells import Belfry
+from ergon_framework.storage.notifier import Belfry
 
 
 class MemoryJobStore(MemoryMoving):

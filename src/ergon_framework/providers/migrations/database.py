@@ -21,9 +21,9 @@ from ergon_framework.errors import (
     describe,
 )
 from ergon_framework.providers.recording.spill import TARGET
-from ergon_framework.storage import faults
-from ergon_framework.storage.connections import prepare_file, tighten_file
 from ergon_framework.storage.postgres.address import address_of, encryption, unreadable
+from ergon_framework.storage.sqlite import errors
+from ergon_framework.storage.sqlite.connections import prepare_file, tighten_file
 from ergon_framework.storage.urls import is_cut_short, path_in, taken_apart
 
 _FORMS = "write sqlite:///work.db, sqlite:////var/lib/work.db or postgresql://user@host/name"
@@ -94,7 +94,7 @@ class Database:
             from ergon_framework.providers.stores.postgres_faults import refused, translate
 
             return refused(cause or error, self.name) or translate(cause or error, self.name)
-        found = faults.translate(cause, self.file) if isinstance(cause, sqlite3.Error) else None
+        found = errors.translate(cause, self.file) if isinstance(cause, sqlite3.Error) else None
         return found or StoreSchemaError(
             f"the tables of {self.name} cannot be used: {describe(cause or error)}",
             remedy="see what another program did to them, or name another store",
@@ -104,7 +104,7 @@ class Database:
 def _greet(connection: Any, _record: Any) -> None:
     import psycopg
 
-    from ergon_framework.storage.postgres.connections import ALWAYS
+    from ergon_framework.storage.postgres.pool import ALWAYS
 
     try:
         connection.execute(ALWAYS)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ergon_framework.ports.providerstore import Batch
 from ergon_framework.providers.recording.spill_lines import batch_of
-from ergon_framework.storage.medium import sync_file, sync_folder
+from ergon_framework.storage.fsync import sync_file, sync_folder
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
 
 SUFFIX = ".jsonl"

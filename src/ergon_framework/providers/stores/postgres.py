@@ -34,13 +34,11 @@ from ergon_framework.providers.stores.late import Late
 from ergon_framework.providers.stores.moves import FIND_MARK, MARKS, refuse_unsettled_tables
 from ergon_framework.providers.stores.postgres_faults import refused, translate, turns_for
 from ergon_framework.providers.stores.postgres_hand import PostgresHand
+from ergon_framework.storage.connection_errors import told_again
+from ergon_framework.storage.deadlines import Line, Patience
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.patience import Line, Patience
-from ergon_framework.storage.postgres.connections import ALWAYS
-from ergon_framework.storage.postgres.pooling import pooling_of, refuse_shared
-from ergon_framework.storage.postgres.reaching import reached
-from ergon_framework.storage.reconnecting import told_again
-from ergon_framework.storage.server_clock import ServerClock
+from ergon_framework.storage.postgres.pool import ALWAYS, pooling_of, reached, refuse_shared
+from ergon_framework.storage.server import ServerClock
 
 T = TypeVar("T")
 

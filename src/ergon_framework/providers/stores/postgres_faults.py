@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ergon_framework.errors import ErgonError, StoreError
 from ergon_framework.providers.stores.ground import TaskMissingError
-from ergon_framework.storage.postgres import faults
-from ergon_framework.storage.postgres.faults import turns_for
+from ergon_framework.storage.postgres import errors
+from ergon_framework.storage.postgres.errors import turns_for
 
 __all__ = ["refused", "translate", "turns_for"]
 
@@ -17,11 +17,11 @@ def refused(error: BaseException, name: str) -> ErgonError | None:
 
     Those have no code.
     """
-    return None if getattr(error, "sqlstate", None) else faults.refused(error, name)
+    return None if getattr(error, "sqlstate", None) else errors.refused(error, name)
 
 
 def translate(error: BaseException, name: str) -> StoreError:
     """The store's error for it."""
     if getattr(error, "sqlstate", None) == _NO_SUCH_TASK:
         return TaskMissingError(f"{name} refers to a row that is not there")
-    return faults.translate(error, name)
+    return errors.translate(error, name)

@@ -19,7 +19,7 @@ from ergon_framework.providers.stores.ground import (
     sure_instant,
 )
 from ergon_framework.providers.telling import logger
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _SQL = load(PACKAGE, "gates.sql")
 _STANDING, _FIRST_SWAP = _SQL["standing"], _SQL["first_swap"]

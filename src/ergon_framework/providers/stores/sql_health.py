@@ -15,7 +15,7 @@ from ergon_framework.providers.stores.ground import (
 from ergon_framework.providers.stores.sql_gates import breaker_of
 from ergon_framework.providers.stores.sql_rates import Lane, Rate
 from ergon_framework.providers.stores.sql_records import Records
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _LANES = load(PACKAGE, "records.sql")["lanes"]
 _RUNNING = load(PACKAGE, "quota.sql")["running"]

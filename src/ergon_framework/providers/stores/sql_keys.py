@@ -15,7 +15,7 @@ from ergon_framework.providers.stores.claims import (
 )
 from ergon_framework.providers.stores.ground import PACKAGE, Hand, fitted, sure_instant
 from ergon_framework.providers.stores.sql_gates import Grounded
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _SQL = load(PACKAGE, "keys.sql")
 _MESSAGE = 2000

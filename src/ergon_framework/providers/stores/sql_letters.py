@@ -19,7 +19,7 @@ from ergon_framework.providers.stores.ground import (
     sure_instant,
 )
 from ergon_framework.providers.stores.sql_gates import Grounded
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _SQL = load(PACKAGE, "letters.sql")
 _MESSAGE = 2000

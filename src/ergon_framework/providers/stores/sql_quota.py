@@ -8,7 +8,7 @@ from ergon_framework.core.quota import Account, Window, latest_start
 from ergon_framework.ports.providerstore import LaneKey, Quota
 from ergon_framework.providers.stores.ground import PACKAGE, Hand, sure_instant
 from ergon_framework.providers.stores.sql_gates import Grounded, new_id
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _SQL = load(PACKAGE, "quota.sql")
 _SPEND, _TAKE, _NEWEST = _SQL["spend"], _SQL["take"], _SQL["newest"]

@@ -23,7 +23,7 @@ from ergon_framework.providers.stores.folding import (
     minute_of,
 )
 from ergon_framework.providers.stores.ground import PACKAGE, Ground, Hand, Row, sure_instant
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _SQL = load(PACKAGE, "records.sql")
 _TENANTS = 64  # of whom minutes are kept

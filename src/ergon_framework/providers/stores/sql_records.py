@@ -24,7 +24,7 @@ from ergon_framework.providers.stores.ground import (
 from ergon_framework.providers.stores.sql_gates import Grounded, new_id
 from ergon_framework.providers.stores.sql_letters import add_letters
 from ergon_framework.providers.stores.sql_rates import Rates
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _SQL = load(PACKAGE, "records.sql")
 _ROLLUP, _ADD_ROLLUP, _SET_ROLLUP = _SQL["rollup"], _SQL["add_rollup"], _SQL["set_rollup"]

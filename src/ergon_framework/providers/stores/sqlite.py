@@ -31,11 +31,11 @@ from ergon_framework.providers.stores.ground import (
 )
 from ergon_framework.providers.stores.late import Late
 from ergon_framework.providers.stores.moves import FIND_MARK, refuse_unsettled_tables
-from ergon_framework.storage.connections import connect, open_reader
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.faults import translate
-from ergon_framework.storage.schema import Schema
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite.connections import connect, open_reader
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.errors import translate
+from ergon_framework.storage.sqlite.migrations import Schema
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""A journal in one SQLite file, written and read by several processes at once."""
+"""A journal in one SQLite file, which several processes write and read at once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,124 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
+
+import msgspec
 
 from ergon_framework.ports.jobstore import Bell
 from ergon_framework.ports.journal import Entry, SpanRecord, Wanted
-from ergon_framework.storage.bells import Belfry
-from ergon_framework.storage.journal import rows
-from ergon_framework.storage.schema import Schema
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.notifier import Belfry
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+ADD_ENTRY = """
+INSERT INTO ergon_entries (at, name, source, unit, trace_id, fields) VALUES (?, ?, ?, ?, ?, ?)
+"""
+# A span that a writer offers again, not knowing whether it was taken, is there once.
+ADD_SPAN = """
+INSERT OR IGNORE INTO ergon_spans
+    (trace_id, span_id, parent_id, name, source, unit, began_at, ended_at, failure, attributes)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+SELECT = """
+SELECT number, at, name, source, unit, trace_id, fields FROM ergon_entries
+WHERE {terms} ORDER BY number {order} LIMIT ?
+"""
+TRACE = """
+SELECT trace_id, span_id, parent_id, name, source, unit, began_at, ended_at, failure, attributes
+FROM ergon_spans WHERE trace_id = ? ORDER BY began_at, number
+"""
+TRACES_OF = """
+SELECT trace_id FROM (
+    SELECT trace_id, began_at AS at FROM ergon_spans WHERE unit = :unit AND unit <> ''
+    UNION ALL
+    SELECT trace_id, at FROM ergon_entries
+    WHERE unit = :unit AND unit <> '' AND trace_id <> ''
+) GROUP BY trace_id ORDER BY max(at) DESC, trace_id
+"""
+# Ids are hexadecimal: "g" comes after all that may follow.
+TRACES_BEGINNING = """
+SELECT DISTINCT trace_id FROM ergon_spans WHERE trace_id >= ? AND trace_id < ?
+ORDER BY trace_id LIMIT ?
+"""
+
+
+def entry_row(entry: Entry) -> tuple[Any, ...]:
+    """The columns of :data:`ADD_ENTRY`."""
+    fields = _encode(entry.fields).decode()
+    return (entry.at, entry.name, entry.source, entry.unit, entry.trace_id, fields)
+
+
+def entry_of(row: Sequence[Any]) -> Entry:
+    """What :func:`select` found."""
+    number, at, name, source, unit, trace_id, fields = row
+    return Entry(
+        at=at,
+        name=name,
+        source=source,
+        unit=unit,
+        trace_id=trace_id,
+        fields=_decode(fields),
+        number=number,
+    )
+
+
+def span_row(span: SpanRecord) -> tuple[Any, ...]:
+    """The columns of :data:`ADD_SPAN`."""
+    return (
+        *(span.trace_id, span.span_id, span.parent_id, span.name, span.source, span.unit),
+        *(span.began_at, span.ended_at, span.failure, _encode(span.attributes).decode()),
+    )
+
+
+def span_of(row: Sequence[Any]) -> SpanRecord:
+    """What :data:`TRACE` found."""
+    trace_id, span_id, parent_id, name, source, unit, began_at, ended_at, failure, more = row
+    return SpanRecord(
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=parent_id,
+        name=name,
+        source=source,
+        unit=unit,
+        began_at=began_at,
+        ended_at=ended_at,
+        failure=failure,
+        attributes=_decode(more),
+    )
+
+
+def select(
+    wanted: Wanted, after: int, limit: int, order: Literal["ASC", "DESC"] = "ASC"
+) -> tuple[str, list[Any]]:
+    """The statement that finds what is wanted, and its values."""
+    terms, values = ["number > ?"], [after]
+    for term, value in _terms(wanted):
+        terms.append(term)
+        values += value
+    return SELECT.format(terms=" AND ".join(terms), order=order), [*values, limit]
+
+
+def _terms(wanted: Wanted) -> list[tuple[str, list[Any]]]:
+    found: list[tuple[str, list[Any]]] = []
+    if wanted.names:
+        # Whole, or the part before the dot: "job." up to what would come after all that begins so.
+        either = " OR ".join("name = ? OR (name > ? AND name < ?)" for _ in wanted.names)
+        values = [each for name in wanted.names for each in (name, f"{name}.", f"{name}/")]
+        found.append((f"({either})", values))
+    if wanted.unit:
+        found.append(("unit = ? AND unit <> ''", [wanted.unit]))
+    if wanted.trace_id:
+        found.append(("trace_id = ? AND trace_id <> ''", [wanted.trace_id]))
+    if wanted.source:
+        found.append(("substr(source, 1, length(?)) = ?", [wanted.source] * 2))
+    if wanted.since is not None:
+        found.append(("at >= ?", [wanted.since]))
+    return found
+
 
 KEEP = 7 * 86400.0
 """Seconds that something stays."""
@@ -75,13 +185,13 @@ class SqliteJournal:
         """Add them in one commit; rings the bells. Now and then it sweeps."""
         if not entries and not spans:
             return
-        told = [rows.entry_row(entry) for entry in entries]
-        ended = [rows.span_row(span) for span in spans]
+        told = [entry_row(entry) for entry in entries]
+        ended = [span_row(span) for span in spans]
 
         def work(connection: sqlite3.Connection) -> None:
             with closing(connection.cursor()) as cursor:
-                cursor.executemany(rows.ADD_ENTRY, told)
-                cursor.executemany(rows.ADD_SPAN, ended)
+                cursor.executemany(ADD_ENTRY, told)
+                cursor.executemany(ADD_SPAN, ended)
 
         self._database.write(work, is_synced=False)
         self._belfry.ring(_TOPIC)
@@ -92,13 +202,13 @@ class SqliteJournal:
 
     def read(self, wanted: Wanted, after: int = 0, limit: int = 1000) -> list[Entry]:
         """Entries with a number above ``after``, the oldest first."""
-        statement, values = rows.select(wanted, after, limit)
-        return [rows.entry_of(row) for row in self._rows(statement, values)]
+        statement, values = select(wanted, after, limit)
+        return [entry_of(row) for row in self._rows(statement, values)]
 
     def newest(self, wanted: Wanted, limit: int = 1000) -> list[Entry]:
         """The last entries, the oldest of them first."""
-        statement, values = rows.select(wanted, 0, limit, order="DESC")
-        return [rows.entry_of(row) for row in reversed(self._rows(statement, values))]
+        statement, values = select(wanted, 0, limit, order="DESC")
+        return [entry_of(row) for row in reversed(self._rows(statement, values))]
 
     def last(self) -> int:
         """The highest number given so far, also to what has been swept since."""
@@ -107,15 +217,15 @@ class SqliteJournal:
 
     def trace(self, trace_id: str) -> list[SpanRecord]:
         """The spans of a trace, by their beginning."""
-        return [rows.span_of(row) for row in self._rows(rows.TRACE, [trace_id])]
+        return [span_of(row) for row in self._rows(TRACE, [trace_id])]
 
     def traces_of(self, unit: str) -> list[str]:
         """The traces in which a unit took part, the newest first."""
-        return [row[0] for row in self._rows(rows.TRACES_OF, {"unit": unit})]
+        return [row[0] for row in self._rows(TRACES_OF, {"unit": unit})]
 
     def traces_beginning(self, prefix: str, limit: int = 20) -> list[str]:
         """The traces whose id begins so, for people who type less."""
-        return [row[0] for row in self._rows(rows.TRACES_BEGINNING, [prefix, f"{prefix}g", limit])]
+        return [row[0] for row in self._rows(TRACES_BEGINNING, [prefix, f"{prefix}g", limit])]
 
     def sweep(self, keep: float, most: int) -> int:
         """Drop what is older than ``keep`` seconds or beyond ``most`` rows; how many went."""

@@ -8,9 +8,8 @@ only where nobody else has written since.
 from __future__ import annotations
 
 from ergon_framework.storage.nats.address import Address, address_of
-from ergon_framework.storage.nats.line import Line, Reply
-from ergon_framework.storage.nats.reading import Stored
-from ergon_framework.storage.nats.stream import Message, NatsStream, OvertakenError
+from ergon_framework.storage.nats.client import Line, Reply
+from ergon_framework.storage.nats.stream import Message, NatsStream, OvertakenError, Stored
 
 __all__ = [
     "Address",

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
-from ergon_framework.storage.tls import Options
+from ergon_framework.storage.connection_errors import Options
 from ergon_framework.storage.urls import ACKNOWLEDGE, accepts_unsynced, taken_apart
 
 FORMS = "write nats://host:4222, or nats://user:password@host:4222/name?replicas=3, or tls://host"

@@ -1,59 +1,299 @@
-"""The library's client: reads headers faster, and says nothing to a server it must not trust."""
+"""A client of one NATS server: an event loop in a thread of its own, for callers of any thread."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from nats.aio.client import Client
-from nats.errors import Error
+from ergon_framework.errors import ConfigurationError, StoreUnavailableError
+from ergon_framework.storage.connection_errors import told_again
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.nats.address import Address
+from ergon_framework.storage.nats.errors import away, closed, lost
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
 
 
-class PlainServerError(Error):
-    """A server did not begin with TLS, and the URL asks for it."""
+T = TypeVar("T")
+
+declare("nats.commit.before", "nats.commit.within", "nats.commit.after")
+
+logger = logging.getLogger("ergon_framework.storage")
+
+ENDING = 3.0
+"""Seconds for those who wait for an answer to hear that the line is closed."""
+PATIENCE = 10.0
+"""Seconds that an answer may take."""
+STATUS = "Status"
+"""The header of a reply that is about the replies, and the last of them."""
+_MOST_PENDING = 1 << 28  # bytes that wait to be read, before the library throws some away
 
 
-class QuickClient(Client):
-    """A client of the library, changed in four places.
+Sendable: TypeAlias = tuple[str, bytes, Mapping[str, str] | None]
+"""Subject, content and headers."""
 
-    It reads what our own messages and the server's answers have for headers, and nothing else.
-    Should the library call this no longer, its own reading is used, which is only slower.
 
-    It ends a connection that is not encrypted and should be, before it says who it is: the library
-    leaves it to the server whether there is TLS. ``is_checked`` tells that it was asked.
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back."""
 
-    It takes TLS from a server that has it for those who want it (``allow_non_tls``).
+    headers: Mapping[str, str]
+    data: bytes
 
-    It knows the public half of a key by which the server knows the user.
-    """
+    @property
+    def status(self) -> str:
+        """What the server says about the request; empty when it answers it."""
+        return self.headers.get(STATUS, "")
 
-    def __init__(self, *, needs_tls: bool, public_key: str | None) -> None:
-        super().__init__()
-        self.needs_tls = needs_tls
-        self.is_checked = False
-        self._public_nkey = public_key
 
-    def _process_info(self, info: dict[str, Any], *args: Any, **more: Any) -> Any:
-        """Older versions of the library do not wait for it: what it returns is theirs to know."""
-        if self.needs_tls and self._server_info.get("tls_available"):
-            self._server_info["tls_required"] = True  # by which the library decides
-        return super()._process_info(info, *args, **more)
+@dataclass(slots=True)
+class _Asked:
+    """A request under way."""
 
-    def _connect_command(self) -> bytes:
-        if self.needs_tls and not self._is_encrypted():
-            raise PlainServerError("the line to the server is not encrypted")
-        self.is_checked = True
-        return super()._connect_command()
+    answered: asyncio.Future[list[Reply]]
+    is_many: bool
+    replies: list[Reply] = field(default_factory=list)
 
-    def _is_encrypted(self) -> bool:
-        """By the line itself: what the server said of TLS does not tell what came of it."""
-        writer = getattr(self._transport, "_io_writer", None)
-        return writer is not None and writer.get_extra_info("ssl_object") is not None
 
-    @staticmethod
-    def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        found = {}
-        for line in raw.decode("utf-8", "surrogateescape").split("\r\n"):
-            key, mark, value = line.partition(":")
-            if mark:
-                found[key] = value.strip()
-        return found
+class _Session:
+    """One connection and what is under way on it."""
+
+    client: Client
+
+    def __init__(self) -> None:
+        self.inbox = ""
+        self.asked: dict[str, _Asked] = {}
+
+    async def hear(self, message: Msg) -> None:
+        """A reply has come."""
+        asked = self.asked.get(message.subject.rpartition(".")[2])
+        if asked is None or asked.answered.done():
+            return
+        reply = Reply(
+            {getattr(k, "value", k): v for k, v in (message.headers or {}).items()}, message.data
+        )
+        asked.replies.append(reply)
+        if not asked.is_many or reply.status:
+            asked.answered.set_result(asked.replies)
+
+    def give_up(self) -> None:
+        """The connection is gone: nobody will be answered."""
+        for asked in self.asked.values():
+            if not asked.answered.done():
+                asked.answered.set_exception(ConnectionResetError("the connection was lost"))
+
+
+class Line:
+    """Connects when something is asked, and again after the connection was lost."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.connections = 0
+        """How often it has connected: a server may have been restarted in between."""
+        self.max_payload = 1 << 20
+        """Bytes of the largest message that the server takes."""
+        self._lock = threading.Lock()
+        self._numbers = count(1)
+        self._heard: dict[str, Callable[[], None]] = {}
+        self._is_closed = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """At first, and in a forked child, which has no such thread."""
+        self._owner = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._session: _Session | None = None
+        self._connecting: asyncio.Lock | None = None
+
+    # ---- for any thread -------------------------------------------------------------------------
+
+    def ask(self, subject: str, data: bytes) -> Reply:
+        """Send a request; its answer."""
+        return self.send([(subject, data, None)])
+
+    def ask_many(self, subject: str, data: bytes) -> list[Reply]:
+        """Send a request that has several answers; the last one has a status."""
+        return self._run(self._ask([[(subject, data, None)]], is_many=True))[0]
+
+    def send(self, messages: Sequence[Sendable]) -> Reply:
+        """Send messages one after the other; the answer to the last one."""
+        return self._run(self._ask([messages]))[0][0]
+
+    def send_each(self, messages: Sequence[Sendable]) -> list[Reply]:
+        """Send messages one after the other without waiting in between; the answer to each."""
+        answers = self._run(self._ask([[each] for each in messages]))
+        return [each[0] for each in answers]
+
+    def tell(self, subject: str) -> None:
+        """Send an empty message to whoever listens; nobody waits for it, and it may get lost."""
+        with self._lock:
+            if not self._is_closed:
+                asyncio.run_coroutine_threadsafe(self._tell(subject), self._running())
+
+    def listen(self, subject: str, heard: Callable[[], None]) -> None:
+        """Have ``heard`` called, in the loop's thread, when another connection tells something."""
+        self._heard[subject] = heard
+        self._run(self._listen(subject, heard))
+
+    def version(self) -> str:
+        """Which version the server has."""
+        return self._run(self._version())
+
+    def close(self) -> None:
+        """Hang up and end the thread. Closing twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None or self._owner != os.getpid():
+            return
+        asyncio.run_coroutine_threadsafe(self._finish(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        with self._lock:  # whoever closes comes before it, or after it was begun
+            try:
+                loop = self._running()
+            except BaseException:
+                work.close()
+                raise
+            waiting: Future[T] = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return waiting.result()
+        except BaseException:
+            waiting.cancel()
+            raise
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if self._is_closed:
+            raise closed(self.address.name)
+        if self._owner != os.getpid():
+            self._forget()
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="ergon-nats", daemon=True
+            )
+            self._thread.start()
+        return self._loop
+
+    # ---- in the loop ----------------------------------------------------------------------------
+
+    async def _ask(
+        self, groups: Sequence[Sequence[Sendable]], *, is_many: bool = False
+    ) -> list[list[Reply]]:
+        """Send groups of messages, one after the other; the answers to the last of each."""
+        session = await self._connected()
+        begun: dict[str, _Asked] = {}
+        try:
+            for group in groups:
+                number = str(next(self._numbers))
+                asked = _Asked(asyncio.get_running_loop().create_future(), is_many)
+                begun[number] = session.asked[number] = asked
+                for index, (subject, data, headers) in enumerate(group, 1):
+                    if index > 1:
+                        failpoint("nats.commit.within")
+                    to = f"{session.inbox}.{number}" if index == len(group) else ""
+                    named = dict(headers) if headers else None
+                    await session.client.publish(subject, data, to, named)
+            answers = asyncio.gather(*(each.answered for each in begun.values()))
+            return await asyncio.wait_for(answers, PATIENCE)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and self._session is session:
+                await self._hang_up()  # it is frozen, or the network swallows what is sent
+            raise lost(self.address.name, error) from error
+        finally:
+            for number, asked in begun.items():
+                del session.asked[number]
+                asked.answered.cancel()
+
+    async def _tell(self, subject: str) -> None:
+        try:
+            await (await self._connected()).client.publish(subject)
+        except Exception as error:  # they look by themselves now and then
+            logger.debug("nobody was told on %s: %s", subject, error)
+
+    async def _listen(self, subject: str, heard: Callable[[], None]) -> None:
+        session = await self._connected()
+        await _subscribe(session.client, subject, heard)
+
+    async def _version(self) -> str:
+        found = (await self._connected()).client.connected_server_version
+        return f"{found.major}.{found.minor}.{found.patch}"
+
+    async def _connected(self) -> _Session:
+        if self._connecting is None:
+            self._connecting = asyncio.Lock()
+        async with self._connecting:
+            if self._session is None or self._session.client.is_closed:
+                self._session = await self._let_in()
+                self.max_payload = self._session.client.max_payload
+                self.connections += 1
+            return self._session
+
+    async def _let_in(self) -> _Session:
+        """The first time, what is wrong with the URL is told as that; later it may be mended."""
+        try:
+            return await self._open()
+        except ConfigurationError as error:
+            if self.connections:
+                raise told_again(error) from error
+            raise
+
+    async def _open(self) -> _Session:
+        from ergon_framework.storage.nats.connect import connect, quietly
+
+        session = _Session()
+        session.client = client = await connect(self.address, session.give_up)
+        try:
+            session.inbox = client.new_inbox()
+            await client.subscribe(
+                f"{session.inbox}.*", cb=session.hear, pending_bytes_limit=_MOST_PENDING
+            )
+            for subject, heard in self._heard.items():
+                await _subscribe(client, subject, heard)
+        except Exception as error:
+            await quietly(client)
+            raise away(self.address.name, error) from error
+        return session
+
+    async def _finish(self) -> None:
+        """Hang up, and let everybody who waits for an answer hear of it."""
+        await self._hang_up()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            _, late = await asyncio.wait(others, timeout=ENDING)
+            for task in late:
+                task.cancel()
+
+    async def _hang_up(self) -> None:
+        from ergon_framework.storage.nats.connect import quietly
+
+        session, self._session = self._session, None
+        if session is not None:
+            session.give_up()
+            await quietly(session.client)
+
+
+async def _subscribe(client: Client, subject: str, heard: Callable[[], None]) -> None:
+    async def hear(_: Msg) -> None:
+        heard()
+
+    await client.subscribe(subject, cb=hear)
+
+
+def is_lost(error: StoreUnavailableError) -> bool:
+    """Whether a request was under way, so that nobody knows what became of it."""
+    return bool(error.details.get("is_lost"))

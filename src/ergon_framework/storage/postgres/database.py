@@ -11,16 +11,15 @@ import psycopg
 
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError
-from ergon_framework.storage.hurry import ASKING
-from ergon_framework.storage.memory_bells import MemoryBell
-from ergon_framework.storage.patience import Patience
+from ergon_framework.storage.deadlines import ASKING, Patience
+from ergon_framework.storage.notifier import MemoryBell
 from ergon_framework.storage.postgres.address import address_of
-from ergon_framework.storage.postgres.bells import Belfry
-from ergon_framework.storage.postgres.connections import Connection, Connections
-from ergon_framework.storage.postgres.faults import translate, turns_for
+from ergon_framework.storage.postgres.errors import translate, turns_for
+from ergon_framework.storage.postgres.migrations import PostgresSchema
+from ergon_framework.storage.postgres.notifier import Belfry
 from ergon_framework.storage.postgres.pipelines import pipelined
-from ergon_framework.storage.postgres.schema import PostgresSchema
-from ergon_framework.storage.server_clock import ServerClock
+from ergon_framework.storage.postgres.pool import Connection, Connections
+from ergon_framework.storage.server import ServerClock
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.pool import Connection
 
 
 @contextmanager

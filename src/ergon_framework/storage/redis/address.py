@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ergon_framework.errors import ConfigurationError, MissingExtraError
-from ergon_framework.storage.tls import Options
+from ergon_framework.storage.connection_errors import Options
 from ergon_framework.storage.urls import ACKNOWLEDGE, accepts_unsynced
 
 FORMS = "write redis://host:6379/0, redis://user:password@host/0, or rediss:// for TLS"

@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from ergon_framework.storage.memory_bells import Belfry
 from ergon_framework.storage.nats import Line
+from ergon_framework.storage.notifier import Belfry
 
 logger = logging.getLogger("ergon_framework.boundary")
 

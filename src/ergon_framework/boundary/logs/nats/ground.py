@@ -26,7 +26,7 @@ from ergon_framework.ports.moving import moved_away
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.nats import OvertakenError
 from ergon_framework.storage.nats.stream import MOST_MESSAGES
-from ergon_framework.storage.server_clock import ServerClock
+from ergon_framework.storage.server import ServerClock
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from ergon_framework.ports.factstore import (
     Outcome,
     Page,
 )
-from ergon_framework.storage.nats.faults import too_large
+from ergon_framework.storage.nats.errors import too_large
 
 MOST_FACTS = 300
 """Facts of one commit: each has an id and may have an object's name, and a batch has an end."""

@@ -16,8 +16,12 @@ from ergon_framework.boundary.logs.nats.subjects import Subjects
 from ergon_framework.errors import ConfigurationError, StoreSchemaError, StoreUnavailableError
 from ergon_framework.ports.factstore import NEW_EPOCH, OUTBOUND, StoreInfo
 from ergon_framework.storage.nats import Line, NatsStream, OvertakenError, address_of
-from ergon_framework.storage.nats.account import Account
-from ergon_framework.storage.nats.durability import Durability, durability_of, refuse_unsynced
+from ergon_framework.storage.nats.diagnostics import (
+    Account,
+    Durability,
+    durability_of,
+    refuse_unsynced,
+)
 from ergon_framework.storage.nats.stream import Standing
 
 logger = logging.getLogger("ergon_framework.boundary")

@@ -11,9 +11,9 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from ergon_framework.boundary.logs.tables.ground import Row
-from ergon_framework.storage.postgres.arrays import Packed, taking_arrays
-from ergon_framework.storage.postgres.connections import Connection
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.postgres.pipeline import Packed, taking_arrays
+from ergon_framework.storage.postgres.pool import Connection
+from ergon_framework.storage.sql_files import load
 
 SQL = "ergon_framework.boundary.logs.postgres.sql"
 _FILES = ("consumers", "logs", "moving", "objects", "quarantine", "store")

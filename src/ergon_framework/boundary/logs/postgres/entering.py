@@ -19,7 +19,7 @@ from ergon_framework.boundary.logs.tables.ground import Row
 from ergon_framework.boundary.logs.tables.rows import LAST, LogRow, log_or_new
 from ergon_framework.boundary.logs.tables.runs import Run, last_run, view_of
 from ergon_framework.ports.factstore import Outcome, Reference
-from ergon_framework.storage.postgres.arrays import Bigints, Bytes, Floats, Integers, Packed
+from ergon_framework.storage.postgres.pipeline import Bigints, Bytes, Floats, Integers, Packed
 
 
 @dataclass(slots=True)

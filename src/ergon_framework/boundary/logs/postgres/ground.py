@@ -14,10 +14,10 @@ from ergon_framework.boundary.logs.postgres.naming import PREFIX, channel_of, lo
 from ergon_framework.boundary.logs.tables.ground import AFTER, BEFORE, Ground, logger
 from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.memory_bells import MemoryBell
-from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.notifier import MemoryBell
 from ergon_framework.storage.postgres.database import PostgresDatabase
-from ergon_framework.storage.postgres.schema import PostgresSchema
+from ergon_framework.storage.postgres.migrations import PostgresSchema
+from ergon_framework.storage.postgres.pool import Connection
 
 T = TypeVar("T")
 

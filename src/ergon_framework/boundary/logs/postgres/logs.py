@@ -25,8 +25,8 @@ from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.ports.factstore import Flaw, Found, NewFact, Outcome
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.postgres.connections import Connection
-from ergon_framework.storage.postgres.joining import Joinable, joined
+from ergon_framework.storage.postgres.external_transaction import Joinable, joined
+from ergon_framework.storage.postgres.pool import Connection
 
 T = TypeVar("T")
 

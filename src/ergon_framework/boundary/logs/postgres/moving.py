@@ -12,8 +12,8 @@ from ergon_framework.boundary.logs.records import new_of, prepare
 from ergon_framework.boundary.logs.tables.moving import TableMoving
 from ergon_framework.boundary.logs.tables.rows import LAST
 from ergon_framework.ports.copies import FactCopy, IdCopy
-from ergon_framework.storage.bars import postgres_bars
-from ergon_framework.storage.postgres.arrays import Bigints, Bytes
+from ergon_framework.storage.freeze import postgres_bars
+from ergon_framework.storage.postgres.pipeline import Bigints, Bytes
 
 
 class PostgresMoving(TableMoving, PostgresLogs):

@@ -17,8 +17,8 @@ from psycopg.pq import DiagnosticField, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 
 from ergon_framework.ports.factstore import Meanwhile
-from ergon_framework.storage.postgres.arrays import Packed
-from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.pipeline import Packed
+from ergon_framework.storage.postgres.pool import Connection
 
 _ANNOUNCE = "logs.announce"
 _BIGINT, _BYTEA, _FLOAT = 20, 17, 701

@@ -15,7 +15,7 @@ from ergon_framework.boundary.logs.tables.ground import Row
 from ergon_framework.boundary.logs.tables.rows import LogRow
 from ergon_framework.boundary.logs.tables.runs import Run, last_run, view_of
 from ergon_framework.ports.factstore import Reference
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "logs.sql")
 

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from ergon_framework.boundary.logs.tables.ground import AFTER, BEFORE, Ground, Row
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.schema import Schema
-from ergon_framework.storage.statements import load
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.migrations import Schema
 
 T = TypeVar("T")
 

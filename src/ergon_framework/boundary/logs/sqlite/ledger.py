@@ -27,7 +27,7 @@ from ergon_framework.boundary.logs.sqlite.parts import (
 )
 from ergon_framework.boundary.logs.tables.rows import LAST, LogRow, log_or_new
 from ergon_framework.ports.factstore import NewFact
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 Buckets: TypeAlias = list[dict[bytes, bytes]]
 """What keys stand for, by the first byte of the key."""

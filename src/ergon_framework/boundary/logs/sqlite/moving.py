@@ -15,7 +15,7 @@ from ergon_framework.boundary.logs.sqlite.parts import KEY, packed, split, unpac
 from ergon_framework.boundary.logs.tables.moving import TableMoving
 from ergon_framework.boundary.logs.tables.rows import all_logs
 from ergon_framework.ports.copies import FactCopy, IdCopy
-from ergon_framework.storage.bars import sqlite_bars
+from ergon_framework.storage.freeze import sqlite_bars
 
 _SPACE = 1 << 32
 """How many beginnings of four bytes keys have."""

@@ -18,7 +18,7 @@ from ergon_framework.boundary.logs.sqlite.ledger import (
 )
 from ergon_framework.boundary.logs.sqlite.parts import Filter, bits_for, bloom_of, lowest, split
 from ergon_framework.boundary.logs.tables.rows import log_numbered
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 YOUNG = 1 << 15
 """Ids in memory that are enough for a generation."""

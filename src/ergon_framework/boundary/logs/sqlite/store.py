@@ -15,7 +15,7 @@ from ergon_framework.boundary.logs.tables.objects import TableObjects
 from ergon_framework.boundary.logs.tables.serving import TableServing
 from ergon_framework.errors import StoreError, StoreUnavailableError
 from ergon_framework.storage.secure_files import make_folder, open_file
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 FILE = "facts.db"
 """What a backup's file is called."""

@@ -19,10 +19,10 @@ from ergon_framework.jobs.stores.postgres.words import Words, is_conflict
 from ergon_framework.jobs.stores.unreadable import OddRowError, tell_set_aside
 from ergon_framework.ports.jobstore import Bell, Topic, Unreadable
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.postgres.batches import Batch
-from ergon_framework.storage.postgres.connections import Connection
 from ergon_framework.storage.postgres.database import PostgresDatabase
-from ergon_framework.storage.postgres.schema import PostgresSchema
+from ergon_framework.storage.postgres.migrations import PostgresSchema
+from ergon_framework.storage.postgres.pipeline import Batch
+from ergon_framework.storage.postgres.pool import Connection
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from ergon_framework.jobs.stores.postgres.rows import Row
 from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.ports.jobstore import Added, NewJob
-from ergon_framework.storage.postgres.joining import Joinable, joined
+from ergon_framework.storage.postgres.external_transaction import Joinable, joined
 
 _SQL = statements("joining.sql")
 _SEEING = frozenset({"read committed", "read uncommitted"})

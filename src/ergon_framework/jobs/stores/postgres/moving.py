@@ -27,7 +27,7 @@ from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.moving import PAGE_BYTES, C
-from ergon_framework.storage.bars import postgres_bars
+from ergon_framework.storage.freeze import postgres_bars
 
 _SQL = statements("moving.sql")
 _JOINING = statements("joining.sql")

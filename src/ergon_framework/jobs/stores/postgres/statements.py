@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
-from ergon_framework.storage.postgres.arrays import Packed, sized
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.postgres.pipeline import Packed, sized
+from ergon_framework.storage.sql_files import load
 
 SQL = "ergon_framework.jobs.stores.postgres.sql"
 _NOW = "coalesce(%(now)s::float8, extract(epoch FROM statement_timestamp())::float8)"

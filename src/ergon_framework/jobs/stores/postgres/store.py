@@ -34,7 +34,7 @@ from ergon_framework.ports.jobstore import (
     Settlement,
     Topic,
 )
-from ergon_framework.storage.postgres.joining import Joinable
+from ergon_framework.storage.postgres.external_transaction import Joinable
 
 _SQL = statements("jobs.sql")
 _ACKNOWLEDGED = "An acknowledged job is committed and synced to disk by the PostgreSQL server."

@@ -10,9 +10,8 @@ from psycopg import Cursor
 from psycopg.rows import tuple_row
 
 from ergon_framework.jobs.stores.postgres.rows import Answer, Row
-from ergon_framework.storage.postgres.arrays import taking_arrays
-from ergon_framework.storage.postgres.batches import Batch, tell_unheard
-from ergon_framework.storage.postgres.connections import Connection
+from ergon_framework.storage.postgres.pipeline import Batch, taking_arrays, tell_unheard
+from ergon_framework.storage.postgres.pool import Connection
 
 
 class Words:

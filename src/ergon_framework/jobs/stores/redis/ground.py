@@ -18,14 +18,13 @@ from ergon_framework.jobs.stores.moments import AFTER, BEFORE
 from ergon_framework.jobs.stores.redis.names import KEYS
 from ergon_framework.jobs.stores.redis.rows import encode
 from ergon_framework.ports.jobstore import Bell, Topic
+from ergon_framework.storage.connection_errors import told_again
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.reconnecting import told_again
 from ergon_framework.storage.redis.address import address_of
-from ergon_framework.storage.redis.bells import Belfry
-from ergon_framework.storage.redis.durability import persistence_of, refuse_unsafe
-from ergon_framework.storage.redis.link import RedisLink
-from ergon_framework.storage.redis.scripts import Script, packed
-from ergon_framework.storage.server_clock import ServerClock
+from ergon_framework.storage.redis.client import RedisLink, Script, packed
+from ergon_framework.storage.redis.diagnostics import persistence_of, refuse_unsafe
+from ergon_framework.storage.redis.notifier import Belfry
+from ergon_framework.storage.server import ServerClock
 
 VERSION = 1
 """Of what the keys hold. A later version that this one cannot read has a higher number."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ergon_framework.jobs.stores.own_moves import LONGEST_HISTORY, MOST_ENTRIES
-from ergon_framework.storage.redis.scripts import Script
+from ergon_framework.storage.redis.client import Script
 
 KEYS = {
     "JOB": "job",  # a hash: id to row

@@ -17,8 +17,8 @@ from ergon_framework.jobs.stores.refusals import id_taken, key_held
 from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Added, NewJob, OnDuplicate
-from ergon_framework.storage.faults import is_barred
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.errors import is_barred
 
 LARGE = 2048
 """Bytes of arguments above which they get a row of their own."""

@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.rows import SQL, Candidate, check_candidate, leased
 from ergon_framework.jobs.stores.unreadable import MISREAD, RowError, problem_of
 from ergon_framework.ports.jobstore import Ask, Claimed, Leased
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 MOST_PROMOTED = 500
 MOST_LANES = 256

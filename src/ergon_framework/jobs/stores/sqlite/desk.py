@@ -39,7 +39,7 @@ from ergon_framework.ports.jobstore import (
     Unreadable,
     WorkerRecord,
 )
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _DESK = load(SQL, "desk.sql")
 _JOBS = load(SQL, "jobs.sql")

@@ -6,7 +6,7 @@ import sqlite3
 
 from ergon_framework.jobs.stores.gates import NONE, Gate, Settings, settings_from
 from ergon_framework.jobs.stores.sqlite.rows import SQL
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "claim.sql")
 

@@ -14,10 +14,10 @@ from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_rows
 from ergon_framework.jobs.stores.unreadable import MISREAD, OddRowError, is_misread
 from ergon_framework.ports.jobstore import Bell, Topic
-from ergon_framework.storage.bells import Belfry
 from ergon_framework.storage.failpoints import failpoint
-from ergon_framework.storage.schema import Schema
-from ergon_framework.storage.writer import Database
+from ergon_framework.storage.sqlite.database import Database
+from ergon_framework.storage.sqlite.migrations import Schema
+from ergon_framework.storage.sqlite.notifier import Belfry
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from ergon_framework.jobs.stores.queue_counts import listed, named_in
 from ergon_framework.jobs.stores.sqlite.rows import SQL, Page, lossy, page_of
 from ergon_framework.jobs.stores.unreadable import MISREAD, UNREADABLE, Told, is_misread
 from ergon_framework.ports.jobstore import Job, Named, Queue, Search
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 Read = Callable[[Callable[[sqlite3.Cursor], Page]], Page]
 """Runs something on what was committed last."""

@@ -22,8 +22,8 @@ from ergon_framework.jobs.stores.own_moves import (
 from ergon_framework.jobs.stores.sqlite.rows import SQL, odd_row
 from ergon_framework.jobs.stores.unreadable import Note, tell_set_aside
 from ergon_framework.ports.jobstore import Settlement
-from ergon_framework.storage.faults import is_barred
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.errors import is_barred
 
 _SQL = load(SQL, "moves.sql")
 _JOBS = load(SQL, "jobs.sql")

@@ -24,8 +24,8 @@ from ergon_framework.jobs.stores.unreadable import cannot_move
 from ergon_framework.ports.copies import Copy, JobCopy
 from ergon_framework.ports.jobstore import Job
 from ergon_framework.ports.moving import PAGE_BYTES, C
-from ergon_framework.storage.bars import sqlite_bars
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.freeze import sqlite_bars
+from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "moving.sql")
 _JOBS = load(SQL, "jobs.sql")

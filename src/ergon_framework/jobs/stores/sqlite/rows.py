@@ -23,7 +23,7 @@ from ergon_framework.jobs.stores.unreadable import (
     status_of,
 )
 from ergon_framework.ports.jobstore import Job, Leased, Unreadable
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 SQL = "ergon_framework.jobs.stores.sql"
 

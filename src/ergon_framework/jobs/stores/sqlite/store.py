@@ -23,8 +23,8 @@ from ergon_framework.ports.jobstore import (
     NewJob,
     Settlement,
 )
-from ergon_framework.storage.joining import Joinable, joined
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
+from ergon_framework.storage.sqlite.external_transaction import Joinable, joined
 
 _SQL = load(SQL, "jobs.sql")
 

@@ -8,7 +8,7 @@ from ergon_framework.jobs.stores.own_moves import WORKER_FORGOTTEN_AFTER
 from ergon_framework.jobs.stores.sqlite.moves import Moves
 from ergon_framework.jobs.stores.sqlite.rows import SQL
 from ergon_framework.ports.jobstore import Job, Sweep
-from ergon_framework.storage.statements import load
+from ergon_framework.storage.sql_files import load
 
 _SQL = load(SQL, "desk.sql")
 

@@ -1,0 +1,321 @@
+"""Work in a transaction of the caller: the driver's connection under SQLAlchemy and Django.
+
+``borrow`` finds the connection, and ``work_on`` does the same for asynchronous ones, whose work a
+thread does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
+
+from ergon_framework.errors import StoreError, StoreUnavailableError
+
+_AWAY = frozenset({"InterfaceError", "OperationalError", "TimeoutError"})
+"""Both libraries name their errors as drivers do; the last is that of a pool with none left."""
+
+IN_ALCHEMY = "give a connection or session whose isolation_level is not AUTOCOMMIT"
+"""How a transaction is begun on a server with SQLAlchemy."""
+
+
+class Lent(NamedTuple):
+    """What a caller gave."""
+
+    driver: Any
+    """The driver's own connection."""
+    alchemy: Any = None
+    """That of SQLAlchemy above it, if there is one."""
+    remedy: str = ""
+    """How a transaction is begun, where that has a way of its own."""
+
+    def begin(self) -> bool:
+        """Let SQLAlchemy know of the transaction: it commits only what it has begun itself.
+
+        Whether that was news to it.
+        """
+        is_news = self.alchemy is not None and not self.alchemy.in_transaction()
+        if is_news:
+            with in_our_words(self.alchemy):
+                self.alchemy.begin()
+        return is_news
+
+    def give_up(self, error: Exception) -> None:
+        """Let SQLAlchemy know that the connection is lost: it would meet that when it rolls back,
+        and raise it in place of our error.
+        """
+        if self.alchemy is not None:
+            self.alchemy.invalidate(error)
+
+
+def lent(given: Any) -> Lent:
+    """What lies under a connection or session of SQLAlchemy, or under one of Django's connections;
+    anything else as it is.
+    """
+    with in_our_words(given):
+        return _of_django(given) or _of_alchemy(given) or Lent(given)
+
+
+def _of_django(given: Any) -> Lent | None:
+    """``django.db.connection`` stands for another one in each thread, and is of no class."""
+    if "django.db" not in sys.modules or not hasattr(given, "in_atomic_block"):
+        return None
+    given.ensure_connection()
+    return Lent(given.connection, remedy="work within `with transaction.atomic():`")
+
+
+def _of_alchemy(given: Any) -> Lent | None:
+    alchemy, orm = sys.modules.get("sqlalchemy"), sys.modules.get("sqlalchemy.orm")
+    if alchemy is None:
+        return None
+    connection = given
+    if orm is not None and isinstance(given, orm.Session | orm.scoped_session):
+        session = given() if isinstance(given, orm.scoped_session) else given
+        if session.twophase:  # before it begins one, which not every driver can
+            raise two_phases()
+        connection = session.connection()
+    if not isinstance(connection, alchemy.Connection):
+        return None
+    if isinstance(connection.get_transaction(), alchemy.TwoPhaseTransaction):
+        raise two_phases()
+    return Lent(connection.connection.driver_connection, connection)
+
+
+def kind_of(driver: Any) -> str:
+    """What somebody gave, in words: most drivers call theirs simply a connection."""
+    kind = type(driver)
+    is_plain = kind.__module__ == "builtins"
+    return kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def no_transaction(remedy: str) -> StoreError:
+    """What is stored on a connection like that would be there at once, whatever follows."""
+    return StoreError(
+        "the connection has no transaction open, and begins none by itself", remedy=remedy
+    )
+
+
+def two_phases() -> StoreError:
+    """PostgreSQL prepares no transaction that wakes others, and SQLite prepares none at all."""
+    return StoreError(
+        "a transaction that is committed in two phases cannot be joined",
+        remedy="give a session without twophase=True, or a connection without begin_twophase()"
+        " or tpc_begin()",
+    )
+
+
+@contextmanager
+def in_our_words(given: Any) -> Iterator[None]:
+    """Tell what the library of a connection raises as what it means here."""
+    try:
+        yield
+    except _faults("sqlalchemy.exc", "SQLAlchemyError") as error:
+        raise _told(
+            f"the {type(given).__qualname__} of SQLAlchemy",
+            error,
+            "give one that is open and whose last transaction was ended; of a session with"
+            " several engines give session.connection(…) for this database",
+        ) from error
+    except (
+        *_faults("django.db.utils", "Error"),
+        *_faults("django.core.exceptions", "ImproperlyConfigured", "SynchronousOnlyOperation"),
+    ) as error:
+        raise _told(
+            "the connection of Django",
+            error,
+            "give one that is set up and open, and from code that is not asynchronous",
+        ) from error
+
+
+def _faults(module: str, *names: str) -> tuple[type[Exception], ...]:
+    """Classes of errors, none as long as nobody has imported their module."""
+    loaded = sys.modules.get(module)
+    return () if loaded is None else tuple(getattr(loaded, name) for name in names)
+
+
+def _told(what: str, error: Exception, remedy: str) -> StoreError:
+    why = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+    message = f"{what} cannot be used: {why}"
+    if _AWAY.isdisjoint(each.__name__ for each in type(error).__mro__):
+        return StoreError(message, remedy=remedy)
+    return StoreUnavailableError(
+        message,
+        remedy="see that the database can be reached, lets this user in and has a connection left;"
+        " then begin the transaction again",
+    )
+
+
+T = TypeVar("T")
+
+PATIENCE = 5.0
+"""Seconds for asking a server to cancel what it is doing."""
+AGAIN = 0.5
+"""Seconds until it is asked once more."""
+
+
+class _Lent(NamedTuple):
+    """The driver's own connection, and that of SQLAlchemy above it, if there is one."""
+
+    driver: Any
+    alchemy: Any = None
+
+
+async def work_on(
+    given: Any, work: Callable[[Any], T], in_thread: Callable[[Callable[[], T]], asyncio.Future[T]]
+) -> T:
+    """Let ``work`` be done on what a thread can use in place of an asynchronous connection or
+    session; on anything else it is done here and now, as whatever else the caller does with it.
+
+    ``in_thread`` must not wait for a thread that others may hold: they may wait for this work.
+    """
+    with in_our_words(given):
+        loan = await _lent(given)
+    driver = loan.driver
+    psycopg = sys.modules.get("psycopg")
+    if psycopg is None or not isinstance(driver, psycopg.AsyncConnection):
+        return work(driver)
+    await _begin(loan)
+    try:
+        return await _visit(driver, work, in_thread)
+    except StoreError as error:
+        if driver.closed and loan.alchemy is not None:
+            await loan.alchemy.invalidate(error)  # it would meet that when it rolls back
+        raise
+
+
+async def _visit(
+    driver: Any, work: Callable[[Any], T], in_thread: Callable[[Callable[[], T]], asyncio.Future[T]]
+) -> T:
+    async with driver.lock:
+        if getattr(driver, "_tpc", None) is not None:  # nothing public tells of tpc_begin()
+            raise two_phases()
+        guest, leave = _guest(driver)
+        try:
+            return await _to_the_end(in_thread(lambda: work(guest)), guest)
+        finally:
+            leave()
+
+
+async def _lent(given: Any) -> _Lent:
+    """What lies under a connection of SQLAlchemy, or under a session; or what was given."""
+    alchemy = sys.modules.get("sqlalchemy.ext.asyncio")
+    if alchemy is None:
+        return _Lent(given)
+    if isinstance(given, alchemy.async_scoped_session):
+        given = given()
+    if isinstance(given, alchemy.AsyncSession):
+        if given.sync_session.twophase:
+            raise two_phases()
+        given = await given.connection()
+    if not isinstance(given, alchemy.AsyncConnection):
+        return _Lent(given)
+    return _Lent((await given.get_raw_connection()).driver_connection, given)
+
+
+async def _begin(loan: _Lent) -> None:
+    """Let SQLAlchemy know of the transaction: it commits only what it has begun itself."""
+    import psycopg
+
+    if loan.alchemy is None:
+        return
+    is_idle = loan.driver.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+    if loan.driver.autocommit and is_idle:
+        raise no_transaction(IN_ALCHEMY)
+    if not loan.alchemy.in_transaction():
+        with in_our_words(loan.alchemy):
+            await loan.alchemy.begin()
+
+
+class _Notice:
+    """What a result of libpq said, which is gone when its receiver returns."""
+
+    def __init__(self, result: Any) -> None:
+        from psycopg.pq import DiagnosticField
+
+        self._fields: dict[int, bytes | None] = {
+            field: result.error_field(field) for field in DiagnosticField
+        }
+
+    def error_field(self, field: int) -> bytes | None:
+        """As the result had it."""
+        return self._fields[field]
+
+
+def _guest(driver: Any) -> tuple[Any, Callable[[], None]]:
+    """A connection for a thread, and what takes it away again.
+
+    What the server says unasked is for the owner, who hears of it afterwards in its own thread.
+    """
+    import psycopg
+
+    line = driver.pgconn
+    handlers = line.notice_handler, line.notify_handler
+    notices: list[Any] = []
+    notifies: list[Any] = []
+    guest = psycopg.Connection(line)
+    guest.prepare_threshold = None  # the names of what is prepared are for the owner to give
+    if guest.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
+        _begin_alike(guest, driver)
+    line.notice_handler = lambda result: notices.append(_Notice(result))
+    line.notify_handler = notifies.append
+
+    def leave() -> None:
+        line.notice_handler, line.notify_handler = handlers
+        del guest.pgconn  # it is not the guest's to close
+        for handler, told in zip(handlers, (notices, notifies), strict=True):
+            for each in told if handler is not None else ():
+                handler(each)
+
+    return guest, leave
+
+
+def _begin_alike(guest: Any, driver: Any) -> None:
+    """Let the guest begin a transaction as its owner would."""
+    guest.isolation_level = driver.isolation_level
+    guest.read_only = driver.read_only
+    guest.deferrable = driver.deferrable
+    guest.autocommit = driver.autocommit  # whoever joins refuses that
+
+
+async def _to_the_end(work: asyncio.Future[T], guest: Any) -> T:
+    """Wait for a thread, also when nobody wants its answer any more: what it has in its hands is
+    the caller's. The server is asked to make an end of it then.
+
+    No task waits in between: whoever cancels all tasks of a loop would cancel that one, too.
+    """
+    try:
+        await asyncio.wait({work})
+    except asyncio.CancelledError:
+        if not work.done():
+            await _hurried(work, guest)
+        work.exception()  # it was looked at: nobody is told that it was missed
+        raise
+    return work.result()
+
+
+async def _hurried(work: asyncio.Future[Any], guest: Any) -> None:
+    """Wait for the thread and for whoever asks the server: what came late would be taken for a
+    wish to cancel the caller's next statement.
+    """
+    ended = threading.Event()
+    work.add_done_callback(lambda _: ended.set())
+    own = ThreadPoolExecutor(1, "ergon-hurry")  # those of the loop may wait for this very work
+    asked = asyncio.get_running_loop().run_in_executor(own, _hurry, guest, ended)
+    own.shutdown(wait=False)
+    while not (work.done() and asked.done()):
+        with suppress(asyncio.CancelledError):  # once more, and no reason to let go
+            await asyncio.wait({work, asked})
+
+
+def _hurry(guest: Any, ended: threading.Event) -> None:
+    """Ask the server to make an end of it, and again: between two statements it has none to end."""
+    import psycopg
+
+    while not ended.is_set():
+        with suppress(psycopg.Error):
+            guest.cancel_safe(timeout=PATIENCE)
+        ended.wait(AGAIN)

@@ -1,0 +1,33 @@
+"""Syncing files and folders to the medium, past the cache of the drive."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+_UNSUPPORTED = frozenset({errno.ENOTSUP, errno.EINVAL, errno.ENOTTY})
+
+
+def sync_file(fd: int) -> None:
+    """Answer when the file's bytes and its size are on the medium."""
+    if _FULL_SYNC is not None:  # macOS: a plain fsync stops at the drive's cache
+        try:
+            fcntl.fcntl(fd, _FULL_SYNC)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        else:
+            return
+    getattr(os, "fdatasync", os.fsync)(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Answer when the folder's entries are on the medium."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,308 @@
+"""Connecting to a NATS server: nkeys and credentials, TLS, and why a server hung up."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import logging
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from nats.aio.client import Client
+from nats.errors import Error
+
+from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.storage import connection_errors
+from ergon_framework.storage.connection_errors import context_of
+from ergon_framework.storage.nats.address import PORT, TLS_OPTIONS, Address
+from ergon_framework.storage.nats.errors import away, expired, refused
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+
+_SEED, _USER = 18 << 3, 20 << 3  # the letters S and U
+_LENGTH = 2 + 32 + 2  # what it is, the key, a checksum
+_JWT = re.compile(r"-+BEGIN NATS USER JWT-+\s+(\S+)\s+-+END NATS USER JWT-+")
+_SECRET = re.compile(r"-+BEGIN USER NKEY SEED-+\s+(\S+)\s+-+END USER NKEY SEED-+")
+_BARE = re.compile(r"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A user's key and, when the server goes by JWTs, what says whose it is."""
+
+    key: bytes
+    jwt: str | None = None
+
+    def sign(self, nonce: str) -> bytes:
+        """What the server wants to have signed."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        key = Ed25519PrivateKey.from_private_bytes(self.key)
+        return base64.b64encode(key.sign(nonce.encode()))
+
+    def public(self) -> str:
+        """The name under which the server knows the key."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        key = Ed25519PrivateKey.from_private_bytes(self.key).public_key().public_bytes_raw()
+        return _spelt(bytes([_USER]) + key)
+
+    def has_expired(self, now: float) -> bool:
+        """Whether the JWT says that it counts no more: only to explain why nobody was let in."""
+        try:
+            claims = json.loads(_decoded((self.jwt or "").split(".")[1]))
+            return bool(0 < float(claims.get("exp") or 0) < now)
+        except (IndexError, ValueError, AttributeError):
+            return False
+
+    def __repr__(self) -> str:
+        return "Signer()"
+
+
+def signer_of(creds: str | None, nkey: str | None) -> Signer | None:
+    """By the file that a URL names; None when it names none."""
+    if creds is not None:
+        text = _read(creds, "creds")
+        jwt, seed = _JWT.search(text), _SECRET.search(text)
+        if jwt is None or seed is None:
+            raise ConfigurationError(
+                "the file that creds names in the URL has no JWT and seed of a user",
+                remedy="take the .creds file of the user: nsc generate creds",
+            )
+        return Signer(_key_in(seed[1], "creds"), jwt[1])
+    if nkey is not None:
+        seed = _BARE.search(_read(nkey, "nkey"))
+        if seed is None:
+            raise ConfigurationError(
+                "the file that nkey names in the URL has no seed of a user, which begins with SU",
+                remedy="put the seed there, and the key that begins with U into the server's"
+                " configuration: nsc generate nkey --user",
+            )
+        return Signer(_key_in(seed[1], "nkey"))
+    return None
+
+
+def _read(path: str, option: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text of ASCII"
+        raise ConfigurationError(
+            f"the file that {option} names in the URL cannot be read: {reason}",
+            remedy="name a file that is there and that this user may read",
+        ) from None  # its text may hold the key
+
+
+def _key_in(seed: str, option: str) -> bytes:
+    """The key that a seed spells out."""
+    try:
+        raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
+    except binascii.Error:
+        raw = b""
+    is_whole = len(raw) == _LENGTH and _checksum(raw[:-2]) == raw[-2:]
+    if not is_whole or (raw[0] & 0xF8, (raw[0] & 7) << 5 | raw[1] >> 3) != (_SEED, _USER):
+        raise ConfigurationError(
+            f"the seed in the file that {option} names in the URL is damaged, or not one of a user",
+            remedy="copy the file again",
+        )
+    return raw[2:-2]
+
+
+def _decoded(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+def _spelt(raw: bytes) -> str:
+    return base64.b32encode(raw + _checksum(raw)).decode().rstrip("=")
+
+
+def _checksum(raw: bytes) -> bytes:
+    return binascii.crc_hqx(raw, 0).to_bytes(2, "little")
+
+
+ASKED = 3.0
+"""Seconds for a server to say what is wrong."""
+_LONGEST = 1 << 16  # bytes of what it says of itself before TLS
+
+
+def last_words(address: Address, context: ssl.SSLContext) -> str:
+    """What the first server to say anything says about our certificate; nothing if none does.
+
+    The library goes on talking after the handshake. By then the server may have refused our
+    certificate and hung up, and what it said about it is lost with the connection.
+    """
+    told = (_told(server, context, address.is_tls_first) for server in address.servers)
+    return next((each for each in told if each), "")
+
+
+def _told(server: str, context: ssl.SSLContext, is_tls_first: bool) -> str:
+    parts = urlsplit(server)
+    host = parts.hostname or ""
+    try:
+        with socket.create_connection((host, parts.port or PORT), ASKED) as line:
+            line.settimeout(ASKED)
+            if not is_tls_first:
+                _let_it_speak(line)
+            return connection_errors.last_words(line, context, host)
+    except OSError:
+        return ""
+
+
+def _let_it_speak(line: socket.socket) -> None:
+    """To the end of its line: not a byte further, where TLS begins."""
+    for _ in range(_LONGEST):
+        if line.recv(1) in (b"", b"\n"):
+            return
+
+
+class PlainServerError(Error):
+    """A server did not begin with TLS, and the URL asks for it."""
+
+
+class QuickClient(Client):
+    """A client of the library, changed in four places.
+
+    It reads what our own messages and the server's answers have for headers, and nothing else.
+    Should the library call this no longer, its own reading is used, which is only slower.
+
+    It ends a connection that is not encrypted and should be, before it says who it is: the library
+    leaves it to the server whether there is TLS. ``is_checked`` tells that it was asked.
+
+    It takes TLS from a server that has it for those who want it (``allow_non_tls``).
+
+    It knows the public half of a key by which the server knows the user.
+    """
+
+    def __init__(self, *, needs_tls: bool, public_key: str | None) -> None:
+        super().__init__()
+        self.needs_tls = needs_tls
+        self.is_checked = False
+        self._public_nkey = public_key
+
+    def _process_info(self, info: dict[str, Any], *args: Any, **more: Any) -> Any:
+        """Older versions of the library do not wait for it: what it returns is theirs to know."""
+        if self.needs_tls and self._server_info.get("tls_available"):
+            self._server_info["tls_required"] = True  # by which the library decides
+        return super()._process_info(info, *args, **more)
+
+    def _connect_command(self) -> bytes:
+        if self.needs_tls and not self._is_encrypted():
+            raise PlainServerError("the line to the server is not encrypted")
+        self.is_checked = True
+        return super()._connect_command()
+
+    def _is_encrypted(self) -> bool:
+        """By the line itself: what the server said of TLS does not tell what came of it."""
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer is not None and writer.get_extra_info("ssl_object") is not None
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        found = {}
+        for line in raw.decode("utf-8", "surrogateescape").split("\r\n"):
+            key, mark, value = line.partition(":")
+            if mark:
+                found[key] = value.strip()
+        return found
+
+
+logger = logging.getLogger("ergon_framework.storage")
+
+CONNECTING = 3.0
+"""Seconds that connecting may take."""
+_GIVEN_UP = (
+    0.5  # seconds for hanging up where no connection came about: the library may wait for it
+)
+
+
+async def connect(address: Address, when_over: Callable[[], None]) -> QuickClient:
+    """A connection, not mended when it is lost: ``when_over`` is called then.
+
+    The files that the URL names are read each time, so that they can be renewed.
+    """
+    signer = signer_of(address.creds, address.nkey)
+    public_key = None if signer is None else signer.public()
+    client = QuickClient(needs_tls=address.has_tls, public_key=public_key)
+    troubles = list[Exception]()
+
+    async def trouble(error: Exception) -> None:
+        troubles.append(error)
+
+    async def over() -> None:
+        when_over()
+
+    opening = client.connect(
+        servers=list(address.servers),
+        name="ergon",
+        no_echo=True,
+        allow_reconnect=False,
+        max_reconnect_attempts=1,
+        reconnect_time_wait=0,
+        connect_timeout=int(CONNECTING),
+        ping_interval=5,
+        # Without one it trusts whom this machine trusts, should the server ask for TLS.
+        tls=_context(address) if address.has_tls else None,
+        tls_handshake_first=address.is_tls_first,
+        error_cb=trouble,
+        closed_cb=over,
+        **_identity(address, signer),
+    )
+    try:
+        await asyncio.wait_for(opening, CONNECTING)
+        _refuse_unchecked(client)
+    except Exception as error:
+        await quietly(client, _GIVEN_UP)
+        if signer is not None and signer.has_expired(time.time()):
+            raise expired(address.name) from error
+        causes = [*reversed(troubles), error]
+        told = (refused(address, cause) for cause in causes)
+        found = next((each for each in told if each is not None), None)
+        found = found or await _unheard(address, causes)
+        raise found or away(address.name, causes[0]) from error
+    return client
+
+
+async def _unheard(address: Address, causes: list[Exception]) -> ErgonError | None:
+    """What the server had against us, when it hung up before anybody listened."""
+    if not (address.has_tls and any(isinstance(each, ConnectionError) for each in causes)):
+        return None
+    said = await asyncio.to_thread(last_words, address, _context(address))
+    return refused(address, OSError(said))
+
+
+async def quietly(client: Client, seconds: float = CONNECTING) -> None:
+    """Hang up, whatever comes of it."""
+    try:
+        await asyncio.wait_for(client.close(), seconds)
+    except Exception as error:
+        logger.debug("closing a connection to NATS: %s", error)
+
+
+def _identity(address: Address, signer: Signer | None) -> dict[str, Any]:
+    """What the library is told about who we are."""
+    if signer is None:
+        return {"user": address.user, "password": address.password, "token": address.token}
+    jwt = signer.jwt
+    claim = None if jwt is None else lambda: bytearray(jwt.encode())
+    return {"signature_cb": signer.sign, "user_jwt_cb": claim}
+
+
+def _context(address: Address) -> ssl.SSLContext:
+    return context_of(TLS_OPTIONS, address.tls_ca, address.tls_cert, address.tls_key)
+
+
+def _refuse_unchecked(client: QuickClient) -> None:
+    """A version of the library that asks nobody before it talks is not to be used with TLS."""
+    if client.needs_tls and not client.is_checked:
+        raise PlainServerError("nobody asked whether the line is encrypted")

@@ -1,0 +1,324 @@
+"""Connections to one PostgreSQL server, lent out to one caller at a time.
+
+Also here: connecting within less time than libpq can be told, and recognising a pooler in front
+of the server.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import closing, contextmanager, suppress
+from enum import Enum
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import psycopg
+
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
+from ergon_framework.storage.connection_errors import told_again
+from ergon_framework.storage.deadlines import ASKING, Patience, Wait
+from ergon_framework.storage.postgres.address import Address
+from ergon_framework.storage.postgres.errors import refused, translate
+
+
+class Closable(Protocol):
+    """What there is of a connection here."""
+
+    def close(self) -> object:
+        """Let go of it."""
+
+
+L = TypeVar("L", bound=Closable)
+
+
+def reached(connect: Callable[[], L], seconds: float) -> L:
+    """A connection that is there in time; one that comes later is closed."""
+    arrival: Future[L] = Future()
+
+    def go() -> None:
+        try:
+            line = connect()
+        except Exception as error:
+            if arrival.set_running_or_notify_cancel():
+                arrival.set_exception(error)
+        else:
+            if arrival.set_running_or_notify_cancel():
+                arrival.set_result(line)
+            else:
+                line.close()
+
+    SYSTEM_CLOCK.spawn("ergon-connect", go)
+    try:
+        wait([arrival], seconds)
+    except BaseException:
+        arrival.cancel()
+        raise
+    if arrival.cancel():
+        raise psycopg.OperationalError(f"no connection within {seconds:.3g} seconds")
+    return arrival.result()
+
+
+_TRIES = 3
+_ANSWERED = 2.0  # seconds for a question that costs the server nothing
+_ASK = b"SELECT pg_backend_pid()"
+
+PooledConnection = psycopg.Connection[tuple[object, ...]]
+
+
+class Pooling(Enum):
+    """Who answers on a connection."""
+
+    NONE = "the server itself"
+    SESSION = "a pooler in session mode"
+    TRANSACTION = "a pooler in transaction mode"
+
+
+def pooling_of(
+    line: PooledConnection, connect: Callable[[], PooledConnection], patience: Patience
+) -> Pooling:
+    """Find out.
+
+    A pooler makes up the number of the process that it says serves us. Two connections that are
+    open at once never share a process of the server, unless they have it for a transaction each.
+    """
+    if line.info.backend_pid == _process(line, patience):
+        return Pooling.NONE
+    try:
+        with closing(connect()) as other:
+            is_shared = any(_share(line, other, patience) for _ in range(_TRIES))
+    except psycopg.Error:
+        if line.closed:
+            raise
+        return Pooling.SESSION  # there is no second one to be had: who has the first one keeps it
+    return Pooling.TRANSACTION if is_shared else Pooling.SESSION
+
+
+def refuse_shared(found: Pooling, name: str) -> None:
+    """Refuse a pooler that gives our connection to others in between."""
+    if found is Pooling.TRANSACTION:
+        raise ConfigurationError(
+            f"{name} is a pooler in transaction mode: settings, prepared statements and LISTEN of a"
+            " connection would be somebody else's",
+            remedy="let the pooler have session mode for this user or database (pool_mode = session"
+            " in PgBouncer), or write the address of the server itself",
+        )
+
+
+def _share(line: PooledConnection, other: PooledConnection, patience: Patience) -> bool:
+    """Whether two connections were seen on one process, or one of them on two.
+
+    It is asked twice in a row, for a pooler that lends in turn; and once while another is lent.
+    """
+    seen = {_process(line, patience), _process(line, patience)}
+    with patience.at_most(_ANSWERED, other), other.transaction():
+        taken = _process(other, patience)
+        return len(seen) > 1 or taken in seen or _process(line, patience) not in seen
+
+
+def _process(line: PooledConnection, patience: Patience) -> object:
+    with patience.at_most(_ANSWERED, line):
+        found = psycopg.Cursor(line).execute(_ASK, prepare=False).fetchone()
+    return None if found is None else found[0]
+
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+FREE = 10.0
+"""Seconds that a caller waits for a connection that others use."""
+REST = 0.5
+"""Seconds for which a server that did not answer is not asked again."""
+_CONNECTED = 3.0  # seconds that a server has for a connection, unless the URL says otherwise
+_BOUND = 3600.0  # seconds; who has more need not be told from one who has all the time
+_GREETED = 5.0  # seconds for an answer that costs the server nothing
+ALWAYS = (
+    "SET default_transaction_isolation = 'read committed';"
+    " SELECT set_config('synchronous_commit', 'on', false)"
+    " WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')"
+)
+"""What every connection of ours says first, whatever the server's defaults are: a server that syncs
+before it answers is what an acknowledgement stands for, and who waited for a lock has to see what
+happened meanwhile."""
+_GREETING = (
+    f"{ALWAYS}; SET lock_timeout = '10s'; SET statement_timeout = '60s';"
+    " SET idle_in_transaction_session_timeout = '60s'"
+)
+
+
+class Connections:
+    """At most so many at once; those that are idle stay open, and the latest is used first."""
+
+    def __init__(self, address: Address, size: int, patience: Patience, greeting: str = "") -> None:
+        self._address = address
+        self._size = size
+        self._patience = patience
+        self._greeting = f"{_GREETING}; {greeting}".encode()
+        self._silent_until = float("-inf")
+        self._silence = ("", "")
+        """What was wrong, and what to do: it is said again until the server is asked again."""
+        self._inherited: list[Connection] = []
+        self.is_closed = False
+        self._is_own = False  # known to be ours alone
+        self._was_let_in = False
+        self._begin()
+        renew_after_fork(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(self._size)
+        self._idle: list[Connection] = []
+
+    def renew(self) -> None:
+        """In a process that was just forked: the connections are the parent's."""
+        self._inherited += self._idle  # closing them here would end them there
+        self._begin()
+
+    @contextmanager
+    def borrow(self, before_waiting: Callable[[], None] | None = None) -> Iterator[Connection]:
+        """One connection, with ``autocommit`` on; it is thrown away unless it comes back idle.
+
+        ``before_waiting`` is called when none is at hand.
+        """
+        free = self._free
+        is_free = free.acquire(blocking=False)
+        if not is_free:
+            if before_waiting is not None:
+                before_waiting()
+            is_free = free.acquire(timeout=ASKING.at_most(FREE))
+        if not is_free:
+            raise StoreUnavailableError(
+                f"all {self._size} connections to {self._address.name} are in use",
+                remedy="make fewer calls at once in one process, or look why the server is slow",
+            )
+        try:
+            connection = self._take(before_waiting)
+            try:
+                yield connection
+            finally:
+                self._give_back(connection)
+        finally:
+            free.release()
+
+    def connect(self) -> Connection:
+        """A connection of the caller's own.
+
+        The first one raises ConfigurationError where the URL has to change; after it, whatever
+        stands in the way is taken for something that passes.
+        """
+        try:
+            connection = self._opened()
+        except ConfigurationError as error:
+            if self._was_let_in:
+                raise told_again(error) from error
+            raise
+        self._was_let_in = True
+        return connection
+
+    def _opened(self) -> Connection:
+        self._refuse_when_closed()
+        if time.monotonic() < self._silent_until:
+            message, remedy = self._silence
+            raise StoreUnavailableError(
+                f"{message}, a moment ago", remedy=remedy, details={"is_lost": False}
+            )
+        try:
+            connection = self._connect()
+        except psycopg.Error as error:
+            told = self._told(error)
+            if not ASKING.is_short(_CONNECTED):  # others may have more time than this caller had
+                self._silent_until = time.monotonic() + REST
+                self._silence = told.message, told.remedy
+            raise told from error
+        try:
+            self._refuse_other_letters(connection)
+            self._refuse_shared(connection)
+            with self.at_most(_GREETED, connection):
+                connection.execute(self._greeting)
+        except psycopg.Error as error:
+            connection.close()
+            raise self._told(error) from error
+        except ConfigurationError:
+            connection.close()
+            raise
+        return connection
+
+    def at_most(self, seconds: float, connection: Connection) -> Wait:
+        """How long to wait for what is done on a connection."""
+        return self._patience.at_most(seconds, connection)
+
+    def _connect(self) -> Connection:
+        connect = partial(psycopg.connect, **self._address.options, autocommit=True)
+        return reached(connect, ASKING.at_most(_BOUND)) if ASKING.is_short(_BOUND) else connect()
+
+    def _refuse_shared(self, connection: Connection) -> None:
+        """Once: who stands before the server is not changed while programs run."""
+        if not self._is_own:
+            refuse_shared(pooling_of(connection, self._connect, self._patience), self._address.name)
+            self._is_own = True
+
+    def _refuse_other_letters(self, connection: Connection) -> None:
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise ConfigurationError(
+                f"{self._address.name} has the encoding {encoding}, in which not every text can be"
+                " kept",
+                remedy="make the database with the encoding UTF8: createdb -E UTF8 -T template0",
+            )
+
+    def close(self) -> None:
+        """Close those that are idle, and the others when they come back."""
+        with self._lock:
+            self.is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _told(self, error: psycopg.Error) -> ErgonError:
+        name = self._address.name
+        told = refused(error, name) or translate(error, name)
+        told.details["is_lost"] = False  # nothing was said that the server could have done
+        return told
+
+    def _refuse_when_closed(self) -> None:
+        if self.is_closed:
+            raise StoreUnavailableError(f"{self._address.name} is closed", remedy="open it again")
+
+    def _take(self, before_connecting: Callable[[], None] | None) -> Connection:
+        self._refuse_when_closed()
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                if before_connecting is not None:
+                    before_connecting()
+                return self.connect()
+            if _is_alive(connection):
+                return connection
+            connection.close()
+
+    def _give_back(self, connection: Connection) -> None:
+        with suppress(psycopg.Error):
+            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                connection.close()  # whoever had it failed to say how it stands
+        with self._lock:
+            if not (connection.closed or self.is_closed):
+                self._idle.append(connection)
+                return
+        connection.close()
+
+
+def _is_alive(connection: Connection) -> bool:
+    """Whether the server has not hung up: an idle connection has nothing to read but its end."""
+    try:
+        line = select.poll()
+        line.register(connection.fileno(), select.POLLIN)
+        if line.poll(0):
+            connection.pgconn.consume_input()
+        return not connection.closed
+    except (psycopg.Error, OSError, ValueError):
+        return False

@@ -1,0 +1,442 @@
+"""The client of one Redis server: connections, TLS, Lua scripts, and how both are used."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+import redis
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    StoreUnavailableError,
+    WiringError,
+)
+from ergon_framework.storage import connection_errors
+from ergon_framework.storage.connection_errors import told_again
+from ergon_framework.storage.deadlines import ASKING
+from ergon_framework.storage.redis.address import TLS_OPTIONS, Address
+from ergon_framework.storage.redis.errors import (
+    away,
+    closed,
+    closed_meanwhile,
+    is_deposed,
+    lost,
+    silent,
+    translate,
+)
+
+SHAKEN = 3.0
+"""Seconds for the two sides to agree on how to encrypt."""
+_PROBED = 3.0  # seconds for a server to say what is wrong
+_PLAIN = (b"+", b"-")  # how one without TLS begins, whatever it thinks of the question
+_CUT = ("reset", "closed", "EOF", "Broken pipe", "Protocol Error")
+
+
+class EncryptedConnection(redis.SSLConnection):
+    """Does not wait as long for a handshake as for an answer: a server without TLS never ends it.
+
+    Should the driver call this no longer, it waits as long as for an answer. A key with a
+    passphrase is refused, and nobody is asked for it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, ssl_password=connection_errors.no_passphrase)
+
+    def _connect(self) -> Any:
+        return in_time(self, super()._connect, SHAKEN)
+
+
+def fault_of(address: Address, error: BaseException) -> ConfigurationError | None:
+    """What is wrong about TLS when no connection came about; None when it is something else.
+
+    A server that hangs up at once often takes back what it said why; then it is asked again.
+    """
+    text = str(error)
+    if not address.has_tls:
+        is_cut = any(each in text for each in _CUT)
+        return _encrypted(address.name) if is_cut and _speaks_tls(address) else None
+    try:
+        context = _context(address)
+    except ConfigurationError as unreadable:
+        return unreadable
+    found = connection_errors.refused(address.name, text, TLS_OPTIONS)
+    if found is None and any(each in text for each in _CUT):
+        found = connection_errors.refused(address.name, _last_words(address, context), TLS_OPTIONS)
+    if found is None and _speaks_plainly(address):
+        found = connection_errors.plain(address.name, TLS_OPTIONS)
+    return found
+
+
+def _context(address: Address) -> ssl.SSLContext:
+    options = address.options
+    files = (options.get(f"ssl_{each}") for each in ("ca_certs", "certfile", "keyfile"))
+    context = connection_errors.context_of(TLS_OPTIONS, *files)
+    context.check_hostname = options["ssl_check_hostname"]
+    if options["ssl_cert_reqs"] == "none":
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _encrypted(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name} speaks TLS there, and the URL is for a server without",
+        remedy="write rediss:// in the URL, and the authority of its certificate:"
+        f" {TLS_OPTIONS.authority}",
+    )
+
+
+# ---- asking the server without a word about who we are ------------------------------------------
+
+
+def _line(address: Address) -> socket.socket:
+    seconds = ASKING.at_most(_PROBED)
+    line = socket.create_connection((address.options["host"], address.options["port"]), seconds)
+    line.settimeout(seconds)
+    return line
+
+
+def _speaks_plainly(address: Address) -> bool:
+    """Whether a Redis without TLS is there: to the beginning of TLS it may say nothing at all."""
+    try:
+        with _line(address) as line:
+            line.sendall(b"PING\r\n")
+            return line.recv(1) in _PLAIN
+    except OSError:
+        return False
+
+
+def _speaks_tls(address: Address) -> bool:
+    """Whether a server there shows a certificate, of whomever."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with _line(address) as line, context.wrap_socket(line):
+            return True
+    except OSError as error:
+        return "alert" in str(error).lower()
+
+
+def _last_words(address: Address, context: ssl.SSLContext) -> str:
+    try:
+        with _line(address) as line:
+            return connection_errors.last_words(line, context, address.options["host"])
+    except OSError as error:
+        return str(error)
+
+
+class PlainConnection(redis.Connection):
+    """One without TLS. Should the driver call this no longer, it waits as long as for anybody."""
+
+    def _connect(self) -> Any:
+        return in_time(self, super()._connect)
+
+
+def in_time(connection: Any, connect: Callable[[], Any], shaken: float | None = None) -> Any:
+    """Connect, and have as long for the first answers; ``shaken`` are the seconds for TLS."""
+    own = connection.socket_connect_timeout, connection.socket_timeout
+    connection.socket_connect_timeout = ASKING.at_most(own[0])
+    connection.socket_timeout = ASKING.at_most(own[1] if shaken is None else shaken)
+    try:
+        connected = connect()
+    finally:
+        connection.socket_connect_timeout, connection.socket_timeout = own
+    connected.settimeout(ASKING.at_most(own[1]))
+    return connected
+
+
+_WORD = re.compile(r'"[^"\n]*"|\b[A-Z][A-Z_]+\b')  # texts are left as they are
+
+
+class Script:
+    """One script, put together from pieces that follow each other.
+
+    ``names`` are the words in capitals that stand for something else in it: Lua pays for each name
+    that a function takes from outside, whenever the script is called.
+    """
+
+    def __init__(self, package: str, *files: str, keys: int, names: Mapping[str, str]) -> None:
+        pieces = "\n".join(_read(package, file) for file in files)
+        text = _WORD.sub(lambda word: names.get(word[0], word[0]), pieces).encode()
+        self._keys = keys
+        self._head = self._words(b"EVALSHA", hashlib.sha1(text).hexdigest().encode())  # noqa: S324
+        self._full_head = self._words(b"EVAL", text)
+
+    def call(self, keys: bytes, args: Sequence[bytes]) -> bytes:
+        """The call as the protocol wants it, for a server that knows the script."""
+        return _call(self._head, self._keys, keys, args)
+
+    def full_call(self, keys: bytes, args: Sequence[bytes]) -> bytes:
+        """The same for a server that may not know it."""
+        return _call(self._full_head, self._keys, keys, args)
+
+    def _words(self, command: bytes, what: bytes) -> bytes:
+        return packed((command, what, b"%d" % self._keys))
+
+
+def packed(words: Sequence[bytes]) -> bytes:
+    """Words as the protocol wants them."""
+    return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def _call(head: bytes, count: int, keys: bytes, args: Sequence[bytes]) -> bytes:
+    words = [b"*%d\r\n" % (3 + count + len(args)), head, keys]
+    for each in args:
+        words += (b"$%d\r\n" % len(each), each, b"\r\n")
+    return b"".join(words)  # in one piece: the driver sends each piece by itself
+
+
+def _read(package: str, file: str) -> str:
+    try:
+        return (resources.files(package) / file).read_text(encoding="utf-8")
+    except (ModuleNotFoundError, OSError) as error:
+        raise WiringError(
+            f"there is no file {package}/{file} with a Lua script",
+            remedy="it belongs to the installed package; install it again",
+        ) from error
+
+
+CONNECTED = 3.0
+"""Seconds for a connection to come about."""
+ANSWERED = 20.0
+"""Seconds for an answer; a server that is frozen keeps its side of a connection open."""
+REST = 0.5
+"""Seconds for which a server that did not answer is not asked again."""
+MOST_CONNECTIONS = 1000
+"""One for each thread that waits for an answer."""
+_MOST_MOVES = 5
+_LENT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)  # what a connection is lent for
+_CUT_OFF = (
+    *(exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse),
+    OSError,
+)
+
+
+class RedisLink:
+    """Any thread may call any method; each call has a connection of its own."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._pool = self._new_pool(address)
+        self._silent_until = float("-inf")
+        self._silence = ("", "")
+        """What was wrong, and what to do: it is said again until the server is asked again."""
+        self._is_closed = False
+        self._was_let_in = False
+        self._is_elsewhere = False  # on another server of the cluster than the URL says
+        self._when_left: Callable[[], None] = lambda: None
+
+    @property
+    def name(self) -> str:
+        """What to call the server in front of people."""
+        return self.address.name
+
+    def call(self, *words: Any) -> Any:
+        """Run one command that only reads, or that may be repeated."""
+        return self._answer(lambda connection: connection.send_command(*words), is_repeatable=True)
+
+    def run(
+        self, script: Script, keys: bytes, args: Sequence[bytes], *, is_repeatable: bool
+    ) -> Any:
+        """Run a script; ``keys`` are packed. The server gets its text when it does not know it.
+
+        One that may be repeated is, once, when the connection broke before its answer came.
+        """
+        try:
+            words = script.call(keys, args)
+            return self._answer(lambda line: line.send_packed_command([words]), is_repeatable)
+        except exceptions.NoScriptError:
+            words = script.full_call(keys, args)
+            return self._answer(lambda line: line.send_packed_command([words]), is_repeatable)
+
+    def info(self, section: str) -> dict[str, str]:
+        """What the server tells of itself."""
+        lines = (line.partition(":") for line in self.call("INFO", section).decode().splitlines())
+        return {name: value.strip() for name, mark, value in lines if mark}
+
+    def connect(self) -> Any:
+        """A connection of the caller's own."""
+        self._refuse_when_closed()
+        connection = self._pool.make_connection()
+        try:
+            connection.connect()
+        except exceptions.ResponseError as error:
+            raise self._outside(translate(error, self.name)) from error
+        except _CUT_OFF as error:
+            raise self._refused(error) from error
+        return connection
+
+    def when_left(self, call: Callable[[], None]) -> None:
+        """Call this, from any thread, when the server behind our connections is no longer ours."""
+        self._when_left = call
+
+    def close(self) -> None:
+        """Close all connections; may be called twice."""
+        self._is_closed = True
+        self._pool.disconnect()
+
+    # ---- one call -------------------------------------------------------------------------------
+
+    def _answer(self, send: Callable[[Any], object], is_repeatable: bool) -> Any:
+        for _ in range(_MOST_MOVES):
+            try:
+                return self._once(send, is_repeatable)
+            except exceptions.MovedError as error:
+                self._follow(error)
+            except exceptions.NoScriptError:
+                raise
+            except exceptions.ResponseError as error:
+                raise translate(error, self.name) from error
+        raise StoreUnavailableError(
+            f"{self.name}: the cluster sends us from one server to the next",
+            remedy="see that the cluster is in order (redis-cli cluster info)",
+        )
+
+    def _once(self, send: Callable[[Any], object], is_repeatable: bool) -> Any:
+        try:
+            return self._exchange(send)
+        except StoreUnavailableError as error:
+            is_slow = isinstance(error.__cause__, exceptions.TimeoutError)  # and would be again
+            if not is_repeatable or is_slow or error.details.get("outcome") != "unknown":
+                raise
+        return self._exchange(send)
+
+    def _exchange(self, send: Callable[[Any], object]) -> Any:
+        pool, connection = self._borrow()
+        is_whole = False
+        try:
+            # Its own for this call: whoever had it before may have had less time, or more.
+            connection._sock.settimeout(ASKING.at_most(ANSWERED))  # noqa: SLF001 - it has no other name
+            send(connection)
+            answer = connection.read_response()
+            is_whole = self._was_let_in = True
+            return answer
+        except exceptions.ResponseError as error:
+            is_whole = True
+            if is_deposed(error):
+                self._leave(pool)
+            raise
+        except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
+            raise self._refused(error) from error  # the driver calls these a broken connection
+        except exceptions.TimeoutError as error:
+            self._rest(error, silent(self.name, error))
+            raise lost(self.name, error) from error
+        except Exception as error:
+            if self._is_closed:  # then the driver stumbles over anything
+                raise closed_meanwhile(self.name) from error
+            if isinstance(error, _CUT_OFF):
+                raise lost(self.name, error) from error
+            raise
+        finally:
+            self._give_back(pool, connection, is_whole)
+
+    def _borrow(self) -> tuple[Any, Any]:
+        """An idle connection that the server has not closed, or a new one."""
+        self._refuse_when_closed()
+        if time.monotonic() < self._silent_until:
+            message, remedy = self._silence  # whoever was told before may be somebody else
+            raise StoreUnavailableError(f"{message}, a moment ago", remedy=remedy)
+        pool = self._pool
+        try:
+            return pool, pool.get_connection(*_LENT)
+        except exceptions.ResponseError as error:
+            raise self._outside(translate(error, self.name)) from error
+        except Exception as error:
+            self._refuse_when_closed()  # then the driver stumbles over anything
+            if isinstance(error, _CUT_OFF):
+                raise self._refused(error) from error
+            raise
+
+    def _give_back(self, pool: Any, connection: Any, is_whole: bool) -> None:
+        if self._is_closed:
+            with suppress(Exception):  # whoever closes does the same at this moment
+                connection.disconnect()
+                pool.release(connection)
+            return
+        if not is_whole:  # nobody knows what comes next on it
+            connection.disconnect()
+        pool.release(connection)
+
+    def _refused(self, error: BaseException) -> ErgonError:
+        """Why no connection came about."""
+        return self._outside(self._reason(error))
+
+    def _outside(self, error: ErgonError) -> ErgonError:
+        """How to tell it: who was answered before waits until the server lets us in again.
+
+        Without a password in the URL, connecting is not refused: the first answer counts.
+        """
+        return told_again(error) if self._was_let_in else error
+
+    def _reason(self, error: BaseException) -> ErgonError:
+        """The driver calls much of what the server says by one name, so the text tells."""
+        text = str(error)
+        if isinstance(error, exceptions.BusyLoadingError) or "LOADING" in text:
+            return translate(exceptions.ResponseError(f"LOADING {text}"), self.name)
+        if isinstance(error, exceptions.AuthenticationError):
+            return translate(exceptions.ResponseError(f"WRONGPASS {text}"), self.name)
+        if "invalid DB index" in text or "Invalid Database" in text or "out of range" in text:
+            return translate(exceptions.ResponseError("DB index is out of range"), self.name)
+        wrong = fault_of(self.address, error)
+        if wrong is None and self._is_elsewhere:
+            self._go_to(self.address)  # who had the slot is gone: ask the first one who has it
+        told = wrong or away(self.name, error)
+        self._rest(error, told)
+        return told
+
+    def _rest(self, error: BaseException, told: ErgonError) -> None:
+        """Ask nothing for a moment, unless it was the caller who could not wait any longer."""
+        is_slow = isinstance(error, exceptions.TimeoutError)
+        if not (is_slow and ASKING.is_short(ANSWERED)):
+            self._silence = told.message, told.remedy
+            self._silent_until = time.monotonic() + REST
+
+    def _follow(self, error: exceptions.MovedError) -> None:
+        """In a cluster another server has the slot of our keys, with all of them."""
+        options = self.address.options | {"host": error.host, "port": error.port}
+        self._go_to(replace(self.address, options=options))
+
+    def _leave(self, pool: Any) -> None:
+        """The server became a replica, which keeps its connections; the name in the URL may lead
+        to the new primary by now, so the next call connects anew.
+        """
+        if pool is self._pool:  # otherwise somebody was faster
+            self._go_to(self.address)
+            self._when_left()
+
+    def _go_to(self, address: Address) -> None:
+        self._is_elsewhere = address is not self.address
+        old, self._pool = self._pool, self._new_pool(address)
+        with suppress(exceptions.RedisError):
+            old.disconnect(inuse_connections=False)
+
+    def _refuse_when_closed(self) -> None:
+        if self._is_closed:
+            raise closed(self.name)
+
+    @staticmethod
+    def _new_pool(address: Address) -> Any:
+        kind: Any = EncryptedConnection if address.has_tls else PlainConnection
+        return redis.ConnectionPool(
+            connection_class=kind,
+            max_connections=MOST_CONNECTIONS,
+            protocol=2,
+            socket_connect_timeout=CONNECTED,
+            socket_timeout=ANSWERED,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+            **address.options,
+        )

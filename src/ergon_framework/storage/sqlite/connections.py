@@ -1,0 +1,550 @@
+"""Connections to one SQLite file: how they are opened, the one that writes, and those that read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TypeVar
+
+from ergon_framework.errors import (
+    StoreBrokenError,
+    StoreError,
+    StoreUnavailableError,
+    StoreUnsafeError,
+)
+from ergon_framework.storage import secure_files
+from ergon_framework.storage.failpoints import declare, failpoint
+from ergon_framework.storage.sqlite.errors import broken, is_busy, is_spent, is_unsynced, translate
+from ergon_framework.storage.sqlite.migrations import Schema
+
+Connect = Callable[[str, float], sqlite3.Connection]
+"""Opens a connection, given a URI and how many seconds SQLite waits for a lock."""
+
+_STATEMENTS = 256  # compiled statements that a connection keeps
+_MAIN = "SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'"
+_EVERY = 0.5  # seconds between two looks at what file the path leads to
+_ALWAYS = ("PRAGMA wal_autocheckpoint = 0",)
+# FULL: a commit waits for the disk. NORMAL would lose the last commits in a power cut.
+_WRITING = ("PRAGMA synchronous = FULL", "PRAGMA foreign_keys = ON", "PRAGMA temp_store = MEMORY")
+# On macOS fsync leaves the data in the drive's own cache.
+_MACOS = ("PRAGMA fullfsync = ON", "PRAGMA checkpoint_fullfsync = ON")
+
+
+def connect(uri: str, timeout: float) -> sqlite3.Connection:
+    """A plain connection that leaves transactions to us and may be used by any thread."""
+    return sqlite3.connect(
+        uri,
+        uri=True,
+        timeout=timeout,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_STATEMENTS,
+    )
+
+
+def open_reader(path: Path, connect: Connect, timeout: float) -> sqlite3.Connection:
+    """A connection that cannot write."""
+    with _told():
+        secure_files.check_database(path)
+    return _prepared(connect(f"{path.as_uri()}?mode=ro", timeout), _ALWAYS)
+
+
+def open_writer(
+    path: Path, connect: Connect, timeout: float, *, may_create: bool
+) -> sqlite3.Connection:
+    """A connection whose commits are on disk when they return, to a file in WAL mode."""
+    prepare_file(path, may_create=may_create)
+    connection = connect(f"{path.as_uri()}?mode={'rwc' if may_create else 'rw'}", timeout)
+    pragmas = _ALWAYS + _WRITING + (_MACOS if sys.platform == "darwin" else ())
+    try:
+        _use_wal(connection, path, time.monotonic() + timeout)
+        tighten_file(path)
+    except BaseException:
+        connection.close()
+        raise
+    return _prepared(connection, pragmas)
+
+
+def prepare_file(path: Path, *, may_create: bool) -> None:
+    """Check a file before a library opens it to write; make it, private, if that is asked for."""
+    with _told():
+        secure_files.prepare_database(path, may_create=may_create)
+
+
+def tighten_file(path: Path) -> None:
+    """Close a file to other users, now that a library has found a database in it."""
+    with _told():
+        secure_files.tighten_database(path)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Only a refusal of ours ends it here: what else is wrong SQLite tells better."""
+    try:
+        yield
+    except secure_files.UnsafeFileError as error:
+        raise StoreUnsafeError(
+            f"{error.filename} was not opened: {error.strerror}",
+            remedy="keep stores in a folder that only their users may write to",
+        ) from error
+    except OSError:
+        return
+
+
+def real_path(path: Path) -> Path:
+    """Where a path leads, links included; a link of somebody else is refused."""
+    with _told():
+        secure_files.refuse_foreign_link(path)
+    return path.resolve()
+
+
+def _prepared(connection: sqlite3.Connection, pragmas: tuple[str, ...]) -> sqlite3.Connection:
+    try:
+        for pragma in pragmas:
+            connection.execute(pragma)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _use_wal(connection: sqlite3.Connection, path: Path, deadline: float) -> None:
+    """Switch to write-ahead logging, also when others are opening the same fresh file."""
+    while True:
+        try:
+            [mode] = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+            _await_others(connection)  # SQLite does not wait by itself when changing the mode
+        else:
+            if mode != "wal":
+                raise StoreUnavailableError(
+                    f"{path} cannot have a write-ahead log (SQLite keeps to {mode!r})",
+                    remedy="put it on a local disk",
+                )
+            return
+
+
+def _await_others(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        if not is_busy(error):
+            raise
+
+
+def same_file(connection: sqlite3.Connection, path: str | Path) -> bool:
+    """Whether a caller's own connection has this file as its main database."""
+    # A cursor of ours and bytes: what the caller makes of rows and of text is not asked.
+    with closing(sqlite3.Cursor(connection)) as cursor:
+        [file] = cursor.execute(_MAIN).fetchone()
+    try:
+        return bool(file) and Path(os.fsdecode(file)).samefile(path)
+    except OSError:
+        return False
+
+
+def _identify(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class Watch:
+    """Notices that the path leads to another file than the one that was opened, or to none.
+
+    SQLite goes on writing into a file that was moved or removed: acknowledged and gone.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.every = _EVERY
+        self.generation = 0
+        self.refusal: StoreUnavailableError | None = None
+        self._path = path
+        self._place = str(path)
+        self._known: tuple[int, int] | None = None
+        self.next_at = 0.0
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """The file's device and number when it was last looked at; None when it was not there."""
+        return self._known
+
+    def look(self) -> int:
+        """The generation of the file there now; a connection of an older one must not be used."""
+        if self.refusal is not None:
+            raise StoreUnavailableError(self.refusal.message, remedy=self.refusal.remedy)
+        self.next_at = time.monotonic() + self.every
+        found = _identify(self._path)
+        if found != self._known:
+            self._known = found
+            self.generation += 1
+        return self.generation
+
+    def leads_to(self, file: tuple[int, int] | None) -> bool:
+        """Whether the path still leads to this file, or it cannot be told; changes nothing."""
+        try:
+            found = os.stat(self._place)  # noqa: PTH116 - asked at each commit: a Path takes longer
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) == file
+
+    def look_sometimes(self) -> int:
+        """Like :meth:`look`, but mostly from memory."""
+        return self.look() if time.monotonic() >= self.next_at else self.generation
+
+    def refuse(self, refusal: StoreUnavailableError) -> None:
+        """Let every further look fail, and with it every use of the file."""
+        self.refusal = refusal
+        self.next_at = 0.0
+
+
+# SQLite looks for the write lock at ever longer intervals, so that one busy process could starve
+# the others. It waits this long at a time for us, and we ask again until patience ends.
+_SLICE = 0.003
+
+# SQLite begins even immediate transactions on a file that may only be read; this it refuses.
+_WRITE_NOTHING = "UPDATE ergon_schema SET version = version WHERE 0"
+
+_unsynced: dict[tuple[int, int], StoreBrokenError] = {}
+"""Files whose disk did not confirm a write to this process."""
+
+declare("storage.commit.before", "storage.commit.after")
+
+
+class WritingConnection:
+    """Begins, commits and undoes transactions. Used by one thread at a time."""
+
+    def __init__(self, path: Path, connect: Connect, watch: Watch) -> None:
+        self._path = path
+        self._connect = connect
+        self._watch = watch
+        self._schemas: list[Schema] = []
+        self._connection: sqlite3.Connection | None = None
+        self._execute: Callable[[str], object]  # on a cursor of its own: making one takes time
+        self._generation = -1
+        self._file: tuple[int, int] | None = None  # which the connection has open
+        self._may_create = True
+        self._is_synced = True  # commits wait for the disk
+
+    def adopt(self, schema: Schema, patience: float) -> None:
+        """Open now and bring the tables of one more part up to date, so that trouble shows."""
+        if schema in self._schemas:
+            self.ready(patience)
+            return
+        self._schemas.append(schema)
+        try:
+            self._open(patience)
+        except BaseException:
+            self._schemas.remove(schema)
+            raise
+
+    def begin(
+        self, patience: float, before_waiting: Callable[[], None] | None = None, *, is_synced: bool
+    ) -> sqlite3.Connection:
+        """Start a transaction, waiting for other writers as long as patience allows."""
+        watch = self._watch
+        connection = self._connection
+        if (
+            connection is None
+            or monotonic() >= watch.next_at
+            or watch.generation != self._generation
+        ):
+            connection = self.ready(patience)
+        elif _unsynced:
+            self._refuse_broken()
+        if is_synced is not self._is_synced:
+            self._execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
+            self._is_synced = is_synced
+        try:
+            self._execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            if before_waiting is not None:
+                before_waiting()
+            if connection.in_transaction:  # left by an interrupt at the wrong moment
+                connection = self._open(patience)
+            elif not is_busy(error):
+                raise self.failed(error) from error
+            self._begin_after_others(connection, patience)
+        return connection
+
+    def commit(self) -> None:
+        """Bring the transaction to disk."""
+        try:
+            failpoint("storage.commit.before")
+            self._execute("COMMIT")
+            failpoint("storage.commit.after")
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                raise ended_early(self._path) from error
+            raise self.failed(error) from error
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"a commit to {self._path} failed: {error}", remedy="try again"
+            ) from error
+        # Before anybody is told: SQLite commits into a file that has no name any more.
+        if self._is_synced and not self._watch.leads_to(self._file):
+            self._watch.look()
+            raise gone(self._path)
+
+    def undo(self, connection: sqlite3.Connection, error: BaseException) -> BaseException:
+        """Roll back, and say what to raise."""
+        if isinstance(error, sqlite3.Error) and translate(error, self._path) is not None:
+            error = self.failed(error)
+        if self._connection is connection:
+            try:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                self.drop()
+        return error
+
+    def failed(self, error: sqlite3.Error) -> StoreError:
+        """What a failure of the store means for the connection and for whoever asked."""
+        if is_unsynced(error) and (file := self._watch.identity):
+            _unsynced[file] = broken(self._path, error)
+        if is_spent(error):
+            self.drop()
+        return translate(error, self._path) or StoreError(
+            f"{self._path} refused a transaction: {error}", remedy="nothing of it was written"
+        )
+
+    def ready(self, patience: float) -> sqlite3.Connection:
+        """The connection, opened anew when the old one is spent or the file another one."""
+        watch = self._watch
+        if monotonic() >= watch.next_at:
+            watch.look()
+        if self._connection is None or self._generation != watch.generation:
+            return self._open(patience)
+        if _unsynced:
+            self._refuse_broken()
+        return self._connection
+
+    def drop(self) -> None:
+        """Throw the connection away, whatever state it is in."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def _begin_after_others(self, connection: sqlite3.Connection, patience: float) -> None:
+        deadline = monotonic() + patience
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.Error as error:
+                if not is_busy(error) or monotonic() >= deadline:
+                    raise self.failed(error) from error
+
+    def _refuse_broken(self) -> None:
+        found = _unsynced.get(self._watch.identity or (0, 0))
+        if found is not None:
+            raise StoreBrokenError(found.message, remedy=found.remedy)
+
+    def _open(self, patience: float) -> sqlite3.Connection:
+        self.drop()
+        self._watch.look()
+        self._refuse_broken()
+        try:
+            self._connection = connection = open_writer(
+                self._path, self._connect, patience, may_create=self._may_create
+            )
+            connection.execute(f"PRAGMA busy_timeout = {int(_SLICE * 1000)}")
+            self._execute = connection.cursor().execute
+            self._is_synced = True
+            self._generation = self._watch.look()
+            self._file = self._watch.identity
+            self._migrate(connection, patience)
+        except BaseException as error:
+            self.drop()
+            if isinstance(error, sqlite3.Error):
+                raise self.failed(error) from error
+            raise
+        self._may_create = False
+        return connection
+
+    def _migrate(self, connection: sqlite3.Connection, patience: float) -> None:
+        """Closing the connection is what undoes it when it fails."""
+        self._begin_after_others(connection, patience)
+        for schema in self._schemas:
+            schema.apply(connection, self._path)
+        connection.execute(_WRITE_NOTHING)
+        connection.execute("COMMIT")
+
+
+def gone(path: Path) -> StoreUnavailableError:
+    """The error of a commit into a file that was removed, or that another one has replaced."""
+    return StoreUnavailableError(
+        f"{path} was moved, removed or replaced while it was open; whether what was written last is"
+        " kept is not known",
+        remedy="bring the file back, see whether it is there, and if not do the same again",
+    )
+
+
+def ended_early(path: Path) -> StoreError:
+    """The error of work that ended the transaction, and with it everybody's."""
+    return StoreError(
+        f"work on {path} ended the transaction it was given",
+        remedy="leave BEGIN, COMMIT and ROLLBACK to the store",
+    )
+
+
+T = TypeVar("T")
+
+LIMIT = 8
+"""Read connections of a process to one file."""
+
+_RANGE = 1 << 32  # larger than any number of commits that a connection counts
+
+
+@dataclass(slots=True)
+class _Reader:
+    connection: sqlite3.Connection
+    generation: int
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self.connection.close()
+
+
+class Readers:
+    """The pool. A connection is opened when all others are busy, up to the limit."""
+
+    def __init__(self, path: Path, connect: Connect, watch: Watch) -> None:
+        self._path = path
+        self._connect = connect
+        self._watch = watch
+        self._free = threading.Condition(threading.Lock())
+        self._idle: list[_Reader] = []
+        self._busy = 0
+        self._is_closed = False
+        self._counting = threading.Lock()
+        self._counter: _Reader | None = None
+        self._counters = 0  # how many there have been: each counts from its own start
+
+    def read(self, work: Callable[[sqlite3.Connection], T], patience: float) -> T:
+        """Run ``work`` on the state of the last commit."""
+        reader = self._take(patience)
+        is_sound = True
+        try:
+            reader.connection.execute("BEGIN")
+            return work(reader.connection)
+        except sqlite3.Error as error:
+            is_sound = not is_spent(error)
+            told = translate(error, self._path)
+            if told is None:
+                raise
+            raise told from error
+        finally:
+            self._give_back(reader, is_sound)
+
+    def data_version(self, patience: float) -> int:
+        """A number that changes when anybody has committed."""
+        with self._counting:
+            counter = self._counter
+            try:
+                if counter is None or counter.generation != self._watch.look_sometimes():
+                    self._close_counter()
+                    counter = self._counter = self._open(patience)
+                    self._counters += 1
+                [version] = counter.connection.execute("PRAGMA data_version").fetchone()
+            except sqlite3.Error as error:
+                self._close_counter()
+                raise self._told(error) from error
+            return self._counters * _RANGE + int(version)
+
+    def close(self) -> None:
+        """Close what is idle, and what is busy when it comes back."""
+        with self._free:
+            self._is_closed = True
+            self._close_idle()
+        with self._counting:
+            self._close_counter()
+
+    def hold(self, timeout: float) -> bool:
+        """Close everything and let nobody read until :meth:`resume`; False when some went on."""
+        self._counting.acquire()
+        self._close_counter()
+        self._free.acquire()
+        is_quiet = self._free.wait_for(lambda: not self._busy, timeout)
+        self._close_idle()
+        return is_quiet
+
+    def resume(self) -> None:
+        """End what :meth:`hold` began, in the thread that called it."""
+        self._free.release()
+        self._counting.release()
+
+    def _take(self, patience: float) -> _Reader:
+        generation = self._watch.look_sometimes()
+        with self._free:
+            if not self._idle and self._busy >= LIMIT:
+                self._free.wait_for(lambda: self._idle or self._busy < LIMIT, patience)
+            if self._busy >= LIMIT:
+                raise StoreUnavailableError(
+                    f"all {LIMIT} read connections to {self._path} are in use",
+                    remedy="keep reads short, and do not read inside a read",
+                )
+            self._busy += 1
+            reader = self._idle.pop() if self._idle else None
+        if reader is not None and reader.generation == generation:
+            return reader
+        try:
+            if reader is not None:
+                reader.close()
+            return self._open(patience)
+        except BaseException as error:
+            with self._free:
+                self._busy -= 1
+                self._free.notify_all()
+            if isinstance(error, sqlite3.Error):
+                raise self._told(error) from error
+            raise
+
+    def _give_back(self, reader: _Reader, is_sound: bool) -> None:
+        connection = reader.connection
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            is_sound = False
+        with self._free:
+            self._busy -= 1
+            if is_sound and not self._is_closed:
+                self._idle.append(reader)
+            else:
+                reader.close()
+            self._free.notify_all()
+
+    def _open(self, patience: float) -> _Reader:
+        connection = open_reader(self._path, self._connect, patience)
+        return _Reader(connection, self._watch.look())
+
+    def _close_idle(self) -> None:
+        for reader in self._idle:
+            reader.close()
+        self._idle.clear()
+
+    def _close_counter(self) -> None:
+        if self._counter is not None:
+            self._counter.close()
+            self._counter = None
+
+    def _told(self, error: sqlite3.Error) -> StoreError:
+        return translate(error, self._path) or StoreError(f"{self._path} cannot be read: {error}")

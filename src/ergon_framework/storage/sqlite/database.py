@@ -1,0 +1,245 @@
+"""One SQLite file as the parts of this process use it: open files, and ``Database``.
+
+The parts of a process that use one file share its writing connection (``OpenFile``), which is
+closed before a fork and opened again after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from ergon_framework.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
+from ergon_framework.storage.sqlite.connections import (
+    Connect,
+    Readers,
+    Watch,
+    connect,
+    real_path,
+    same_file,
+)
+from ergon_framework.storage.sqlite.group_commit import Turns, Writer
+from ergon_framework.storage.sqlite.migrations import Schema
+
+__all__ = ["Database", "same_file"]
+
+
+_FORK_PATIENCE = 5.0  # seconds a fork waits for transactions of other threads
+
+_files: dict[tuple[Path, Connect], OpenFile] = {}
+_closing: list[OpenFile] = []
+_lock = threading.RLock()
+
+
+class OpenFile:
+    """The writing connection and the read connections to one file."""
+
+    def __init__(self, path: Path, connect: Connect) -> None:
+        self.path = path
+        self.users = 0
+        self.watch = Watch(path)
+        self.writer = Writer(path, connect, self.watch)
+        self.readers = Readers(path, connect, self.watch)
+        self._turn = contextlib.ExitStack()
+        self._is_quiet = False
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.readers.close()
+        self.writer.close()
+
+    def before_fork(self) -> None:
+        """Close every connection, so that the child inherits none, and let nobody in."""
+        self._is_quiet = False
+        with contextlib.suppress(TimeoutError, StoreError):  # StoreError: this thread writes
+            self._turn.enter_context(self.writer.turn(_FORK_PATIENCE))
+            self.writer.drop()
+            self._is_quiet = True
+        self._is_quiet &= self.readers.hold(_FORK_PATIENCE)
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Let everybody in again; in a child only if nothing was in use."""
+        if in_child:
+            self.writer.turns = Turns()  # those in line exist only in the parent
+            if not self._is_quiet:
+                self.watch.refuse(_in_use(self.path))
+        self._turn.close()
+        self.readers.resume()
+
+
+def _in_use(path: Path) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"{path} was in use when this process was forked, and cannot be used in it",
+        remedy="fork before the store is opened, or start processes by spawn",
+    )
+
+
+def acquire(path: Path, connect: Connect) -> OpenFile:
+    """The file as it is open already, or newly opened; give it back with :func:`release`."""
+    with _lock:
+        file = _files.get((path, connect))
+        if file is None:
+            file = _files[path, connect] = OpenFile(path, connect)
+        file.users += 1
+        return file
+
+
+def release(file: OpenFile, connect: Connect) -> None:
+    """One user less; the last one closes the file."""
+    with _lock:
+        file.users -= 1
+        if file.users:
+            return
+        del _files[file.path, connect]
+        _closing.append(file)
+    try:
+        file.close()
+    finally:
+        with _lock:
+            _closing.remove(file)
+
+
+def _before_fork() -> None:
+    _lock.acquire()
+    for file in (*_files.values(), *_closing):
+        file.before_fork()
+
+
+def _after_fork(*, in_child: bool) -> None:
+    for file in (*_files.values(), *_closing):
+        file.after_fork(in_child=in_child)
+    _lock.release()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=partial(_after_fork, in_child=False),
+    after_in_child=partial(_after_fork, in_child=True),
+)
+
+
+T = TypeVar("T")
+
+
+class Database:
+    """One SQLite file, as one part of this process uses it. Any thread may call any method.
+
+    Parts that use the same file share its one writing connection. ``work`` is called with a
+    connection, possibly by another thread than the caller's, together with the work of others: it
+    is short, touches nothing but the connection, and does not begin or end transactions. No cursor
+    leaves it, neither returned nor in a closure or an error: dropped later, in another thread, it
+    would reset a statement that somebody else is executing. Close cursors where they were used.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        schema: Schema,
+        busy_timeout: float = 5.0,
+        read_only: bool = False,
+        connect: Connect = connect,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self._schema = schema
+        self._patience = busy_timeout
+        self._is_read_only = read_only
+        self._connect = connect
+        self._file: OpenFile | None = acquire(real_path(self.path), connect)
+        try:
+            self._open(self._file)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """The file's device and number when it was last looked at; None when it was not there."""
+        file = self._file or self._refuse_closed()
+        return file.watch.identity
+
+    def write(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        *,
+        is_synced: bool = True,
+        within: float | None = None,
+        before_waiting: Callable[[], None] | None = None,
+    ) -> T:
+        """Run ``work`` in a transaction, and return what it returns once that is on disk.
+
+        Without ``is_synced`` the commit does not wait for the disk: it survives the death of the
+        process, but a power cut may undo it, and only it and what came after. That is for what
+        nobody was promised, such as a lease.
+
+        Callers that arrive while a commit is under way share the next one. When ``work`` raises,
+        its own changes are undone and nobody else's; when the commit fails, everybody's are. Fetch
+        all rows before returning: no cursor may leave ``work``.
+
+        ``within`` is for who cannot wait as long as others do: so many seconds until ``work``
+        begins, in line and for the lock. ``before_waiting`` is called, if at all, before others are
+        waited for; ``within`` knows nothing of it.
+        """
+        file = self._file or self._refuse_closed()
+        if self._is_read_only:
+            raise StoreReadOnlyError(f"{self.path} was opened for reading only")
+        if within is not None:
+            return file.writer.write_within(work, within, is_synced=is_synced)
+        return file.writer.write(
+            work, self._patience, is_synced=is_synced, before_waiting=before_waiting
+        )
+
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work`` on the state of the last commit; it is not held up by writers.
+
+        Every statement of ``work`` sees the same state. Fetch all rows before returning: no cursor
+        may leave ``work``.
+        """
+        file = self._file or self._refuse_closed()
+        return file.readers.read(work, self._patience)
+
+    def data_version(self) -> int:
+        """A number that changes when anybody, here or elsewhere, has committed."""
+        file = self._file or self._refuse_closed()
+        return file.readers.data_version(self._patience)
+
+    def maintain(self) -> bool:
+        """Shorten the write-ahead log if it is long and no other process does so; whether it was.
+
+        It is tried after writes now and then, too.
+        """
+        file = self._file or self._refuse_closed()
+        return not self._is_read_only and file.writer.maintain(self._patience)
+
+    def close(self) -> None:
+        """Let go of the file. Closing twice is fine."""
+        file, self._file = self._file, None
+        if file is not None:
+            release(file, self._connect)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self, file: OpenFile) -> None:
+        if self._is_read_only:
+            file.readers.read(lambda found: self._schema.check(found, self.path), self._patience)
+        else:
+            file.writer.adopt(self._schema, self._patience)
+
+    def _refuse_closed(self) -> OpenFile:
+        raise StoreUnavailableError(f"{self.path} is closed", remedy="open it again")

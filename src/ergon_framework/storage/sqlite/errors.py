@@ -1,0 +1,202 @@
+"""SQLite's errors, translated into errors of our own."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from ergon_framework.errors import (
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreSchemaError,
+    StoreUnavailableError,
+)
+from ergon_framework.storage.freeze import SQLITE_WORD
+
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_UNSYNCED = frozenset({sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC})
+_SPENT = _DAMAGED | {  # a connection that said so is not used again
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+}
+_LITTLE_ROOM = 1 << 16
+_WRITE_LOCK = 120  # the byte of the -shm file that the writer of a WAL database locks
+
+
+def _codes(error: sqlite3.Error) -> tuple[int, int]:
+    """The primary and the extended result code; zeros for errors of the Python module itself."""
+    extended: int = getattr(error, "sqlite_errorcode", 0)
+    return extended & 0xFF, extended
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether somebody else holds a lock, so that waiting helps."""
+    return _codes(error)[0] == sqlite3.SQLITE_BUSY
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether there is no room left."""
+    return _codes(error)[0] == sqlite3.SQLITE_FULL
+
+
+def is_unsynced(error: sqlite3.Error) -> bool:
+    """Whether an fsync failed: nobody knows what is on disk, and asking again would not tell."""
+    return _codes(error)[1] in _UNSYNCED
+
+
+def is_barred(error: sqlite3.Error) -> bool:
+    """Whether the store was shut after a move; no other constraint says it."""
+    is_trigger = _codes(error)[1] == sqlite3.SQLITE_CONSTRAINT_TRIGGER
+    return is_trigger and str(error).startswith(SQLITE_WORD)
+
+
+def is_spent(error: sqlite3.Error) -> bool:
+    """Whether the connection should be thrown away after this error."""
+    return _codes(error)[0] in _SPENT
+
+
+def translate(error: sqlite3.Error, path: Path) -> StoreError | None:
+    """The store's error for it; None when it is about the statement and not about the store."""
+    primary, extended = _codes(error)
+    if is_barred(error):
+        from ergon_framework.ports.moving import moved_away
+
+        return moved_away(str(path), str(error).removeprefix(SQLITE_WORD))
+    if extended in _UNSYNCED:
+        return broken(path, error)
+    if is_busy(error):
+        return _locked(path)
+    if is_full(error) or (primary in _SPENT and _has_no_room(path)):
+        return StoreFullError(
+            f"there is no room left for {path}", remedy="free some disk space, then try again"
+        )
+    if primary == sqlite3.SQLITE_READONLY and extended != sqlite3.SQLITE_READONLY_DBMOVED:
+        return StoreReadOnlyError(
+            f"{path} may only be read",
+            remedy="make the file and its folder writable, or open it with read_only=True",
+        )
+    if primary in _DAMAGED:
+        return _damaged(primary, path, error)
+    if primary == sqlite3.SQLITE_CANTOPEN or extended == sqlite3.SQLITE_READONLY_DBMOVED:
+        return _not_opened(path, error)
+    if primary in _SPENT:
+        return StoreUnavailableError(
+            f"{path} cannot be used for now: {error}", remedy="look after its disk, then try again"
+        )
+    return None
+
+
+def broken(path: Path, error: Exception) -> StoreBrokenError:
+    """The error of a store whose disk did not confirm a write."""
+    return StoreBrokenError(
+        f"{path} takes no more writes from this process: its disk did not confirm one ({error})",
+        remedy="check the disk, then start the process again; what was acknowledged is safe",
+    )
+
+
+def _locked(path: Path) -> StoreUnavailableError:
+    who = ", ".join(sorted(set(_holders(path)))) or "another connection, here or elsewhere,"
+    return StoreUnavailableError(
+        f"{path} is locked; {who} may hold it",
+        remedy="end the transaction that is open there, or wait longer (busy_timeout)",
+    )
+
+
+def _damaged(primary: int, path: Path, error: sqlite3.Error) -> StoreSchemaError:
+    if primary == sqlite3.SQLITE_NOTADB:
+        return StoreSchemaError(
+            f"{path} is not an SQLite database, or an encrypted one",
+            remedy="name another file, or move this one away",
+        )
+    return StoreSchemaError(
+        f"{path} is damaged: {error}",
+        remedy="restore a backup, or save what can be read with `sqlite3 FILE .recover`",
+    )
+
+
+def _not_opened(path: Path, error: sqlite3.Error) -> StoreError:
+    folder = path.parent
+    if not folder.is_dir():
+        return StoreUnavailableError(
+            f"there is no folder {folder} for the store {path.name}", remedy="create the folder"
+        )
+    if path.is_dir():
+        return StoreUnavailableError(f"{path} is a folder", remedy="name a file in it")
+    if not path.exists():
+        if not os.access(folder, os.W_OK):
+            return StoreReadOnlyError(
+                f"{path} cannot be created: {folder} may only be read",
+                remedy="make the folder writable, or name another one",
+            )
+        if not _is_on_disk(folder):
+            return StoreReadOnlyError(
+                f"{path} cannot be created: {folder} is on no disk",
+                remedy="name a file in another folder",
+            )
+        return StoreUnavailableError(
+            f"{path} is not there",
+            remedy="bring it back, and it is used again; it is created only when first opened",
+        )
+    return StoreUnavailableError(
+        f"{path} cannot be opened: {error}",
+        remedy="make the file readable and writable, and its folder too",
+    )
+
+
+def _has_no_room(path: Path) -> bool:
+    """Whether the disk has no room: SQLite reports that in several ways."""
+    try:
+        room = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return room.f_blocks > 0 and room.f_bavail * room.f_frsize < _LITTLE_ROOM
+
+
+def _is_on_disk(folder: Path) -> bool:
+    """Whether it has any room at all, used or not; what the system only shows there has none."""
+    try:
+        return os.statvfs(folder).f_blocks > 0
+    except OSError:
+        return True
+
+
+def _holders(path: Path) -> Iterator[str]:
+    """Who holds a lock that keeps writers away, as far as the system tells.
+
+    Opening the files to ask about their locks is no way: closing them again would drop ours.
+    """
+    try:
+        database = path.stat().st_ino
+        shared = Path(f"{path}-shm").stat().st_ino
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        match line.split():
+            case [_, "POSIX", _, "WRITE", pid, place, start, end]:
+                inode = int(place.rpartition(":")[2])
+                held = inode == database or (
+                    inode == shared and int(start) <= _WRITE_LOCK <= _last(end)
+                )
+                if held:
+                    yield _name(int(pid))
+
+
+def _last(end: str) -> int:
+    return _WRITE_LOCK if end == "EOF" else int(end)
+
+
+def _name(pid: int) -> str:
+    if pid == os.getpid():
+        return "another connection of this process"
+    try:
+        command = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return f"process {pid}"
+    return f"process {pid} ({command})"

@@ -1,0 +1,74 @@
+"""Numbered schema files, applied once each to an SQLite file by whoever opens it first."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from ergon_framework.errors import StoreSchemaError
+from ergon_framework.storage.sql_files import SchemaFiles, statements_of
+from ergon_framework.storage.sqlite.errors import translate
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS ergon_schema (
+    part TEXT PRIMARY KEY,
+    version INTEGER NOT NULL,
+    applied_at REAL NOT NULL
+) WITHOUT ROWID
+"""
+_READ = "SELECT version FROM ergon_schema WHERE part = ?"
+_WRITE = """
+INSERT INTO ergon_schema (part, version, applied_at)
+VALUES (?, ?, (julianday('now') - 2440587.5) * 86400.0)
+ON CONFLICT (part) DO UPDATE SET version = excluded.version, applied_at = excluded.applied_at
+"""
+
+
+class Schema(SchemaFiles):
+    """The same in an SQLite file."""
+
+    def apply(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Bring the part's tables up to date, in a transaction that the caller began."""
+        source = "the table ergon_schema"
+        try:
+            connection.execute(_TABLE)
+            found = connection.execute(_READ, (self.part,)).fetchone()
+            version = found[0] if found else 0
+            self._refuse_newer(version, path)
+            if version == self.version:
+                return
+            for source, text in self.files[version:]:  # noqa: B007 - the error below names it
+                for statement in statements_of(text):
+                    connection.execute(statement)
+            connection.execute(_WRITE, (self.part, self.version))
+        except sqlite3.Error as error:
+            if translate(error, path) is not None:
+                raise
+            raise StoreSchemaError(
+                f"{path} has tables that are not of this {self.part} store: {source} says {error}",
+                remedy="name another file; tables that begin with ergon_ are ours alone",
+            ) from error
+
+    def check(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Refuse to read tables that are not of this version."""
+        try:
+            found = connection.execute(_READ, (self.part,)).fetchone()
+        except sqlite3.OperationalError as error:
+            if translate(error, path) is not None:
+                raise
+            found = None
+        if found is None or found[0] < self.version:
+            raise StoreSchemaError(
+                f"{path} has {self.part} tables of version {found[0] if found else 0}; this"
+                f" program works with version {self.version}",
+                remedy="open it once for writing: that brings it up to date",
+            )
+        self._refuse_newer(found[0], path)
+
+    def _refuse_newer(self, version: int, path: Path) -> None:
+        if version > self.version:
+            raise StoreSchemaError(
+                f"{path} has {self.part} tables of version {version}; this program works with"
+                f" version {self.version}",
+                remedy="upgrade ergon-framework here, or name another file",
+            )

@@ -1,0 +1,379 @@
+"""Notifications between processes that share an SQLite file.
+
+Every subscriber has a named pipe in the folder ``<file>-bells``. Whoever commits writes one byte
+into the pipes of a topic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import re
+import secrets
+import select
+import signal
+import threading
+import time
+import weakref
+from pathlib import Path
+
+from ergon_framework.errors import StoreUnavailableError
+from ergon_framework.storage.secure_files import Folder, UnsafeFileError, give_to
+from ergon_framework.storage.sqlite.connections import real_path
+
+logger = logging.getLogger("ergon.storage")
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SUFFIX = "-bells"
+_HIDDEN = ".new-"
+_ABANDONED = 60.0  # seconds after which a hidden pipe is nobody's: showing one takes microseconds
+_TOPICS = 256  # whose pipes a ringer keeps open
+_USED_UP = frozenset({errno.EMFILE, errno.ENFILE})
+
+_lock = threading.Lock()
+_bells: set[Bell] = set()
+_mute: set[Path] = set()  # folders whose bells other processes cannot ring
+_belfries: weakref.WeakSet[Belfry] = weakref.WeakSet()
+
+
+class Bell:
+    """One listener. Any thread may call any method."""
+
+    def __init__(self, folder: Path, topic: str) -> None:
+        self._folder = folder
+        self._topic = topic
+        self._lock = threading.RLock()  # a signal handler may ring while its thread begins to wait
+        self._waiters = 0
+        self._is_closed = False
+        self._path, self._read, self._write = _make_pipe(folder, topic)
+        with _lock:
+            _bells.add(self)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether it rang, now or within the time given; all rings so far are one."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._waiters += 1
+        try:
+            poll = select.poll()
+            poll.register(self._read, select.POLLIN)
+            limit = None if seconds is None else max(0.0, seconds) * 1000
+            return bool(poll.poll(limit)) and self._consume()
+        finally:
+            with self._lock:
+                self._waiters -= 1
+                self._close_when_unused()
+
+    def ring(self) -> None:
+        """Wake whoever waits for it, from inside this process."""
+        with self._lock:
+            if not self._is_closed:
+                strike(self._write)
+
+    def fileno(self) -> int:
+        """What an event loop can watch; call ``wait(0)`` when it is readable."""
+        return self._read
+
+    def close(self) -> None:
+        """Remove the pipe and wake whoever waits. Closing twice is fine."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._path is not None:
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+            strike(self._write)
+            self._close_when_unused()
+        with _lock:
+            _bells.discard(self)
+
+    def hears(self, folder: Path, topic: str) -> bool:
+        """Whether it has to be rung from inside this process, because it has no name outside."""
+        return self._path is None and self._topic == topic and self._folder == folder
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go, so that the pipe has no reader once the parent is gone."""
+        self._lock = threading.RLock()
+        self._waiters = 0
+        self._is_closed = True
+        self._close_when_unused()
+
+    def _consume(self) -> bool:
+        try:
+            return bool(os.read(self._read, 1 << 16)) and not self._is_closed
+        except BlockingIOError:  # another thread was faster
+            return False
+
+    def _close_when_unused(self) -> None:
+        if self._is_closed and not self._waiters and self._read >= 0:
+            os.close(self._read)
+            os.close(self._write)
+            self._read = -1
+
+
+class Belfry:
+    """The bells beside one database file. Any thread may call any method."""
+
+    def __init__(self, path: str | Path) -> None:
+        resolved = real_path(Path(path).absolute())
+        self._folder = resolved.with_name(f"{resolved.name}{_SUFFIX}")
+        self._lock = threading.Lock()
+        self._topics: dict[str, Ropes] = {}
+        _belfries.add(self)
+
+    def listen(self, topic: str) -> Bell:
+        """A new bell of this topic."""
+        _sweep(self._folder)
+        return Bell(self._folder, _plain(topic))
+
+    def ring(self, topic: str) -> None:
+        """Ring every bell of this topic, in any process; never blocks and never fails."""
+        with self._lock:
+            ropes = self._topics.get(topic)
+            if ropes is None:
+                ropes = self._new_ropes(topic)
+            ropes.pull()
+        if self._folder in _mute:
+            self._ring_inside(_plain(topic))
+
+    def close(self) -> None:
+        """Let go of the pipes kept open for ringing; they are opened again when needed."""
+        with self._lock:
+            self._let_go()
+
+    def renew_lock(self) -> None:
+        """In a forked child: the lock may be held by a thread that only the parent has."""
+        self._lock = threading.Lock()
+
+    def _new_ropes(self, topic: str) -> Ropes:
+        if len(self._topics) >= _TOPICS:
+            self._let_go()
+        ropes = self._topics[topic] = Ropes(self._folder, _plain(topic))
+        return ropes
+
+    def _let_go(self) -> None:
+        for ropes in self._topics.values():
+            ropes.let_go()
+        self._topics.clear()
+
+    def _ring_inside(self, topic: str) -> None:
+        with _lock:
+            bells = [bell for bell in _bells if bell.hears(self._folder, topic)]
+        for bell in bells:
+            bell.ring()
+
+
+def _make_pipe(folder: Path, topic: str) -> tuple[Path | None, int, int]:
+    """A pipe with a name in the folder or, where that cannot be, one without."""
+    try:
+        return _make_named_pipe(folder, topic)
+    except OSError as error:
+        if error.errno in _USED_UP:
+            raise _used_up(folder, error) from error
+        _warn_once(folder, error)
+    try:
+        read, write = os.pipe()
+    except OSError as error:
+        raise _used_up(folder, error) from error
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    return None, read, write
+
+
+def _used_up(folder: Path, error: OSError) -> StoreUnavailableError:
+    """There are no descriptors; that passes, and says nothing about the folder."""
+    return StoreUnavailableError(
+        f"no bell can be opened in {folder}: {error.strerror}",
+        remedy="let this process have more open files (ulimit -n), or wait for less at once",
+    )
+
+
+def _make_named_pipe(folder: Path, topic: str) -> tuple[Path, int, int]:
+    name = f"{topic}.{os.getpid()}.{secrets.token_hex(8)}"
+    hidden = f"{_HIDDEN}{name}"
+    with Folder.ensure(folder) as opened, contextlib.ExitStack() as undo:
+        opened.make_pipe(hidden)
+        undo.callback(_forget, opened, hidden)
+        read = opened.open_pipe(hidden, os.O_RDONLY)
+        undo.callback(os.close, read)
+        database = folder.with_name(folder.name.removesuffix(_SUFFIX))
+        opened.give_to(database)
+        give_to(read, database)
+        # We write too: a pipe that has lost its last writer is readable, and would ring for ever.
+        write = opened.open_pipe(hidden, os.O_WRONLY)
+        undo.callback(os.close, write)
+        opened.replace(hidden, name)
+        undo.pop_all()
+    return folder / name, read, write
+
+
+def _forget(folder: Folder, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        folder.unlink(name)
+
+
+def _warn_once(folder: Path, error: OSError) -> None:
+    with _lock:
+        is_known = folder in _mute
+        _mute.add(folder)
+    if is_known:
+        return
+    if isinstance(error, UnsafeFileError):
+        logger.warning(
+            "%s is not used: %s. Until then no other process can wake this one, which notices their"
+            " work later, by looking",
+            folder,
+            error.strerror,
+        )
+    else:
+        logger.warning(
+            "%s takes no named pipes (%s): no other process can wake this one, which notices"
+            " their work later, by looking",
+            folder,
+            error.strerror,
+        )
+
+
+def _plain(topic: str) -> str:
+    """The topic as part of a file's name, whatever characters it has and however long it is."""
+    if _PLAIN.fullmatch(topic):
+        return topic
+    return hashlib.blake2b(topic.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what listeners left that died before they showed their pipe."""
+    with contextlib.suppress(OSError):
+        for hidden in folder.glob(f"{_HIDDEN}*"):
+            if time.time() - hidden.lstat().st_mtime > _ABANDONED:
+                hidden.unlink()
+
+
+def _after_fork_in_child() -> None:
+    global _lock  # noqa: PLW0603 - a thread that only the parent has may hold it
+    _lock = threading.Lock()
+    for bell in _bells:
+        bell.leave_to_parent()
+    _bells.clear()
+    for belfry in list(_belfries):
+        belfry.renew_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+_KEPT = 128  # pipes kept open; further ones are opened for each ring
+# A folder's time stamp can be this coarse: until it is older, a change may hide behind it.
+_COARSE_NS = 2_000_000_000
+
+
+def strike(rope: int) -> bool:
+    """Ring; False when nobody is there any more. A full pipe has been rung already."""
+    try:
+        os.write(rope, b"!")
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+class Ropes:
+    """Every pipe of one topic. Used by one thread at a time."""
+
+    def __init__(self, folder: Path, topic: str) -> None:
+        self._folder = str(folder)
+        self._prefix = f"{topic}."
+        self._seen = 0
+        self._open: dict[str, int] = {}
+        self._further: list[str] = []
+
+    def pull(self) -> None:
+        """Ring them all."""
+        if not self._seen and not os.access(self._folder, os.F_OK):
+            return  # nobody has ever listened
+        try:
+            changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - a third of Path's time
+        except OSError:
+            self.let_go()
+            return
+        if changed != self._seen:
+            self._look(changed)
+        stale = [name for name, rope in self._open.items() if not strike(rope)]
+        if not stale and not self._further:
+            return
+        try:
+            with Folder.open(Path(self._folder)) as folder:
+                self._drop(folder, stale)
+                self._pull_further(folder)
+        except OSError:
+            self.let_go()
+
+    def _drop(self, folder: Folder, stale: list[str]) -> None:
+        for name in stale:
+            os.close(self._open.pop(name))
+            _remove(folder, name)
+
+    def _pull_further(self, folder: Folder) -> None:
+        for name in self._further:
+            rope = _reach(folder, name)
+            if rope >= 0:
+                strike(rope)
+                os.close(rope)
+
+    def let_go(self) -> None:
+        """Close all pipes and know nothing of the folder."""
+        for rope in self._open.values():
+            os.close(rope)
+        self._open.clear()
+        self._further.clear()
+        self._seen = 0
+
+    def _look(self, changed: int) -> None:
+        # Writing to a pipe whose reader has gone kills a process that left SIGPIPE to the system;
+        # opening it tells the same without harm. So such a process keeps no pipe open.
+        is_fragile = signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL
+        if is_fragile:
+            self.let_go()
+        try:
+            with Folder.trusted(Path(self._folder)) as folder:
+                self._find(folder)
+        except OSError:  # gone, or of somebody else: whoever listens has been told
+            self.let_go()
+            return
+        is_settled = time.time_ns() - changed > _COARSE_NS
+        self._seen = changed if is_settled and not is_fragile else 0
+
+    def _find(self, folder: Folder) -> None:
+        names = {each for each in folder.names() if each.startswith(self._prefix)}
+        for name in self._open.keys() - names:
+            os.close(self._open.pop(name))
+        fresh = sorted(names - self._open.keys())
+        room = _KEPT - len(self._open)
+        self._further = fresh[room:]
+        for name in fresh[:room]:
+            rope = _reach(folder, name)
+            if rope >= 0:
+                self._open[name] = rope
+            else:
+                self._further.append(name)  # gone, or there were no descriptors: tried again
+
+
+def _reach(folder: Folder, name: str) -> int:
+    try:
+        return folder.open_pipe(name, os.O_WRONLY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            _remove(folder, name)
+        return -1
+
+
+def _remove(folder: Folder, name: str) -> None:
+    """Nobody reads it, and names are never used twice: its listener is gone for good."""
+    with contextlib.suppress(OSError):
+        folder.unlink(name)
