@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.facts import edge, fields
+from ergon_framework.boundary.facts import admission, schema
+from ergon_framework.boundary.facts.admission import Admission, admitted, parse_append, parse_batch
 from ergon_framework.boundary.facts.canonical import DEEPEST, canonical
-from ergon_framework.boundary.facts.edge import Admission, admitted, parse_append, parse_batch
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import FactInvalidError
@@ -411,7 +411,7 @@ def test_an_unknown_zone_may_not_be_addressed() -> None:
 
 def test_long_words_are_not_remembered() -> None:
     """What is kept for speed stays small, whatever is sent."""
-    remembered = (edge._are_names, edge._is_word)
+    remembered = (admission._are_names, admission._is_word)
     by_wire(ENVELOPE, FACT)
     sizes = [each.cache_info().currsize for each in remembered]
     for path in ("envelope.from_zone", "envelope.to_zone", "fact.predicate", "envelope.labels"):
@@ -546,7 +546,7 @@ anything = st.recursive(
     max_leaves=5,
 )
 paths = st.sampled_from(
-    [f"envelope.{name}" for name in fields.ENVELOPE] + [f"fact.{name}" for name in fields.FACT]
+    [f"envelope.{name}" for name in schema.ENVELOPE] + [f"fact.{name}" for name in schema.FACT]
 )
 
 
@@ -593,7 +593,7 @@ def test_a_damaged_request_is_judged(data: st.DataObject) -> None:
 def test_a_usual_request_does_not_take_the_slow_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any compact or indented request with its fields in any order goes the fast way."""
     for name in ("load", "composed"):
-        monkeypatch.setattr(edge, name, None)
+        monkeypatch.setattr(admission, name, None)
     fact = {name: FACT[name] for name in reversed(FACT)}
     assert by_wire(ENVELOPE, fact)
     assert by_body(json.dumps({"fact": fact, "envelope": ENVELOPE}, indent=2).encode())

@@ -11,10 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.facts.canonical import canonical
-from ergon_framework.boundary.facts.edge import admitted
-from ergon_framework.boundary.facts.id_lint import doubt, hash_of_object, hash_of_python, lint
-from ergon_framework.boundary.facts.ids import message_id, stable_uuid
+from ergon_framework.boundary.facts.ids import (
+    doubt,
+    hash_of_object,
+    hash_of_python,
+    lint,
+    message_id,
+    stable_uuid,
+)
 from ergon_framework.boundary.settings import LimitSettings
 
 pytestmark = pytest.mark.req("P10", "BSFG:Ids")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ergon_framework.boundary.facts.admission import MARK, MOST, references
 from ergon_framework.boundary.facts.canonical import canonical
-from ergon_framework.boundary.facts.references import MARK, MOST, references
 from ergon_framework.errors import FactInvalidError
 from ergon_framework.ports.factstore import Reference
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.node import Node

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import LimitSettings, ZoneSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ergon_framework.boundary import tracing
+from ergon_framework.boundary.facts.admission import Admission
 from ergon_framework.boundary.facts.answers import answer, differs, receipt
-from ergon_framework.boundary.facts.edge import Admission
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.telling import Telling

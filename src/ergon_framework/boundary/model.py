@@ -1,7 +1,7 @@
 """What crosses a boundary: an envelope around a fact, and what is answered.
 
 ``Envelope`` says who tells whom, and when; ``Fact`` says what happened. They are plain records: the
-edge (:mod:`ergon_framework.boundary.facts.edge`) checks them.
+edge (:mod:`ergon_framework.boundary.facts.admission`) checks them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from opentelemetry.trace import Span
 
-from ergon_framework.boundary.facts.fields import LONGEST_NOTE, MOST_LABELS
+from ergon_framework.boundary.facts.schema import LONGEST_NOTE, MOST_LABELS
 from ergon_framework.boundary.model import Delivery, Envelope, Receipt
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import NewFact

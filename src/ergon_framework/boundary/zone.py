@@ -17,9 +17,9 @@ from typing import Any, Self, TypeAlias
 from ergon_framework.boundary.anchor import Anchor
 from ergon_framework.boundary.answering import Answering
 from ergon_framework.boundary.arguments import FUNCTION, NAME, check_given, of
+from ergon_framework.boundary.facts.admission import Admission, admitted, refuse_larger
 from ergon_framework.boundary.facts.answers import store_trouble
-from ergon_framework.boundary.facts.edge import Admission, admitted, refuse_larger
-from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.referring import (

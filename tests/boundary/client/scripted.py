@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar
 
 from ergon_framework.boundary.consuming.async_consumer import AsyncConsumer
 from ergon_framework.boundary.consuming.consumer import Consumer
+from ergon_framework.boundary.facts.admission import admitted, parse_append
 from ergon_framework.boundary.facts.answers import answer
-from ergon_framework.boundary.facts.edge import admitted, parse_append
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt
 from ergon_framework.boundary.producing.async_producer import AsyncProducer

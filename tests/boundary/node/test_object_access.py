@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY
-from ergon_framework.boundary.facts.identity import parsed
+from ergon_framework.boundary.facts.schema import parsed
 from ergon_framework.boundary.serving.inprocess import InProcessTransport
 from ergon_framework.boundary.serving.policy import Policy
 from ergon_framework.errors import BoundaryNotFoundError, NotPermittedError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.facts.edge import Admission
+from ergon_framework.boundary.facts.admission import Admission
 from ergon_framework.boundary.logs.postgres import PostgresFactStore
 from ergon_framework.boundary.objects.memory import MemoryObjectStore
 from ergon_framework.boundary.zone import Zone

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.folder import FILE, OBJECTS
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore

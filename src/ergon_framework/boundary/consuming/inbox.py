@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from ergon_framework.boundary.arguments import FUNCTION, NAME, TEXT
 from ergon_framework.boundary.conversing.script import refuse_unrun
 from ergon_framework.boundary.facts.canonical import canonical
-from ergon_framework.boundary.facts.identity import identity_digest, spelled
+from ergon_framework.boundary.facts.schema import identity_digest, spelled
 from ergon_framework.boundary.model import Delivery
 from ergon_framework.errors import ConfigurationError, ConflictingDuplicateError
 from ergon_framework.storage.failpoints import declare, failpoint

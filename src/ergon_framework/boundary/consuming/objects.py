@@ -23,8 +23,8 @@ from ergon_framework.boundary.conversing.script import (
     Shut,
     endured,
 )
-from ergon_framework.boundary.facts.identity import spelled
-from ergon_framework.boundary.facts.references import references
+from ergon_framework.boundary.facts.admission import references
+from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.core.call import Call
 from ergon_framework.core.retry import RetryRule
 from ergon_framework.errors import (

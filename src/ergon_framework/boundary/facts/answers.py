@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.errors import (
     ArtifactError,

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import rfc8785
 
-from ergon_framework.boundary.facts.fields import Problem, kind, place, refusal
+from ergon_framework.boundary.facts.schema import Problem, kind, place, refusal
 
 LARGEST = 2**53 - 1
 """The largest whole number that every JSON reader keeps exact."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from ergon_framework.boundary.conversing.transport import encode
-from ergon_framework.boundary.facts.edge import admitted, refuse_larger
-from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.facts.admission import admitted, refuse_larger
+from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.model import Batch, Delivery, Envelope, Fact, Loss
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.core.frontier import Frontier, contiguous

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ergon_framework.boundary.facts.references import MARK, references
+from ergon_framework.boundary.facts.admission import MARK, references
 from ergon_framework.errors import DataLossError, FactInvalidError
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, Reference, StoredFact
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from ergon_framework.boundary.facts.edge import Admission, unreadable
+from ergon_framework.boundary.facts.admission import Admission, unreadable
 from ergon_framework.boundary.logs.grouping import Grouping
 from ergon_framework.boundary.model import Envelope, Fact, Receipt
 from ergon_framework.errors import BoundaryError, StoreError

@@ -9,7 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
-from ergon_framework.boundary.facts.edge import Admission, parse_append, parse_batch
+from ergon_framework.boundary.facts.admission import Admission, parse_append, parse_batch
 from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.model import Receipt
 from ergon_framework.boundary.offloop import InThread

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from ergon_framework.boundary.facts.answers import store_trouble
-from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.http.codec_errors import error_of_answer
 from ergon_framework.boundary.http.exchange import Caller, Headers
 from ergon_framework.boundary.http.statuses import STATUS

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
-from ergon_framework.boundary.facts.references import MARK, references
+from ergon_framework.boundary.facts.admission import MARK, references
 from ergon_framework.boundary.serving.policy import Permit
 from ergon_framework.boundary.zone import PEER, Zone
 from ergon_framework.errors import BoundaryError, NotPermittedError

@@ -7,7 +7,7 @@ import binascii
 import hashlib
 from typing import Any
 
-from ergon_framework.boundary.facts.identity import parsed
+from ergon_framework.boundary.facts.schema import parsed
 from ergon_framework.boundary.serving.object_access import allowed_digest
 from ergon_framework.boundary.serving.object_names import checked_name
 from ergon_framework.boundary.serving.operations import ADMIN, CORE, demand, operation

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 from urllib.parse import parse_qs
 
-from ergon_framework.boundary.facts.identity import parsed, spelled
+from ergon_framework.boundary.facts.schema import parsed, spelled
 from ergon_framework.boundary.http.exchange import Caller, Exchange
 from ergon_framework.boundary.http.refusals import Refusal
 from ergon_framework.boundary.offloop import InThread

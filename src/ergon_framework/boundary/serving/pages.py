@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.ports.factstore import (
     ConsumerInfo,
     Gap,

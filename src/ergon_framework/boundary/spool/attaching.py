@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ergon_framework.boundary.conversing.files import Artifact, Blob, source_of
-from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.model import Fact, ObjectReceipt
 from ergon_framework.boundary.producing.publishing import Publication, check_object, placed
 from ergon_framework.boundary.producing.sequence import fact_of

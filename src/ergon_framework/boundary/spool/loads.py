@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ergon_framework.boundary.facts.canonical import canonical
-from ergon_framework.boundary.facts.identity import identity_digest, spelled
+from ergon_framework.boundary.facts.schema import identity_digest, spelled
 from ergon_framework.boundary.model import Envelope, Fact, Receipt
 from ergon_framework.boundary.spool.records import Spooled, SpooledFile
 from ergon_framework.errors import ArtifactError, BoundaryError, DataLossError

@@ -35,7 +35,7 @@ from ergon_framework.boundary.arguments import (
     of,
     one_of,
 )
-from ergon_framework.boundary.facts.edge import admitted
+from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.boundary.spool import driving

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ergon_framework.boundary.anchor import anchored
-from ergon_framework.boundary.facts.identity import spelled
+from ergon_framework.boundary.facts.schema import spelled
 from ergon_framework.boundary.logs.referring import references_of, stored_facts
 from ergon_framework.boundary.opening import folders_of
 from ergon_framework.boundary.zone import Zone

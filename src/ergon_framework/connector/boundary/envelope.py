@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ergon_framework.boundary.conversing.files import Artifact, Blob
-from ergon_framework.boundary.facts.edge import admitted
-from ergon_framework.boundary.facts.fields import LONGEST_NOTE, MOST_LABELS
+from ergon_framework.boundary.facts.admission import admitted
+from ergon_framework.boundary.facts.schema import LONGEST_NOTE, MOST_LABELS
 from ergon_framework.boundary.model import Delivery, Fact
 from ergon_framework.boundary.producing.publishing import check_object
 from ergon_framework.boundary.producing.sequence import fact_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from ergon_framework.boundary.consuming.options import ConsumerOptions, Reading, warn_of_gap
-from ergon_framework.boundary.facts.fields import ZONE
+from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.producing.options import ProducerOptions, Telling
 from ergon_framework.connector.boundary.consuming import Driver
 from ergon_framework.connector.boundary.line import Line, Node

@@ -1,25 +1,24 @@
-"""The edge of a node: what a producer sends becomes a :class:`NewFact`, or is refused by field.
+"""Admission of facts: the checks between a producer's text and the log.
 
-Everything is checked here, once. Stores take a ``NewFact`` as it is. A sound fact goes the fast
-way, which only says yes; whatever else comes is read again by the slow way, which understands more
-spellings and says what is wrong.
+``parse_append`` and ``parse_batch`` read what a producer sent, and ``admit`` checks one fact and
+makes the record that stores append. What is refused here is refused for every kind of store. Also
+here: references from a fact's data to artifacts in the object store.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Raw
 
-from ergon_framework.boundary.facts import fields
+from ergon_framework.boundary.facts import schema as fields
 from ergon_framework.boundary.facts.canonical import OBJECT, canonical, decode, load, read
-from ergon_framework.boundary.facts.fields import Problem, Problems, refusal
-from ergon_framework.boundary.facts.id_lint import (
+from ergon_framework.boundary.facts.ids import (
     UNSTABLE,
     doubt,
     hash_of_object,
@@ -27,12 +26,101 @@ from ergon_framework.boundary.facts.id_lint import (
     is_digest,
     lint,
 )
-from ergon_framework.boundary.facts.identity import identity_digest
-from ergon_framework.boundary.facts.references import MARK, references
+from ergon_framework.boundary.facts.schema import (
+    INT64,
+    Problem,
+    Problems,
+    identity_digest,
+    kind,
+    parsed,
+    place,
+    refusal,
+)
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import FactInvalidError
-from ergon_framework.ports.factstore import NewFact
+from ergon_framework.ports.factstore import NewFact, Reference
+
+MOST = 64
+"""References in one fact."""
+MARK = b"bucket"
+"""A canonical form without these bytes holds no reference."""
+
+_TELLING = ("digest", "size", "media_type", "file_name")
+
+
+def references(value: Any, field: str = OBJECT) -> tuple[Reference, ...]:
+    """Every artifact a value refers to, each once; ``FactInvalidError`` for what is malformed."""
+    problems: Problems = []
+    found = [_reference(item, path, problems) for path, item in _candidates(value, field)]
+    if problems:
+        raise refusal(*problems)
+    distinct = tuple(dict.fromkeys(each for each in found if each is not None))
+    if len(distinct) > MOST:
+        text = f"refers to {len(distinct)} artifacts, and the limit is {MOST}"
+        raise refusal(Problem(field, "length", text, "spread them over several facts"))
+    return distinct
+
+
+def _candidates(value: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, dict):
+        if "bucket" in value and "key" in value and any(name in value for name in _TELLING):
+            yield path, value
+        for name, item in value.items():
+            if isinstance(item, dict | list):
+                yield from _candidates(item, place(path, name))
+    elif isinstance(value, list):
+        for n, item in enumerate(value):
+            yield from _candidates(item, place(path, n))
+
+
+def _reference(item: dict[str, Any], path: str, problems: Problems) -> Reference | None:
+    bucket = _name(item, path, "bucket", problems)
+    key = _name(item, path, "key", problems)
+    digest = _digest(item, path, problems)
+    size = _size(item, path, problems)
+    if bucket is None or key is None or digest is None or size is None:
+        return None
+    return Reference(bucket, key, digest, size)
+
+
+def _name(item: dict[str, Any], path: str, name: str, problems: Problems) -> str | None:
+    value = item[name]
+    if isinstance(value, str) and value:
+        return value
+    reason = "length" if value == "" else "type"
+    text = "is empty" if value == "" else f"is {kind(value)} instead of text"
+    problems.append(Problem(place(path, name), reason, text, "name the artifact as it was put"))
+    return None
+
+
+def _digest(item: dict[str, Any], path: str, problems: Problems) -> bytes | None:
+    at, value = place(path, "digest"), item.get("digest")
+    if value is None:
+        remedy = "give the digest that was answered when the artifact was put"
+        problems.append(Problem(at, "missing", "is missing", remedy))
+        return None
+    try:
+        return parsed(value, at)
+    except FactInvalidError as error:
+        problems.append(Problem(at, error.reason, "is not a digest", error.remedy))
+        return None
+
+
+def _size(item: dict[str, Any], path: str, problems: Problems) -> int | None:
+    at, value = place(path, "size"), item.get("size")
+    remedy = "give the size in bytes that was answered when the artifact was put"
+    if value is None:
+        problems.append(Problem(at, "missing", "is missing", remedy))
+    elif isinstance(value, bool) or not isinstance(value, int):
+        text = f"is {kind(value)} instead of a whole number"
+        problems.append(Problem(at, "type", text, remedy))
+    elif not 0 <= value <= INT64:
+        problems.append(Problem(at, "range", "is negative", remedy))
+    else:
+        return value
+    return None
+
 
 Message: TypeAlias = tuple[Envelope, Fact]
 T = TypeVar("T")
