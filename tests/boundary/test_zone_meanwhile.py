@@ -11,7 +11,7 @@ import pytest
 
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Receipt
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import (
     ArtifactError,

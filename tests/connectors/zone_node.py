@@ -12,7 +12,7 @@ from ergon_framework.boundary.facts.admission import admitted
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Envelope, Fact
 from ergon_framework.boundary.node import Node
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.serving.application import NodeApplication
 from ergon_framework.boundary.serving.inprocess import InProcessTransport
 from ergon_framework.boundary.serving.policy import Policy

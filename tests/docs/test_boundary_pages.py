@@ -14,7 +14,7 @@ import ergon_framework.boundary as package
 from ergon_framework.boundary import Zone, ZoneSettings
 from ergon_framework.boundary.http.statuses import STATUS
 from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.serving.metrics import metrics
 from ergon_framework.boundary.serving.policy import GROUPS, OPERATIONS
 from ergon_framework.cli.commands import app

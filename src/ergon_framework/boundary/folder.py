@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from ergon_framework.boundary.objects.disk import sync_folder
+from ergon_framework.boundary.objectstore.disk import sync_folder
 from ergon_framework.boundary.restore_mark import refuse_half_restored
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ConfigurationError

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from ergon_framework.boundary.folder import FILE, OBJECTS
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.objects.s3 import S3ObjectStore
-from ergon_framework.boundary.objects.s3_url import KINDS as BUCKETS
-from ergon_framework.boundary.objects.s3_url import bucket_of, check_extra
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
+from ergon_framework.boundary.objectstore.s3_client import KINDS as BUCKETS
+from ergon_framework.boundary.objectstore.s3_client import bucket_of, check_extra
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.moving import mark_of, refuse_unsettled
 from ergon_framework.storage.urls import file_of, path_in, taken_apart
@@ -107,7 +107,7 @@ def open_object_store(
     if kind in BUCKETS:
         return S3ObjectStore(str(place), clock=clock, zone=zone, read_only=read_only)
     if kind == "memory":
-        from ergon_framework.boundary.objects.memory import MemoryObjectStore
+        from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 
         return MemoryObjectStore(clock=clock)
     return FilesystemObjectStore(rest, clock=clock, zone=None if read_only else zone)

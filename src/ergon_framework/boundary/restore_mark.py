@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from ergon_framework.boundary.objects.disk import is_at, is_locked, sync_file, sync_folder
+from ergon_framework.boundary.objectstore.disk import is_at, is_locked, sync_file, sync_folder
 from ergon_framework.errors import ConfigurationError, StoreUnavailableError
 from ergon_framework.storage.secure_files import open_file
 

@@ -7,12 +7,13 @@ call answers when what it did is on disk.
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 from ergon_framework.boundary.anchor import Anchor
 from ergon_framework.boundary.answering import Answering
@@ -30,9 +31,8 @@ from ergon_framework.boundary.logs.referring import (
 from ergon_framework.boundary.logs.refusing import no_fact, no_object
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
-from ergon_framework.boundary.objects.blobs import BlobGuard
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.objects.shared import SharedObjects
+from ergon_framework.boundary.objectstore.blob_io import SharedObjects
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.opening import clock_of, folders_of, open_stores
 from ergon_framework.boundary.producing import joining
 from ergon_framework.boundary.producing.crowd import Crowd
@@ -58,6 +58,60 @@ from ergon_framework.ports.factstore import (
     StoredObject,
 )
 from ergon_framework.ports.objectstore import Blob, ObjectStore, Upload
+
+T = TypeVar("T")
+
+
+class BlobGuard:
+    """Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._storing = 0
+        self._pulling = 0
+
+    @contextmanager
+    def storing(self) -> Iterator[None]:
+        """Around putting bytes on disk and naming them."""
+        with self._lock:
+            self._storing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._storing -= 1
+
+    @contextmanager
+    def pulling(self) -> Iterator[None]:
+        """Around fetching what facts refer to and taking the facts in."""
+        with self._lock:
+            self._pulling += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pulling -= 1
+
+    def unname(self, unbind: Callable[[], T]) -> T:
+        """Take a name away, unless a fact may be about to refer to it."""
+        with self._lock:
+            if self._pulling:
+                raise NodeUnavailableError(
+                    "artifacts of a peer are being taken in", reason="busy", remedy="try again"
+                )
+            return unbind()
+
+    def remove(self, is_free: Callable[[], bool], delete: Callable[[], Any]) -> bool:
+        """Delete if nobody is storing anything and nothing names the bytes; whether it was done.
+
+        What is left for now goes with a later sweep.
+        """
+        with self._lock:
+            if self._storing or not is_free():
+                return False
+            delete()
+            return True
+
 
 EnvelopeLike: TypeAlias = Envelope | Mapping[str, Any]
 FactLike: TypeAlias = Fact | Mapping[str, Any]

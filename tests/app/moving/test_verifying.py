@@ -14,7 +14,7 @@ from ergon_framework.app.moving import copying
 from ergon_framework.app.moving.moving import Asked, Outcome, run
 from ergon_framework.app.moving.parts import Part, Told
 from ergon_framework.app.moving.places import Place
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone

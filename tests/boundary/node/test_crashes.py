@@ -12,7 +12,7 @@ import pytest
 
 from ergon_framework.boundary import node as node_module
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.storage.failpoints import NAMES
 from tests.boundary.node.processes import ADMIN, CORE, Answer, NodeProcess
 from tests.campaign.sampling import sampled

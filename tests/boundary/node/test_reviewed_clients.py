@@ -12,7 +12,7 @@ import pytest
 from ergon_framework.boundary.http.codec_errors import error_of_answer
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Loss
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.producing.async_producer import AsyncProducer
 from ergon_framework.boundary.serving.application import NodeApplication
 from ergon_framework.boundary.serving.inprocess import InProcessTransport

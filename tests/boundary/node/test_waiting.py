@@ -14,7 +14,7 @@ import pytest
 from ergon_framework.boundary.http.listening import split_address
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.boundary.node import Node
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.ports.factstore import OUTBOUND, Serving

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ergon_framework.boundary.objects.digest import checked, named
-from ergon_framework.boundary.objects.memory import (
+from ergon_framework.boundary.objectstore.blob_io import checked, named
+from ergon_framework.boundary.objectstore.memory import (
     MemoryDownload,
     MemoryObjectStore,
     MemoryUpload,

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.objects import disk
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.objects.filesystem_upload import FileUpload
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore import disk
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore, FileUpload
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.errors import (
     DataLossError,
     FactInvalidError,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.storage.failpoints import NAMES
 from tests.boundary.objects.processes import WAIT, flaws, raced, run, started
 from tests.boundary.objects.programs import objects

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.objectstore import Blob, ObjectStore
 from ergon_framework.testing.suites.objectstore import (
@@ -129,7 +129,7 @@ def test_the_suite_needs_no_test_framework() -> None:
     program = (
         "import sys; sys.modules['pytest'] = None; "
         "from ergon_framework.testing.suites.objectstore import exercise_object_store; "
-        "from ergon_framework.boundary.objects.memory import MemoryObjectStore; "
+        "from ergon_framework.boundary.objectstore.memory import MemoryObjectStore; "
         "print(exercise_object_store(lambda clock: MemoryObjectStore(clock=clock)).ok)"
     )
     done = subprocess.run(  # noqa: S603 - our own interpreter

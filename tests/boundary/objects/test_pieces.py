@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.objects.pieces import LARGE, Pieces, after, before, fill
+from ergon_framework.boundary.objectstore.blob_io import LARGE, Pieces, after, before, fill
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 
 pytestmark = pytest.mark.req("BOUNDARY:objects")
 

@@ -14,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.objects import s3_bucket
-from ergon_framework.boundary.objects.s3 import S3ObjectStore, key_of
-from ergon_framework.boundary.objects.s3_faults import translated
-from ergon_framework.boundary.objects.s3_observing import conditions, observe, room
-from ergon_framework.boundary.objects.s3_url import bucket_of
+from ergon_framework.boundary.objectstore import s3_client
+from ergon_framework.boundary.objectstore.s3 import S3ObjectStore, key_of
+from ergon_framework.boundary.objectstore.s3_client import (
+    bucket_of,
+    conditions,
+    observe,
+    room,
+    translated,
+)
 from ergon_framework.errors import (
     ConfigurationError,
     MissingExtraError,
@@ -59,13 +63,13 @@ def put(store: ObjectStore, data: bytes) -> bytes:
 def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     """The keys with which a method of the client is called from now on."""
     calls: list[str] = []
-    method = getattr(s3_bucket.BucketClient, name)
+    method = getattr(s3_client.BucketClient, name)
 
-    def counting(self: s3_bucket.BucketClient, key: str, *rest: object) -> object:
+    def counting(self: s3_client.BucketClient, key: str, *rest: object) -> object:
         calls.append(key)
         return method(self, key, *rest)
 
-    monkeypatch.setattr(s3_bucket.BucketClient, name, counting)
+    monkeypatch.setattr(s3_client.BucketClient, name, counting)
     return calls
 
 
@@ -115,8 +119,8 @@ def test_memory_does_not_grow_with_the_blob(store: S3ObjectStore) -> None:
 
 def test_an_upload_has_no_more_parts_than_servers_take() -> None:
     """The largest object that a zone takes fits into ten thousand parts."""
-    assert s3_bucket._chunk(LARGE) == s3_bucket.CHUNK
-    assert (1 << 40) / s3_bucket._chunk(1 << 40) <= 10_000
+    assert s3_client._chunk(LARGE) == s3_client.CHUNK
+    assert (1 << 40) / s3_client._chunk(1 << 40) <= 10_000
 
 
 def test_a_server_that_keeps_less_is_not_believed(
@@ -124,7 +128,7 @@ def test_a_server_that_keeps_less_is_not_believed(
 ) -> None:
     """After an upload in parts its size is asked for."""
     sizes = iter([None, 7])
-    monkeypatch.setattr(s3_bucket.BucketClient, "size", lambda _self, _key: next(sizes))
+    monkeypatch.setattr(s3_client.BucketClient, "size", lambda _self, _key: next(sizes))
     with pytest.raises(StoreUnavailableError, match=f"has kept 7 of {LARGE} bytes"):
         put(store, noise(LARGE))
 
@@ -183,7 +187,7 @@ def test_what_no_server_copies_at_once_is_carried(
     store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Larger blobs are removed and brought back piece by piece."""
-    monkeypatch.setattr(s3_bucket, "MOST_COPIED", MIB)
+    monkeypatch.setattr(s3_client, "MOST_COPIED", MIB)
     digest = put(store, noise(LARGE))
     store.delete(digest)
     assert store.restore(digest)
@@ -194,24 +198,24 @@ def test_a_copy_that_breaks_off_shows_nothing(
     store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is removed before all of it lies aside, and nothing comes back cut off."""
-    monkeypatch.setattr(s3_bucket, "MOST_COPIED", MIB)
+    monkeypatch.setattr(s3_client, "MOST_COPIED", MIB)
     digest = put(store, noise(LARGE))
-    read = s3_bucket.BucketClient.read
+    read = s3_client.BucketClient.read
 
-    def broken(self: s3_bucket.BucketClient, key: str, start: int, end: int) -> bytes:
+    def broken(self: s3_client.BucketClient, key: str, start: int, end: int) -> bytes:
         if start:
             raise StoreUnavailableError("the server went away")
         return read(self, key, start, end)
 
     with monkeypatch.context() as patched:
-        patched.setattr(s3_bucket.BucketClient, "read", broken)
+        patched.setattr(s3_client.BucketClient, "read", broken)
         with pytest.raises(StoreUnavailableError, match="went away"):
             store.delete(digest)
     assert list(store.removed()) == []
     assert store.verify(digest, LARGE) is None
     store.delete(digest)
     with monkeypatch.context() as patched:
-        patched.setattr(s3_bucket.BucketClient, "read", broken)
+        patched.setattr(s3_client.BucketClient, "read", broken)
         with pytest.raises(StoreUnavailableError, match="went away"):
             store.restore(digest)
     assert store.stat(digest) is None

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from ergon_framework.boundary.objects.s3 import S3ObjectStore
+from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
 from ergon_framework.storage.failpoints import NAMES
 from tests.boundary.objects.processes import flaws, raced, run
 from tests.boundary.objects.programs import objects

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.boundary.objects.s3_url import Bucket, bucket_of, connect
+from ergon_framework.boundary.objectstore.s3_client import Bucket, bucket_of, connect
 from ergon_framework.errors import ConfigurationError
 
 pytestmark = pytest.mark.req("SCALE:objects-s3", "SCALE:url-errors")

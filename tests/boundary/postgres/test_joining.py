@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 from sqlalchemy import create_engine, text
 
 from ergon_framework.boundary.logs.postgres import PostgresFactStore, ground
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import (

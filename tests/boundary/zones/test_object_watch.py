@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.serving import object_watch
 from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.settings import ZoneSettings

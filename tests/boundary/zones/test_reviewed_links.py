@@ -13,7 +13,7 @@ import pytest
 from ergon_framework.boundary.conversing.transport import AsyncObjectStream
 from ergon_framework.boundary.linking.puller import Puller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.serving.application import NodeApplication
 from ergon_framework.boundary.serving.inprocess import InProcessTransport
 from ergon_framework.boundary.serving.policy import Policy

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from ergon_framework.boundary.linking.puller import Puller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.serving.application import NodeApplication
 from ergon_framework.boundary.serving.inprocess import InProcessTransport
 from ergon_framework.boundary.serving.policy import Policy

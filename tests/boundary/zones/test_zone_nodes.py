@@ -16,7 +16,7 @@ from ergon_framework.boundary.linking.holders import holder_of
 from ergon_framework.boundary.linking.puller import Puller
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.objects.memory import MemoryObjectStore
+from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.engine.clocks import AsyncSignal

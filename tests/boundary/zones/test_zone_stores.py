@@ -13,8 +13,8 @@ import pytest
 
 from ergon_framework.boundary.folder import LOCK
 from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.objects.s3 import S3ObjectStore
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.objectstore.s3 import S3ObjectStore
 from ergon_framework.boundary.opening import (
     check_fact_url,
     check_object_place,

@@ -111,7 +111,7 @@ def _observer(url: str) -> Observe | None:
 
             return nats
         case "s3":
-            from ergon_framework.boundary.objects.s3_observing import observe as s3
+            from ergon_framework.boundary.objectstore.s3_client import observe as s3
 
             return s3
     return None

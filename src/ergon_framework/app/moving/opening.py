@@ -18,7 +18,7 @@ from ergon_framework.app.moving.zones import zone_meant
 from ergon_framework.app.tables import tables_in
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.logs.memory import MemoryFactStore
-from ergon_framework.boundary.objects.s3_url import bucket_of
+from ergon_framework.boundary.objectstore.s3_client import bucket_of
 from ergon_framework.boundary.opening import (
     check_object_place,
     clock_of,

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from ergon_framework.boundary.objects.disk import sync_file, sync_folder
+from ergon_framework.boundary.objectstore.disk import sync_file, sync_folder
 from ergon_framework.boundary.spool.records import SpooledFile
 from ergon_framework.errors import StoreError, StoreFullError, StoreUnavailableError
 from ergon_framework.storage.secure_files import Folder

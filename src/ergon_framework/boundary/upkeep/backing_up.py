@@ -19,8 +19,8 @@ from pathlib import Path
 
 from ergon_framework.boundary.folder import OBJECTS
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
-from ergon_framework.boundary.objects.disk import sync_folder
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
+from ergon_framework.boundary.objectstore.disk import sync_folder
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.opening import folders_of
 from ergon_framework.boundary.upkeep.local import looked_into
 from ergon_framework.boundary.upkeep.verifying import named_objects

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ergon_framework.boundary.logs.settling import OPEN
-from ergon_framework.boundary.objects.filesystem import FilesystemObjectStore
-from ergon_framework.boundary.objects.shared import SharedObjects
+from ergon_framework.boundary.objectstore.blob_io import SharedObjects
+from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError
 from ergon_framework.ports.factstore import NEW_EPOCH

@@ -23,8 +23,8 @@ from msgspec import structs
 from ergon_framework.boundary import restore_mark
 from ergon_framework.boundary.anchor import FILE as ANCHOR
 from ergon_framework.boundary.folder import FILE, LOCK, OBJECTS, DataFolder
-from ergon_framework.boundary.objects.disk import sync_folder
-from ergon_framework.boundary.objects.reading import copy_blobs
+from ergon_framework.boundary.objectstore.blob_io import copy_blobs
+from ergon_framework.boundary.objectstore.disk import sync_folder
 from ergon_framework.boundary.opening import open_object_store
 from ergon_framework.boundary.restore_mark import RestoreMark, Unfinished
 from ergon_framework.boundary.upkeep.backing_up import BackedUp, backed_up

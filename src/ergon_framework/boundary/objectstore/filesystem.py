@@ -1,14 +1,8 @@
-"""Blobs as files in a folder, each under its digest.
+"""Blobs as files of one folder: uploads that can be resumed, downloads, and the folder's owner.
 
-::
-
-    FOLDER/sha256/ab/cd/abcd…   whole, synced, never changed
-    FOLDER/uploads/             on the way in; nothing in it counts
-    FOLDER/owner.json           whose all of it is
-
-A file gets its name by a rename, after its bytes are synced, and the answer follows the sync of the
-folders above it. So a crash leaves the whole blob or none, whatever moment it chooses. The rename
-also replaces a blob of the same digest: if that one was damaged, it is whole again.
+A blob's name is its digest. An upload appends to a file of its own, which is renamed when its
+digest is right, so a blob is either whole or not there. ``owner.json`` says which zone and
+generation the folder belongs to, because two zones that collect each other's orphans lose data.
 """
 
 from __future__ import annotations
@@ -22,16 +16,271 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
-from ergon_framework.boundary.objects import disk, owner
-from ergon_framework.boundary.objects.digest import Crew, checked
-from ergon_framework.boundary.objects.direct import DirectWriter
-from ergon_framework.boundary.objects.filesystem_upload import FileDownload, FileUpload
-from ergon_framework.boundary.objects.reading import copy_blobs, flaw
-from ergon_framework.errors import StoreError, StoreUnavailableError
+import msgspec
+
+from ergon_framework.boundary.objectstore import blob_io as digests
+from ergon_framework.boundary.objectstore import disk
+from ergon_framework.boundary.objectstore.blob_io import (
+    PAGE,
+    Crew,
+    DirectWriter,
+    Pieces,
+    after,
+    checked,
+    copy_blobs,
+    flaw,
+)
+from ergon_framework.boundary.objectstore.disk import sync_file, sync_folder
+from ergon_framework.errors import (
+    ConfigurationError,
+    FactInvalidError,
+    StoreError,
+    StoreUnavailableError,
+)
 from ergon_framework.ports.objectstore import Blob
 from ergon_framework.storage.failpoints import declare, failpoint
 from ergon_framework.storage.secure_files import open_file
+
+FILE = "owner.json"
+TICK = 10_000_000
+"""Nanoseconds by which the instants of files may be behind."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """What the file says; it was written when the log came to have the folder."""
+
+    zone: str = ""
+    epoch: str = ""
+
+
+def claim(folder: Path, zone: str) -> None:
+    """Make a folder that is nobody's the zone's own; refuse one of another zone."""
+    found = _read(folder)
+    if found.zone == zone:
+        return
+    if found.zone:
+        raise ConfigurationError(
+            f"{folder} holds the objects of zone {found.zone!r}, and this is {zone!r}",
+            remedy="give each zone a folder of its own",
+        )
+    _write(folder, Owner(zone))
+
+
+def owned_since(folder: Path, epoch: str) -> int:
+    """Since when a log of that epoch has the folder, in nanoseconds by the clock of its files."""
+    found = _read(folder)
+    if found.epoch != epoch:
+        _write(folder, msgspec.structs.replace(found, epoch=epoch))
+    return (folder / FILE).stat().st_mtime_ns - TICK
+
+
+def _read(folder: Path) -> Owner:
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=Owner)
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        return Owner()  # nobody has said so yet, or it was torn: then nothing older is removed
+
+
+def _write(folder: Path, owner: Owner) -> None:
+    draft = folder / f"{FILE}.new"
+    draft.unlink(missing_ok=True)
+    with open(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        file.write(msgspec.json.encode(owner))
+        file.flush()
+        sync_file(file.fileno())
+    draft.replace(folder / FILE)
+    sync_folder(folder)
+
+
+BLOCK = 1 << 20
+"""Bytes gathered before they are hashed and written: small pieces would keep both waiting."""
+
+declare(
+    "boundary.object.write.before",
+    "boundary.object.write.after",
+    "boundary.object.sync.before",
+    "boundary.object.sync.after",
+)
+
+
+class Shelf(Protocol):
+    """What an upload needs of its store."""
+
+    folder: Path
+    crew: digests.Crew
+    direct: DirectWriter
+
+    def check(self) -> None:
+        """Raise when nothing may be written."""
+
+    def unsynced(self, error: OSError) -> StoreError:
+        """Take note that the disk did not confirm a write."""
+
+    def place(self, path: Path, digest: bytes) -> None:
+        """Give a finished file its name, for good."""
+
+
+class FileUpload:
+    """Bytes that go to a temporary file and, at the end, to the place of their digest.
+
+    The file is locked as long as the upload lives, so that nobody else writes to it or takes it for
+    a remnant. One that ``is_kept`` leaves its file behind when it breaks; another goes on with it.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        path: Path,
+        fd: int,
+        digest: bytes | None = None,
+        *,
+        is_kept: bool = False,
+    ) -> None:
+        self.size = 0
+        self._shelf = shelf
+        self._path = path
+        self._fd = fd
+        self._known = digest
+        self._is_kept = is_kept
+        self._digester = digests.Digester(shelf.crew)
+        self._pending = Pieces()
+        self._written = 0
+
+    def resume(self) -> None:
+        """Hash what an earlier upload left in the file, and go on behind it."""
+        while piece := os.read(self._fd, BLOCK):
+            self._digester.add([piece])
+            self._written += len(piece)
+        self.size = self._written
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        self._check()
+        self._pending.add(data)
+        self.size = self._written + self._pending.size
+        if self._pending.size >= BLOCK:
+            with self._ended_by_errors():
+                self._flush(is_last=False)
+
+    def finish(self, expected: bytes | None = None) -> Blob:
+        """Put the bytes on disk under their digest, and answer when they are there."""
+        self._check()
+        with self._ended_by_errors():
+            self._flush(is_last=True)
+            self._sync()
+            digest = self._digester.digest()
+            digests.compare(digest, expected, self._known, size=self.size)
+            self._shelf.place(self._path, digest)
+        self._let_go()
+        return Blob(digest, self.size)
+
+    def abort(self) -> None:
+        """Throw the bytes away."""
+        self._let_go(remove=True)
+
+    def pause(self) -> None:
+        """Let go, and keep the bytes for whoever goes on with ``partial``."""
+        if self._fd >= 0 and self._is_kept:
+            with self._ended_by_errors():
+                self._flush(is_last=True)
+        self._let_go(remove=not self._is_kept)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.pause()
+
+    def _check(self) -> None:
+        if self._fd < 0:
+            raise StoreError("this upload has ended", remedy="begin another one")
+        self._shelf.check()
+
+    def _flush(self, *, is_last: bool) -> None:
+        """Hash and write what was gathered: before the end whole pages only, which go faster."""
+        size = self._pending.size
+        if not size:
+            return  # so that the last block is still hashed while it is synced
+        if not is_last:
+            size = size // PAGE * PAGE
+        block = self._pending.take(size)
+        self._digester.add(block)
+        failpoint("boundary.object.write.before")
+        is_at_page = self._written % PAGE == 0
+        done = self._shelf.direct.write(self._fd, block) if is_at_page else 0
+        disk.write_all(self._fd, after(block, done))
+        failpoint("boundary.object.write.after")
+        self._written += size
+
+    def _sync(self) -> None:
+        try:
+            failpoint("boundary.object.sync.before")
+            disk.sync_file(self._fd)
+        except OSError as error:
+            self.abort()  # what an unconfirmed file holds is nobody's guess
+            raise self._shelf.unsynced(error) from error
+        failpoint("boundary.object.sync.after")
+
+    @contextlib.contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        """Nothing may follow an error: the file could lack bytes that are in the digest."""
+        try:
+            with disk.told(self._shelf.folder):
+                yield
+        except FactInvalidError:
+            self._let_go(remove=True)
+            raise
+        except BaseException:
+            self._let_go(remove=not self._is_kept)
+            raise
+
+    def _let_go(self, *, remove: bool = False) -> None:
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        self._pending = Pieces()
+        try:
+            if remove:  # while it is locked, so that it is still this upload's
+                with contextlib.suppress(OSError):  # a sweep tries again
+                    disk.remove(self._path)
+        finally:
+            os.close(fd)
+
+
+class FileDownload:
+    """The bytes of one blob, from its file."""
+
+    def __init__(self, folder: Path, fd: int) -> None:
+        self.size = os.fstat(fd).st_size
+        self._folder = folder
+        self._fd = fd
+        self._at = 0
+
+    def read(self, most: int) -> bytes:
+        """The next bytes; none at the end."""
+        if self._fd < 0:
+            raise StoreError("this download has ended", remedy="begin another one")
+        with disk.told(self._folder):
+            data = os.pread(self._fd, most, self._at)
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int) -> None:
+        """Go on from there."""
+        if offset < 0:
+            raise ValueError(f"there is no byte {offset}")
+        self._at = offset
+
+    def close(self) -> None:
+        """Let go of the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _UPLOAD_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -169,13 +418,13 @@ class FilesystemObjectStore:
     def claim(self, zone: str) -> None:
         """Make a folder that is nobody's the zone's own; refuse that of another zone."""
         with disk.told(self.folder):
-            owner.claim(self.folder, zone)
+            claim(self.folder, zone)
 
     def own(self, epoch: str) -> int:
         """Since when the log of that epoch has this folder: from now on, if it was another one."""
         self._check_open()
         with disk.told(self.folder):
-            return owner.owned_since(self.folder, epoch)
+            return owned_since(self.folder, epoch)
 
     def put_since(self, nanoseconds: int) -> Iterator[bytes]:
         """Everything that came later than that, by the clock of the files."""

@@ -1,1 +1,0 @@
-"""Stores for the bytes of artifacts."""
