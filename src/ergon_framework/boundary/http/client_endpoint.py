@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -10,6 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from ergon_framework.boundary.http.codec import call_prefix, object_target, request_head
 from ergon_framework.boundary.http.distrust import distrust_of_handshake, distrust_of_use
+from ergon_framework.boundary.http.listening import is_loopback
 from ergon_framework.errors import (
     BoundaryError,
     ConfigurationError,
@@ -173,11 +173,3 @@ def _taken_apart(url: str) -> tuple[SplitResult, str, int]:
     if parts.scheme not in PORTS or not parts.hostname:
         raise ConfigurationError(f"{url!r} is no URL of a node", remedy=remedy)
     return parts, parts.hostname, port or PORTS[parts.scheme]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address never leaves this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from ergon_framework.boundary.http import refusals, replies
-from ergon_framework.boundary.http.exchange import Headers
 from ergon_framework.boundary.http.guest import Guest
 from ergon_framework.boundary.http.intake import Intake
 from ergon_framework.boundary.http.outflow import Outflow, discard
 from ergon_framework.boundary.http.request import Request
 from ergon_framework.boundary.http.service import Service
+from ergon_framework.boundary.http.statuses import Headers
 from ergon_framework.errors import BoundaryError
 
 LINGER = 5.0

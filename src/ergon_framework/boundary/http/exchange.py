@@ -5,11 +5,11 @@ The server knows HTTP and nothing of facts; the node knows operations and nothin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Headers = Sequence[tuple[str, str]]
+from ergon_framework.boundary.http.statuses import Headers
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,14 @@ def host_name(header: str) -> str:
     return "" if ":" in bare else bare.rstrip(".")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address never leaves this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 def check_plaintext(host: str, insecure: bool) -> None:
     """Refuse plain HTTP, unless it was asked for and stays on this machine."""
     if not insecure:

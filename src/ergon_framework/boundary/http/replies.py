@@ -8,8 +8,8 @@ from http import HTTPStatus
 
 import msgspec
 
-from ergon_framework.boundary.http.exchange import Headers
 from ergon_framework.boundary.http.refusals import internal, status_of
+from ergon_framework.boundary.http.statuses import Headers
 from ergon_framework.errors import BoundaryError
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

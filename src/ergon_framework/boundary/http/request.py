@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from ergon_framework.boundary.http.exchange import Caller, Headers
+from ergon_framework.boundary.http.exchange import Caller
 from ergon_framework.boundary.http.refusals import Refusal
 from ergon_framework.boundary.http.replies import JSON
+from ergon_framework.boundary.http.statuses import Headers
 from ergon_framework.boundary.http.upload import Upload
 
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from email.utils import formatdate
 from typing import Any, Protocol
 
-from ergon_framework.boundary.http.client_endpoint import is_loopback
 from ergon_framework.boundary.http.exchange import Application, Exchange
 from ergon_framework.boundary.http.heads import Heads
-from ergon_framework.boundary.http.listening import host_name
+from ergon_framework.boundary.http.listening import host_name, is_loopback
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.errors import describe
 

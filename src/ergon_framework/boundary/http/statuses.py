@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+Headers = Sequence[tuple[str, str]]
+
 STATUS = {
     "invalid_argument": 400,
     "failed_precondition": 400,
