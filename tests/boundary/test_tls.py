@@ -22,8 +22,8 @@ from ergon_framework.boundary.http.tls import (
     server_context,
 )
 from ergon_framework.boundary.node import certificates_of
+from ergon_framework.boundary.reloading import Watched
 from ergon_framework.boundary.settings import ZoneSettings
-from ergon_framework.boundary.watched import Watched
 from ergon_framework.errors import ConfigurationError, ErgonError, NotPermittedError
 from tests.boundary.http.workbench import Bench, Wire, run, serving
 

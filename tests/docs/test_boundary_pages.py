@@ -12,7 +12,7 @@ import typer
 
 import ergon_framework.boundary as package
 from ergon_framework.boundary import Zone, ZoneSettings
-from ergon_framework.boundary.http.statuses import STATUS
+from ergon_framework.boundary.http.responses import STATUS
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.serving.metrics import metrics

@@ -15,7 +15,7 @@ from ergon_framework.app.reading.source import did_you_mean
 from ergon_framework.app.reading.store_urls import base_of
 from ergon_framework.app.settings import load_settings
 from ergon_framework.boundary.facts.schema import ZONE
-from ergon_framework.boundary.http.client_endpoint import Endpoint
+from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, SettingsError
 from ergon_framework.ports.document import Document, FrozenDict

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ergon_framework.app.boundary import ZoneSetup, known_zone
+from ergon_framework.boundary.http.addresses import split_address
 from ergon_framework.boundary.http.client import HttpTransport
-from ergon_framework.boundary.http.listening import split_address
 from ergon_framework.boundary.producing.options import TlsOptions, client_tls
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ergon_framework.boundary.http.identity import zone_uri
+from ergon_framework.boundary.http.tls import zone_uri
 from ergon_framework.errors import ConfigurationError
 
 HOSTS = ("localhost", "127.0.0.1", "::1")

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ergon_framework.boundary.http.listening import is_loopback
+from ergon_framework.boundary.http.addresses import is_loopback
 from ergon_framework.providers.health_api.access import is_from_here
 from ergon_framework.web.answers import refusal
 from ergon_framework.web.tokens import Tokens

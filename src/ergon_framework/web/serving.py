@@ -15,7 +15,7 @@ from ergon_framework.app.reading.sections import ServerSettings
 from ergon_framework.app.running.signals import SignalEar
 from ergon_framework.app.saying import say
 from ergon_framework.app.settings import check_server_packages
-from ergon_framework.boundary.http.listening import bound_sockets, is_loopback
+from ergon_framework.boundary.http.addresses import bound_sockets, is_loopback
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.web.tokens import FileTokens, Tokens
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.http.async_client_connection import HELD, AsyncConnection
+from ergon_framework.boundary.http.async_client import HELD, AsyncConnection
 from ergon_framework.boundary.http.codec import AnswerReader
 from ergon_framework.errors import NodeUnavailableError
 

@@ -9,7 +9,7 @@ import pytest
 
 from ergon_framework.boundary.certs import issue, make_ca
 from ergon_framework.boundary.http.client import HttpTransport
-from ergon_framework.boundary.http.client_endpoint import Endpoint
+from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.http.tls import Certificates, server_context
 from ergon_framework.boundary.producing.producer import Producer
 from ergon_framework.errors import BoundaryError, ConfigurationError, NotPermittedError

@@ -12,11 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ergon_framework.boundary.http.connection import Connection
-from ergon_framework.boundary.http.exchange import Caller, Exchange
-from ergon_framework.boundary.http.heads import LONGEST, MOST, Head, Heads
-from ergon_framework.boundary.http.intake import Intake
-from ergon_framework.boundary.http.request import Request
-from ergon_framework.boundary.http.service import Service
+from ergon_framework.boundary.http.exchange import Caller, Exchange, Request
+from ergon_framework.boundary.http.parser import Intake
+from ergon_framework.boundary.http.server_state import LONGEST, MOST, Head, Heads, Service
 from ergon_framework.boundary.settings import LimitSettings
 
 pytestmark = pytest.mark.req("BOUNDARY:http")

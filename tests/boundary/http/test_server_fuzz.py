@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.boundary.http.connection import Connection
+from ergon_framework.boundary.http.connection import Connection, Guest
 from ergon_framework.boundary.http.exchange import Exchange
-from ergon_framework.boundary.http.guest import Guest
-from ergon_framework.boundary.http.service import Service
+from ergon_framework.boundary.http.server_state import Service
 from ergon_framework.boundary.settings import LimitSettings
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:badinput")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ergon_framework.boundary.http import listening
-from ergon_framework.boundary.http.listening import check_plaintext, split_address
+from ergon_framework.boundary.http import addresses
+from ergon_framework.boundary.http.addresses import check_plaintext, split_address
 from ergon_framework.boundary.http.server import Server
 from ergon_framework.errors import ConfigurationError
 from tests.boundary.http.workbench import Sample, run, serving
@@ -153,7 +153,7 @@ def test_a_privileged_port_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*args: object) -> socket.socket:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(listening, "_bound", refuse)
+    monkeypatch.setattr(addresses, "_bound", refuse)
     with pytest.raises(ConfigurationError, match="may not use that port"):
         run(Server(Sample(), host="::1", port=443).start())
 

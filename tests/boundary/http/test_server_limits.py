@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.http.server import Server
-from ergon_framework.boundary.http.service import Service
+from ergon_framework.boundary.http.server_state import Service
 from ergon_framework.boundary.settings import LimitSettings
 from tests.boundary.http.workbench import Clock, Sample, run, serving
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.boundary.http.upload import HIGH
+from ergon_framework.boundary.http.exchange import HIGH
 from tests.boundary.http.workbench import run, serving
 
 pytestmark = pytest.mark.req("BOUNDARY:http")

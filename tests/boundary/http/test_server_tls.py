@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.boundary.certs import issue, make_ca
-from ergon_framework.boundary.http import handshake
+from ergon_framework.boundary.http import tls
 from ergon_framework.boundary.http.connection import LINGER
 from ergon_framework.boundary.http.tls import Certificates, client_context
 from tests.boundary.http.workbench import run, serving
@@ -147,11 +147,11 @@ def _to_and_fro(folder: Path) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryB
 def test_a_refused_handshake_keeps_nothing_and_never_succeeds(folder: Path) -> None:
     """It waits for ever, without memory of what comes in; the alert is there to be sent."""
     told: list[ssl.SSLError] = []
-    token = handshake._door.set(handshake._Door(told.append))
+    token = tls._door.set(tls._Door(told.append))
     try:
         server, incoming, outgoing = _to_and_fro(folder)
     finally:
-        handshake._door.reset(token)
+        tls._door.reset(token)
     for _ in range(3):
         with pytest.raises(ssl.SSLWantReadError):
             server.do_handshake()

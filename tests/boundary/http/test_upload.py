@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ergon_framework.boundary.http.upload import HIGH, Upload
+from ergon_framework.boundary.http.exchange import HIGH, Upload
 from tests.boundary.http.workbench import run
 
 pytestmark = pytest.mark.req("BOUNDARY:http", "BOUNDARY:objects")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.boundary.certs import issue, make_ca
-from ergon_framework.boundary.http.listening import split_address
+from ergon_framework.boundary.http.addresses import split_address
 from ergon_framework.boundary.node import Node
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError

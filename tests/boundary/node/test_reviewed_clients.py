@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.boundary.http.codec_errors import error_of_answer
+from ergon_framework.boundary.http.codec import error_of_answer
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.model import Loss
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore

@@ -14,7 +14,7 @@ from ergon_framework.app.reading.store_urls import base_of
 from ergon_framework.app.reading.tokens import parsed
 from ergon_framework.app.running.ensemble import lives_here
 from ergon_framework.app.settings import check_server_packages
-from ergon_framework.boundary.http.listening import check_plaintext, is_loopback, split_address
+from ergon_framework.boundary.http.addresses import check_plaintext, is_loopback, split_address
 from ergon_framework.boundary.node import certificates_of
 from ergon_framework.boundary.opening import (
     check_fact_url,

@@ -2,12 +2,14 @@
 
 A request is sent once. A kept connection that the node has closed is noticed before anything is
 sent over it; one that dies with a request in it is an error, as with a new one, since whoever calls
-counts attempts. Whatever cut it off without a word may have cut off the others too: no attempt is
-spent on finding out.
+counts attempts. Whatever cut it off without a word may have cut off the others too, so the other
+kept connections are closed and no attempt is spent on finding out.
 """
 
 from __future__ import annotations
 
+import select
+import socket
 import ssl
 import threading
 import time
@@ -16,19 +18,84 @@ from itertools import chain
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from ergon_framework.boundary.http.client_answers import (
+from ergon_framework.boundary.http.codec import (
+    AnswerReader,
     answer_of,
     counted,
     no_object,
     object_begun,
     object_of_headers,
 )
-from ergon_framework.boundary.http.client_connection import Connection
-from ergon_framework.boundary.http.client_endpoint import Endpoint, Tls
-from ergon_framework.boundary.http.codec import AnswerReader
+from ergon_framework.boundary.http.endpoint import Endpoint, Tls
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import NodeUnavailableError
+
+RECEIVE = 64 << 10
+"""Bytes asked of a socket at once; more than that would cost a fresh mapping each time."""
+
+
+class Connection:
+    """One socket; used by one thread at a time."""
+
+    def __init__(self, endpoint: Endpoint, timeout: float, patience: float) -> None:
+        self._timeout = timeout
+        self._socket = _connected(endpoint, patience)
+        self._news = news_of(self._socket.fileno())
+
+    def expire(self, deadline: float | None) -> None:
+        """Let the next step end by ``deadline``; without one, after the usual time."""
+        seconds = self._timeout if deadline is None else deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        self._socket.settimeout(seconds)
+
+    def send(self, data: bytes) -> None:
+        """Send all of it."""
+        self._socket.sendall(data)
+
+    def receive(self, reader: AnswerReader) -> None:
+        """Let the reader have what comes next."""
+        data = self._socket.recv(RECEIVE)
+        if data:
+            reader.feed(data)
+        else:
+            reader.end()
+
+    def is_quiet(self) -> bool:
+        """Whether nothing came since the last answer, least of all the end of the connection."""
+        return not self._news.poll(0)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._socket.close()
+
+
+def news_of(descriptor: int) -> select.poll:
+    """Tells whether something came in, or the other side has gone; nothing is taken away."""
+    news = select.poll()
+    news.register(descriptor, select.POLLIN)
+    return news
+
+
+def _connected(endpoint: Endpoint, timeout: float) -> socket.socket:
+    context = endpoint.context()
+    plain = socket.create_connection((endpoint.host, endpoint.port), timeout)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is None:
+            return plain
+        secure = context.wrap_socket(plain, server_hostname=endpoint.host)
+    except BaseException:
+        plain.close()
+        raise
+    try:
+        endpoint.check_zone(secure.getpeercert())
+    except BaseException:
+        secure.close()
+        raise
+    return secure
+
 
 Talk: TypeAlias = Callable[[Connection, AnswerReader], None]
 """One request over a connection, and as much of its answer as the caller needs."""

@@ -1,17 +1,33 @@
-"""HTTP/1.1 as a client speaks it, without a socket: requests as bytes, bytes as answers.
+"""HTTP/1.1 as a client speaks it, without a socket: requests as bytes, bytes as responses.
 
-Both colours of the client feed what they receive to an :class:`AnswerReader` and ask it how things
-stand. Whatever a peer sends, memory is bounded, and nothing but a ``BoundaryError`` is raised.
+Both clients feed what they receive to an ``AnswerReader``. Whatever a peer sends, memory is
+bounded, and nothing but a ``BoundaryError`` is raised. A refusal becomes the error it stands for,
+and a body is compared with the length and digest that were announced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 from urllib.parse import quote
 
+import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from ergon_framework.errors import BoundaryError, FactInvalidError, NodeUnavailableError
+from ergon_framework.boundary.model import ObjectReceipt
+from ergon_framework.errors import (
+    ArtifactError,
+    BoundaryError,
+    BoundaryNotFoundError,
+    BufferFullError,
+    ConflictingDuplicateError,
+    ConsumerHeldError,
+    DataLossError,
+    FactInvalidError,
+    NodeUnavailableError,
+    NotPermittedError,
+    ObjectConflictError,
+)
 
 HEAD_LIMIT = 64 << 10
 """Bytes of status line and headers."""
@@ -190,3 +206,181 @@ def _garbage(why: str) -> NodeUnavailableError:
         reason="bad_answer",
         remedy="check the URL: the port may belong to something else, or speak TLS",
     )
+
+
+OF_REASON: dict[tuple[str, str], type[BoundaryError]] = {
+    ("already_exists", "conflicting_duplicate"): ConflictingDuplicateError,
+    ("already_exists", "object_conflict"): ObjectConflictError,
+    ("failed_precondition", "artifact_missing"): ArtifactError,
+    ("failed_precondition", "artifact_mismatch"): ArtifactError,
+}
+OF_CODE: dict[str, type[BoundaryError]] = {
+    "invalid_argument": FactInvalidError,
+    "unauthenticated": NotPermittedError,
+    "permission_denied": NotPermittedError,
+    "not_found": BoundaryNotFoundError,
+    "aborted": ConsumerHeldError,
+    "resource_exhausted": BufferFullError,
+    "data_loss": DataLossError,
+    "unavailable": NodeUnavailableError,
+    "deadline_exceeded": NodeUnavailableError,
+}
+OF_NODE = frozenset({"internal", "unknown"})
+"""Codes of a node that stumbled."""
+CODE_OF_STATUS = {
+    400: "invalid_argument",
+    401: "unauthenticated",
+    403: "permission_denied",
+    408: "deadline_exceeded",
+    413: "invalid_argument",
+    429: "resource_exhausted",
+    502: "unavailable",
+    503: "unavailable",
+    504: "deadline_exceeded",
+}
+"""For answers that are no node's, such as a proxy's. Its 404 says nothing about facts."""
+_ASK = "get the object itself: that answer says why"
+_ELSEWHERE = "check the URL, and the proxy if there is one between here and the node"
+
+
+def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> BoundaryError:
+    """The error in an answer whose status is no success."""
+    return _completed(error_of_shape(_shape(body) or _elsewhere(status)), status, headers)
+
+
+def error_of_head(status: int, headers: Mapping[str, str]) -> BoundaryError:
+    """The same for an answer to HEAD, in which nobody can say more."""
+    told = f"the answer has the HTTP status {status}"
+    shape = {"code": _code(status), "message": told, "details": {"remedy": _ASK}}
+    return _completed(error_of_shape(shape), status, headers)
+
+
+def _elsewhere(status: int) -> dict[str, Any]:
+    told = f"what answers with the HTTP status {status} is no node of a zone"
+    details = {"reason": "bad_answer", "remedy": _ELSEWHERE}
+    return {"code": _code(status), "message": told, "details": details}
+
+
+def _code(status: int) -> str:
+    return CODE_OF_STATUS.get(status, "unimplemented" if status in {404, 405} else "unknown")
+
+
+def _completed(error: BoundaryError, status: int, headers: Mapping[str, str]) -> BoundaryError:
+    if status < 500 and error.code in OF_NODE:
+        error.is_retryable = False  # a redirection, say: no node stumbled
+    if error.retry_after is None:
+        error.retry_after = _seconds(headers.get("retry-after"))
+    return error
+
+
+def error_of_shape(shape: Mapping[str, Any]) -> BoundaryError:
+    """The error that ``{code, message, details}`` stands for."""
+    code, given = str(shape.get("code") or "unknown"), shape.get("details")
+    details = dict(given) if isinstance(given, Mapping) else {}
+    reason = str(details.pop("reason", ""))
+    remedy = str(details.pop("remedy", ""))
+    wait = details.pop("retry_after_ms", None)
+    kind = OF_REASON.get((code, reason)) or OF_CODE.get(code, BoundaryError)
+    error = kind(
+        str(shape.get("message") or "the node refused"),
+        code=code,
+        reason=reason,
+        remedy=remedy,
+        details=details,
+        retry_after=wait / 1000 if isinstance(wait, int | float) else None,
+    )
+    if code in OF_NODE:  # it says nothing about the request, and the outcome is unknown
+        error.is_retryable = True
+    return error
+
+
+def _shape(body: bytes) -> dict[str, Any] | None:
+    try:
+        shape = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return shape if isinstance(shape, dict) and isinstance(shape.get("code"), str) else None
+
+
+def _seconds(text: str | None) -> float | None:
+    """A ``Retry-After`` in seconds; one that is a date is left aside."""
+    return float(text) if text and text.isascii() and text.isdigit() and len(text) < 9 else None
+
+
+DIGEST_HEADER = "digest-sha256"
+
+
+def answer_of(reader: AnswerReader) -> bytes:
+    """The body of an answer that is a success; the error of any other."""
+    body = reader.body()
+    if reader.status == 200:
+        return body
+    raise error_of_answer(reader.status, reader.headers, body)
+
+
+def counted(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """The chunks, which must be as many bytes as were announced."""
+    left = size
+    for chunk in chunks:
+        left -= len(chunk)
+        if left < 0:
+            break
+        if chunk:
+            yield chunk
+    if left:
+        raise FactInvalidError(
+            f"the blob has {'more' if left < 0 else 'fewer'} than the {size} bytes announced",
+            reason="size_mismatch",
+            remedy="do not change a file while it is being sent",
+        )
+
+
+def no_object(reader: AnswerReader, bucket: str, key: str) -> BoundaryError:
+    """The error of an answer to HEAD, which has no body to say it."""
+    if reader.status == 404:
+        return BoundaryNotFoundError(
+            f"there is no object {bucket}/{key}",
+            reason="object_not_found",
+            remedy="check bucket and key, or put it first",
+        )
+    return error_of_head(reader.status, reader.headers)
+
+
+def object_of_headers(bucket: str, key: str, headers: Mapping[str, str]) -> ObjectReceipt:
+    """What the headers of an answer say about the whole object."""
+    return ObjectReceipt(
+        bucket=bucket, key=key, digest=_spelled(headers.get(DIGEST_HEADER, "")), size=_size(headers)
+    )
+
+
+def object_begun(
+    reader: AnswerReader, bucket: str, key: str, start: int
+) -> tuple[ObjectReceipt, int]:
+    """What is about to come, and how many bytes of it come before ``start``.
+
+    A server that knows no ranges sends everything.
+    """
+    if reader.status not in {200, 206}:
+        raise error_of_answer(reader.status, reader.headers, reader.body())
+    return object_of_headers(bucket, key, reader.headers), start - _first_byte(reader)
+
+
+def _first_byte(reader: AnswerReader) -> int:
+    place = reader.headers.get("content-range", "").removeprefix("bytes ").partition("-")[0]
+    return int(place) if reader.status == 206 and place.isascii() and place.isdigit() else 0
+
+
+def _size(headers: Mapping[str, str]) -> int:
+    whole = headers.get("content-range", "").rpartition("/")[2] or headers.get("content-length", "")
+    if not (whole.isascii() and whole.isdigit()):
+        raise NodeUnavailableError(
+            "the node did not say how long the object is",
+            reason="bad_answer",
+            remedy="check the URL, and the proxy if there is one between here and the node",
+        )
+    return int(whole)
+
+
+def _spelled(digest: str) -> str:
+    digest = digest.strip().lower()
+    return f"sha256:{digest}" if digest and ":" not in digest else digest

@@ -1,20 +1,130 @@
-"""One connection: requests in the order they came, one at a time, and nothing for ever."""
+"""One connection of a client: requests in the order they came, one at a time, within limits.
+
+``Guest`` is whom the connection is with, and ``Outflow`` writes as fast as the client reads.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
-from ergon_framework.boundary.http import refusals, replies
-from ergon_framework.boundary.http.guest import Guest
-from ergon_framework.boundary.http.intake import Intake
-from ergon_framework.boundary.http.outflow import Outflow, discard
-from ergon_framework.boundary.http.request import Request
-from ergon_framework.boundary.http.service import Service
-from ergon_framework.boundary.http.statuses import Headers
+from ergon_framework.boundary.http import responses
+from ergon_framework.boundary.http.exchange import Caller, Request
+from ergon_framework.boundary.http.parser import Intake
+from ergon_framework.boundary.http.responses import Headers
+from ergon_framework.boundary.http.server_state import Service
 from ergon_framework.errors import BoundaryError
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """What was found out about a client when it came."""
+
+    caller: Caller = field(default_factory=Caller)
+    context: ssl.SSLContext | None = None
+    """What its certificate was checked with."""
+    expires_at: float | None = None
+    """When its certificate ends, in Unix seconds."""
+    denial: BoundaryError | None = None
+    """What everything it asks is answered with."""
+
+    def has_overstayed(self, context: ssl.SSLContext | None, now: float) -> bool:
+        """Whether its certificate is over, or would have to be checked with another context."""
+        is_over = self.expires_at is not None and now > self.expires_at
+        return is_over or self.context is not context
+
+
+class Outflow:
+    """Writes to a transport, which may go away at any time."""
+
+    __slots__ = ("_drained", "_flowed_at", "_taken", "_transport", "_written", "is_paused")
+
+    def __init__(self, transport: asyncio.Transport, now: float) -> None:
+        self._transport: asyncio.Transport | None = transport
+        self._drained: asyncio.Future[None] | None = None
+        self._written = 0
+        self._taken = 0
+        self._flowed_at = now
+        self.is_paused = False
+
+    def write(self, data: bytes) -> None:
+        """Send, or keep until the client reads. One that has gone is no error."""
+        if self._transport is not None:
+            self._written += len(data)
+            self._transport.write(data)
+
+    async def write_stream(
+        self, request: Request, head: bytes, length: int, chunks: AsyncIterator[bytes]
+    ) -> None:
+        """Send the pieces; the head goes with the first, so that an error before it is answered."""
+        left = length
+        async with contextlib.aclosing(_closing(chunks)) as pieces:
+            async for piece in pieces:
+                left -= len(piece)
+                if left < 0:
+                    break
+                self.write(head + piece)
+                head, request.is_answered = b"", True
+                await self._drain()
+        if left:
+            was = "more" if left < 0 else f"{length - left}"
+            raise RuntimeError(f"the stream should have had {length} bytes and had {was}")
+        if head:
+            request.is_answered = True
+            self.write(head)
+
+    def resume(self) -> None:
+        """The client has read enough for more to be written."""
+        self.is_paused = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def lose(self) -> None:
+        """The client has gone."""
+        self._transport = None
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_exception(_gone())
+
+    def is_stuck(self, now: float, patience: float) -> bool:
+        """Whether something waits to be read and nothing has been for so long; look regularly."""
+        kept = self._transport.get_write_buffer_size() if self._transport else 0
+        taken = self._written - kept
+        if not kept or taken != self._taken:
+            self._taken, self._flowed_at = taken, now
+        return now - self._flowed_at > patience
+
+    async def _drain(self) -> None:
+        if self.is_paused and self._transport is not None:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+        if self._transport is None:
+            raise _gone()
+
+
+async def discard(chunks: AsyncIterator[bytes]) -> None:
+    """Close a stream that nobody will read."""
+    async with contextlib.aclosing(_closing(chunks)):
+        pass
+
+
+async def _closing(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    try:
+        async for chunk in chunks:
+            yield chunk
+    finally:
+        close = getattr(chunks, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _gone() -> ConnectionResetError:
+    return ConnectionResetError("the client has gone")
+
 
 LINGER = 5.0
 """Seconds for which bytes are thrown away after a refusal, so that the client gets to read it."""
@@ -90,7 +200,7 @@ class Connection(asyncio.Protocol):
         if self._intake is None or self._transport is None or not self._transport.can_write_eof():
             return False
         if self._intake.is_receiving:
-            self._intake.refuse(refusals.malformed("it ends too early"))
+            self._intake.refuse(responses.malformed("it ends too early"))
             self._advance()
         return self.is_busy
 
@@ -131,7 +241,7 @@ class Connection(asyncio.Protocol):
         self, request: Request, status: int, body: bytes, content_type: str, headers: Headers
     ) -> None:
         """Write the whole answer, and go on to the next request."""
-        sent = body if replies.has_body(request.method, status) else b""
+        sent = body if responses.has_body(request.method, status) else b""
         self._answer(request, status, len(body), sent, content_type, headers)
 
     async def answer_stream(
@@ -144,33 +254,33 @@ class Connection(asyncio.Protocol):
         headers: Headers,
     ) -> None:
         """Write the answer piece by piece, and go on to the next request."""
-        if not replies.has_body(request.method, status) or self._outflow is None:
+        if not responses.has_body(request.method, status) or self._outflow is None:
             await discard(chunks)
             self._answer(request, status, length, b"", content_type, headers)
             return
         is_kept = self._is_kept(request)
         date = self._service.date
-        head = replies.head(status, content_type, length, date, headers, is_kept=is_kept)
+        head = responses.head(status, content_type, length, date, headers, is_kept=is_kept)
         await self._outflow.write_stream(request, head, length, chunks)
         self._finish(request, is_kept=is_kept)
 
     def fail(self, request: Request, error: BaseException) -> None:
         """Answer with an error, or cut an answer short that has begun."""
         is_gone = self._transport is None and isinstance(error, ConnectionError)
-        told = error if isinstance(error, BoundaryError) else refusals.internal()
+        told = error if isinstance(error, BoundaryError) else responses.internal()
         if not is_gone and (told is not error or request.is_answered):
             self._service.failed(request, error)
         if request.is_answered:
             self.abort()  # half an answer must not look like a whole one
             return
-        status, headers = refusals.status_of(told), replies.error_headers(told)
-        self.answer(request, status, replies.error_body(told), replies.JSON, headers)
+        status, headers = responses.status_of(told), responses.error_headers(told)
+        self.answer(request, status, responses.error_body(told), responses.JSON, headers)
 
     def send_continue(self, request: Request) -> None:
         """Tell a client that waits for it to send the body."""
         request.expects_continue = False
         if self._outflow is not None and not request.received and not request.is_complete:
-            self._outflow.write(replies.CONTINUE)
+            self._outflow.write(responses.CONTINUE)
 
     def _answer(
         self,
@@ -183,7 +293,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         is_kept = self._is_kept(request)
         date = self._service.date
-        head = replies.head(status, content_type, length, date, headers, is_kept=is_kept)
+        head = responses.head(status, content_type, length, date, headers, is_kept=is_kept)
         request.is_answered = True
         if self._outflow is not None:
             self._outflow.write(head + body)
@@ -230,7 +340,7 @@ class Connection(asyncio.Protocol):
     def shed(self) -> None:
         """Refuse that request: there is no room for it."""
         if self._intake is not None:
-            self._intake.refuse(refusals.no_room())
+            self._intake.refuse(responses.no_room())
             asyncio.get_running_loop().call_soon(self._advance)  # not within the parser
 
     def _advance(self) -> None:
@@ -252,7 +362,7 @@ class Connection(asyncio.Protocol):
     def _begin(self, request: Request) -> None:
         refusal = request.refusal or self._guest.denial
         if refusal is None and self._service.is_stopping:
-            refusal = refusals.stopping()
+            refusal = responses.stopping()
         if refusal is not None:
             self.fail(request, refusal)
             return
@@ -311,7 +421,7 @@ class Connection(asyncio.Protocol):
             return
         elif self._intake.is_receiving:
             if self._is_reading and self._intake.is_too_slow(now):
-                self._intake.refuse(refusals.too_slow("the rest of the request"))
+                self._intake.refuse(responses.too_slow("the rest of the request"))
                 self._advance()
         elif not self.is_busy and now - self._rested_at > self._limits.idle_seconds:
             self.close()

@@ -1,18 +1,26 @@
-"""TLS 1.3 with certificates on both sides, which may be renewed while everything runs."""
+"""TLS 1.3 with certificates on both sides, which may be renewed while everything runs.
+
+Also here: which zone a certificate speaks for, and a handshake that delivers its alert. When a
+handshake fails, OpenSSL writes an alert that says so, and asyncio closes the connection without
+sending it. Here a refused handshake asks for more bytes instead, as one under way does, which sends
+what there is to send. From then on it never succeeds, and throws away what comes in.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+from urllib.parse import quote, unquote_to_bytes
 
-from ergon_framework.boundary.http.handshake import ServerContext
-from ergon_framework.boundary.http.identity import peer_identity
-from ergon_framework.boundary.watched import Told, Watched
+from ergon_framework.boundary.reloading import Told, Watched
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,
@@ -21,6 +29,167 @@ from ergon_framework.errors import (
 )
 
 __all__ = ["Certificates", "client_context", "peer_identity", "server_context"]
+
+
+SCHEME = "bsfg://zone/"
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+
+
+def zone_uri(zone: str) -> str:
+    """A zone's name as the subject alternative name of its certificate."""
+    return SCHEME + quote(zone, safe="")
+
+
+def peer_identity(certificate: Mapping[str, Any] | None) -> str:
+    """The zone in the SAN URI ``bsfg://zone/<name>``, else the common name; nobody is an error.
+
+    ``certificate`` is what ``getpeercert()`` gives. One that names two zones names none: whoever
+    signed it may have looked at the other one.
+    """
+    if not certificate:
+        raise _unauthenticated("no certificate was presented")
+    uris = [uri for uri in _uris(certificate) if uri.startswith(SCHEME)]
+    if uris:
+        names = [_decoded(uri.removeprefix(SCHEME)) for uri in uris]
+    else:
+        names = list(_common_names(certificate))
+    if len(names) != 1:
+        raise _unauthenticated("the certificate names " + ("two zones" if names else "no zone"))
+    if not _NAME.fullmatch(names[0]):
+        raise _unauthenticated("the name in the certificate is no zone's")
+    return names[0]
+
+
+def _uris(certificate: Mapping[str, Any]) -> Iterator[str]:
+    return (value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI")
+
+
+def _common_names(certificate: Mapping[str, Any]) -> Iterator[str]:
+    for part in certificate.get("subject", ()):
+        yield from (value for kind, value in part if kind == "commonName")
+
+
+def _decoded(text: str) -> str:
+    try:
+        return unquote_to_bytes(text).decode()
+    except UnicodeDecodeError:
+        raise _unauthenticated("the zone in the certificate is not UTF-8") from None
+
+
+def _unauthenticated(problem: str) -> NotPermittedError:
+    return NotPermittedError(
+        problem,
+        code="unauthenticated",
+        reason="no_identity",
+        remedy=f"use a certificate with one SAN URI {SCHEME}<name>, or one common name",
+    )
+
+
+SHUTDOWN = 2.0
+"""Seconds for a client to say goodbye in TLS."""
+
+Refused = Callable[[ssl.SSLError], None]
+
+
+class LookedIn(ConnectionResetError):
+    """Somebody connected and went without a word, as whoever only looks whether we listen."""
+
+
+@dataclass(slots=True)
+class _Door:
+    """One handshake, as seen from outside."""
+
+    on_refused: Refused
+    has_heard: bool = False
+
+
+# asyncio makes the object that does the handshake, so this is how it learns whose handshake it is.
+_door: ContextVar[_Door | None] = ContextVar("door", default=None)
+
+
+async def secured(
+    raw: asyncio.Transport,
+    protocol: asyncio.BaseProtocol,
+    context: ssl.SSLContext,
+    on_refused: Refused,
+    seconds: float,
+) -> asyncio.Transport:
+    """The encrypted transport, once the client has shown who it is.
+
+    When the client is refused with an alert, ``on_refused`` is told right before it is sent. The
+    connection stays open for the client to read it, until ``raw`` or the client ends it.
+    """
+    door = _Door(on_refused)
+    token = _door.set(door)
+    try:
+        transport = await asyncio.get_running_loop().start_tls(
+            raw,
+            protocol,
+            context,
+            server_side=True,
+            ssl_handshake_timeout=seconds,
+            ssl_shutdown_timeout=SHUTDOWN,
+        )
+    except ConnectionResetError:
+        if not door.has_heard:
+            raise LookedIn("it hung up without a word") from None
+        raise
+    finally:
+        _door.reset(token)
+    if transport is None:
+        raise ConnectionResetError("it hung up") if door.has_heard else LookedIn("it hung up")
+    return transport
+
+
+class _Handshake(ssl.SSLObject):
+    """The server's side of one connection."""
+
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+    door: _Door | None = None
+    _is_refused = False
+
+    def do_handshake(self) -> None:
+        """One step; after a refusal it only waits for the client to hang up."""
+        if self.door is not None and self.incoming.pending:
+            self.door.has_heard = True
+        if not self._is_refused:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                if self.door is None or not self.outgoing.pending:  # there is no alert
+                    raise
+                self._is_refused = True
+                self.door.on_refused(error)
+            else:
+                self.door = None  # a connection lives long, and nobody is told any more
+                return
+        self.incoming.read()
+        raise ssl.SSLWantReadError
+
+
+class ServerContext(ssl.SSLContext):
+    """A context whose connections do their handshake that way, when ``secured`` begins it."""
+
+    sslobject_class = _Handshake
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """Begin a connection whose bytes somebody else carries."""
+        made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        if isinstance(made, _Handshake):
+            made.incoming, made.outgoing = incoming, outgoing
+            made.door = _door.get()
+        return made
+
 
 File = str | os.PathLike[str]
 

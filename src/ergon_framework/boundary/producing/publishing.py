@@ -34,7 +34,7 @@ from ergon_framework.boundary.conversing.script import (
 )
 from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.facts.admission import admitted
-from ergon_framework.boundary.http.codec_errors import error_of_shape
+from ergon_framework.boundary.http.codec import error_of_shape
 from ergon_framework.boundary.model import Envelope, Fact, ObjectReceipt, Receipt
 from ergon_framework.boundary.settings import LimitSettings
 from ergon_framework.boundary.tracing import labelled

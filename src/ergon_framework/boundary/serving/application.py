@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ergon_framework.boundary.http.exchange import Caller, Exchange
-from ergon_framework.boundary.http.refusals import Refusal
+from ergon_framework.boundary.http.responses import Refusal
 from ergon_framework.boundary.serving import contract, health, requests
 from ergon_framework.boundary.serving.append_routes import AppendRoutes
 from ergon_framework.boundary.serving.metrics import metrics

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.boundary.http.statuses import STATUS
+from ergon_framework.boundary.http.responses import STATUS
 from ergon_framework.boundary.model import Batch, ObjectReceipt, Receipt
 from ergon_framework.boundary.serving import requests
 

@@ -16,9 +16,9 @@ import msgspec
 
 from ergon_framework.boundary.facts.answers import store_trouble
 from ergon_framework.boundary.facts.schema import spelled
-from ergon_framework.boundary.http.codec_errors import error_of_answer
+from ergon_framework.boundary.http.codec import error_of_answer
 from ergon_framework.boundary.http.exchange import Caller
-from ergon_framework.boundary.http.statuses import STATUS, Headers
+from ergon_framework.boundary.http.responses import STATUS, Headers
 from ergon_framework.boundary.model import ObjectReceipt
 from ergon_framework.boundary.serving.application import NodeApplication
 from ergon_framework.boundary.serving.object_names import PREFIX

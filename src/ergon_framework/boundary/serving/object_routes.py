@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 from ergon_framework.boundary.facts.schema import parsed, spelled
 from ergon_framework.boundary.http.exchange import Caller, Exchange
-from ergon_framework.boundary.http.refusals import Refusal
+from ergon_framework.boundary.http.responses import Refusal
 from ergon_framework.boundary.offloop import InThread
 from ergon_framework.boundary.serving.object_access import allowed_digest
 from ergon_framework.boundary.serving.object_names import object_name

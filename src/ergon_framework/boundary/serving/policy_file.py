@@ -24,8 +24,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ergon_framework.boundary.reloading import Told, Watched
 from ergon_framework.boundary.serving.policy import GROUPS, OPERATIONS, Names, Permit, Policy
-from ergon_framework.boundary.watched import Told, Watched
 from ergon_framework.errors import ErgonError, SettingsError
 
 _LISTS = ("operations", "assert", "target", "logs", "consumers", "buckets")

@@ -1,4 +1,4 @@
-"""Where a server listens."""
+"""Addresses of servers: how they are written, which stay on this machine, and binding them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Something read from small files, and read again when they change."""
+"""Settings that are read from small files, and read again when the files change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From bytes to requests, within the limits."""
+"""From bytes to requests, within the limits. Knows no socket."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Callable
 from httptools import HttpParserError, HttpParserInvalidMethodError, HttpParserUpgrade, parse_url
 from httptools import HttpRequestParser as Parser
 
-from ergon_framework.boundary.http import refusals
-from ergon_framework.boundary.http.exchange import Caller
-from ergon_framework.boundary.http.heads import Head
-from ergon_framework.boundary.http.refusals import Refusal
-from ergon_framework.boundary.http.request import Line, Request
-from ergon_framework.boundary.http.service import Service
-from ergon_framework.boundary.http.upload import Upload
+from ergon_framework.boundary.http import responses
+from ergon_framework.boundary.http.exchange import Caller, Line, Request, Upload
+from ergon_framework.boundary.http.responses import Refusal
+from ergon_framework.boundary.http.server_state import Head, Service
 
 _CARRIAGE = 16
 """Bytes that may carry one byte of a chunked body: a chunk of one byte takes six."""
@@ -254,29 +251,29 @@ class Intake:
 
     def _head_problem(self, request: Request, headers: dict[bytes, bytes]) -> Refusal | None:
         if self._is_head_too_large(headers):
-            return refusals.head_too_large(self._limits.header_bytes)
+            return responses.head_too_large(self._limits.header_bytes)
         if b"origin" in headers and not self._caller.is_secure:
-            return refusals.from_a_browser()
+            return responses.from_a_browser()
         if b"upgrade" in headers or request.method == "CONNECT":
-            return refusals.no_upgrade() if self._parser.should_upgrade() else None
+            return responses.no_upgrade() if self._parser.should_upgrade() else None
         host, version = headers.get(b"host"), "1.1"
         if host is None or b"connection" in headers:
             version = self._parser.get_http_version()
         if version == "1.0":
             request.is_kept = False
         elif host is None or host.find(b",") >= 0:  # quicker here than ``in``
-            return refusals.malformed("it needs exactly one Host header")
+            return responses.malformed("it needs exactly one Host header")
         if host is not None and not self._service.is_asked_for(host):
-            return refusals.foreign_host()
+            return responses.foreign_host()
         if not request.path or "#" in request.path + request.query:
-            return refusals.malformed("its target is no path")
+            return responses.malformed("its target is no path")
         return self._body_problem(request, headers, version)
 
     def _body_problem(
         self, request: Request, headers: dict[bytes, bytes], version: str
     ) -> Refusal | None:
         if request.is_chunked and headers[b"transfer-encoding"].strip().lower() != b"chunked":
-            return refusals.unknown_coding()
+            return responses.unknown_coding()
         length = headers.get(b"content-length")  # the parser has seen to it that it is a number
         if length is not None and int(length) > self._body_limit(request):
             return self._too_large(request)
@@ -284,14 +281,14 @@ class Intake:
         if expectation is None or version == "1.0":
             return None
         if expectation.lower() != b"100-continue":
-            return refusals.unmet_expectation()
+            return responses.unmet_expectation()
         request.expects_continue = length != b"0"
         return None
 
     def _check_span(self) -> None:
         """The parser keeps an unfinished header to itself, and would do so without end."""
         if self._span - self._first > self._limits.header_bytes:  # the first had other things too
-            self.refuse(refusals.head_too_large(self._limits.header_bytes))
+            self.refuse(responses.head_too_large(self._limits.header_bytes))
 
     def _is_head_too_large(self, headers: dict[bytes, bytes]) -> bool:
         if self._span <= self._limits.header_bytes:
@@ -303,7 +300,7 @@ class Intake:
         """Chunk extensions and trailers are thrown away, but not without end."""
         request.wire_bytes += size
         if request.wire_bytes > self._limits.header_bytes + _CARRIAGE * request.received:
-            self.refuse(refusals.malformed("its chunks carry too little"))
+            self.refuse(responses.malformed("its chunks carry too little"))
 
     def _body_limit(self, request: Request) -> int:
         is_blob = request.upload is not None
@@ -311,7 +308,7 @@ class Intake:
 
     def _too_large(self, request: Request) -> Refusal:
         setting = "body_bytes" if request.upload is None else "object_bytes"
-        return refusals.body_too_large(self._body_limit(request), setting)
+        return responses.body_too_large(self._body_limit(request), setting)
 
 
 def _split(data: bytes, at: int) -> tuple[bytes, bytes]:
@@ -332,7 +329,7 @@ def _origin_form(url: bytes) -> bytes:
 
 def _explained(error: HttpParserError, data: bytes) -> Refusal:
     if data.startswith(_TLS_RECORD):
-        return refusals.tls_expected_elsewhere()
+        return responses.tls_expected_elsewhere()
     if isinstance(error, HttpParserInvalidMethodError):
-        return refusals.unknown_method()
-    return refusals.malformed(str(error) or type(error).__name__)
+        return responses.unknown_method()
+    return responses.malformed(str(error) or type(error).__name__)
