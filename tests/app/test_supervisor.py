@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -11,10 +12,17 @@ import pytest
 from ergon_framework.app.exit_codes import ExitCode
 from ergon_framework.app.running.liveness import Snapshot, State
 from ergon_framework.app.running.posts import crew
-from ergon_framework.app.running.restarts import GiveUp, Restart, RestartRule, Settled, after_end
 from ergon_framework.app.running.supervisor import KILL_AFTER, Beat, Event, Signalled, Supervisor
 from ergon_framework.app.running.worker_ends import Ended
 from ergon_framework.app.running.workforce import WorkforceOutcome
+from ergon_framework.core.startup import (
+    Decision,
+    Finished,
+    Restart,
+    RestartRule,
+    StopAll,
+    after_exit,
+)
 
 RULE = RestartRule(limit=3, window=60.0)
 
@@ -69,30 +77,37 @@ class Stage(SimpleQueue[Event]):
         return [(at, worker) for at, worker, _ in self.children]
 
 
+def exited(
+    code: int, *, deaths: Sequence[float] = (), now: float = 0.0, is_complete: bool = False
+) -> Decision:
+    """The decision about a worker that ended with an exit code."""
+    is_done = code == ExitCode.DONE or is_complete
+    is_refused = code == ExitCode.REFUSED
+    return after_exit(RULE, deaths=deaths, now=now, is_refused=is_refused, is_done=is_done)
+
+
 @pytest.mark.parametrize("code", [1, -9, -11, 143, 130, 77])
 def test_an_unexpected_end_is_followed_by_a_restart(code: int) -> None:
     """A crash, a signal from elsewhere and a failed run all are."""
-    decision = after_end(RULE, code, is_complete=False, deaths=[], now=0.0)
+    decision = exited(code)
     assert decision == Restart(0.5)
 
 
 def test_an_expected_end_is_not() -> None:
     """Done is done, a run that came to its end is not repeated, and refused stays refused."""
-    assert after_end(RULE, 0, is_complete=True, deaths=[], now=0.0) == Settled()
-    assert after_end(RULE, 1, is_complete=True, deaths=[], now=0.0) == Settled()
-    refused = after_end(RULE, 2, is_complete=False, deaths=[], now=0.0)
-    assert refused == GiveUp(ExitCode.REFUSED)
+    assert exited(0) == Finished()
+    assert exited(1, is_complete=True) == Finished()
+    refused = exited(2)
+    assert refused == StopAll(is_refused=True)
 
 
 def test_restarts_back_off_and_end() -> None:
     """Each death within the window doubles the wait; old ones are forgotten."""
-    waits = [
-        after_end(RULE, 1, is_complete=False, deaths=[0.0] * n, now=1.0) for n in range(RULE.limit)
-    ]
+    waits = [exited(1, deaths=[0.0] * n, now=1.0) for n in range(RULE.limit)]
     assert waits == [Restart(0.5), Restart(1.0), Restart(2.0)]
-    spent = after_end(RULE, 1, is_complete=False, deaths=[0.0] * 3, now=59.0)
-    assert spent == GiveUp(ExitCode.FAILED)
-    later = after_end(RULE, 1, is_complete=False, deaths=[0.0] * 3, now=60.0)
+    spent = exited(1, deaths=[0.0] * 3, now=59.0)
+    assert spent == StopAll(is_refused=False)
+    later = exited(1, deaths=[0.0] * 3, now=60.0)
     assert later == Restart(0.5)
 
 

@@ -99,9 +99,9 @@ def run(
     from ergon_framework.app.observation import set_up_logging
     from ergon_framework.app.running.ensemble import PartKind, part_named
     from ergon_framework.app.running.publication import Publication
-    from ergon_framework.app.running.restarts import RestartRule
     from ergon_framework.app.running.runs import Run
     from ergon_framework.app.settings import load_settings
+    from ergon_framework.core.startup import RestartRule
 
     session = session_of(context)
     check_asked(target, everything)

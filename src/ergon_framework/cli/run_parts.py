@@ -20,8 +20,8 @@ from ergon_framework.errors import ConfigurationError, ErgonError
 if TYPE_CHECKING:
     from ergon_framework.app.running.ensemble import Part
     from ergon_framework.app.running.outcome import Outcome
-    from ergon_framework.app.running.restarts import RestartRule
     from ergon_framework.app.running.workforce import WorkforceOutcome
+    from ergon_framework.core.startup import RestartRule
 
 _OF_TASKS = ("policy", "workers", "limit", "check", "liveness_file", "probe_port")
 _INSTEAD = {"workers": "write it in the settings", "check": "use ergon check"}

@@ -177,6 +177,9 @@ class End:
     handler_failure: Failure | None = None
 
 
+SUCCEEDED = End(Ending.SUCCEEDED)
+"""The one ending of the happy path, shared by all runs."""
+
 Action: TypeAlias = Call | Sleep | End
 
 

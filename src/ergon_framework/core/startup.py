@@ -1,13 +1,19 @@
-"""When a program that keeps dying may be started again.
+"""When a process that died is started again: executors of jobs, and supervised workers.
 
-Rules for editors: the waits come from the one ``Backoff``. A *start* counts as failed when the
-process ended before it answered anything; one that had answered before is replaced at once, the
-first time. Any answer closes the gate's memory.
+Rules for editors: the waits come from the one ``Backoff``, and whether a worker is started again
+from ``judge``. The start of an executor counts as failed when the process ended before it answered
+anything; one that had answered before is replaced at once, the first time. Any answer of a process
+that was started after the last failure resets the count.
 """
 
 from __future__ import annotations
 
-from ergon_framework.core.retry import Backoff
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.retry import Again, Backoff, RetryRule, judge
 
 START_BACKOFF = Backoff(base=0.2, factor=2.0, cap=30.0, low=0.8, high=1.2)
 
@@ -47,3 +53,54 @@ class StartGate:
             self.failures = 0
             self.open_until = 0.0
             self.reason = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRule:
+    """How often within ``window`` seconds one worker may die, and how long it stays away."""
+
+    limit: int = 5
+    window: float = 60.0
+    backoff: Backoff = Backoff(0.5, 2.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the worker again after ``delay`` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The worker came to its end and is not started again; its exit code counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAll:
+    """The worker died too often, or its configuration is refused: stop all workers."""
+
+    is_refused: bool
+
+
+Decision: TypeAlias = Restart | Finished | StopAll
+
+_DIED = Failure(Kind.LOST, "process_exited")
+_REFUSED = Failure(Kind.REJECTED, "configuration_refused")
+
+
+def after_exit(
+    rule: RestartRule, *, deaths: Sequence[float], now: float, is_refused: bool, is_done: bool
+) -> Decision:
+    """What follows the exit of a worker that nobody asked to stop.
+
+    ``deaths`` are the instants of its unexpected exits, this one not included. A worker that is
+    done is not started again even if something in its work went wrong: it would only do the same
+    work twice. One whose configuration is refused would be refused again.
+    """
+    if is_done and not is_refused:
+        return Finished()
+    recent = sum(1 for at in deaths if now - at < rule.window)
+    retry = RetryRule(rule.limit + 1, rule.backoff, frozenset({Kind.LOST}))
+    verdict = judge(retry, recent, now, _REFUSED if is_refused else _DIED, now, 0.5)
+    return Restart(verdict.delay) if isinstance(verdict, Again) else StopAll(is_refused)

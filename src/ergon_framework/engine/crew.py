@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import RETURNED, STOPPED, End, Ending, Event, Step
+from ergon_framework.core.lifecycle import RETURNED, STOPPED, SUCCEEDED, End, Ending, Event, Step
 from ergon_framework.core.loop import Fetch, Finish, StopReason
 from ergon_framework.core.retry import Again, Verdict
 from ergon_framework.core.settlement import Verb, settle_again
@@ -30,7 +30,6 @@ from ergon_framework.engine.decisions import (
 from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.flight import NEVER
 from ergon_framework.engine.intake import Intake
-from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import PROCESS
 from ergon_framework.engine.run import FETCH, SETTLE, Doing, Run, Settling, Worker
 from ergon_framework.errors import describe

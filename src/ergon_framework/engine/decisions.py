@@ -8,6 +8,7 @@ from typing import Any
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import (
     STOPPED,
+    SUCCEEDED,
     Action,
     End,
     Ending,
@@ -23,7 +24,6 @@ from ergon_framework.core.lifecycle import (
 from ergon_framework.core.settlement import VERBS, Verb
 from ergon_framework.engine.classify import classify, is_a, timeout_exception, unclassified
 from ergon_framework.engine.flight import Flight
-from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS
 from ergon_framework.engine.run import BACKOFF, SETTLE, Doing, Run, Settling, Worker
 from ergon_framework.ports.context import CURRENT

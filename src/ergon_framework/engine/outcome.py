@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ergon_framework.core.failure import Kind
-from ergon_framework.core.lifecycle import End, Ending
 from ergon_framework.core.loop import StopReason
 from ergon_framework.engine.classify import is_a
 from ergon_framework.engine.report import Report
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from ergon_framework.engine.flight import Flight
 
 logger = logging.getLogger("ergon.engine")
-
-SUCCEEDED = End(Ending.SUCCEEDED)
-"""The one ending of the happy path, shared by all runs."""
 
 
 def conclude(flight: Flight, report: Report) -> Report:

@@ -12,6 +12,7 @@ from ergon_framework.core.lifecycle import (
     BEGAN,
     RETURNED,
     STOPPED,
+    SUCCEEDED,
     WOKE,
     Call,
     End,
@@ -36,7 +37,6 @@ from ergon_framework.engine.decisions import (
     told,
     verb_for,
 )
-from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, Hook, StepPlan
 from ergon_framework.engine.run import BACKOFF, Doing, Run, Settling, Worker
 from ergon_framework.engine.task_source import FAIR_TURNS, TaskSource, absorb, forgive

@@ -9,6 +9,7 @@ from ergon_framework.core.lifecycle import (
     BEGAN,
     RETURNED,
     STOPPED,
+    SUCCEEDED,
     WOKE,
     Call,
     End,
@@ -31,7 +32,6 @@ from ergon_framework.engine.decisions import (
     verb_for,
 )
 from ergon_framework.engine.flight import NEVER
-from ergon_framework.engine.outcome import SUCCEEDED
 from ergon_framework.engine.plan import ON_SUCCESS, StepPlan
 from ergon_framework.engine.run import BACKOFF, Doing, Run, Settling, Worker
 from ergon_framework.engine.thread_source import ThreadSource

@@ -16,7 +16,6 @@ from ergon_framework.app.running.children import Parent
 from ergon_framework.app.running.ensemble import nothing_to_run, posts_of, startable
 from ergon_framework.app.running.outcome import Outcome, exit_code_of
 from ergon_framework.app.running.publication import Publication
-from ergon_framework.app.running.restarts import RestartRule
 from ergon_framework.app.running.runner import run_for, run_here
 from ergon_framework.app.running.shutdown import Shutdown
 from ergon_framework.app.running.workforce import (
@@ -26,6 +25,7 @@ from ergon_framework.app.running.workforce import (
     run_workers,
 )
 from ergon_framework.app.settings import Settings, load_settings
+from ergon_framework.core.startup import RestartRule
 from ergon_framework.telemetry import TelemetrySettings, configure
 
 SERVICE_PATIENCE = 60.0

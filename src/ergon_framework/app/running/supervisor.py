@@ -20,9 +20,9 @@ from ergon_framework.app.exit_codes import ExitCode, of_signal
 from ergon_framework.app.running.liveness import Snapshot, State, combined
 from ergon_framework.app.running.outcome import error_shape
 from ergon_framework.app.running.posts import LATER, Child, Post, Slot, next_to_start, next_to_stop
-from ergon_framework.app.running.restarts import GiveUp, Restart, RestartRule, after_end
 from ergon_framework.app.running.shutdown import FORCE_AFTER
 from ergon_framework.app.running.worker_ends import MOST_ENDS, Ended, WorkerDeathsError, reason_for
+from ergon_framework.core.startup import Restart, RestartRule, StopAll, after_exit
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 
 logger = logging.getLogger("ergon.supervisor")
@@ -227,22 +227,21 @@ class Supervisor:
             return  # all of them are on their way out
         now = self._now()
         is_complete = bool(outcome is not None and outcome.get("is_complete"))
-        decision = after_end(
+        decision = after_exit(
             self._rule,
-            end.code,
-            is_complete=is_complete,
             deaths=slot.deaths,
             now=now,
-            is_endless=slot.post.is_endless,
+            is_refused=end.code == ExitCode.REFUSED,
+            is_done=not slot.post.is_endless and (end.code == ExitCode.DONE or is_complete),
         )
         if isinstance(decision, Restart):
             slot.deaths.append(now)
             slot.start_at = now + decision.delay
             slot.snapshot = Snapshot()
             self._report(slot, logging.WARNING, f"; started again in {decision.delay:.3g} s")
-        elif isinstance(decision, GiveUp):
+        elif isinstance(decision, StopAll):
             self._report(slot, logging.ERROR, f"; {self._all} are stopped")
-            self._verdict = decision.code
+            self._verdict = ExitCode.REFUSED if decision.is_refused else ExitCode.FAILED
             self.reason = reason_for(end, slot, self._rule, self._all)
             self._stop(signal.SIGTERM)
         else:
