@@ -33,10 +33,9 @@ from ergon_framework.core.job import (
     Tally,
     settle,
 )
-from ergon_framework.core.lifecycle import ROUTES, Cue, Ending, Step
+from ergon_framework.core.lifecycle import ROUTES, VERBS, Cue, Ending, Step, Verb
 from ergon_framework.core.loop import StopReason
 from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES
-from ergon_framework.core.settlement import VERBS, Verb
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/reference/states.md"

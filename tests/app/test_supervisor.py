@@ -15,7 +15,7 @@ from ergon_framework.app.running.posts import crew
 from ergon_framework.app.running.supervisor import KILL_AFTER, Beat, Event, Signalled, Supervisor
 from ergon_framework.app.running.worker_ends import Ended
 from ergon_framework.app.running.workforce import WorkforceOutcome
-from ergon_framework.core.startup import (
+from ergon_framework.core.restart import (
     Decision,
     Finished,
     Restart,

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from ergon_framework.errors import ErgonError, describe, redaction
-from ergon_framework.errors.base import text_of
+from ergon_framework import redaction
+from ergon_framework.errors import ErgonError, describe, text_of
 
 MIXED = "a1B2c3D4e5F6g7H8i9J0" * 5
 HEX = "0f1e2d3c4b5a6978" * 5

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import Ending
+from ergon_framework.core.lifecycle import VERBS, Ending, Verb, settle_again, settlement_rule
 from ergon_framework.core.retry import Again, Stop, Why
-from ergon_framework.core.settlement import VERBS, Verb, settle_again, settlement_rule
 
 
 def test_every_ending_has_a_verb() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.instants import parse_instant
+from ergon_framework.core.rfc3339 import parse_instant
 from ergon_framework.core.wire import (
     HANDLER_NOT_FOUND,
     HELD,

@@ -18,8 +18,8 @@ from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.boundary.serving.metrics import metrics
 from ergon_framework.boundary.serving.policy import GROUPS, OPERATIONS
 from ergon_framework.cli.commands import app
-from ergon_framework.ports.document import Document
 from ergon_framework.ports.notice import CATALOGUE
+from ergon_framework.ports.settings_model import Document
 from ergon_framework.storage import failpoints
 from tests.docs.pages import ROOT
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import ergon_framework
-from ergon_framework.core.instants import format_instant
+from ergon_framework.core.rfc3339 import format_instant
 from ergon_framework.executor.registry import Registry
 from ergon_framework.executor.runtime import Runtime
 from ergon_framework.executor.streams import Pipes

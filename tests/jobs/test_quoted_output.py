@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ergon_framework.app import saying
 from ergon_framework.app.observation import set_up_logging
 from ergon_framework.cli.output import json_text
-from ergon_framework.core.wording import indented, one_line, quoted_json, whole_record
+from ergon_framework.core.text import indented, one_line, quoted_json, whole_record
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from tests.jobs.workplace import at_work, quick, wait_until, worker

@@ -11,8 +11,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.core.instants import format_instant, parse_instant
 from ergon_framework.core.job import JobStatus, Move
+from ergon_framework.core.rfc3339 import format_instant, parse_instant
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.jobs.schedules import (
     ClockedScheduleStore,

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.errors.redaction import is_secret
 from ergon_framework.ports.providerstore import ClaimState, LaneKey
 from ergon_framework.providers.errors import ProviderBadRequestError, Reason
 from ergon_framework.providers.pipeline.fingerprints import fingerprint
@@ -30,6 +29,7 @@ from ergon_framework.providers.tasking.idempotency import (
     check_key,
 )
 from ergon_framework.providers.tasks import Carried, Gate, TaskEnd
+from ergon_framework.redaction import is_secret
 from ergon_framework.testing import VirtualClock
 from tests.local_users import NOBODY, acting_as, needs_root, shared_folder
 from tests.providers.task_hands import call, provider, runner

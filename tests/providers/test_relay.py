@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.instants import parse_instant
+from ergon_framework.core.rfc3339 import parse_instant
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import Batch, DeadLetter, LetterStatus
 from ergon_framework.providers.stores import open_store

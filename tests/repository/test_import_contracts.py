@@ -29,7 +29,10 @@ def package(tmp_path: Path) -> Path:
     for room in ROOMS:
         (root / room).mkdir(parents=True)
         (root / room / "__init__.py").touch()
-    for module in ("__init__", "__main__", "errors", "connector/transaction", "connector/memory"):
+    for module in (
+        *("__init__", "__main__", "errors", "redaction"),
+        *("connector/transaction", "connector/memory"),
+    ):
         (root / f"{module}.py").touch()
     (root / "connector/jsonl.py").write_text("import ergon_framework.connector.transaction\n")
     return root

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import Sampler
 
 from ergon_framework.ports.journal import SpanRecord
-from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.notice import Sink
 from ergon_framework.telemetry import (
     TelemetrySettings,
     configure,

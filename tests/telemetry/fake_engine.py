@@ -11,8 +11,7 @@ from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.ports.context import CURRENT, Attempt, Call
-from ergon_framework.ports.notice import CATALOGUE, Notice
-from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.notice import CATALOGUE, Notice, Sink
 from ergon_framework.ports.transaction import Transaction
 
 POLICY = {"max_attempts": 3, "timeout": 5.0, "backoff": 1.0, "backoff_multiplier": 2.0}

@@ -8,7 +8,7 @@ from opentelemetry.metrics import NoOpMeterProvider
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.errors import ConsumerLoopTimeoutException
 from ergon_framework.ports.context import Attempt
-from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry import TelemetrySettings, make_sink
 from ergon_framework.telemetry.totals import Totals

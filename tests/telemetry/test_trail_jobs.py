@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.core.instants import parse_instant
+from ergon_framework.core.rfc3339 import parse_instant
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings

@@ -18,7 +18,7 @@ from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, SettingsError
-from ergon_framework.ports.document import Document, FrozenDict
+from ergon_framework.ports.settings_model import Document, FrozenDict
 from ergon_framework.storage.urls import file_of
 
 D = TypeVar("D", bound=Document)

@@ -17,8 +17,8 @@ from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.schedules import Scheduler, Schedules, ScheduleSettings
 from ergon_framework.jobs.settings import ExecutorSettings, JobsSettings
-from ergon_framework.ports.document import FrozenDict
 from ergon_framework.ports.jobstore import JobDesk
+from ergon_framework.ports.settings_model import FrozenDict
 
 if TYPE_CHECKING:
     from ergon_framework.jobs.worker import Worker

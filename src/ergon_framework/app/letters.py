@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ergon_framework.core.instants import format_instant
+from ergon_framework.core.rfc3339 import format_instant
 from ergon_framework.ports.providerstore import StoredLetter
 from ergon_framework.providers.tasking.letters import letter_message, why_not_sendable
 

@@ -9,7 +9,7 @@ import logging
 import os
 from contextlib import suppress
 
-from ergon_framework.core.wording import whole_record
+from ergon_framework.core.text import whole_record
 
 _followed: list[logging.Handler] = []
 """What writes the log as objects to the standard error stream, if anything does."""

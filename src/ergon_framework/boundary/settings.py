@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from ergon_framework.core.gate import GateRule
 from ergon_framework.core.retry import Backoff
-from ergon_framework.ports.document import (
+from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
     Document,

@@ -10,7 +10,7 @@ import typer
 from ergon_framework.cli.desk import JobId, StoreUrl, opened, show_jobs
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
-from ergon_framework.core.wording import indented
+from ergon_framework.core.text import indented
 from ergon_framework.errors import ConfigurationError, JobNotFoundError
 
 if TYPE_CHECKING:

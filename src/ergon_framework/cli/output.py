@@ -19,9 +19,8 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
 from ergon_framework.app.saying import log_line
-from ergon_framework.core.wording import quoted_json
-from ergon_framework.errors import ErgonError, describe
-from ergon_framework.errors.base import text_of
+from ergon_framework.core.text import quoted_json
+from ergon_framework.errors import ErgonError, describe, text_of
 
 Row = Mapping[str, Any]
 
@@ -70,7 +69,7 @@ def show_error(error: BaseException, *, as_json: bool = False) -> None:
 
 def show_traceback(error: BaseException) -> None:
     """Where an error was raised, without what looks like a secret."""
-    from ergon_framework.errors import redaction
+    from ergon_framework import redaction
 
     told = "".join(traceback.format_exception(error))
     print(redaction.text(told), end="", file=sys.stderr, flush=True)

@@ -98,7 +98,7 @@ def circuit(
     Every process sees it within a second. An open one lets probes in once its time has passed.
     """
     from ergon_framework.core.breaker import BreakerRule, State
-    from ergon_framework.core.instants import format_instant
+    from ergon_framework.core.rfc3339 import format_instant
     from ergon_framework.ports.providerstore import LaneKey
     from ergon_framework.providers.gates.circuits import Circuit
 
@@ -138,7 +138,7 @@ def prune(
     In small steps, so that nobody who calls has to wait; it may be stopped at any time. Circuits,
     and letters that wait for something, stay.
     """
-    from ergon_framework.core.instants import format_instant
+    from ergon_framework.core.rfc3339 import format_instant
 
     deleted, before = 0, 0.0
     with progress("deleted") as move:

@@ -105,6 +105,6 @@ def _change(client: JobClient, queue: str, as_json: bool, **changes: Any) -> Non
 
 
 def _told(error: Any) -> str:
-    from ergon_framework.ports.document import explain
+    from ergon_framework.ports.settings_model import explain
 
     return "; ".join(explain(each) for each in error.errors(include_url=False))

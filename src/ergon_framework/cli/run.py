@@ -101,7 +101,7 @@ def run(
     from ergon_framework.app.running.publication import Publication
     from ergon_framework.app.running.runs import Run
     from ergon_framework.app.settings import load_settings
-    from ergon_framework.core.startup import RestartRule
+    from ergon_framework.core.restart import RestartRule
 
     session = session_of(context)
     check_asked(target, everything)

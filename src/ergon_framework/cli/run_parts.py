@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ergon_framework.app.running.ensemble import Part
     from ergon_framework.app.running.outcome import Outcome
     from ergon_framework.app.running.workforce import WorkforceOutcome
-    from ergon_framework.core.startup import RestartRule
+    from ergon_framework.core.restart import RestartRule
 
 _OF_TASKS = ("policy", "workers", "limit", "check", "liveness_file", "probe_port")
 _INSTEAD = {"workers": "write it in the settings", "check": "use ergon check"}

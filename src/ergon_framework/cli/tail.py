@@ -95,7 +95,7 @@ def tail(
 
 def instant_of(text: str, now: float) -> float:
     """The instant that ``10m`` ago or a time of day in words means."""
-    from ergon_framework.core.instants import parse_instant
+    from ergon_framework.core.rfc3339 import parse_instant
 
     ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if ago is not None:
@@ -195,7 +195,7 @@ def _printer(*, as_json: bool) -> Callable[[Entry], None]:
 
 def shape(entry: Entry) -> dict[str, Any]:
     """An entry as programs get it."""
-    from ergon_framework.core.instants import format_instant
+    from ergon_framework.core.rfc3339 import format_instant
 
     return {
         "number": entry.number,

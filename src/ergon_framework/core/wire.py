@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ergon_framework.core.instants import format_instant, parse_instant
+from ergon_framework.core.rfc3339 import format_instant, parse_instant
 from ergon_framework.core.wire_frames import (
     ATTEMPTS,
     HANDLER_NOT_FOUND,

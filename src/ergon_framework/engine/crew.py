@@ -13,10 +13,19 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.lifecycle import RETURNED, STOPPED, SUCCEEDED, End, Ending, Event, Step
+from ergon_framework.core.lifecycle import (
+    RETURNED,
+    STOPPED,
+    SUCCEEDED,
+    End,
+    Ending,
+    Event,
+    Step,
+    Verb,
+    settle_again,
+)
 from ergon_framework.core.loop import Fetch, Finish, StopReason
 from ergon_framework.core.retry import Again, Verdict
-from ergon_framework.core.settlement import Verb, settle_again
 from ergon_framework.engine.classify import is_outbreak, settlement_failure
 from ergon_framework.engine.decisions import (
     abandon,

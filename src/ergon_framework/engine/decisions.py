@@ -9,6 +9,7 @@ from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import (
     STOPPED,
     SUCCEEDED,
+    VERBS,
     Action,
     End,
     Ending,
@@ -18,10 +19,10 @@ from ergon_framework.core.lifecycle import (
     Scope,
     Sleep,
     Step,
+    Verb,
     advance,
     hold_of,
 )
-from ergon_framework.core.settlement import VERBS, Verb
 from ergon_framework.engine.classify import classify, is_a, timeout_exception, unclassified
 from ergon_framework.engine.flight import Flight
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS

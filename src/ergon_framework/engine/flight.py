@@ -19,16 +19,14 @@ from itertools import islice
 from typing import Any, cast
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.lifecycle import Scope, deadline, first_to_expire
+from ergon_framework.core.lifecycle import Scope, Verb, deadline, first_to_expire
 from ergon_framework.core.loop import Loop, StopReason
-from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.delivery import Delivery, Reader
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import FETCH, Doing, ProduceRun, Run, Tally, Worker
 from ergon_framework.ports import context as ports
-from ergon_framework.ports.notice import Notice
-from ergon_framework.ports.sink import LifecycleSink, Sink
+from ergon_framework.ports.notice import LifecycleSink, Notice, Sink
 from ergon_framework.ports.transaction import Transaction
 
 logger = logging.getLogger("ergon.engine")

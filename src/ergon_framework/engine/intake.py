@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.lifecycle import Verb
 from ergon_framework.core.loop import StopReason
-from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import fetch_failure, settlement_failure
 from ergon_framework.engine.delivery import Delivery
 from ergon_framework.engine.flight import NEVER, Flight

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.lifecycle import Cursor, End, Ending, Scope, Step
-from ergon_framework.core.settlement import Verb
+from ergon_framework.core.lifecycle import Cursor, End, Ending, Scope, Step, Verb
 from ergon_framework.errors import TransactionException
 from ergon_framework.ports.context import Attempt, Call, Ticketed
 from ergon_framework.ports.transaction import Transaction

@@ -7,9 +7,8 @@ from collections.abc import Coroutine
 from contextlib import nullcontext, suppress
 from typing import Any
 
-from ergon_framework.core.lifecycle import Scope
+from ergon_framework.core.lifecycle import Scope, Verb
 from ergon_framework.core.loop import StopReason
-from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import is_a, not_told
 from ergon_framework.engine.clocks import AsyncSignal, pause
 from ergon_framework.engine.crew import Crew
@@ -19,7 +18,7 @@ from ergon_framework.engine.plan import EnginePlan, Hook
 from ergon_framework.engine.run import FETCH, Doing, Worker
 from ergon_framework.engine.trampoline import await_inside, inside
 from ergon_framework.ports.context import Attempt
-from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 
 FAIR_TURNS = 32

@@ -21,10 +21,10 @@ from ergon_framework.core.lifecycle import (
     Scope,
     Sleep,
     Step,
+    Verb,
     deadline,
 )
 from ergon_framework.core.loop import Finish
-from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import is_a, is_outbreak, never_awaited, not_told
 from ergon_framework.engine.clocks import pause
 from ergon_framework.engine.crew import Job

@@ -15,7 +15,7 @@ from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import BACKOFF, Doing, Worker
 from ergon_framework.engine.task_workers import TaskWorkers
-from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.notice import Sink
 
 
 class TaskEngine(TaskWorkers):

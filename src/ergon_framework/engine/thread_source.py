@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ergon_framework.core.lifecycle import Scope
-from ergon_framework.core.settlement import Verb
+from ergon_framework.core.lifecycle import Scope, Verb
 from ergon_framework.engine.classify import not_told
 from ergon_framework.engine.crew import Crew
 from ergon_framework.engine.delivery import Delivery
@@ -14,7 +13,7 @@ from ergon_framework.engine.plan import EnginePlan, Hook
 from ergon_framework.engine.run import FETCH, Worker
 from ergon_framework.ports.clock import Clock, Signal
 from ergon_framework.ports.context import Attempt
-from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 
 

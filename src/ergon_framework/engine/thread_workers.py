@@ -17,10 +17,10 @@ from ergon_framework.core.lifecycle import (
     Expired,
     Scope,
     Sleep,
+    Verb,
     deadline,
 )
 from ergon_framework.core.loop import Finish
-from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.classify import never_awaited, not_told
 from ergon_framework.engine.crew import Job
 from ergon_framework.engine.decisions import (

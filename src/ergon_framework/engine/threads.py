@@ -21,7 +21,7 @@ from ergon_framework.engine.run import BACKOFF
 from ergon_framework.engine.thread_workers import ThreadWorkers
 from ergon_framework.errors import describe
 from ergon_framework.ports.clock import Clock
-from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.notice import Sink
 
 logger = logging.getLogger("ergon.engine")
 

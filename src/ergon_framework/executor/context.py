@@ -10,8 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from ergon_framework.core.instants import parse_instant
-from ergon_framework.ports.surroundings import RUNNING
+from ergon_framework.core.rfc3339 import parse_instant
+from ergon_framework.ports.context import RUNNING
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 CORRELATION = "correlation_id"

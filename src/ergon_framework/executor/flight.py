@@ -8,14 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.core.instants import parse_instant
+from ergon_framework.core.rfc3339 import parse_instant
 from ergon_framework.core.wire import ATTEMPTS, Outcome, Request
 from ergon_framework.executor import outcomes
 from ergon_framework.executor.binding import InvalidArgumentsError
 from ergon_framework.executor.context import CORRELATION, JobContext
 from ergon_framework.executor.registry import Handler
 from ergon_framework.executor.streams import say
-from ergon_framework.ports.surroundings import RUNNING, Surroundings
+from ergon_framework.ports.context import RUNNING, Surroundings
 
 if TYPE_CHECKING:
     import asyncio

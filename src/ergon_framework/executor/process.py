@@ -173,7 +173,7 @@ def _set_up_logging() -> None:
 
 def _told(error: BaseException, code: int, *, is_debug: bool) -> int:
     if is_debug:
-        from ergon_framework.errors import redaction
+        from ergon_framework import redaction
 
         told = "".join(traceback.format_exception(error))
         sys.stderr.write(redaction.text(told))

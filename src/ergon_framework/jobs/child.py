@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
-from ergon_framework.errors import redaction
+from ergon_framework import redaction
 from ergon_framework.jobs.settings import ExecutorSettings
 from ergon_framework.jobs.watchdog import Watchdog
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pydantic import ValidationError
 
+from ergon_framework import redaction
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.instants import format_instant
 from ergon_framework.core.job import (
     Failed,
     Held,
@@ -24,9 +24,9 @@ from ergon_framework.core.job import (
     route,
     settle,
 )
+from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.text import several_lines
 from ergon_framework.core.wire import HANDLER_NOT_FOUND, HELD, Reply, Status
-from ergon_framework.core.wording import several_lines
-from ergon_framework.errors import redaction
 from ergon_framework.jobs.settings import JobsSettings, RetrySettings
 from ergon_framework.ports.jobstore import Hold, Job, Leased, Settlement
 

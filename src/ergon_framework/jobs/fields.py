@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from ergon_framework.core.instants import parse_instant
+from ergon_framework.core.rfc3339 import parse_instant
 from ergon_framework.jobs.names import FORBIDDEN, Check, refusal
 from ergon_framework.jobs.settings import RetrySettings
-from ergon_framework.ports.document import explain
+from ergon_framework.ports.settings_model import explain
 
 DAY = 86_400.0
 TEN_YEARS = 3653 * DAY

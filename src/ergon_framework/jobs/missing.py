@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ergon_framework.core.job import ExecutorMissing, Refused
-from ergon_framework.core.wording import span
+from ergon_framework.core.text import span
 from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import JobDesk, JobStore, Named

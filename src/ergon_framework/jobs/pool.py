@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.core.job import Died, Failed, Released, Seen
-from ergon_framework.core.startup import StartGate
+from ergon_framework.core.restart import StartGate
+from ergon_framework.core.text import indented
 from ergon_framework.core.wire import ATTEMPTS, Reply, Status, encode_request
-from ergon_framework.core.wording import indented
 from ergon_framework.jobs.child import Child, executor_environment
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.runner import Fate, Flight, Runner

@@ -11,7 +11,7 @@ from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
-from ergon_framework.core.wording import indented
+from ergon_framework.core.text import indented
 from ergon_framework.errors import (
     JobFailedError,
     JobNotFoundError,

@@ -14,11 +14,11 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
+from ergon_framework import redaction
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Died, Failed, Released, Seen
+from ergon_framework.core.text import one_line, several_lines
 from ergon_framework.core.wire import OrchestratorSession, Reply, Stray
-from ergon_framework.core.wording import one_line, several_lines
-from ergon_framework.errors import redaction
 from ergon_framework.jobs.child import Child
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.selecting import READ, WRITE, Selecting

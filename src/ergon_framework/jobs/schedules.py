@@ -18,13 +18,14 @@ from typing import Annotated, Any, Literal, Protocol, Self
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from ergon_framework.core.instants import format_instant
+from ergon_framework.core.rfc3339 import format_instant
 from ergon_framework.core.schedule import ON_TIME, Due, Misfire, due, upcoming
 from ergon_framework.errors import JobError
 from ergon_framework.jobs.cron import check_cron, check_zone, interval, read_cron
 from ergon_framework.jobs.edge import MAX_PAYLOAD, new_job
 from ergon_framework.jobs.tracing import fired, firing
-from ergon_framework.ports.document import (
+from ergon_framework.ports.jobstore import DEFAULT_QUEUE, NewJob, Schedule, ScheduleStore
+from ergon_framework.ports.settings_model import (
     Count,
     Document,
     FrozenDict,
@@ -35,7 +36,6 @@ from ergon_framework.ports.document import (
     frozen,
     thawed,
 )
-from ergon_framework.ports.jobstore import DEFAULT_QUEUE, NewJob, Schedule, ScheduleStore
 from ergon_framework.telemetry.telling import tell
 
 logger = logging.getLogger("ergon.jobs")

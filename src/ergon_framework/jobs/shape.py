@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.instants import format_instant
 from ergon_framework.core.job import route
+from ergon_framework.core.rfc3339 import format_instant
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import Job
 

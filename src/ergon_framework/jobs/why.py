@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
-from ergon_framework.core.instants import format_instant
 from ergon_framework.core.job import WHY_ENDED, JobStatus
-from ergon_framework.core.wording import coded, indented, span, times
+from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.text import coded, indented, span, times
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.jobs.shape import entries, executor_of, last_told
 from ergon_framework.ports.jobstore import Job, Queue, WorkerRecord

@@ -21,7 +21,7 @@ import msgspec
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, JobStatus, Seen
-from ergon_framework.core.wording import coded, indented, one_line
+from ergon_framework.core.text import coded, indented, one_line
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.burst import LINGER, Burst
 from ergon_framework.jobs.chores import WorkerChores

@@ -1,15 +1,21 @@
-"""The catalogue of notices: every state change Ergon tells anybody about, named once.
+"""The catalogue of notices: every state change Ergon tells anybody about, named once; and sinks.
 
 A notice is a name, an instant and a few fields. Spans, metrics, logs, progress displays, the
 journal and the operator's commands are readers of notices; none of them is fed in another way. A
 name is dotted and in the past tense. ``docs/reference/notices.md`` is written from here.
+
+Notices go to a ``Sink``. An engine call without a sink builds none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import Context
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from ergon_framework.core.failure import Failure
+from ergon_framework.ports.context import Attempt, Call
 
 
 class Routine(StrEnum):
@@ -286,3 +292,56 @@ class Notice:
 
     def __repr__(self) -> str:
         return f"Notice({self.name!r}, at={self.at!r}, fields={sorted(self.fields)})"
+
+
+class Sink(Protocol):
+    """A listener of one or more engine calls.
+
+    Both methods are synchronous, must not block, and are called from any worker thread or from the
+    event loop. What they raise is logged once and never fails the work.
+    """
+
+    def emit(self, notice: Notice) -> None:
+        """Take note of something that happened."""
+
+    def enter(self, attempt: Attempt, context: Context) -> None:
+        """User code is about to run in ``context``: make a span current in there.
+
+        ``attempt.note`` and ``attempt.run.note`` belong to the sink.
+        """
+
+
+@runtime_checkable
+class LifecycleSink(Protocol):
+    """What a sink may have besides, to be told of lifecycles without a Notice around each event.
+
+    An engine that finds these methods calls them instead of :meth:`Sink.emit` for
+    ``transaction.began``, ``attempt.ended`` and ``transaction.ended``, with the same rules.
+    """
+
+    def enter(self, attempt: Attempt, context: Context) -> None:
+        """As in :class:`Sink`."""
+
+    def began(self, call: Call, run: Any) -> None:
+        """A lifecycle started, at ``run.began_at``."""
+
+    def left(
+        self,
+        attempt: Attempt,
+        at: float,
+        failure: Failure | None,
+        exception: BaseException | None,
+        result: Any,
+    ) -> None:
+        """A hook returned, raised or ran out of time."""
+
+    def ended(
+        self,
+        call: Call,
+        run: Any,
+        at: float,
+        ending: str,
+        failure: Failure | None,
+        handler_failure: Failure | None,
+    ) -> None:
+        """A lifecycle reached its one outcome."""

@@ -18,8 +18,8 @@ from typing import Any, Literal, Self
 from ergon_framework.core.guard import RetryBudget
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.clock import Clock
+from ergon_framework.ports.context import surroundings
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
-from ergon_framework.ports.surroundings import surroundings
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.decisions import DecisionOptions
 from ergon_framework.providers.execution import (

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from ergon_framework.core.instants import format_instant
 from ergon_framework.core.quota import Account
+from ergon_framework.core.rfc3339 import format_instant
 from ergon_framework.ports.providerstore import LaneHealth, ProviderStore
 from ergon_framework.providers.recorder import known_recorder
 from ergon_framework.providers.stores import open_store

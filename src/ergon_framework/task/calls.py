@@ -17,7 +17,7 @@ from ergon_framework.engine.tasks import TaskEngine
 from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.errors import EnvelopeError, WiringError
 from ergon_framework.ports.context import Attempt, current_attempt
-from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, begin_call, end_call
 from ergon_framework.telemetry import make_sink

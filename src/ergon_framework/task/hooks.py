@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ergon_framework.core.settlement import SETTLEMENT_ATTEMPTS, Verb, settlement_rule
+from ergon_framework.core.lifecycle import SETTLEMENT_ATTEMPTS, Verb, settlement_rule
 from ergon_framework.engine.plan import Hook, Settlement
 from ergon_framework.errors import HookError, WiringError
 from ergon_framework.task.mixins.policies import ConsumerPolicy

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ergon_framework.core.lifecycle import LifecycleRule, StepRule
+from ergon_framework.core.lifecycle import LifecycleRule, StepRule, Verb
 from ergon_framework.core.loop import LoopRule, StopReason
 from ergon_framework.core.retry import RFC_STEP_RETRIES, RFC_SUCCESS_RETRIES, Backoff, RetryRule
-from ergon_framework.core.settlement import Verb
 from ergon_framework.engine.plan import Bounds, EnginePlan, Hook, Hooks, Settlement
 from ergon_framework.errors import WiringError
 from ergon_framework.task.inputs import Input

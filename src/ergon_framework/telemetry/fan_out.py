@@ -10,8 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ergon_framework.core.failure import Failure
 from ergon_framework.ports.context import Attempt, Call
-from ergon_framework.ports.notice import CATALOGUE, Notice
-from ergon_framework.ports.sink import LifecycleSink
+from ergon_framework.ports.notice import CATALOGUE, LifecycleSink, Notice
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from typing import Any
 from opentelemetry.trace import get_current_span
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.errors import ErgonError, describe
-from ergon_framework.errors.base import text_of
+from ergon_framework.errors import ErgonError, describe, text_of
 from ergon_framework.ports.context import Attempt, Call
 from ergon_framework.ports.journal import Entry
 from ergon_framework.ports.notice import CATALOGUE, Notice, Routine

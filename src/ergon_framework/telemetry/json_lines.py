@@ -7,7 +7,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from ergon_framework.errors import describe, redaction
+from ergon_framework import redaction
+from ergon_framework.errors import describe
 from ergon_framework.telemetry.logs import FIELDS
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

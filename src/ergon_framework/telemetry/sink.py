@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from opentelemetry import metrics, trace
 
-from ergon_framework.ports.sink import Sink
+from ergon_framework.ports.notice import Sink
 from ergon_framework.telemetry.fan_out import FanOut, Listener, has_listeners
 from ergon_framework.telemetry.logs import install_log_context
 from ergon_framework.telemetry.metrics import Instruments, MetricSink

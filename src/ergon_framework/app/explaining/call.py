@@ -9,8 +9,8 @@ from pathlib import Path
 from ergon_framework.app.explaining.answers import Asked, Explanation
 from ergon_framework.app.reading.store_files import has_calls, place_of
 from ergon_framework.app.reading.store_urls import call_stores, is_in_memory, resolve_url
-from ergon_framework.core.instants import format_instant
-from ergon_framework.core.wording import coded, span, times
+from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.text import coded, span, times
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.providerstore import (
     EVERYBODY,

@@ -19,8 +19,8 @@ from ergon_framework.boundary.serving.pages import gap_shape, quarantine_shape
 from ergon_framework.boundary.serving.status import status
 from ergon_framework.boundary.upkeep.local import looked_at
 from ergon_framework.boundary.zone import PEER, Zone
-from ergon_framework.core.instants import format_instant
-from ergon_framework.core.wording import coded, times
+from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.text import coded, times
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.facts import INBOUND, OUTBOUND, StoredFact
 

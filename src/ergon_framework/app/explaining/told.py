@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ergon_framework.app.explaining.answers import MOST_TOLD
-from ergon_framework.core.instants import format_instant
-from ergon_framework.core.wording import coded, quoted, span
+from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.text import coded, quoted, span
 from ergon_framework.ports.journal import Entry
 from ergon_framework.ports.notice import CATALOGUE
 

@@ -16,8 +16,8 @@ from ergon_framework.app.explaining.answers import Asked, Explanation
 from ergon_framework.app.explaining.fact import explain_fact
 from ergon_framework.app.explaining.job import explain_job_id
 from ergon_framework.app.explaining.told import entries_told
-from ergon_framework.core.instants import format_instant
-from ergon_framework.core.wording import coded, quoted, span
+from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.text import coded, quoted, span
 from ergon_framework.errors import ErgonError, TransactionException
 from ergon_framework.ports.journal import Entry
 from ergon_framework.ports.notice import CATALOGUE

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AllowInfNan, TypeAdapter
 
 from ergon_framework.app.reading.source import Source
-from ergon_framework.ports.document import Switch
+from ergon_framework.ports.settings_model import Switch
 
 _SWITCH: TypeAdapter[bool] = TypeAdapter(Switch)
 _NUMBER: TypeAdapter[int | float] = TypeAdapter(Annotated[int | float, AllowInfNan(False)])

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from ergon_framework.app.reading.sections import Name, NamedPolicy, TaskSettings
 from ergon_framework.app.reading.source import Source, did_you_mean
 from ergon_framework.app.reading.toml_lines import Path as KeyPath
-from ergon_framework.ports.document import Document
+from ergon_framework.ports.settings_model import Document
 from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy
 
 MODELS: Mapping[str, type[Document]] = {"consumer": ConsumerPolicy, "producer": ProducerPolicy}

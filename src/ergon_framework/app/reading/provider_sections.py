@@ -13,7 +13,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from ergon_framework.app.reading.secret_values import revealed
 from ergon_framework.app.reading.sections import Built, Reference
 from ergon_framework.errors import ConfigurationError
-from ergon_framework.ports.document import (
+from ergon_framework.ports.settings_model import (
     Count,
     Document,
     FrozenDict,

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from ergon_framework.app.reading.secret_values import revealed
-from ergon_framework.ports.document import (
+from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
     Document,

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from ergon_framework.app.reading.toml_lines import Path as KeyPath
 from ergon_framework.app.reading.toml_lines import key_lines, line_of
 from ergon_framework.errors import SettingsError
-from ergon_framework.ports.document import dotted, explain
+from ergon_framework.ports.settings_model import dotted, explain
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from ergon_framework.app.running.workforce import (
     run_workers,
 )
 from ergon_framework.app.settings import Settings, load_settings
-from ergon_framework.core.startup import RestartRule
+from ergon_framework.core.restart import RestartRule
 from ergon_framework.telemetry import TelemetrySettings, configure
 
 SERVICE_PATIENCE = 60.0

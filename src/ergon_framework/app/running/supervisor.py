@@ -22,7 +22,7 @@ from ergon_framework.app.running.outcome import error_shape
 from ergon_framework.app.running.posts import LATER, Child, Post, Slot, next_to_start, next_to_stop
 from ergon_framework.app.running.shutdown import FORCE_AFTER
 from ergon_framework.app.running.worker_ends import MOST_ENDS, Ended, WorkerDeathsError, reason_for
-from ergon_framework.core.startup import Restart, RestartRule, StopAll, after_exit
+from ergon_framework.core.restart import Restart, RestartRule, StopAll, after_exit
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 
 logger = logging.getLogger("ergon.supervisor")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ergon_framework.app.exit_codes import ExitCode
 from ergon_framework.app.running.posts import Slot
-from ergon_framework.core.startup import RestartRule
+from ergon_framework.core.restart import RestartRule
 from ergon_framework.errors import ErgonError
 
 MOST_ENDS = 5

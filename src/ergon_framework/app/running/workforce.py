@@ -13,7 +13,7 @@ from ergon_framework.app.running.posts import Post, Slot, crew
 from ergon_framework.app.running.publication import Publication
 from ergon_framework.app.running.signals import SignalEar
 from ergon_framework.app.running.supervisor import Event, Signalled, Supervisor, Tell
-from ergon_framework.core.startup import RestartRule
+from ergon_framework.core.restart import RestartRule
 from ergon_framework.errors import ErgonError
 
 

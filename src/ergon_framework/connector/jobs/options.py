@@ -12,7 +12,7 @@ from ergon_framework.errors import ConfigurationError, JobError
 from ergon_framework.jobs.edge import check_options
 from ergon_framework.jobs.names import name
 from ergon_framework.jobs.settings import JobsSettings
-from ergon_framework.ports.document import explain
+from ergon_framework.ports.settings_model import explain
 
 _OURS = {"id": "the transaction's id", "correlation_id": "the transaction's"}
 _OURS |= {"trace_context": "the current trace", "queue": "the connector's queue"}

@@ -7,8 +7,8 @@ from collections import deque
 import msgspec
 
 from ergon_framework.core.failure import Failure
-from ergon_framework.core.instants import format_instant
 from ergon_framework.core.job import JobStatus, Move, Tally
+from ergon_framework.core.rfc3339 import format_instant
 from ergon_framework.ports.jobstore import Job, Leased, NewJob, Search
 
 MOST_HISTORY = 100

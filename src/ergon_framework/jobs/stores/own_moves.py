@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import msgspec
 
-from ergon_framework.core.instants import format_instant
 from ergon_framework.core.job import (
     CancelAsked,
     JobRule,
@@ -20,6 +19,7 @@ from ergon_framework.core.job import (
     Tally,
     settle,
 )
+from ergon_framework.core.rfc3339 import format_instant
 from ergon_framework.jobs.stores.unreadable import OddRowError, RowError, status_of
 from ergon_framework.ports.jobstore import Settlement
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ergon_framework.errors import describe, redaction
+from ergon_framework import redaction
+from ergon_framework.errors import describe
 
 LONGEST_MESSAGE = 500
 """Characters of a message; the raw exception, which is kept as the cause, has the rest."""

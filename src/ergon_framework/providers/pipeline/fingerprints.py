@@ -7,10 +7,10 @@ from typing import Any
 
 import rfc8785
 
-from ergon_framework.errors.redaction import squeezed
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.errors import ProviderBadRequestError
 from ergon_framework.providers.pipeline.redaction import plain_json, strip_secrets
+from ergon_framework.redaction import squeezed
 
 VERSION = 1
 """Of the way a key is made: with another one, no old key matches a new call."""

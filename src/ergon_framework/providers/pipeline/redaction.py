@@ -1,6 +1,6 @@
 """Payloads without their secrets, as keys, logs and dead letters have them.
 
-What is a secret is decided by :mod:`ergon_framework.errors.redaction`. A key made of a payload
+What is a secret is decided by :mod:`ergon_framework.redaction`. A key made of a payload
 leaves out less than a dead letter: it must still tell two requests apart.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.errors import redaction
-from ergon_framework.errors.redaction import is_credential, is_secret, squeezed
+from ergon_framework import redaction
 from ergon_framework.providers.errors import ProviderBadRequestError, ProviderError
 from ergon_framework.providers.mapping.text import veiled
+from ergon_framework.redaction import is_credential, is_secret, squeezed
 
 DEEPEST = 100
 """Levels of a payload: what is nested deeper, JSON can say, but few can read."""

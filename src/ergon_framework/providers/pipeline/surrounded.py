@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ergon_framework.ports.context import Surroundings
 from ergon_framework.ports.providerstore import LaneKey
-from ergon_framework.ports.surroundings import Surroundings
 from ergon_framework.providers.execution import ProviderExecutionContext
 from ergon_framework.providers.pipeline.fingerprints import fingerprint
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ergon_framework.core.instants import format_instant
+from ergon_framework.core.rfc3339 import format_instant
 from ergon_framework.ports.providerstore import DeadLetter, LaneKey
 from ergon_framework.providers.pipeline.redaction import strip_secrets
 from ergon_framework.providers.tasks import GivenUp, TaskCall

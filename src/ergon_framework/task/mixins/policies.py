@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, field_validator
 
-from ergon_framework.ports.document import (
+from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,
     Document,

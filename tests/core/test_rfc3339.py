@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.core.instants import format_instant, parse_instant
+from ergon_framework.core.rfc3339 import format_instant, parse_instant
 
 pytestmark = pytest.mark.req("EXEC:Encoding", "JOBS:wire")
 

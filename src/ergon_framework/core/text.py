@@ -1,4 +1,8 @@
-"""The words that people are told things in: durations, counts, failures, and what others say."""
+"""Text that people read: durations, counts and failures in words, and foreign text made safe.
+
+Text from elsewhere (a message, a job's output) is escaped before it is printed, so that nothing in
+it steers a terminal or looks like a line of ours.
+"""
 
 from __future__ import annotations
 

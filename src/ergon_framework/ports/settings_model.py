@@ -1,8 +1,4 @@
-"""Documents: frozen records of settings that name what is wrong with them and where.
-
-Every policy and every section of the settings file is one. They hold data and do nothing; they
-accept what an environment variable can hold.
-"""
+"""The frozen base of every settings model, and the constrained types of its fields."""
 
 from __future__ import annotations
 
@@ -116,7 +112,7 @@ def _text(details: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _shown(value: object) -> object:
-    from ergon_framework.errors import redaction  # late: it takes its time, and few need it
+    from ergon_framework import redaction  # late: it takes its time, and few need it
 
     return redaction.text(value) if isinstance(value, str) else value
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ergon_framework.core.restart import StartGate
 from ergon_framework.core.retry import Backoff
-from ergon_framework.core.startup import StartGate
 
 pytestmark = pytest.mark.req("X7")
 

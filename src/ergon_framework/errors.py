@@ -1,0 +1,628 @@
+"""Every error Ergon raises, in one tree.
+
+::
+
+    ErgonError
+    ├── ConfigurationError (ValueError)      refused before anything was started
+    │   ├── SettingsError                    a settings file or an environment variable
+    │   ├── WiringError                      parts that do not fit together
+    │   │   └── HookError (TypeError)        a hook that is missing or of the wrong colour
+    │   └── MissingExtraError (ImportError)  an optional dependency is not installed
+    ├── EnvelopeError (ValueError)           a transaction with an invalid field
+    │   └── FrozenError (AttributeError)     … or an attempt to change one
+    ├── PayloadError (ValueError)            a payload the connector cannot serialise
+    ├── ConnectorError                       a connector refuses: closed, full, locked, …
+    │   └── ChannelLostError                 … to settle on a channel that is gone
+    ├── TransactionException                 one transaction failed, with its category
+    │   ├── NonRetryableException            … and trying again is useless
+    │   └── TransactionTimeoutException      … because an engine deadline passed
+    ├── FetchException                       the connector could not be read
+    │   └── FetchTimeoutException (TimeoutError)
+    ├── InputException                       the iterable given to a producer raised
+    ├── StoreError                           a store refuses, or cannot do what it was asked
+    │   ├── StoreUnavailableError            … for now: locked, unreachable, closed
+    │   ├── StoreFullError                   … because its disk is full
+    │   ├── StoreReadOnlyError               … because it may only be read
+    │   ├── StoreUnsafeError                 … because another user may have put its file there
+    │   ├── StoreBrokenError                 … because a write may not have reached the disk
+    │   ├── StoreSchemaError                 … because its tables are foreign, too old or too new
+    │   └── UnreadableJobError               … because the row of a job cannot be read
+    ├── JobError (ValueError)                a job, queue or schedule that is refused at the edge
+    │   ├── DuplicateJobError                its id or its unique key is taken
+    │   ├── JobStateError                    its state does not allow what was asked
+    │   └── JobNotFoundError (LookupError)   there is no such job, queue or schedule
+    ├── JobFailedError                       the job whose result was asked for did not complete
+    ├── ResultTimeoutError (TimeoutError)    no result within the time given; the job goes on
+    ├── BoundaryError                        a zone's node refuses, with a code and a reason
+    │   ├── FactInvalidError (ValueError)    … a field, whose path it names
+    │   ├── ConflictingDuplicateError        … an id that stands for other content already
+    │   ├── ObjectConflictError              … a key that stands for other bytes already
+    │   ├── ArtifactError                    … a fact whose artifact is not there or is another one
+    │   ├── NotPermittedError                … a caller it does not know, or who may not do this
+    │   ├── BoundaryNotFoundError (LookupError)  there is no such fact, consumer, object or log
+    │   ├── ConsumerHeldError                another process runs under this consumer's name
+    │   ├── BufferFullError                  … because its log may not grow further for now
+    │   ├── DataLossError                    what was stored is not what was acknowledged
+    │   └── NodeUnavailableError             … for now: stopping, sealed, unreachable, disk trouble
+    └── LoopTimeoutException (TimeoutError)  a whole call ran out of time
+        ├── ConsumerLoopTimeoutException
+        └── ProducerLoopTimeoutException
+
+A message says what was wrong and where; ``remedy`` says what to do. ``code`` is stable and may be
+matched by programs; the text may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "ArtifactError",
+    "BoundaryError",
+    "BoundaryNotFoundError",
+    "BufferFullError",
+    "ChannelLostError",
+    "ConfigurationError",
+    "ConflictingDuplicateError",
+    "ConnectorError",
+    "ConsumerHeldError",
+    "ConsumerLoopTimeoutException",
+    "DataLossError",
+    "DuplicateJobError",
+    "EnvelopeError",
+    "ErgonError",
+    "ExceptionCategory",
+    "ExceptionType",
+    "FactInvalidError",
+    "FetchException",
+    "FetchTimeoutException",
+    "FrozenError",
+    "HookError",
+    "InputException",
+    "JobError",
+    "JobFailedError",
+    "JobNotFoundError",
+    "JobStateError",
+    "LoopTimeoutException",
+    "MissingExtraError",
+    "NodeUnavailableError",
+    "NonRetryableException",
+    "NotPermittedError",
+    "ObjectConflictError",
+    "PayloadError",
+    "ProducerLoopTimeoutException",
+    "ResultTimeoutError",
+    "SettingsError",
+    "StoreBrokenError",
+    "StoreError",
+    "StoreFullError",
+    "StoreReadOnlyError",
+    "StoreSchemaError",
+    "StoreUnavailableError",
+    "StoreUnsafeError",
+    "TransactionException",
+    "TransactionTimeoutException",
+    "UnreadableJobError",
+    "WiringError",
+    "describe",
+    "name_of",
+    "plain",
+    "text_of",
+]
+
+
+LONGEST_TEXT = 16 * 1024
+"""Characters of an exception's text that are told."""
+_BEYOND = 1024  # read as well, so that no secret is cut in two and then not known for one
+_NO_DETAILS: Mapping[str, Any] = MappingProxyType({})
+
+
+# ---- configuration, envelopes and connectors ----------------------------------------------------
+
+
+class ErgonError(Exception):
+    """Base of everything Ergon raises on purpose."""
+
+    code = "error"
+    failure_kind: str | None = None
+    """The kind of failure it stands for, where the error itself knows (see ``core.failure``)."""
+    retry_after_seconds: float | None = None
+    """From when on trying again may help, where somebody said so."""
+    message = ""
+    remedy = ""
+    # A subclass of the user's may forget super().__init__(): it reads like one without a text.
+    if TYPE_CHECKING:
+        details: dict[str, Any]
+    else:
+        details = _NO_DETAILS
+
+    def __init__(
+        self, message: str = "", *, remedy: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.details = dict(details or {})
+
+    def __str__(self) -> str:
+        text = self.message or super().__str__()
+        return f"{text} ({self.remedy})" if self.remedy else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The one shape in which errors leave the process: code, message, details."""
+        details = dict(self.details)
+        if self.remedy:
+            details["remedy"] = self.remedy
+        return {"code": self.code, "message": _redacted(self, self.message), "details": details}
+
+
+class ConfigurationError(ErgonError, ValueError):
+    """Something is configured wrongly; nothing was started."""
+
+    code = "configuration"
+
+
+class SettingsError(ConfigurationError):
+    """A settings file or environment variable is wrong."""
+
+    code = "settings"
+
+
+class WiringError(ConfigurationError):
+    """Tasks, connectors, services and policies do not fit together."""
+
+    code = "wiring"
+
+
+class HookError(WiringError, TypeError):
+    """A hook is missing, cannot be called, or has the wrong colour."""
+
+    code = "hook"
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """An optional dependency is not installed."""
+
+    code = "missing_extra"
+
+
+class EnvelopeError(ErgonError, ValueError):
+    """A transaction's envelope has an invalid field."""
+
+    code = "envelope"
+
+
+class FrozenError(EnvelopeError, AttributeError, TypeError):
+    """A transaction cannot be changed; whichever of these an immutable object raises, it is one."""
+
+    code = "frozen"
+
+
+class PayloadError(ErgonError, ValueError):
+    """A payload cannot be serialised by the connector that should carry it."""
+
+    code = "payload"
+
+
+class ConnectorError(ErgonError):
+    """A connector refuses to do what it was asked; each connector has subclasses of its own."""
+
+    code = "connector"
+
+
+class ChannelLostError(ConnectorError):
+    """The channel that deliveries came through is gone: nothing can be settled on it any more."""
+
+    code = "channel_lost"
+    failure_kind = "lost"
+
+
+# ---- transactions, fetches and whole calls, as the RFCs name them -------------------------------
+
+
+class ExceptionType(StrEnum):
+    """The three categories of RFC-004 section 11."""
+
+    BUSINESS = "business"
+    SYSTEM = "system"
+    TIMEOUT = "timeout"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ExceptionType:
+        found = cls.__members__.get(value.upper()) if isinstance(value, str) else None
+        if found is None:
+            raise ValueError(f"{value!r} is no category; use business, system or timeout")
+        return found
+
+
+ExceptionCategory = ExceptionType
+
+
+class TransactionException(ErgonError):
+    """One transaction failed. The category decides whether trying again makes sense.
+
+    The category alone may be given as the only positional argument:
+    ``raise TransactionException(ExceptionType.BUSINESS)``.
+    """
+
+    code = "transaction"
+    # What a subclass has that forgets super().__init__(); it may also set them for all its errors.
+    category: ExceptionType = ExceptionType.SYSTEM
+    transaction_id: str | None = None
+
+    def __init__(
+        self,
+        message: str | ExceptionType | None = None,
+        category: ExceptionType | str | None = None,
+        transaction_id: str | None = None,
+        cause: BaseException | None = None,
+        *,
+        remedy: str = "",
+    ) -> None:
+        if isinstance(message, ExceptionType) and not isinstance(category, ExceptionType):
+            message, category = category, message  # the category may come first, or alone
+        text = "" if message is None else str(message)
+        if not text and cause is not None:
+            text = describe(cause)
+        super().__init__(text, remedy=remedy)
+        if category is not None:
+            self.category = ExceptionType(category)
+        self.transaction_id = transaction_id
+        if cause is not None:
+            self.__cause__ = cause
+
+    @property
+    def cause(self) -> BaseException | None:
+        """The exception that led to this one, if any."""
+        return self.__cause__
+
+    def __str__(self) -> str:
+        return super().__str__() or f"transaction failed ({self.category})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The cause is left behind: it may not be picklable, and pickling must never lose the error.
+        # The constructor is not called: a subclass may have another one.
+        return (_restored, (type(self), self.args, self.__dict__))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Code, message and details, with the category and the transaction's id."""
+        shape = super().to_dict()
+        shape["details"]["category"] = str(self.category)
+        if self.transaction_id is not None:
+            shape["details"]["transaction_id"] = self.transaction_id
+        return shape
+
+
+def _restored(
+    kind: type[TransactionException], args: tuple[Any, ...], state: dict[str, Any]
+) -> TransactionException:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class NonRetryableException(TransactionException):
+    """Failed in a way that no further attempt can mend, whatever its category says."""
+
+    code = "non_retryable"
+
+
+class TransactionTimeoutException(TransactionException):
+    """An engine deadline passed: a step's or the whole lifecycle's."""
+
+    code = "timeout"
+
+    def __init__(
+        self,
+        message: str | ExceptionType | None = None,
+        category: ExceptionType | str | None = None,
+        transaction_id: str | None = None,
+        cause: BaseException | None = None,
+        *,
+        remedy: str = "",
+    ) -> None:
+        super().__init__(
+            message, category or ExceptionType.TIMEOUT, transaction_id, cause, remedy=remedy
+        )
+
+
+class _Reported(ErgonError):
+    """An error that ends a whole call and carries its report."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        remedy: str = "",
+        details: Mapping[str, Any] | None = None,
+        report: Any = None,
+    ) -> None:
+        super().__init__(message, remedy=remedy, details=details)
+        self.report = report
+
+
+class FetchException(_Reported):
+    """The connector could not be read, after every attempt the policy allows."""
+
+    code = "fetch"
+    category = ExceptionType.SYSTEM
+
+
+class FetchTimeoutException(FetchException, TimeoutError):
+    """The connector did not answer in time, after every attempt the policy allows."""
+
+    code = "fetch_timeout"
+    category = ExceptionType.TIMEOUT
+
+
+class InputException(_Reported):
+    """The iterable given to a producer raised while it was read."""
+
+    code = "input"
+
+
+class LoopTimeoutException(_Reported, TimeoutError):
+    """A whole consume or produce call ran out of its time."""
+
+    code = "loop_timeout"
+    category = ExceptionType.TIMEOUT
+
+
+class ConsumerLoopTimeoutException(LoopTimeoutException):
+    """``consume_transactions`` ran out of its ``loop.timeout``."""
+
+
+class ProducerLoopTimeoutException(LoopTimeoutException):
+    """``produce_transactions`` ran out of its ``loop.timeout``."""
+
+
+# ---- stores, and the jobs in them ---------------------------------------------------------------
+
+
+class StoreError(ErgonError):
+    """A store refuses, or cannot do what it was asked; nothing was changed."""
+
+    code = "store"
+
+
+class StoreUnavailableError(StoreError):
+    """The store cannot be used for now; the same call may succeed later."""
+
+    code = "store_unavailable"
+
+
+class StoreFullError(StoreError):
+    """There is no room left on the store's disk."""
+
+    code = "store_full"
+
+
+class StoreReadOnlyError(StoreError):
+    """The store may be read but not written."""
+
+    code = "store_read_only"
+
+
+class StoreUnsafeError(StoreError):
+    """Another local user may have put the store's file there: it was not opened."""
+
+    code = "store_unsafe"
+
+
+class StoreBrokenError(StoreError):
+    """A write may not have reached the disk: the store takes no more of them."""
+
+    code = "store_broken"
+
+
+class StoreSchemaError(StoreError):
+    """The store's tables are not those this version works with."""
+
+    code = "store_schema"
+
+
+class UnreadableJobError(StoreError):
+    """The row of a job cannot be read: it was damaged, or written by a newer version."""
+
+    code = "unreadable_job"
+
+
+class JobError(ErgonError, ValueError):
+    """A job, a queue or a schedule is refused; nothing was stored."""
+
+    code = "job"
+
+
+class DuplicateJobError(JobError):
+    """There is a job with this id, or one that holds this unique key."""
+
+    code = "duplicate_job"
+
+
+class JobStateError(JobError):
+    """The job's state does not allow what was asked."""
+
+    code = "job_state"
+
+
+class JobNotFoundError(JobError, LookupError):
+    """There is no job, queue or schedule of that name."""
+
+    code = "not_found"
+
+
+class JobFailedError(ErgonError):
+    """The job whose result was asked for ended without one; ``details`` says why."""
+
+    code = "job_failed"
+
+
+class ResultTimeoutError(ErgonError, TimeoutError):
+    """The job had not ended within the time given; it goes on."""
+
+    code = "result_timeout"
+
+
+# ---- nodes of a zone; they also travel over the wire --------------------------------------------
+
+
+class BoundaryError(ErgonError):
+    """A zone's node refuses. ``code`` is one of the wire's codes, ``reason`` says it finer.
+
+    ``is_retryable`` tells whether the same call may succeed later, and ``retry_after`` when.
+    """
+
+    code = "internal"
+    reason = ""
+    is_retryable = False
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        code: str = "",
+        reason: str = "",
+        remedy: str = "",
+        details: Mapping[str, Any] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, remedy=remedy, details=details)
+        self.code = code or self.code
+        self.reason = reason or self.reason
+        self.retry_after = retry_after
+
+    def to_dict(self) -> dict[str, Any]:
+        """Code, message and details, with the reason and when to come back."""
+        shape = super().to_dict()
+        if self.reason:
+            shape["details"] = {"reason": self.reason, **shape["details"]}
+        if self.retry_after is not None:
+            shape["details"]["retry_after_ms"] = round(self.retry_after * 1000)
+        return shape
+
+
+class FactInvalidError(BoundaryError, ValueError):
+    """A field is missing or wrong; ``details["field"]`` is its path. Nothing was stored."""
+
+    code = "invalid_argument"
+
+
+class ConflictingDuplicateError(BoundaryError):
+    """The message id stands for other content already. Nothing was stored."""
+
+    code = "already_exists"
+    reason = "conflicting_duplicate"
+
+
+class ObjectConflictError(BoundaryError):
+    """The bucket and key stand for other bytes already. Nothing was stored."""
+
+    code = "already_exists"
+    reason = "object_conflict"
+
+
+class ArtifactError(BoundaryError):
+    """The artifact a fact refers to is not durably there, or has another digest or size."""
+
+    code = "failed_precondition"
+    reason = "artifact_missing"
+
+
+class NotPermittedError(BoundaryError):
+    """The caller is unknown (``unauthenticated``), or known and not allowed to do this."""
+
+    code = "permission_denied"
+
+
+class BoundaryNotFoundError(BoundaryError, LookupError):
+    """There is no such fact, consumer, object, log or quarantined item."""
+
+    code = "not_found"
+
+
+class ConsumerHeldError(BoundaryError):
+    """Another process holds this consumer's name."""
+
+    code = "aborted"
+    reason = "consumer_held"
+    is_retryable = True
+
+
+class BufferFullError(BoundaryError):
+    """The log may not grow further for now; nothing was stored, nothing was dropped."""
+
+    code = "resource_exhausted"
+    reason = "buffer_full"
+    is_retryable = True
+
+
+class DataLossError(BoundaryError):
+    """What was stored is not what was acknowledged: a corrupted row or object."""
+
+    code = "data_loss"
+
+
+class NodeUnavailableError(BoundaryError):
+    """The node cannot do it for now, or did not answer: the outcome may be unknown."""
+
+    code = "unavailable"
+    is_retryable = True
+
+
+# ---- the text of any exception, without secrets -------------------------------------------------
+
+
+def describe(error: BaseException) -> str:
+    """A short text that is never empty, even for exceptions without one or with a broken one."""
+    name, text = name_of(error), text_of(error)
+    return f"{name}: {text}" if text else name
+
+
+def text_of(error: BaseException) -> str:
+    """The exception's own text as a plain string, without what looks like a secret.
+
+    Empty where it has none or a broken one. Of a very long one only the beginning is told.
+    """
+    text = whole_text_of(error)
+    return _redacted(error, text) if text else ""
+
+
+def whole_text_of(error: BaseException) -> str:
+    """The same as it is, for whoever knows better which of it must not be told."""
+    try:
+        return plain(str(error))
+    except BaseException:  # a broken __str__ must not hide the failure it describes
+        return ""
+
+
+def _redacted(error: BaseException, text: str) -> str:
+    """Errors of ours show options of URLs as a remedy; of others no query string is told."""
+    from ergon_framework import redaction  # late: it takes its time, and few need it
+
+    is_ours = issubclass(type(error), ErgonError)
+    found = (redaction.text if is_ours else redaction.message)(text[: LONGEST_TEXT + _BEYOND])
+    return found if len(found) <= LONGEST_TEXT else found[:LONGEST_TEXT] + "…"
+
+
+def name_of(error: BaseException) -> str:
+    """The name of the exception's class, whatever its metaclass answers."""
+    name: str = _class_name(type(error))
+    return name
+
+
+def plain(text: str) -> str:
+    """The same characters without the methods of a subclass of ``str``.
+
+    A lone surrogate, as in the name of a file that is not UTF-8, is escaped: no store has room for
+    it, nor has an answer.
+    """
+    same = str.__str__(text)
+    if same.isascii():
+        return same
+    return same.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_class_name: Any = type.__dict__["__name__"].__get__
