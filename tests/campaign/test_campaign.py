@@ -1,4 +1,4 @@
-"""An eightieth of the kill campaign on every store: nothing is lost, and nothing is done twice."""
+"""A hundredth of the kill campaign on every store: nothing is lost, nothing is done twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.campaign.__main__ import campaign, faults
 from tests.differential.engines import STORES
 from tests.servers.missing import MissingServerError, missing
 
-KILLS = 12
+KILLS = 8
 LONGEST = 300.0
 
 

@@ -112,6 +112,17 @@ def _block(lines: list[str], start: int, end: int, opening: re.Match[str]) -> Bl
     )
 
 
+def has_code(source: str) -> bool:
+    """Whether a page has a block to run, a command to try or a file that they need."""
+    return any(
+        block.file is not None
+        or block.is_commands
+        or block.is_started
+        or (block.language == "python" and block.is_run)
+        for block in blocks(source)
+    )
+
+
 def run_page(source: str, name: str) -> int:
     """Run a page; the number of Python blocks that were run."""
     for found in _COPY.finditer(source):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, PageError, all_pages, blocks, run_page
+from tests.docs.pages import ROOT, PageError, all_pages, blocks, has_code, run_page
 from tests.docs.programs import run_python
 
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -43,6 +43,9 @@ _MUST_HAVE_CODE = {
 @pytest.mark.parametrize("name", all_pages())
 def test_every_python_block_of_the_documentation_runs(name: str, tmp_path: Path) -> None:
     """Whoever copies a page's code gets a program that works and prints what the page says."""
+    if not has_code((ROOT / name).read_text(encoding="utf-8")):
+        assert name not in _MUST_HAVE_CODE
+        return
     runner = ROOT / "tests" / "docs" / "pages.py"
     done = run_python(str(runner), str(ROOT / name), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -86,6 +89,21 @@ def test_a_block_that_fails_is_reported_with_the_line_of_the_page() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         run_page("# Title\n\n```python\nx = 1\nx / 0\n```\n", "page.md")
     assert caught.traceback[-1].lineno == 4  # 0-based: the fifth line of the page
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("# Title\n\n```toml\nx = 1\n```\n", False),
+        ("<!-- not run: needs a server -->\n```python\n1 / 0\n```\n", False),
+        ("```python\nx = 1\n```\n", True),
+        ("<!-- run -->\n```sh\nergon --version\n```\n", True),
+        ("<!-- file: ergon.toml -->\n```toml\nx = 1\n```\n", True),
+    ],
+)
+def test_a_page_without_code_is_not_run(page: str, expected: bool) -> None:
+    """Everything that would run, and nothing else, makes a page worth a process."""
+    assert has_code(page) is expected
 
 
 def test_a_page_writes_nothing_beside_itself() -> None:

@@ -14,6 +14,7 @@ import pytest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import StoreError
 from tests.campaign.patience import pause
+from tests.campaign.sampling import campaign
 from tests.differential.engines import ServerEngine
 from tests.fleet.conftest import MakeFleet
 from tests.fleet.fleet import (
@@ -39,6 +40,7 @@ AWAY = 2.5 * LEASE
 
 
 @pytest.mark.req("SCALE:fleet-cron")
+@pytest.mark.parametrize("engine", ["postgres", campaign("redis")], indirect=True)
 def test_cron_fires_once_without_a_leader(make_fleet: MakeFleet) -> None:
     """Five workers look at twenty schedules that are due every second: each fire is one job."""
     one = '[schedules.s{}]\nevery = "1s"\nhandler = "note"\nmisfire = "all"\n'
@@ -170,6 +172,7 @@ def _until_it_answers(fleet: Fleet) -> None:
 
 
 @pytest.mark.req("SCALE:fleet-clocks")
+@pytest.mark.parametrize("engine", [campaign("postgres"), "redis"], indirect=True)
 def test_clocks_that_differ_change_nothing(make_fleet: MakeFleet, tmp_path: Path) -> None:
     """Five minutes fast, five minutes slow: delays, leases and histories go by the store."""
     fleet = make_fleet(more='[schedules.often]\nevery = "1s"\nhandler = "note"')
@@ -206,6 +209,7 @@ def _fill(fleet: Fleet, *names: str) -> None:
 
 
 @pytest.mark.req("SCALE:fleet-versions", "SCALE:upgrade")
+@pytest.mark.parametrize("engine", ["postgres", campaign("redis")], indirect=True)
 def test_workers_of_two_versions_side_by_side(make_fleet: MakeFleet) -> None:
     """A later version comes with tables of its own; those who are there work on, and newcomers."""
     fleet = make_fleet()

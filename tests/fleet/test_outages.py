@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.boundary.node.processes import ADMIN
+from tests.campaign.sampling import campaign
 from tests.differential.engines import ServerEngine, running
 from tests.fleet.__main__ import faults
 from tests.fleet.fact_outage import MORE, fact_outage, link, sites
 from tests.fleet.fleet import LEASE, wait_until
 from tests.fleet.job_outage import BACKLOG, job_outage
-from tests.fleet.outages import FROZEN, HOWS
+from tests.fleet.outages import FROZEN, STOPPED
 from tests.servers.missing import MissingServerError, missing
 
 pytestmark = [
@@ -25,7 +26,7 @@ pytestmark = [
 AWAY = 2.5 * LEASE
 
 
-@pytest.fixture(scope="module", params=["postgres", "nats"])
+@pytest.fixture(scope="module")
 def fact_engine(request: pytest.FixtureRequest) -> Iterator[ServerEngine]:
     """A server that keeps the facts it acknowledged."""
     try:
@@ -36,6 +37,7 @@ def fact_engine(request: pytest.FixtureRequest) -> Iterator[ServerEngine]:
         missing(error)
 
 
+@pytest.mark.parametrize("engine", [campaign("postgres"), "redis"], indirect=True)
 def test_jobs_while_the_store_hangs(engine: ServerEngine, tmp_path: Path) -> None:
     """Each is done once, and nobody takes from another what that one still holds."""
     told = job_outage(engine, tmp_path, AWAY, FROZEN, LEASE)
@@ -44,7 +46,16 @@ def test_jobs_while_the_store_hangs(engine: ServerEngine, tmp_path: Path) -> Non
 
 
 @pytest.mark.req("SCALE:boundary-postgres", "SCALE:boundary-nats")
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(
+    ("fact_engine", "how"),
+    [
+        ("postgres", FROZEN),
+        campaign("postgres", STOPPED),
+        ("nats", STOPPED),
+        campaign("nats", FROZEN),
+    ],
+    indirect=["fact_engine"],
+)
 def test_facts_while_the_store_is_away(fact_engine: ServerEngine, tmp_path: Path, how: str) -> None:
     """What was acknowledged arrives once and in its place, by nodes that went on by themselves."""
     told = fact_outage(fact_engine, tmp_path, AWAY, how)
@@ -53,6 +64,7 @@ def test_facts_while_the_store_is_away(fact_engine: ServerEngine, tmp_path: Path
 
 
 @pytest.mark.req("BOUNDARY:zones")
+@pytest.mark.parametrize("fact_engine", ["postgres", campaign("nats")], indirect=True)
 def test_a_node_that_pulled_is_killed(fact_engine: ServerEngine, tmp_path: Path) -> None:
     """The other node of its zone, which waited its turn, goes on when the lease has ended."""
     with sites(fact_engine.place(), tmp_path) as both:

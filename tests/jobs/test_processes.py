@@ -31,11 +31,15 @@ CALLS = [f"jobs.{call}" for call in ("add", "desk", "exchange", "fire", "renew",
 POINTS = [f"{call}.{when}_commit" for call in (*CALLS, "move.jobs") for when in ("before", "after")]
 COMMITS = ["storage.commit.before", "storage.commit.after"]
 ENGINES = {"sqlite": (1, 2, 5), "postgres": (3,), "redis": (1, 3)}
-"""At which passes of a failpoint a process dies there."""
+"""At which passes of a failpoint a process dies there; ``make test`` has the middle one."""
 KEYS = {"sqlite": "plain", "postgresql": "limit", "redis": "unique"}
 """What the jobs have, by the scheme of the URL: plain ones and others are added in other ways."""
 DEATHS = [
-    pytest.param(engine, point, nth, id=f"{engine}-{point}-{nth}")
+    pytest.param(
+        *(engine, point, nth),
+        id=f"{engine}-{point}-{nth}",
+        marks=() if nth == passes[len(passes) // 2] else pytest.mark.campaign,
+    )
     for engine, passes in ENGINES.items()
     for point in (*POINTS, *(COMMITS if engine == "sqlite" else ()))
     for nth in passes

@@ -39,10 +39,7 @@ KEPT = (
     ("boundary.append.after", 2),
     ("boundary.receive.after", 2),
     ("boundary.confirm.after", 2),
-    ("boundary.truncate.before", 2),
     ("nats.commit.before", 9),
-    ("nats.commit.after", 1),
-    ("nats.commit.within", 1),
     ("nats.commit.within", 8),
 )
 WAIT = 60

@@ -40,12 +40,8 @@ KEPT = (
     "boundary.append.after",
     "boundary.bind.before",
     "boundary.object.rename.after",
-    "boundary.object.sync.before",
-    "boundary.pull.confirmed",
     "boundary.pull.received",
     "boundary.receive.after",
-    "boundary.receive.before",
-    "storage.commit.after",
     "storage.commit.before",
 )
 FACTS = 8

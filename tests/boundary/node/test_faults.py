@@ -19,6 +19,7 @@ import pytest
 
 from ergon_framework.cli import invoke
 from tests.boundary.node.processes import ADMIN, CORE, PATIENCE, Answer, NodeProcess, running
+from tests.campaign.sampling import sampled
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("BOUNDARY:badinput")]
 
@@ -330,7 +331,7 @@ CHAIN = 0.2
 
 
 @pytest.mark.req("C10", "BOUNDARY:store")
-@pytest.mark.parametrize(("part", "place"), PARTS)
+@pytest.mark.parametrize(("part", "place"), sampled(PARTS, [("fact", 0.5), ("proof", 0.5)]))
 def test_a_corrupted_fact_is_set_aside(
     part: str, place: float, node: NodeProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,7 +353,7 @@ def test_a_corrupted_fact_is_set_aside(
 
 
 @pytest.mark.req("BOUNDARY:store")
-@pytest.mark.parametrize(("part", "place"), PARTS)
+@pytest.mark.parametrize(("part", "place"), sampled(PARTS, [("fact", 0.5), ("proof", 0.5)]))
 def test_the_last_fact_is_the_corrupted_one(
     part: str, place: float, node: NodeProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
