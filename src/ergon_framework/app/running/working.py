@@ -24,7 +24,7 @@ from ergon_framework.storage import failpoints
 from ergon_framework.storage.deadlines import ASKING
 from ergon_framework.storage.urls import file_of
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ergon_framework.app.running.working")
 
 LONGEST_TRY = 5.0
 """Seconds for one attempt to reach a server at the start: so soon a signal is heard."""

@@ -11,7 +11,7 @@ from typing import Self
 from ergon_framework.connector.jsonl.codec import shown
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ergon_framework.connector.jsonl.drop_folder")
 
 
 class DropFolder:

@@ -32,7 +32,7 @@ from ergon_framework.connector.jsonl.files import AppendFile, taken
 from ergon_framework.connector.jsonl.lines import Line, checksum, fingerprint, is_short
 from ergon_framework.storage.secure_files import Folder
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ergon_framework.connector.jsonl.progress")
 _SLACK = 1000  # entries the journal may hold beyond twice what the last compaction left
 _STEADY = 1_000_000_000
 """Nanoseconds after its last change until the next one is sure to have another instant."""
