@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from ergon_framework.connector import base
+from ergon_framework.connector.base import OwnThreads
 from ergon_framework.connector.jobs import JobsConnector
 from ergon_framework.connector.jsonl import JsonlConnector
-from ergon_framework.engine import own_threads
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.engine.own_threads import OwnThreads
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.ready import AsyncConsumerTask
 
@@ -83,7 +83,7 @@ def test_no_more_threads_than_allowed_and_none_without_need() -> None:
 
 def test_idle_threads_end_and_none_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that comes while the last thread is about to end is made all the same."""
-    monkeypatch.setattr(own_threads, "IDLE", 0.0)
+    monkeypatch.setattr(base, "IDLE", 0.0)
     threads = OwnThreads(most=3)
     calls = [threads.submit(int, number) for number in range(500)]
     assert not wait(calls, 60).not_done

@@ -19,9 +19,9 @@ from typing import Any
 from unittest.mock import patch
 
 from ergon_framework.connector.transaction import Transaction
+from ergon_framework.engine.asyncio_engine import TaskEngine
 from ergon_framework.engine.classify import classify
 from ergon_framework.engine.plan import EnginePlan, Hooks
-from ergon_framework.engine.tasks import TaskEngine
 from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.ports.clock import Signal
 from ergon_framework.task.hooks import settlement_of
@@ -286,7 +286,7 @@ class Scene:
             fault.passes()
             return classify(*given)
 
-        return patch("ergon_framework.engine.decisions.classify", faulty)
+        return patch("ergon_framework.engine.call.classify", faulty)
 
     # -- how it is played --------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.engine import forking
+from ergon_framework.engine import atfork
 
 
 class Part:
@@ -24,8 +24,8 @@ def test_one_that_fails_holds_up_nobody() -> None:
     """Everything else is renewed, and the failure is told."""
     parts = [Part(), Part(is_broken=True), Part()]
     for part in parts:
-        forking.renew_after_fork(part)
+        atfork.renew_after_fork(part)
     with pytest.raises(ExceptionGroup) as caught:
-        forking._after_fork_in_child()
+        atfork._after_fork_in_child()
     assert caught.group_contains(LookupError, match="broken")
     assert [part.renewals for part in parts] == [1, 1, 1]

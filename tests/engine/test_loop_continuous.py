@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.loop import StopReason
-from ergon_framework.engine.crew import Crew
+from ergon_framework.engine.call import Crew
 from ergon_framework.errors import ConsumerLoopTimeoutException, FetchException
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import Gauge, Supply, by_hand, consumer, nap, now, rules

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.connector.transaction import Transaction
+from ergon_framework.engine.asyncio_engine import TaskEngine
 from ergon_framework.engine.plan import EnginePlan, Hooks
-from ergon_framework.engine.tasks import TaskEngine
 from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.testing.clock import VirtualClock
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.guard import RetryBudget
-from ergon_framework.engine import forking
+from ergon_framework.engine import atfork
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.errors import ProviderDependencyError
 from ergon_framework.providers.quota import QuotaPolicy
@@ -144,8 +144,8 @@ def test_a_provider_that_is_gone_is_not_kept() -> None:
     """Nobody holds on to it for the sake of a fork."""
     provider = Scripted()
     fitted = provider._fitted
-    assert fitted in forking._alive
-    count = len(forking._alive)
+    assert fitted in atfork._alive
+    count = len(atfork._alive)
     del provider, fitted
     gc.collect()
-    assert len(forking._alive) < count
+    assert len(atfork._alive) < count

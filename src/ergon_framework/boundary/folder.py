@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ergon_framework.boundary.objectstore.disk import sync_folder
 from ergon_framework.boundary.restore_mark import refuse_half_restored
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.secure_files import UnsafeFileError, make_folder, open_file
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 from types import CoroutineType
 from typing import Any
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import Step
-from ergon_framework.engine.known import known_failure
 from ergon_framework.errors import (
     ConnectorError,
+    ErgonError,
     ExceptionType,
     NonRetryableException,
     TransactionException,
@@ -200,3 +201,27 @@ def _bind(error: Any, category: ExceptionType, transaction_id: str) -> Transacti
     except BaseException:  # a class of the user's may answer anything, or raise
         message = ""
     return TransactionException(message or describe(error), category, transaction_id, error)
+
+
+def known_failure(error: BaseException) -> Failure | None:
+    """The failure of such an error; None for all others, and for one that says nonsense.
+
+    Whoever asks is in the middle of another failure, so nothing here raises.
+    """
+    if not issubclass(type(error), ErgonError):
+        return None
+    asked: Any = error
+    try:
+        if asked.failure_kind is None:
+            return None
+        gate, text = asked.details.get("gate"), plain(str(error))
+        text = f"{gate}: {text}" if gate else text
+        return Failure(Kind(asked.failure_kind), plain(str(asked.code)), text, _seconds(asked))
+    except BaseException:  # a class of the user's may answer anything, or raise
+        return None
+
+
+def _seconds(error: ErgonError) -> float | None:
+    asked = error.retry_after_seconds
+    is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
+    return max(0.0, float(asked)) if is_number and math.isfinite(asked) else None  # type: ignore[arg-type]

@@ -3,25 +3,425 @@
 A worker pulls transactions from the shared batch and drives each lifecycle inline. One that finds
 nothing asks the loop machine and does what it plans, a fetch included, so that a busy call wakes no
 other thread. The supervisor is the watchdog: it sleeps until the nearest deadline, claims the
-attempts that are overdue and hires a worker in the place of each that hangs.
+attempts that are overdue and starts a worker in the place of each that hangs.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+from types import CoroutineType
+from typing import Any
 
-from ergon_framework.core.loop import StopReason
+from ergon_framework.core.lifecycle import (
+    BEGAN,
+    RETURNED,
+    STOPPED,
+    SUCCEEDED,
+    WOKE,
+    Call,
+    End,
+    Event,
+    Expired,
+    Scope,
+    Sleep,
+    Verb,
+    deadline,
+)
+from ergon_framework.core.loop import Finish, StopReason
+from ergon_framework.engine.call import (
+    NEVER,
+    RELEASE_STEP,
+    RELEASES_AT_ONCE,
+    Crew,
+    Job,
+    Returning,
+    arguments,
+    conclude,
+    cut_off,
+    decide,
+    set_current,
+    tell_began,
+    told,
+    verb_for,
+)
+from ergon_framework.engine.classify import never_awaited, not_told
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.engine.decisions import cut_off
-from ergon_framework.engine.flight import NEVER
-from ergon_framework.engine.outcome import conclude
-from ergon_framework.engine.plan import EnginePlan
+from ergon_framework.engine.delivery import Delivery
+from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
-from ergon_framework.engine.run import BACKOFF
-from ergon_framework.engine.thread_workers import ThreadWorkers
+from ergon_framework.engine.run import BACKOFF, FETCH, Doing, Run, Settling, Worker
 from ergon_framework.errors import describe
-from ergon_framework.ports.clock import Clock
+from ergon_framework.ports.clock import Clock, Signal
+from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.notice import Sink
+from ergon_framework.ports.transaction import Transaction
+
+
+class ThreadSource(Crew):
+    """Fetching and handing back with threads, and the signals all threads of a call share."""
+
+    def __init__(self, plan: EnginePlan, clock: Clock, sink: Sink | None) -> None:
+        super().__init__(plan, clock.now, sink)
+        self.clock = clock
+        self.lock: threading.Lock = threading.Lock()
+        self.work: Signal = clock.signal(self.lock)
+        self.naps: Signal = clock.signal(self.lock)
+        self.watch: Signal = clock.signal(self.lock)
+        self.fetched: Signal = clock.signal(self.lock)
+
+    def _publish(self, worker: Worker, attempt: Attempt) -> None:
+        worker.attempt = attempt
+        if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
+            self._watch_for(attempt.deadline_at)
+
+    def _watch_for(self, deadline_at: float) -> None:
+        """The supervisor must wake earlier than it intends to."""
+        with self.lock:
+            self.next_check = min(self.next_check, deadline_at)
+            self.watch.notify()
+
+    def _fetch(self, worker: Worker, at_most: int) -> bool:
+        if self.stuck is not None:
+            return self._fetch_again(at_most)
+        attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
+        attempt.began_at = self.now()
+        timeout = self.plan.bounds.fetch_timeout
+        if timeout is not None:
+            attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
+        self._publish(worker, attempt)
+        if self.is_aborted:
+            attempt.claim()
+            return True
+        self.emit("fetch.began", attempt=attempt, requested=at_most)
+        self.reading = delivery = Delivery(at_most)
+        context = self.context.copy()
+        self.enter(attempt, context)
+        try:
+            context.run(self.reader.read, at_most, delivery)
+        except BaseException as error:
+            delivery.error = error
+        if not attempt.claim():
+            self._fetched_late(attempt, delivery)
+            return False
+        worker.attempt = None
+        with self.lock:
+            self._receive(delivery, attempt)
+        return True
+
+    def _fetch_again(self, at_most: int) -> bool:
+        """The previous fetch still hangs: wait for that one, since two must not overlap."""
+        timeout = self.plan.bounds.fetch_timeout
+        with self.lock:
+            attempt = self._waiting_attempt(at_most)
+            until = self.now() + (timeout or 0.0)
+            while self.late is None and not self.is_aborted and self.now() < until:
+                self.fetched.wait(until)
+            self._take_late(attempt)
+        return True
+
+    def _hand_back_later(self) -> None:
+        self._hand_back()
+
+    def _hand_back(self) -> None:
+        """Return what was not begun, without waiting for a source that hangs."""
+        left = self.take_returning()
+        try:
+            patience = self.now() + self.plan.bounds.release_grace
+            release = self.releasing()
+            if release is not None:
+                self._release_all(left, release, patience)
+            if self.reader.is_open:
+                self._close_reader(patience)
+        except BaseException as error:  # Ctrl-C, or no thread: what is left is still named
+            self.interrupt(error)
+        finally:
+            self.strand(left.give_up())
+
+    def _release_all(self, left: Returning, release: Hook, patience: float) -> None:
+        while left and self.now() < patience:
+            if left.needs_releaser:
+                self._add_releaser(left, release)
+            step = self.now() + RELEASE_STEP
+            until = min(step, patience) if left.needs_releaser else patience
+            while left and self.now() < until:
+                self.watch.wait(until)
+
+    def _add_releaser(self, left: Returning, release: Hook) -> None:
+        try:
+            self.clock.spawn("ergon-release", lambda: self._release(left, release))
+        except Exception:
+            if not left.releasers:
+                raise
+            left.releasers = RELEASES_AT_ONCE  # no thread can be started: those there must do
+        left.releasers += 1
+
+    def _release(self, left: Returning, release: Hook) -> None:
+        while True:
+            with self.lock:
+                transaction = left.begin()
+            if transaction is None:
+                return
+            if not self._release_one(left, release, transaction):
+                return  # the supervisor lost patience and called it stranded
+            with self.lock:
+                self.watch.notify()
+
+    def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
+        """Hand one back, several times if need be. False when nobody waits for it any more."""
+        number, since, channel = 0, self.instant(), self.channel_losses
+        while True:
+            problem: BaseException | None = None
+            try:
+                answer = self.context.copy().run(release, transaction)
+                problem = not_told(answer, Verb.RELEASE.value)
+            except BaseException as error:
+                problem = error
+            with self.lock:
+                again_at = None
+                if problem is not None and left.is_waited_for(transaction):
+                    again_at = self._release_again(transaction, number, since, channel, problem)
+                if again_at is None:
+                    is_ours = left.end(transaction)
+                    if is_ours:
+                        self.release_ended(transaction, problem, number + 1, since)
+                    problem = None  # its traceback holds on to this frame
+                    return is_ours
+                while self.now() < again_at and left.is_waited_for(transaction):
+                    self.naps.wait(again_at)
+                if not left.is_waited_for(transaction):
+                    return False
+                number += 1
+
+    def _close_reader(self, patience: float) -> None:
+        under_way = [True]
+
+        def close() -> None:
+            try:
+                self.context.copy().run(self.reader.close)
+            except BaseException as error:
+                self.close_failed(error)
+            with self.lock:
+                under_way.clear()
+                self.watch.notify()
+
+        self.clock.spawn("ergon-close", close)
+        while under_way and self.now() < patience:
+            self.watch.wait(patience)
+
+
+class ThreadWorkers(ThreadSource):
+    """The half of the thread driver that runs in worker threads."""
+
+    def _start(self, worker: Worker, job: Job | None) -> None:
+        name = f"ergon-{self.plan.task}-{len(self.workers)}"
+        self.clock.spawn(name, lambda: self._body(worker, job))
+
+    # -- a worker ----------------------------------------------------------------------------
+
+    def _body(self, worker: Worker, job: Job | None) -> None:
+        outbreak: BaseException | None = None
+        try:
+            self.is_rousing = False
+            if job is None or job(worker):
+                self._work(worker)
+        except BaseException as error:
+            outbreak = error
+        self._left(worker, outbreak)
+
+    def _work(self, worker: Worker) -> None:
+        ready = self.ready
+        while True:
+            if self.stops and self.grace_at == NEVER:
+                # Whoever asked could not have the lock, and its messenger may be late.
+                with self.lock:
+                    self.hear_stop()
+            if (self.is_gated or not ready) and not self._idle(worker):
+                return
+            # First, for what is taken has to begin at once: nobody may overtake it.
+            if (self.is_continuous or len(ready) > 1) and not self.is_rousing:
+                self._rouse()
+            try:
+                transaction = ready.popleft()
+            except IndexError:  # another worker was faster
+                continue
+            if not self._live(worker, transaction):
+                return
+
+    def _idle(self, worker: Worker) -> bool:
+        """Nothing can be begun now: do what the loop plans. False when nothing is left to do."""
+        worker.attempt = None
+        while True:
+            with self.lock:
+                action = self._plan()
+                while action is None:
+                    if self.ready and self.may_start():
+                        self._hand_over()
+                        return True
+                    self._rest()
+                    action = self._plan()
+                if isinstance(action, Finish):
+                    return False
+            try:
+                if not self._fetch(worker, action.at_most):
+                    return False
+            except BaseException:
+                self.loop.fetching = False  # or the loop would wait for it
+                raise
+
+    def _rest(self) -> None:
+        self.idle += 1
+        try:
+            self.work.wait(None if self.ready else self.resume_at)
+        finally:
+            self._rested()
+
+    # -- one lifecycle -----------------------------------------------------------------------
+
+    def _live(self, worker: Worker, transaction: Transaction) -> bool:
+        """Drive one transaction to its end. False when the supervisor took the run away from us.
+
+        As long as every hook returns, the machine has nothing to decide: this is its happy path,
+        written out. The first other event enters it.
+        """
+        if not self.is_plain:
+            return self._live_watched(worker, transaction)
+        run = self._begin(worker, transaction)
+        step = self.on_process
+        current: tuple[Any, ...] = (self.call, run, step.phase, 0, run.ticket)
+        event = self._call(worker, run, step, run, current, transaction)
+        if event is RETURNED:
+            run.step = ON_SUCCESS
+            step = self.on_success
+            if step.hook is not None:
+                run.deadline_at = None  # process's own must not be held against this step
+                run.ticket.append(None)
+                current = (self.call, run, step.phase, 0, run.ticket)
+                event = self._call(worker, run, step, run, current, transaction, run.result)
+            if event is RETURNED:
+                run.end = SUCCEEDED
+                if self.is_quiet:
+                    return self._account_for(worker, run, SUCCEEDED)
+                return self._finish(worker, run, SUCCEEDED)
+        return event is not None and self._drive(worker, run, event)
+
+    def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
+        """The same with an object per attempt, which a sink hangs its notes on."""
+        run = self._begin(worker, transaction)
+        tell_began(self, run)
+        if not self.plan.compiled:
+            return self._drive(worker, run, BEGAN)
+        event = self._attempt(worker, run, self.on_process)
+        if event is RETURNED:
+            run.step, run.step_began_at = ON_SUCCESS, run.seen_at
+            event = self._attempt(worker, run, self.on_success)
+            if event is RETURNED:
+                run.end = SUCCEEDED
+                return self._finish(worker, run, SUCCEEDED)
+        return event is not None and self._drive(worker, run, event)
+
+    def _drive(self, worker: Worker, run: Run, event: Event) -> bool:
+        """Do what the machine says until the end; starts at any event."""
+        next_event: Event | None = event
+        while next_event is not None:
+            action = decide(self, run, next_event)
+            if isinstance(action, Call):
+                next_event = self._attempt(worker, run, self.steps[action.step])
+            elif isinstance(action, Sleep):
+                next_event = self._sleep(worker, run, action.seconds)
+            else:
+                return self._finish(worker, run, action)
+        return False
+
+    def _attempt(self, worker: Worker, run: Run, step: StepPlan) -> Event | None:
+        """One call of a hook, off the happy path."""
+        if step.hook is None:
+            return RETURNED
+        attempt = Attempt(self.call, run, step.phase, run.attempt)
+        given = arguments(run, step.step)
+        return self._call(worker, run, step, attempt, attempt, *given)
+
+    def _call(
+        self, worker: Worker, run: Run, step: StepPlan, doing: Doing, current: Any, *given: Any
+    ) -> Event | None:
+        """Call a hook. None when the supervisor took the run away meanwhile."""
+        if self.is_timed and not self.arm(doing, run, step.timeout):
+            return Expired(doing.scope) if self._owns(doing) else None
+        worker.attempt = doing
+        if doing.deadline_at is not None and doing.deadline_at < self.next_check:
+            self._watch_for(doing.deadline_at)
+        if self.is_aborted:
+            return STOPPED if doing.claim() else None
+        context = self.context.copy()
+        if self.sink is not None:
+            self.enter(doing, context)
+        try:
+            context.run(set_current, current)
+            result = context.run(step.hook, *given)
+        except BaseException as error:
+            return self._failed(doing, step.step, error)
+        if type(result) is CoroutineType:
+            return self._failed(doing, step.step, never_awaited(result, step.phase))
+        return self._returned(doing, run, step.step, result)
+
+    def _sleep(self, worker: Worker, run: Run, seconds: float) -> Event | None:
+        """Wait before the next attempt; a wait that outlives the grace of a stop ends at once."""
+        nap = Attempt(self.call, run, BACKOFF, run.attempt)
+        worker.attempt = nap
+        wake_at = self.now() + seconds
+        lifecycle_at = deadline(self.rule, run)
+        until = wake_at if lifecycle_at is None else min(wake_at, lifecycle_at)
+        with self.lock:
+            while self.now() < until <= self.grace_at and not self.is_aborted:
+                self.naps.wait(until)
+        if not nap.claim():
+            return None
+        if self.is_aborted or until > self.grace_at:
+            return STOPPED
+        return WOKE if until == wake_at and until != lifecycle_at else Expired(Scope.LIFECYCLE)
+
+    def _finish(self, worker: Worker, run: Run, end: End) -> bool:
+        verb = None if self.settlement is None else verb_for(self, end)
+        if verb is not None and not self._settle(worker, run, verb):
+            return False
+        return self._close(worker, run)
+
+    def _settle(self, worker: Worker, run: Run, verb: Verb) -> bool:
+        """Tell the source. False when it did not answer in time and another worker went on."""
+        settlement = self.settlement
+        if settlement is None:
+            return True
+        attempt: Settling | None = self._settling(run, verb, settlement.timeout)
+        while attempt is not None:
+            self._publish(worker, attempt)
+            if self._is_over(run):
+                return False
+            problem: BaseException | None = None
+            context = self.context.copy()
+            self.enter(attempt, context)
+            try:
+                answer = context.run(settlement.verbs[verb], *told(run, verb))
+                problem = not_told(answer, verb.value)
+            except BaseException as error:
+                problem = error
+            if not self._owns(attempt):
+                return False
+            nap = self._settled(worker, attempt, problem)
+            problem = None  # its traceback holds on to this frame
+            if nap is None:
+                return True
+            if not self._wait_to_settle(nap):
+                return False
+            attempt = self._next_settling(nap, settlement.timeout)
+        return True
+
+    def _wait_to_settle(self, nap: Settling) -> bool:
+        """Wait before the source is told again. False when the supervisor took the run away."""
+        with self.lock:
+            while self._waits_to_settle(nap):
+                self.naps.wait(nap.wake_at)
+        return nap.claim()
+
 
 logger = logging.getLogger("ergon.engine")
 

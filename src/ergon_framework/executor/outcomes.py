@@ -15,7 +15,7 @@ from ergon_framework.core.wire import (
     Status,
     encode_outcome,
 )
-from ergon_framework.engine.known import known_failure
+from ergon_framework.engine.classify import known_failure
 from ergon_framework.errors import NonRetryableException
 from ergon_framework.executor.asking import Held, RetryLater
 from ergon_framework.executor.traces import traceback_of

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from ergon_framework.core.breaker import Breaker, BreakerRule, Permit, State, Vote
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.providerstore import LaneKey, ProviderStore
 from ergon_framework.providers.decisions import DECISIONS

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from ergon_framework.core.lifecycle import Ending
+from ergon_framework.engine.asyncio_engine import TaskEngine
 from ergon_framework.engine.clocks import SYSTEM_CLOCK, current_clock
 from ergon_framework.engine.plan import EnginePlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import Run
-from ergon_framework.engine.tasks import TaskEngine
 from ergon_framework.engine.threads import ThreadEngine
 from ergon_framework.errors import EnvelopeError, WiringError
 from ergon_framework.ports.context import Attempt, current_attempt

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreError, describe
 from ergon_framework.ports.journal import Entry, Journal, SpanRecord
 from ergon_framework.ports.notice import CATALOGUE, Meaning, Notice

@@ -21,7 +21,7 @@ from ergon_framework.boundary.conversing.transport import ADMIN, BOUNDARY
 from ergon_framework.boundary.model import Batch, Delivery
 from ergon_framework.core.call import Call
 from ergon_framework.core.retry import RetryRule
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import BoundaryError, BoundaryNotFoundError, ConsumerHeldError
 
 MAX_BYTES = 4 << 20

@@ -36,7 +36,7 @@ from ergon_framework.boundary.producing.options import (
 )
 from ergon_framework.core.failure import Kind
 from ergon_framework.core.retry import Backoff, RetryRule
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 
 logger = logging.getLogger(__name__)
 

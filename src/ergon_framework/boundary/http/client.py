@@ -28,7 +28,7 @@ from ergon_framework.boundary.http.codec import (
 )
 from ergon_framework.boundary.http.endpoint import Endpoint, Tls
 from ergon_framework.boundary.model import ObjectReceipt
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import NodeUnavailableError
 
 RECEIVE = 64 << 10

@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import Generic
 
 from ergon_framework.boundary.logs.in_line import Answer, InLine, Left, Request, Waiting
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import BoundaryError, StoreError, StoreUnavailableError
 from ergon_framework.storage.sqlite.group_commit import Caller, Turns, nested
 

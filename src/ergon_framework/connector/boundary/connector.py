@@ -14,6 +14,7 @@ from ergon_framework.boundary.consuming.objects import getting, reference_of, sa
 from ergon_framework.boundary.consuming.options import ConsumerOptions, warn_of_gap
 from ergon_framework.boundary.conversing.script import SCHEDULE, Script
 from ergon_framework.boundary.model import Loss
+from ergon_framework.connector.base import settling
 from ergon_framework.connector.boundary.consuming import Driver
 from ergon_framework.connector.boundary.envelope import DeliveredFact, delivered
 from ergon_framework.connector.boundary.faults import BoundaryConnectorError
@@ -28,7 +29,6 @@ from ergon_framework.connector.boundary.options import (
 )
 from ergon_framework.connector.boundary.window import Entry, State
 from ergon_framework.core.retry import RetryRule
-from ergon_framework.engine.settling import settling
 from ergon_framework.errors import ConfigurationError, TransactionException, describe
 from ergon_framework.ports.factstore import Reference
 from ergon_framework.ports.transaction import Transaction

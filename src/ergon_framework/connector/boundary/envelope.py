@@ -17,9 +17,8 @@ from ergon_framework.boundary.model import Delivery, Fact
 from ergon_framework.boundary.producing.publishing import check_object
 from ergon_framework.boundary.producing.sequence import fact_of
 from ergon_framework.boundary.settings import LimitSettings
+from ergon_framework.connector.base import Delivered, difference
 from ergon_framework.connector.boundary.window import Entry
-from ergon_framework.engine.round_trip import difference
-from ergon_framework.engine.settling import Delivered
 from ergon_framework.errors import EnvelopeError, FactInvalidError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.telemetry.propagation import extract, outgoing, read, written

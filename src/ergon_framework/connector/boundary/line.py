@@ -12,9 +12,9 @@ from ergon_framework.boundary.conversing.script import Script
 from ergon_framework.boundary.conversing.transport import AsyncTransport, Transport
 from ergon_framework.boundary.http.client import HttpTransport
 from ergon_framework.boundary.producing.options import ProducerOptions, client_tls
+from ergon_framework.connector.base import OwnThreads
 from ergon_framework.connector.boundary.faults import BoundaryConnectorError
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.engine.own_threads import OwnThreads
 from ergon_framework.errors import ConfigurationError, WiringError
 
 T = TypeVar("T")

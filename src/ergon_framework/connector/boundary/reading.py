@@ -24,9 +24,9 @@ from ergon_framework.boundary.consuming.conversations import (
 )
 from ergon_framework.boundary.conversing.script import Now, Script, Wait
 from ergon_framework.boundary.model import Batch, Loss
+from ergon_framework.connector.base import Forsaken
 from ergon_framework.connector.boundary.faults import FactPassedError
 from ergon_framework.connector.boundary.window import Confirm, Entry, SetAside, State, Step, Window
-from ergon_framework.engine.settling import Forsaken
 from ergon_framework.errors import BoundaryError, ConsumerHeldError
 from ergon_framework.storage.failpoints import declare, failpoint
 

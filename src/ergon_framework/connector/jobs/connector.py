@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
+from ergon_framework.connector.base import ThreadedTwins, settling
 from ergon_framework.connector.jobs.desk import Desk
 from ergon_framework.connector.jobs.envelope import (
     Delivery,
@@ -21,7 +22,6 @@ from ergon_framework.connector.jobs.options import check_batch, checked, refuse_
 from ergon_framework.connector.jobs.outcomes import held_for, seen_of
 from ergon_framework.core.job import JobStatus, Released, Seen, Succeeded
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.engine.settling import ThreadedTwins, settling
 from ergon_framework.errors import StoreError
 from ergon_framework.jobs.client import MOST_AT_ONCE
 from ergon_framework.jobs.requests import Store

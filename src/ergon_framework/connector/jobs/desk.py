@@ -11,12 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from ergon_framework.connector.base import Delivered
 from ergon_framework.connector.jobs.faults import JobsConnectorError, LeaseLostError
 from ergon_framework.connector.jobs.holding import Holding
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import Failed, Seen
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.engine.settling import Delivered
 from ergon_framework.errors import StoreError, describe
 from ergon_framework.jobs.claims import Claim, Judgement
 from ergon_framework.jobs.client import JobClient

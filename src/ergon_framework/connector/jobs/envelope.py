@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ergon_framework.connector.base import Delivered, difference
 from ergon_framework.connector.jobs.faults import ConflictingJobError, JobsConnectorError
-from ergon_framework.engine.round_trip import difference
-from ergon_framework.engine.settling import Delivered
 from ergon_framework.errors import DuplicateJobError, EnvelopeError, JobError, PayloadError
 from ergon_framework.jobs.claims import Claim
 from ergon_framework.jobs.client import JobClient

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ergon_framework.connector.base import Forsaken
 from ergon_framework.core.job import Released
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.engine.settling import Forsaken
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.jobs.chores import WorkerChores
 from ergon_framework.jobs.claims import Claim, Judgement

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ergon_framework.connector.jsonl.codec import NEWLINE, JsonlConnectorError, is_complete
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.storage.secure_files import Folder
 
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync

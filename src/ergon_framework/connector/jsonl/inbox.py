@@ -24,7 +24,7 @@ from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.connector.jsonl.files import AppendFile, DirectoryLock
 from ergon_framework.connector.jsonl.lines import Line, fingerprint, pieces, scan
 from ergon_framework.connector.jsonl.progress import FileProgress, Progress, Stamp
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import describe
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ergon_framework.connector.jsonl.codec import JsonlConnectorError
 from ergon_framework.connector.jsonl.files import MOST_TAKEN, AppendFile, LockedError, taken
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.storage.secure_files import Folder
 
 _PART = re.compile(r"part-(\d{8,})\.jsonl")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ergon_framework.core.guard import GuardRule, RetryBudget, Scope
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.clock import Clock
 from ergon_framework.ports.providerstore import (

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import (
     ConfigurationError,
     StoreError,

@@ -12,7 +12,7 @@ from typing import Any
 
 from ergon_framework.core.breaker import Breaker
 from ergon_framework.core.quota import Account, Window
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.ports.providerstore import (
     AttemptRow,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import psycopg
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine, event, exc
 
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ergon_framework.core.rollup import Durations, Hour, Rollup, merged
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.ports.providerstore import LaneKey
 from ergon_framework.providers.stores.folding import (
     MINUTE,

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import psycopg
 
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ErgonError, StoreError, StoreUnavailableError
 from ergon_framework.storage.deadlines import ASKING, Patience
 from ergon_framework.storage.notifier import MemoryBell

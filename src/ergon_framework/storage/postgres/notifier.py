@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from ergon_framework.core.retry import Backoff
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.storage.deadlines import ASKING
 from ergon_framework.storage.notifier import Belfry as Bells
 from ergon_framework.storage.notifier import MemoryBell

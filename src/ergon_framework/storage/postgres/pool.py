@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 import psycopg
 
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.engine.forking import renew_after_fork
 from ergon_framework.errors import ConfigurationError, ErgonError, StoreUnavailableError
 from ergon_framework.storage.connection_errors import told_again
 from ergon_framework.storage.deadlines import ASKING, Patience, Wait

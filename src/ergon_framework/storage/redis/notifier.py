@@ -14,7 +14,7 @@ from typing import Any
 from redis import exceptions
 
 from ergon_framework.core.retry import Backoff
-from ergon_framework.engine.forking import renew_after_fork
+from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import ErgonError
 from ergon_framework.storage.deadlines import ASKING
 from ergon_framework.storage.notifier import Belfry as Bells

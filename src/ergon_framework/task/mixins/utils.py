@@ -17,8 +17,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 from opentelemetry import context as otel_context
 
 from ergon_framework.core.retry import LONGEST_DELAY
+from ergon_framework.engine.asyncio_engine import keep
 from ergon_framework.engine.clocks import current_clock
-from ergon_framework.engine.task_source import keep
 from ergon_framework.engine.trampoline import await_inside
 
 P = ParamSpec("P")

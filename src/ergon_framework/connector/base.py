@@ -1,18 +1,122 @@
-"""What connectors share: deliveries that are settled once, and asyncio twins that use threads."""
+"""What connectors share: deliveries that are settled once, asyncio twins over threads, JSON checks.
+
+An event loop has one small thread pool for everybody. Hooks that hang in it, each in a call of
+``asyncio.to_thread`` that was given up long ago, would leave no thread to tell the source of them.
+So a connector that blocks has threads of its own (``OwnThreads``).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import functools
+import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from ergon_framework.engine.own_threads import OwnThreads
+from ergon_framework.engine.atfork import renew_after_fork
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConnectorError
 from ergon_framework.ports.transaction import Transaction
+
+T = TypeVar("T")
+
+MOST = 32
+"""Threads of one connector: settlements of as many transactions at once."""
+IDLE = 10.0
+"""Seconds after which a thread ends that has nothing to do."""
+
+_Item = tuple["Future[Any]", Callable[[], Any]]
+
+
+class OwnThreads(Executor):
+    """So many daemonic threads at most, begun when they are needed, ended when they are not.
+
+    One that hangs keeps neither the others nor the end of the process waiting.
+    """
+
+    def __init__(self, name: str = "ergon-connector", most: int = MOST) -> None:
+        self._name = name
+        self._most = most
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Also in a forked child: the threads are the parent's."""
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._left = 0  # items that no thread has taken
+        self._idle = 0
+        self._threads = 0
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call it in one of the threads."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._left >= self._idle and self._threads < self._most:
+                self._add_thread()
+            self._left += 1
+            self._waiting.put((future, functools.partial(fn, *args, **kwargs)))
+        return future
+
+    async def run(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """The same for an event loop, as :func:`asyncio.to_thread` does it."""
+        context = contextvars.copy_context()
+        call = functools.partial(context.run, fn, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self, call)
+
+    def _serve(self) -> None:
+        while (item := self._next()) is not None:
+            future, call = item
+            if future.set_running_or_notify_cancel():
+                _call(future, call)
+            del future, call, item  # what was returned or raised is not held on to
+
+    def _add_thread(self) -> None:
+        try:
+            SYSTEM_CLOCK.spawn(self._name, self._serve)
+        except RuntimeError:  # no thread can be started: those there must do
+            if not self._threads:
+                raise
+        else:
+            self._threads += 1
+
+    def _next(self) -> _Item | None:
+        with self._lock:
+            self._idle += 1
+        while True:
+            item = self._wait()
+            with self._lock:
+                if item is None and self._left:
+                    continue  # somebody counted on this thread a moment ago
+                self._idle -= 1
+                if item is None:
+                    self._threads -= 1
+                else:
+                    self._left -= 1
+                return item
+
+    def _wait(self) -> _Item | None:
+        try:
+            return self._waiting.get(timeout=IDLE)
+        except queue.Empty:
+            return None
+
+
+def _call(future: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        result = call()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
 
 _set = object.__setattr__
 _turn = threading.Lock()  # for the moment in which a delivery gets its verb
@@ -138,3 +242,22 @@ class ThreadedTwins:
     @cached_property
     def _threads(self) -> OwnThreads:
         return OwnThreads()
+
+
+def difference(given: Any, found: Any, path: str) -> tuple[str, str] | None:
+    """Where what comes back differs first and how, without any value; None when it is equal."""
+    if given == found:
+        return None
+    pairs: list[tuple[str, Any, Any]] = []
+    if isinstance(given, dict) and isinstance(found, dict) and given.keys() == found.keys():
+        pairs = [(f"{path}[{_short(key)}]", given[key], found[key]) for key in given]
+    elif isinstance(given, list) and isinstance(found, list) and len(given) == len(found):
+        pairs = [(f"{path}[{n}]", *both) for n, both in enumerate(zip(given, found, strict=True))]
+    inner = (difference(one, other, at) for at, one, other in pairs)
+    told = f"is of type {type(given).__name__} and would come back as {type(found).__name__}"
+    return next((each for each in inner if each is not None), (path, told))
+
+
+def _short(key: object) -> str:
+    text = str(key)
+    return ascii(text if len(text) <= 40 else text[:40] + "…")

@@ -1,0 +1,767 @@
+"""The asyncio driver: the calling task supervises, a few long-lived worker tasks do the rest.
+
+The same machine as the thread driver, with one more means: a call that is overdue is cancelled
+first. Only code that swallows the cancellation beyond a short grace is abandoned and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine
+from contextlib import nullcontext, suppress
+from types import CoroutineType
+from typing import Any
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.lifecycle import (
+    BEGAN,
+    RETURNED,
+    STOPPED,
+    SUCCEEDED,
+    WOKE,
+    Call,
+    End,
+    Event,
+    Expired,
+    Scope,
+    Sleep,
+    Step,
+    Verb,
+    deadline,
+)
+from ergon_framework.core.loop import Finish, StopReason
+from ergon_framework.engine.call import (
+    RELEASE_STEP,
+    Crew,
+    Job,
+    Returning,
+    arguments,
+    conclude,
+    cut_off,
+    decide,
+    set_current,
+    tell_attempt,
+    tell_began,
+    told,
+    verb_for,
+)
+from ergon_framework.engine.classify import is_a, is_outbreak, never_awaited, not_told
+from ergon_framework.engine.clocks import AsyncSignal, pause
+from ergon_framework.engine.delivery import Delivery
+from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
+from ergon_framework.engine.report import Report
+from ergon_framework.engine.run import BACKOFF, FETCH, Doing, Run, Settling, Worker
+from ergon_framework.engine.trampoline import (
+    DONE,
+    FAILED,
+    Stepped,
+    Stepper,
+    await_inside,
+    inside,
+    wait_for,
+)
+from ergon_framework.ports.context import Attempt
+from ergon_framework.ports.notice import Sink
+from ergon_framework.ports.transaction import Transaction
+
+FAIR_TURNS = 32
+"""Things a worker does in a row before it lets the rest of the event loop run, should none of them
+await anything."""
+FAIR_TIME = 0.01
+"""Seconds after which it does so. All workers of a call share them, however many there are."""
+
+
+class TaskSource(Crew):
+    """Fetching and handing back with asyncio, and the signals all tasks of a call share."""
+
+    def __init__(self, plan: EnginePlan, sink: Sink | None) -> None:
+        self.event_loop = asyncio.get_running_loop()
+        super().__init__(plan, self.event_loop.time, sink)
+        self.lock = nullcontext()
+        self.work: AsyncSignal = AsyncSignal()
+        self.naps: AsyncSignal = AsyncSignal()
+        self.watch: AsyncSignal = AsyncSignal()
+        self.fetched: AsyncSignal = AsyncSignal()
+        self.turns = FAIR_TURNS  # left of the fetches, retries and releases of this turn
+        self.turn_ends_at = self.now() + FAIR_TIME
+        self.is_turn_over = False
+
+    # -- fairness ----------------------------------------------------------------------------
+
+    async def _breathe(self) -> None:
+        """Called wherever the driver decides what to do next: lets others run now and then."""
+        self.turns -= 1
+        if self.turns <= 0 or self.now() >= self.turn_ends_at:
+            await self._end_turn()
+
+    async def _end_turn(self) -> None:
+        """Let the event loop run; the next turn begins in its next round, for all workers."""
+        if not self.is_turn_over:
+            self.is_turn_over = True
+            self.event_loop.call_soon(self._begin_turn)
+        await pause()
+
+    def _begin_turn(self) -> None:
+        self.is_turn_over = False
+        self.turns = FAIR_TURNS
+        self.turn_ends_at = self.now() + FAIR_TIME
+
+    # -- fetching ----------------------------------------------------------------------------
+
+    def _publish(self, worker: Worker, attempt: Attempt) -> None:
+        worker.attempt = attempt
+        if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
+            self._watch_for(attempt.deadline_at)
+
+    def _watch_for(self, deadline_at: float) -> None:
+        """The supervisor must wake earlier than it intends to."""
+        self.next_check = deadline_at
+        self.watch.notify()
+
+    async def _fetch(self, worker: Worker, at_most: int) -> bool:
+        if self.stuck is not None:
+            return await self._fetch_again(at_most)
+        attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
+        attempt.began_at = self.now()
+        timeout = self.plan.bounds.fetch_timeout
+        if timeout is not None:
+            attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
+        self._publish(worker, attempt)
+        self.emit("fetch.began", attempt=attempt, requested=at_most)
+        self.reading = delivery = Delivery(at_most)
+        context = self.context.copy()
+        self.enter(attempt, context)
+        ours, reading = worker.cancels, None
+        try:
+            reading = inside(context, self.reader.read_async(at_most, delivery, self._breathe))
+            await reading
+        except BaseException as error:
+            delivery.error = error
+        if reading is not None and reading.cancels > worker.cancels - ours:
+            self._cancelled_outside(delivery.error)
+        if not attempt.claim():
+            self._fetched_late(attempt, delivery)
+            return False
+        worker.attempt = None
+        self._receive(delivery, attempt)
+        return True
+
+    def _receive(self, delivery: Delivery, attempt: Doing) -> None:
+        error = delivery.error
+        was_cancelled = error is not None and is_a(error, asyncio.CancelledError)
+        if was_cancelled and (attempt.expired or self.is_aborted):
+            forgive()
+            delivery.error = None
+            if not delivery.transactions:
+                self.fetch_timed_out(attempt)
+                return
+        super()._receive(delivery, attempt)
+
+    async def _fetch_again(self, at_most: int) -> bool:
+        """The previous fetch still hangs: wait for that one, since two must not overlap."""
+        timeout = self.plan.bounds.fetch_timeout
+        attempt = self._waiting_attempt(at_most)
+        until = self.now() + (timeout or 0.0)
+        while self.late is None and not self.is_aborted and self.now() < until:
+            await self.fetched.wait(until)
+        self._take_late(attempt)
+        return True
+
+    def _cancelled_outside(self, error: BaseException | None) -> None:
+        """Somebody cancelled a task of this call: it ends now, and nothing of it has failed."""
+        if error is None or not is_a(error, asyncio.CancelledError):
+            error = asyncio.CancelledError()
+        forgive()
+        self._stop(error)
+        self.stops += 2
+        self.begin_abort(self.loop.reason or StopReason.STOPPED)
+
+    def _broke_out(self, error: BaseException) -> None:
+        if is_a(error, asyncio.CancelledError):
+            self._cancelled_outside(error)
+        else:
+            super()._broke_out(error)
+
+    def _hand_back_later(self) -> None:
+        handing_back = self._begin_task(self._hand_back())
+        # Cancelled before its first step, it would have done nothing, not even named them.
+        handing_back.add_done_callback(lambda _task: self.strand(self.take_returning().give_up()))
+
+    def _begin_task(self, body: Coroutine[Any, Any, None], name: str | None = None) -> Any:
+        """A task that is kept until it is done."""
+        try:
+            task = self.event_loop.create_task(body, name=name)
+        except BaseException:  # a task factory of the user's may raise
+            body.close()
+            raise
+        keep(task)
+        return task
+
+    async def _hand_back(self) -> None:
+        """Return what was not begun, without waiting for a source that hangs."""
+        left = self.take_returning()
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            patience = self.now() + self.plan.bounds.release_grace
+            release = self.releasing()
+            if release is not None:
+                await self._release_all(left, release, patience, tasks)
+            if self.reader.is_open:
+                tasks.add(self._begin_task(self._close_reader()))
+                await asyncio.wait(tasks, timeout=max(0.0, patience - self.now()))
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # no longer, but what is left is still named
+            self.interrupt(error)
+            if isinstance(error, asyncio.CancelledError):
+                self.outbreak = error
+        finally:
+            for task in tasks:
+                keep(task)
+                task.cancel()
+            self.strand(left.give_up())
+
+    async def _release_all(
+        self, left: Returning, release: Hook, patience: float, tasks: set[asyncio.Task[None]]
+    ) -> None:
+        while left and self.now() < patience:
+            if left.needs_releaser:
+                left.releasers += 1
+                tasks.add(self._begin_task(self._release(left, release)))
+            step = self.now() + RELEASE_STEP
+            until = min(step, patience) if left.needs_releaser else patience
+            while left and self.now() < until:
+                await self.watch.wait(until)
+
+    async def _release(self, left: Returning, release: Hook) -> None:
+        while (transaction := left.begin()) is not None:
+            if not await self._release_one(left, release, transaction):
+                return  # the supervisor lost patience and called it stranded
+            self.watch.notify()
+            if self._is_cancelled():
+                return
+            await self._breathe()
+
+    async def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
+        """Hand one back, several times if need be. False when nobody waits for it any more."""
+        number, since, channel = 0, self.instant(), self.channel_losses
+        while True:
+            problem: BaseException | None = None
+            try:
+                context = self.context.copy()
+                answer = await await_inside(context, context.run(release, transaction))
+                problem = not_told(answer, Verb.RELEASE.value)
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                problem = error
+            again_at = None
+            if problem is not None and not self._is_cancelled():
+                again_at = self._release_again(transaction, number, since, channel, problem)
+            if again_at is None:
+                is_ours = left.end(transaction)
+                if is_ours:
+                    self.release_ended(transaction, problem, number + 1, since)
+                problem = None  # its traceback holds on to this frame
+                return is_ours
+            while self.now() < again_at and left.is_waited_for(transaction):
+                await self.naps.wait(again_at)
+            if not left.is_waited_for(transaction):
+                return False
+            number += 1
+
+    async def _close_reader(self) -> None:
+        try:
+            await await_inside(self.context.copy(), self.reader.aclose())
+        except Exception as error:
+            self.close_failed(error)
+
+    def _is_cancelled(self) -> bool:
+        """Whether somebody cancelled the task that asks."""
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+
+
+_KEPT: set[asyncio.Task[Any]] = set()
+"""Tasks nobody awaits: the event loop itself holds them only weakly."""
+
+
+def keep(task: asyncio.Task[Any]) -> None:
+    """Hold on to a task until it is done."""
+    _KEPT.add(task)
+    task.add_done_callback(_KEPT.discard)
+
+
+def forgive() -> None:
+    """The engine's own cancellation was delivered: the worker task goes on."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+
+
+async def absorb() -> int:
+    """Take away a cancellation that a hook left on its worker: it is not the next hook's.
+
+    The number of those that arrived meanwhile, which are not the hook's.
+    """
+    task = asyncio.current_task()
+    pending = 0 if task is None else task.cancelling()
+    if task is None or not pending:
+        return 0
+    with suppress(asyncio.CancelledError):
+        await pause()
+    arrived = task.cancelling() - pending
+    forgive()
+    return arrived
+
+
+class Suspended:
+    """A hook that waits for something."""
+
+    __slots__ = ("doing", "ours", "rest", "run", "step", "worker")
+
+    def __init__(
+        self, worker: Worker, doing: Doing, run: Run, step: Step, rest: Awaitable[Any]
+    ) -> None:
+        self.worker = worker
+        self.ours = worker.cancels
+        self.doing = doing
+        self.run = run
+        self.step = step
+        self.rest = rest
+
+
+async def given_back(value: Any) -> Any:
+    """``value``, for a hook that returned at once and left a cancellation on its worker."""
+    return value
+
+
+class TaskWorkers(TaskSource):
+    """The half of the asyncio driver that runs in worker tasks."""
+
+    def _start(self, worker: Worker, job: Job | None) -> None:
+        worker.stepper = Stepper()
+        name = f"ergon-{self.plan.task}-{len(self.workers)}"
+        worker.handle = self._begin_task(self._body(worker, job), name)
+        worker.handle.add_done_callback(lambda _task: self._gone(worker))
+
+    def _gone(self, worker: Worker) -> None:
+        """Cancelled before its first step, a task runs nothing of its body."""
+        if worker in self.workers:
+            self._left(worker, asyncio.CancelledError())
+
+    # -- a worker ----------------------------------------------------------------------------
+
+    async def _body(self, worker: Worker, job: Job | None) -> None:
+        outbreak: BaseException | None = None
+        try:
+            if worker.handle is None:  # an eager task factory runs us inside of ``_start``
+                await pause()
+            self.is_rousing = False
+            goes_on = True if job is None else job(worker)
+            if goes_on is True or (goes_on and await goes_on):
+                await self._work(worker)
+        except BaseException as error:
+            outbreak = error
+        self._left(worker, outbreak)
+
+    async def _work(self, worker: Worker) -> None:
+        ready = self.ready
+        turns = FAIR_TURNS
+        while True:
+            if (self.stops or self.has_deadline) and self.must_decide():
+                await pause()  # the supervisor needs the event loop to act
+                continue
+            if (self.is_gated or not ready) and not await self._idle(worker):
+                return
+            if (self.is_continuous or len(ready) > 1) and not self.is_rousing:
+                self._rouse()
+            try:
+                transaction = ready.popleft()
+            except IndexError:  # another worker was faster
+                continue
+            if not await self._live(worker, transaction):
+                return
+            turns -= 1
+            if not turns or self.now() >= self.turn_ends_at:
+                await self._end_turn()
+                turns = FAIR_TURNS
+
+    async def _idle(self, worker: Worker) -> bool:
+        """Nothing can be begun now: do what the loop plans. False when nothing is left to do."""
+        worker.attempt = None
+        while True:
+            while (self.stops or self.has_deadline) and self.must_decide():
+                await pause()  # no fetch begins before the supervisor has acted
+            action = self._plan()
+            while action is None:
+                if self.ready and self.may_start():
+                    self._hand_over()
+                    return True
+                await self._rest()
+                action = self._plan()
+            if isinstance(action, Finish):
+                return False
+            try:
+                if not await self._fetch(worker, action.at_most):
+                    return False
+            except BaseException:
+                self.loop.fetching = False  # or the loop would wait for it
+                raise
+            await self._breathe()
+
+    async def _rest(self) -> None:
+        self.idle += 1
+        try:
+            await self.work.wait(None if self.ready else self.resume_at)
+        finally:
+            self._rested()
+
+    # -- one lifecycle -----------------------------------------------------------------------
+
+    async def _live(self, worker: Worker, transaction: Transaction) -> bool:
+        """Drive one transaction to its end. False when the supervisor took the run away from us.
+
+        As long as every hook returns, the machine has nothing to decide: this is its happy path,
+        written out. The first other event enters it.
+        """
+        if not self.is_plain:
+            return await self._live_watched(worker, transaction)
+        run = self._begin(worker, transaction)
+        step = self.on_process
+        current: tuple[Any, ...] = (self.call, run, step.phase, 0, run.ticket)
+        event: Any = self._call(worker, run, step, run, current, transaction)
+        if type(event) is Suspended:
+            event = await self._resume(event)
+        if event is RETURNED:
+            run.step = ON_SUCCESS
+            step = self.on_success
+            if step.hook is not None:
+                run.deadline_at = None  # process's own must not be held against this step
+                run.ticket.append(None)
+                current = (self.call, run, step.phase, 0, run.ticket)
+                event = self._call(worker, run, step, run, current, transaction, run.result)
+                if type(event) is Suspended:
+                    event = await self._resume(event)
+            if event is RETURNED:
+                run.end = SUCCEEDED
+                if self.is_quiet:
+                    return self._account_for(worker, run, SUCCEEDED)
+                return await self._finish(worker, run, SUCCEEDED)
+        return event is not None and await self._drive(worker, run, event)
+
+    async def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
+        """The same with an object per attempt, which a sink hangs its notes on."""
+        run = self._begin(worker, transaction)
+        tell_began(self, run)
+        if not self.plan.compiled:
+            return await self._drive(worker, run, BEGAN)
+        event: Any = self._try(worker, run, self.on_process)
+        if type(event) is Suspended:
+            event = await self._resume(event)
+        if event is RETURNED:
+            run.step, run.step_began_at = ON_SUCCESS, run.seen_at
+            event = self._try(worker, run, self.on_success)
+            if type(event) is Suspended:
+                event = await self._resume(event)
+            if event is RETURNED:
+                run.end = SUCCEEDED
+                return await self._finish(worker, run, SUCCEEDED)
+        return event is not None and await self._drive(worker, run, event)
+
+    async def _drive(self, worker: Worker, run: Run, event: Event) -> bool:
+        """Do what the machine says until the end; starts at any event."""
+        next_event: Event | None = event
+        while next_event is not None:
+            action = decide(self, run, next_event)
+            if isinstance(action, Call):
+                if action.attempt:  # retries without a wait must not keep the event loop either
+                    await self._breathe()
+                next_event = await self._attempt(worker, run, self.steps[action.step])
+            elif isinstance(action, Sleep):
+                next_event = await self._sleep(worker, run, action.seconds)
+            else:
+                return await self._finish(worker, run, action)
+        return False
+
+    async def _attempt(self, worker: Worker, run: Run, step: StepPlan) -> Event | None:
+        """One call of a hook, off the happy path."""
+        event = self._try(worker, run, step)
+        return await self._resume(event) if isinstance(event, Suspended) else event
+
+    def _try(self, worker: Worker, run: Run, step: StepPlan) -> Event | Suspended | None:
+        """The same as far as it goes without waiting."""
+        if step.hook is None:
+            return RETURNED
+        attempt = Attempt(self.call, run, step.phase, run.attempt)
+        given = arguments(run, step.step)
+        return self._call(worker, run, step, attempt, attempt, *given)
+
+    def _call(
+        self, worker: Worker, run: Run, step: StepPlan, doing: Doing, current: Any, *given: Any
+    ) -> Event | Suspended | None:
+        """Call a hook and go as far as it goes without waiting.
+
+        None when the supervisor took the run away meanwhile.
+        """
+        if self.is_timed and not self.arm(doing, run, step.timeout):
+            return Expired(doing.scope) if self._owns(doing) else None
+        worker.attempt = doing
+        if doing.deadline_at is not None and doing.deadline_at < self.next_check:
+            self._watch_for(doing.deadline_at)
+        if self.is_aborted:
+            return STOPPED if doing.claim() else None
+        context = self.context.copy()
+        if self.sink is not None:
+            self.enter(doing, context)
+        try:
+            context.run(set_current, current)
+            answer = context.run(step.hook, *given)
+        except BaseException as error:  # a plain function; a coroutine has not begun yet
+            return self._failed(doing, step.step, error)
+        if type(answer) is not CoroutineType:
+            answer = wait_for(answer)
+        stepper = worker.stepper
+        try:
+            outcome = context.run(stepper.send, answer)
+        except GeneratorExit as error:
+            stepper.renew()
+            return self._failed(doing, step.step, error)
+        if outcome is not DONE and outcome is not FAILED:
+            return Suspended(worker, doing, run, step.step, Stepped(stepper, context, outcome))
+        value, stepper.value = stepper.value, None
+        if outcome is FAILED:
+            return self._failed(doing, step.step, value)
+        if worker.handle.cancelling():
+            return Suspended(worker, doing, run, step.step, given_back(value))
+        if type(value) is CoroutineType:
+            return self._failed(doing, step.step, never_awaited(value, step.phase))
+        return self._returned(doing, run, step.step, value)
+
+    async def _resume(self, suspended: Suspended) -> Event | None:
+        """Wait for a hook that did not return at once."""
+        doing, step = suspended.doing, suspended.step
+        try:
+            result = await suspended.rest
+        except BaseException as error:
+            self._note_cancels(suspended, error)
+            return self._failed(doing, step, error)
+        self._note_cancels(suspended, None)
+        if type(result) is CoroutineType:
+            return self._failed(doing, step, never_awaited(result, doing.phase))
+        if not doing.expired and not self.is_aborted and await absorb():
+            self._cancelled_outside(None)
+        event = self._returned(doing, suspended.run, step, result)
+        if doing.expired:
+            forgive()
+        return event
+
+    def _note_cancels(self, suspended: Suspended, error: BaseException | None) -> None:
+        """Find out whether somebody else has cancelled the worker while the hook waited."""
+        rest, ours = suspended.rest, suspended.worker.cancels - suspended.ours
+        if isinstance(rest, Stepped) and rest.cancels > ours:
+            self._cancelled_outside(error)
+
+    def _failed(self, attempt: Doing, step: Step, error: BaseException) -> Event | None:
+        if is_a(error, asyncio.CancelledError):
+            forgive()
+        if self.is_aborted and not is_outbreak(error) and attempt.claim():
+            # It was cut off: what it raised on its way out is no failure of the transaction.
+            tell_attempt(self, attempt, Failure(Kind.CANCELLED, "aborted"), None)
+            return STOPPED
+        return super()._failed(attempt, step, error)
+
+    async def _sleep(self, worker: Worker, run: Run, seconds: float) -> Event | None:
+        """Wait before the next attempt; a wait that outlives the grace of a stop ends at once."""
+        nap = Attempt(self.call, run, BACKOFF, run.attempt)
+        worker.attempt = nap
+        wake_at = self.now() + seconds
+        lifecycle_at = deadline(self.rule, run)
+        until = wake_at if lifecycle_at is None else min(wake_at, lifecycle_at)
+        try:
+            while self.now() < until <= self.grace_at and not self.is_aborted:
+                await self.naps.wait(until)
+        except asyncio.CancelledError as error:
+            self._cancelled_outside(error)
+        if not nap.claim():
+            return None
+        if self.is_aborted or until > self.grace_at:
+            return STOPPED
+        return WOKE if until == wake_at and until != lifecycle_at else Expired(Scope.LIFECYCLE)
+
+    async def _finish(self, worker: Worker, run: Run, end: End) -> bool:
+        verb = None if self.settlement is None else verb_for(self, end)
+        if verb is not None and not await self._settle(worker, run, verb):
+            return False
+        return self._close(worker, run)
+
+    async def _settle(self, worker: Worker, run: Run, verb: Verb) -> bool:
+        """Tell the source. False when it did not answer in time and another worker went on."""
+        settlement = self.settlement
+        if settlement is None:
+            return True
+        attempt: Settling | None = self._settling(run, verb, settlement.timeout)
+        while attempt is not None:
+            self._publish(worker, attempt)
+            if self._is_over(run):
+                return False
+            problem = await self._tell_source(worker, attempt, settlement.verbs[verb])
+            if not self._owns(attempt):
+                return False
+            nap = self._settled(worker, attempt, problem)
+            problem = None  # its traceback holds on to this frame
+            if nap is None:
+                return True
+            if not await self._wait_to_settle(nap):
+                return False
+            attempt = self._next_settling(nap, settlement.timeout)
+        return True
+
+    async def _tell_source(
+        self, worker: Worker, attempt: Settling, tell: Hook
+    ) -> BaseException | None:
+        """Call ack, nack or release_after; what went wrong, if anything did."""
+        problem: BaseException | None = None
+        ours, telling = worker.cancels, None
+        context = self.context.copy()
+        self.enter(attempt, context)
+        try:
+            answer = context.run(tell, *told(attempt.run, attempt.verb))
+            telling = inside(context, answer)
+            problem = not_told(await telling, attempt.verb.value)
+        except BaseException as error:
+            problem = error
+        if telling is not None and telling.cancels > worker.cancels - ours:
+            self._cancelled_outside(problem)
+        if attempt.expired and problem is not None and is_a(problem, asyncio.CancelledError):
+            forgive()
+            problem = TimeoutError("no answer")
+        try:
+            return problem
+        finally:
+            del problem  # its traceback holds on to this frame
+
+    async def _wait_to_settle(self, nap: Settling) -> bool:
+        """Wait before the source is told again. False when the supervisor took the run away."""
+        try:
+            while self._waits_to_settle(nap):
+                await self.naps.wait(nap.wake_at)
+        except asyncio.CancelledError as error:
+            if nap.ticket:  # else the call has ended without this worker, and cancelled it itself
+                self._cancelled_outside(error)
+        return nap.claim()
+
+
+class TaskEngine(TaskWorkers):
+    """Drives one call with asyncio. Made inside a running event loop."""
+
+    def __init__(self, plan: EnginePlan, *, sink: Sink | None = None) -> None:
+        super().__init__(plan, sink)
+
+    async def run(self) -> Report:
+        """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
+        self.emit("call.began")
+        try:
+            self.hear_stop()
+            await self._supervise()
+            self.gather()
+            await self._hand_back()
+        except GeneratorExit:  # the event loop was closed around us: nothing can be awaited
+            self.gather()
+            self.account()
+            raise
+        except BaseException as error:
+            self.interrupt(error)
+            self.gather()
+        self.account()
+        return conclude(self, self.report())
+
+    def request_stop(self) -> None:
+        """Ask for a graceful stop; a second time, for an immediate one. Safe from anywhere."""
+        self.stops += 1
+        if asyncio._get_running_loop() is self.event_loop:  # noqa: SLF001 - never raises, unlike its twin
+            self._stop()
+            # In a signal handler the loop may be asleep in its selector: this wakes it.
+            self.event_loop.call_soon_threadsafe(_nothing)
+        else:
+            self.event_loop.call_soon_threadsafe(self._stop)
+
+    # -- the supervisor ----------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        troubles = 0
+        while not self.is_finished:
+            try:
+                await self._look_after(self.now())
+                if not self.workers and not self.is_finished:
+                    self._hire(None)
+                if not self.is_finished:
+                    await self.watch.wait(self.next_alarm())
+                troubles = 0
+            except GeneratorExit:
+                raise
+            except asyncio.CancelledError as error:
+                # Whoever cancels the call wants it to end: no grace, but nobody left behind.
+                self._stop(error)
+                self.outbreak = error
+                self.stops += 2
+            except BaseException as error:
+                troubles += 1
+                self._in_trouble(error, troubles)
+
+    async def _look_after(self, now: float) -> None:
+        self.wake_source()
+        reason = self.must_abort(now)
+        if reason is not None:
+            await self._abort(reason)
+            return
+        for worker, attempt in self.overdue(now):
+            if not attempt.expired:
+                self._cancel(worker, attempt, now)
+            elif attempt.claim():
+                self._replace(worker, attempt)
+
+    def _cancel(self, worker: Worker, attempt: Doing, now: float) -> None:
+        """Ask an overdue call to end; it has a short grace to do so."""
+        attempt.expired = True
+        attempt.deadline_at = now + self.plan.bounds.cancel_grace
+        self.next_check = min(self.next_check, attempt.deadline_at)
+        self._cancel_task(worker)
+
+    def _cancel_task(self, worker: Worker) -> None:
+        worker.cancels += 1
+        worker.handle.cancel()
+
+    def _part_with(self, worker: Worker) -> None:
+        if worker.attempt is not None and worker.attempt.ticket:
+            self._cancel_task(worker)
+        super()._part_with(worker)
+
+    async def _abort(self, reason: StopReason) -> None:
+        """End everything now. Nothing that swallows its cancellation is waited for."""
+        self.begin_abort(reason)
+        for worker in self.workers:
+            attempt = worker.attempt
+            if attempt is not None and attempt.ticket and attempt.phase != BACKOFF:
+                self._cancel_task(worker)
+        self.work.notify_all()
+        self.naps.notify_all()
+        self.fetched.notify_all()
+        patience = self.now() + self.plan.bounds.cancel_grace
+        while self.workers and self.now() < patience:
+            await self.watch.wait(patience)
+        for worker in list(self.workers):
+            attempt = worker.attempt
+            if attempt is not None and attempt.claim():
+                try:
+                    if attempt.phase != BACKOFF:
+                        self.give_up_on(worker, attempt)
+                    else:  # it waits for nobody, and leaves when the event loop comes to it
+                        self.dismiss(worker)
+                finally:
+                    cut_off(self, attempt)
+        self.is_finished = True
+
+
+def _nothing() -> None:
+    """Only wakes the event loop."""

@@ -1,0 +1,1541 @@
+"""One consume or produce call: everything the two drivers share. Nothing here waits.
+
+Rules for editors: the thread driver calls these methods while holding its lock, the asyncio driver
+from its event loop; the few that run without the lock say so, and why that is safe. Under asyncio
+the lock is a context manager that does nothing, so that both drivers share this text.
+
+Every attempt carries a ticket, and whoever claims it owns what happens next: the worker whose call
+came back, or the supervisor that gave up on it. That is the whole of the locking around user code.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import math
+import uuid
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from ergon_framework.core.failure import Failure, Kind
+from ergon_framework.core.lifecycle import (
+    RETURNED,
+    STOPPED,
+    SUCCEEDED,
+    VERBS,
+    Action,
+    End,
+    Ending,
+    Event,
+    Expired,
+    Raised,
+    Scope,
+    Sleep,
+    Step,
+    Verb,
+    advance,
+    deadline,
+    first_to_expire,
+    hold_of,
+    settle_again,
+)
+from ergon_framework.core.loop import Fetch, Finish, Loop, StopReason
+from ergon_framework.core.retry import Again, Verdict
+from ergon_framework.engine.classify import (
+    classify,
+    fetch_failure,
+    is_a,
+    is_outbreak,
+    settlement_failure,
+    timeout_exception,
+    unclassified,
+)
+from ergon_framework.engine.delivery import Delivery, Reader
+from ergon_framework.engine.plan import ON_SUCCESS, PROCESS, EnginePlan, Hook
+from ergon_framework.engine.report import Report
+from ergon_framework.engine.run import (
+    BACKOFF,
+    FETCH,
+    SETTLE,
+    Doing,
+    ProduceRun,
+    Run,
+    Settling,
+    Tally,
+    Worker,
+)
+from ergon_framework.errors import (
+    ConsumerLoopTimeoutException,
+    ErgonError,
+    FetchException,
+    FetchTimeoutException,
+    InputException,
+    ProducerLoopTimeoutException,
+    describe,
+)
+from ergon_framework.ports import context as ports
+from ergon_framework.ports.context import CURRENT, Attempt
+from ergon_framework.ports.notice import LifecycleSink, Notice, Sink
+from ergon_framework.ports.transaction import Transaction
+
+logger = logging.getLogger("ergon.engine")
+
+NEVER = math.inf
+FEWEST_ABANDONED = 4
+"""Hung calls a call tolerates whatever its concurrency: one must not stop a single worker."""
+
+
+class Flight:
+    """The state of one consume or produce call."""
+
+    is_source_woken = False
+    reading: Delivery | None = None  # what the fetch under way has brought so far
+
+    def __init__(self, plan: EnginePlan, now: Callable[[], float], sink: Sink | None) -> None:
+        self.plan = plan
+        self.now = now
+        self.sink = sink
+        self.loop = Loop(plan.loop)
+        self.call = ports.Call(plan.role, plan.task, uuid.uuid4().hex, now, plan.settings)
+        self.context = contextvars.copy_context()  # copied again for each attempt, never run in
+        self._read_plan()
+        self._open_registry()
+        self._open_crew()
+        self._open_fetching()
+        self._set_bounds()
+
+    def _read_plan(self) -> None:
+        """What the hot path asks of the plan, looked up once."""
+        plan, story = self.plan, cast(object, self.sink)
+        self.rule = plan.lifecycle
+        self.lifecycle_timeout = plan.lifecycle.timeout
+        self.settlement = plan.settlement
+        self.make_run = ProduceRun if plan.role == "producer" else Run
+        self.on_process, self.on_success, self.on_exception = steps = plan.steps()
+        self.steps = {each.step: each for each in steps}
+        self.story = story if isinstance(story, LifecycleSink) else None
+        self.is_watched = self.sink is not None or plan.ended is not None
+        self.is_timed = self.sink is not None or plan.has_timeout()
+        self.is_plain = plan.compiled and self.sink is None and not plan.has_budget()
+        self.is_continuous = plan.loop.continuous
+        self.is_quiet = plan.settlement is None and not self.is_watched
+
+    def _open_registry(self) -> None:
+        """Where each delivered transaction is, and what became of those that are not here."""
+        self.ready: deque[Transaction] = deque()
+        # The registry: what was taken in and has no outcome yet, ready or running. Whoever pops a
+        # transaction accounts for it, by an outcome or in ``returning``; popping is atomic.
+        self.live: dict[str, Transaction] = {}
+        self.behind: dict[str, deque[Transaction]] = {}  # those that wait for an id in ``live``
+        self.returning: deque[Transaction] = deque()  # to be handed back at the end
+        self.delivered = 0  # all that a fetch ever brought
+        self.unstarted = 0  # taken in, then moved to ``returning`` before they began
+        self.is_accounted = False
+        self.released = 0
+        self.stranded: list[str] = []
+        self.settlement_failures = 0
+        self.channel_losses = 0  # how often the source said that its channel is gone
+
+    def _open_crew(self) -> None:
+        """The workers, and the calls that they were lost in."""
+        self.workers: list[Worker] = []
+        self.past = Tally()  # what workers counted that are gone
+        self.idle = 0
+        self.is_rousing = False
+        self.hire_again_at: float | None = None  # no worker could be started before
+        self.abandoned = 0  # calls given up on that have not come back
+        self.abandoned_ever = 0
+        self.is_gated = False
+
+    def _open_fetching(self) -> None:
+        """The one fetch under way, and one that was given up on."""
+        self.reader = Reader(self.plan.fetch)
+        self.fetch_error: BaseException | None = None
+        self.stuck: Doing | None = None  # a fetch that was given up on and has not come back
+        self.told_fetch: Doing | None = None  # the fetch that was told last to have ended
+        self.late: Delivery | None = None  # what it brought after all
+
+    def _set_bounds(self) -> None:
+        """When the supervisor has to act, and whether the call is ending."""
+        self.began_at = self.now()
+        timeout = self.plan.bounds.loop_timeout
+        self.has_deadline = timeout is not None
+        self.deadline_at = NEVER if timeout is None else self.began_at + timeout
+        self.grace_at = NEVER
+        self.next_check = NEVER
+        self.resume_at: float | None = None  # when an idle worker should plan again
+        self.stops = 0
+        self.is_aborted = False
+        self.is_finished = False
+        self.outbreak: BaseException | None = None  # leaves the call when it ends
+
+    # -- notices -----------------------------------------------------------------------------
+
+    def emit(self, name: str, **fields: Any) -> None:
+        """Tell the sink, if there is one. What it raises never reaches the work."""
+        if self.sink is None:
+            return
+        fields.setdefault("call", self.call)
+        try:
+            self.sink.emit(Notice(name, self.now(), fields))
+        except Exception:
+            logger.exception("a listener failed on %s", name)
+
+    def enter(self, attempt: Doing, context: contextvars.Context) -> None:
+        """Let the sink make its span current for the attempt."""
+        if self.sink is None or isinstance(attempt, Run):
+            return
+        try:
+            self.sink.enter(attempt, context)
+        except Exception:
+            logger.exception("a listener failed to enter %s", attempt.phase)
+
+    def instant(self) -> float:
+        """The clock, for what has to be done even when the clock cannot be read."""
+        try:
+            return self.now()
+        except Exception:
+            logger.exception("the clock of %s could not be read", self.plan.task)
+            return self.began_at
+
+    # -- workers -----------------------------------------------------------------------------
+
+    def allowed(self) -> int:
+        """How many workers may drive lifecycles, seen the calls that never came back."""
+        limit = self.plan.loop.concurrency
+        if self.plan.bounds.hold_abandoned:
+            return max(0, limit - self.abandoned)
+        cap = self.plan.bounds.max_abandoned or max(limit, FEWEST_ABANDONED)
+        return 0 if self.abandoned >= cap else limit
+
+    def may_start(self) -> bool:
+        """Whether the asking worker, which counts as active, may begin another lifecycle."""
+        return not self.is_gated or len(self.workers) - self.idle <= self.allowed()
+
+    def dismiss(self, worker: Worker) -> None:
+        """A worker is gone; what it counted stays."""
+        worker.run = None
+        if worker in self.workers:
+            self.workers.remove(worker)
+            self.past.add(worker)
+
+    def give_up_on(self, worker: Worker, attempt: Doing) -> None:
+        """The supervisor claimed this attempt: its worker is lost until the call comes back."""
+        self.dismiss(worker)
+        if isinstance(attempt, Run):
+            attempt.lost_in = attempt.phase
+        for call in () if attempt.run is None else attempt.run.inner:
+            call.request_stop()  # a thread cannot be stopped, but what it is calling can:
+            call.request_stop()  # at once, since nobody waits for it any more
+        self.abandoned += 1
+        self.abandoned_ever += 1
+        was_gated, self.is_gated = self.is_gated, self.allowed() < self.plan.loop.concurrency
+        self.emit("attempt.abandoned", attempt=attempt, abandoned=self.abandoned)
+        logger.warning(
+            "gave up on %s of %s: the call did not end in time (%d such calls now)",
+            attempt.phase,
+            self.plan.task,
+            self.abandoned,
+            extra=_ids(attempt),
+        )
+        if self.is_gated and not was_gated and self.allowed() == 0:
+            self.emit("workers.stalled", abandoned=self.abandoned)
+            logger.error(
+                "%s is stalled: %d calls never came back, so no new work starts; see "
+                "concurrency.max_abandoned",
+                self.plan.task,
+                self.abandoned,
+            )
+
+    def came_back(self, attempt: Doing) -> None:
+        """An abandoned call returned; its result is dropped."""
+        self.abandoned -= 1
+        self.is_gated = self.allowed() < self.plan.loop.concurrency
+        self.emit("attempt.late", attempt=attempt)
+        phase = (isinstance(attempt, Run) and attempt.lost_in) or attempt.phase
+        fate = "" if phase == FETCH else "; its result is dropped"
+        told = (phase, self.plan.task, fate)
+        logger.warning("%s of %s came back too late%s", *told, extra=_ids(attempt))
+
+    # -- deadlines ---------------------------------------------------------------------------
+
+    def arm(self, attempt: Doing, run: Run, timeout: float | None) -> bool:
+        """Give the attempt its deadline. False when the lifecycle's time is over already."""
+        if attempt is run:
+            now = run.seen_at
+            if self.lifecycle_timeout is None:
+                run.deadline_at = None if timeout is None else now + timeout
+                return True
+        else:
+            now = attempt.began_at = self.now()
+            if timeout is None and self.lifecycle_timeout is None:
+                return True  # a fresh attempt has no deadline
+        step_at = None if timeout is None else now + timeout
+        lifecycle_at = deadline(self.rule, run)
+        attempt.scope = first_to_expire(step_at, lifecycle_at)
+        attempt.deadline_at = lifecycle_at if attempt.scope is Scope.LIFECYCLE else step_at
+        return attempt.deadline_at is None or now < attempt.deadline_at
+
+    def overdue(self, now: float) -> list[tuple[Worker, Doing]]:
+        """Attempts whose deadline has passed; also finds out when to look next.
+
+        A worker publishes its attempt and then compares with ``next_check``, without the lock. So
+        that is reset before the scan: either the scan sees the attempt or the worker sees NEVER.
+        """
+        self.next_check = NEVER
+        due: list[tuple[Worker, Doing]] = []
+        nearest = NEVER
+        for worker in self.workers:
+            attempt = worker.attempt
+            if attempt is None or attempt.deadline_at is None or not attempt.ticket:
+                continue
+            if attempt.deadline_at <= now:
+                due.append((worker, attempt))
+            else:
+                nearest = min(nearest, attempt.deadline_at)
+        self.next_check = min(self.next_check, nearest)
+        return due
+
+    def claim_overdue(self, attempt: Doing, now: float) -> bool:
+        """Take an overdue attempt from its worker.
+
+        A run that is its own attempt may have gone on to its next step since the scan; then its
+        ticket is put back. A worker that misses it meanwhile looks again under the lock.
+        """
+        if not attempt.claim():
+            return False
+        if attempt.deadline_at is not None and attempt.deadline_at <= now:
+            return True
+        attempt.ticket.append(None)
+        return False
+
+    def next_alarm(self) -> float | None:
+        """When the supervisor must look again by itself."""
+        alarm = min(self.next_check, self.deadline_at, self.grace_at)
+        return None if alarm == NEVER else alarm
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def settle_failed(self, transaction: Transaction, verb: Verb, error: str) -> None:
+        """ack, nack or release did not work: the source will deliver again."""
+        self.settlement_failures += 1
+        key = transaction.transaction_id
+        self.emit("settlement.failed", transaction_id=key, verb=verb.value, error=error)
+        logger.error(
+            "%s of transaction %s failed: %s",
+            verb.value,
+            key,
+            error,
+            extra={"transaction_id": key},
+        )
+
+    def tell_settled(
+        self,
+        transaction: Transaction,
+        verb: Verb,
+        run: Run | None,
+        attempts: int,
+        since: float,
+        failure: Failure | None,
+    ) -> None:
+        """A settlement is over, well or not; for those who listen."""
+        if self.sink is not None:
+            self.emit(
+                "settlement.ended",
+                run=run,
+                transaction_id=transaction.transaction_id,
+                verb=verb.value,
+                attempts=attempts,
+                began_at=since,
+                failure=failure,
+            )
+
+    def tell_settle_retry(
+        self, transaction: Transaction, verb: Verb, failure: Failure, delay: float
+    ) -> None:
+        """A settlement failed for a passing reason, and is tried again."""
+        key = transaction.transaction_id
+        logger.warning(
+            "%s of transaction %s failed and is tried again in %.1f s: %s",
+            verb.value,
+            key,
+            delay,
+            failure.message,
+            extra={"transaction_id": key},
+        )
+
+    def strand(self, transactions: Collection[Transaction]) -> None:
+        """What could not be handed back is named in the report and in the log."""
+        self.stranded.extend(transaction.transaction_id for transaction in transactions)
+        for transaction in transactions:
+            self.emit("transaction.stranded", transaction_id=transaction.transaction_id)
+        if transactions and self.plan.role == "producer":
+            logger.warning(
+                "%s leaves %d of its input without an outcome: %s",
+                self.plan.task,
+                len(transactions),
+                _named(transactions),
+            )
+        elif transactions:
+            logger.error(
+                "%d delivered transactions got no outcome and could not be handed back: %s",
+                len(transactions),
+                _named(transactions),
+            )
+
+    def tally(self) -> Tally:
+        """What has been counted so far, by all workers."""
+        total = Tally()
+        total.add(self.past)
+        for worker in self.workers:
+            total.add(worker)
+        return total
+
+    def report(self) -> Report:
+        """What the call answers."""
+        total = self.tally()
+        return Report(
+            succeeded=total.succeeded,
+            failed=total.failed,
+            timed_out=total.timed_out,
+            handler_failures=total.handler_failures,
+            aborted=total.aborted,
+            parked=total.parked,
+            released=self.released,
+            settlement_failures=self.settlement_failures,
+            abandoned=self.abandoned_ever,
+            batches=self.loop.batches,
+            stranded=(*self.stranded, *self.plan.leftovers()),
+            duplicates=tuple(self.plan.duplicates()),
+            elapsed=self.instant() - self.began_at,
+            stop_reason=self.loop.reason or StopReason.STOPPED,
+        )
+
+
+def _named(transactions: Iterable[Transaction]) -> str:
+    return ", ".join(each.transaction_id for each in islice(transactions, 20))
+
+
+def _ids(attempt: Doing) -> dict[str, str]:
+    """The supervisor logs outside of the attempt's context, so the id is added by hand."""
+    run = attempt.run
+    return {} if run is None else {"transaction_id": run.transaction.transaction_id}
+
+
+RELEASES_AT_ONCE = 16
+"""The most transactions that are handed back at the same time."""
+RELEASE_STEP = 0.05
+"""Seconds after which one more is handed back at the same time, as long as some are left."""
+
+
+class Returning:
+    """Transactions on their way back to their source.
+
+    They go one at a time as long as the source is quick, so that it sees them in order; a slow one
+    is asked for several at once. Whoever takes one out owns it: the releaser that got an answer, or
+    the supervisor that has no more patience and calls it stranded.
+    """
+
+    def __init__(self, transactions: Iterable[Transaction]) -> None:
+        self._left = deque(transactions)
+        self._going: dict[int, Transaction] = {}
+        self.releasers = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._left or self._going)
+
+    @property
+    def needs_releaser(self) -> bool:
+        """Whether one more could do something."""
+        return bool(self._left) and self.releasers < RELEASES_AT_ONCE
+
+    def begin(self) -> Transaction | None:
+        """The next one to release."""
+        if not self._left:
+            return None
+        transaction = self._left.popleft()
+        self._going[id(transaction)] = transaction
+        return transaction
+
+    def end(self, transaction: Transaction) -> bool:
+        """The source answered; False when nobody waits for that any more."""
+        return self._going.pop(id(transaction), None) is not None
+
+    def is_waited_for(self, transaction: Transaction) -> bool:
+        """Whether it is on its way back, and not called stranded yet."""
+        return id(transaction) in self._going
+
+    def give_up(self) -> list[Transaction]:
+        """Those without an answer, in their order."""
+        rest = [*self._going.values(), *self._left]
+        self._going.clear()
+        self._left.clear()
+        return rest
+
+
+class Intake(Flight):
+    """The side of a call that faces its source."""
+
+    def outstanding(self) -> int:
+        """Transactions taken in that have no outcome yet."""
+        ended = self.past.ended + sum(worker.ended for worker in self.workers)
+        return self.loop.taken - ended - self.unstarted
+
+    def receive(self, delivery: Delivery, attempt: Doing) -> None:
+        """A fetch came back, with transactions, with an error, or with some of each."""
+        now = self.now()  # before anything is moved: should it raise, ``reading`` still has it all
+        failure: Failure | None = None
+        count = len(delivery.transactions)
+        self._keep(delivery, now)
+        self.fetch_error = delivery.error  # one that was followed by a delivery is forgotten
+        if delivery.error is not None:
+            if delivery.is_defect:
+                failure = Failure(Kind.REJECTED, "not_a_transaction", describe(delivery.error))
+            else:
+                failure = fetch_failure(delivery.error)
+            self.loop.fetch_failed(failure, now, self.plan.dice())
+            delivery.error = None  # its traceback holds on to whoever has the delivery
+        if count > delivery.requested:
+            logger.warning(
+                "the source of %s delivered %d transactions where %d were asked for",
+                self.plan.task,
+                count,
+                delivery.requested,
+            )
+        if self.sink is not None:
+            self._tell_fetched(delivery, count, attempt, failure, now)
+
+    def _keep(self, delivery: Delivery, now: float) -> None:
+        """Move what was delivered to where it belongs. Nothing here calls code of the user's."""
+        brought, delivery.transactions = delivery.transactions, []
+        self.reading = None
+        self.delivered += len(brought)
+        if self.is_aborted:  # no hook is called any more
+            self.loop.fetching = False
+            self.returning.extend(brought)
+        elif brought or delivery.error is None:
+            accepted = self.loop.delivered(len(brought), now)
+            self._take_in_all(brought[:accepted])
+            self.returning.extend(brought[accepted:])
+
+    def _tell_fetched(
+        self, delivery: Delivery, count: int, attempt: Doing, failure: Failure | None, now: float
+    ) -> None:
+        self._tell_fetch_ended(attempt, delivery.requested, count, failure)
+        resume_at = self.loop.resume_at
+        if count == 0 and failure is None and resume_at is not None:
+            self.emit("queue.empty", empties=self.loop.empties, delay=resume_at - now)
+
+    def _take_in_all(self, transactions: list[Transaction]) -> None:
+        live, behind, make_ready = self.live, self.behind, self.ready.append
+        for transaction in transactions:
+            key = transaction.transaction_id
+            if key in live or key in behind:
+                self.take_in(transaction)
+            else:  # ids are added only here and in ``pass_on``, under the lock
+                live[key] = transaction
+                make_ready(transaction)
+
+    def take_in(self, transaction: Transaction) -> None:
+        """Let it wait behind the one with the same id.
+
+        A finishing worker pops its id without the lock. So after queueing behind an id we look
+        again: if it has gone meanwhile, nobody else would let ours go.
+        """
+        key = transaction.transaction_id
+        self.behind.setdefault(key, deque()).append(transaction)
+        self.pass_on(key)
+
+    def pass_on(self, key: str) -> None:
+        """Let the next one with this id go, if nobody has it."""
+        waiting = self.behind.get(key)
+        if key in self.live or not waiting:
+            return
+        transaction = waiting[0]
+        self.live[key] = transaction
+        waiting.popleft()
+        if not waiting:
+            del self.behind[key]
+        self.ready.append(transaction)
+
+    def sweep(self) -> None:
+        """Move everything that has not begun to ``returning``.
+
+        Workers take from ``ready`` and let ids go without the lock, so each is popped one by one.
+        """
+        while self.ready:
+            try:
+                transaction = self.ready.popleft()
+            except IndexError:  # a worker was faster
+                break
+            self.live.pop(transaction.transaction_id, None)
+            self.unstarted += 1
+            self.returning.append(transaction)
+        for key in list(self.behind):
+            waiting = self.behind.pop(key)
+            self.unstarted += len(waiting)
+            self.returning.extend(waiting)
+
+    def take_returning(self) -> Returning:
+        """All that is to be handed back, with what a hanging fetch brought and nobody used."""
+        for delivery in (self.late, self.reading):  # of a fetch that came back, one that hangs
+            if delivery is not None:
+                self.return_unused(delivery.drain())
+        self.return_unused(self.reader.take_ahead())
+        self.late = None
+        left: list[Transaction] = []
+        while self.returning:  # a worker may append
+            left.append(self.returning.popleft())
+        return Returning(left)
+
+    def releasing(self) -> Hook | None:
+        """How the source takes transactions back, if it does."""
+        return None if self.settlement is None else self.settlement.verbs.get(Verb.RELEASE)
+
+    def release_ended(
+        self, transaction: Transaction, problem: BaseException | None, attempts: int, since: float
+    ) -> None:
+        """A transaction was handed back, or could not be."""
+        failure = None
+        if problem is None:
+            self.released += 1
+        else:
+            failure = settlement_failure(problem)
+            self.strand((transaction,))
+            self.settle_failed(transaction, Verb.RELEASE, describe(problem))
+        self.tell_settled(transaction, Verb.RELEASE, None, attempts, since, failure)
+
+    def return_unused(self, transactions: list[Transaction]) -> None:
+        """What a fetch brought and nobody took in goes back."""
+        self.delivered += len(transactions)
+        self.returning.extend(transactions)
+
+    # -- the account -------------------------------------------------------------------------
+
+    def account(self) -> None:
+        """The end of a call: all that was delivered has an outcome, is released or is stranded.
+
+        What is left is a defect of ours. It is named as stranded and told, and fails nobody.
+        """
+        if self.is_accounted:
+            return
+        self.sweep()  # a worker may have put one back that it could not begin
+        self.strand(self.take_returning().give_up())
+        lost = [self.live.pop(key) for key in list(self.live)]
+        self.stranded.extend(transaction.transaction_id for transaction in lost)
+        total = self.tally()
+        outcomes = total.succeeded + total.failed + total.timed_out + total.parked
+        missing = self.delivered - outcomes - self.released - len(self.stranded)
+        self.is_accounted = True
+        for transaction in lost:
+            self.emit("transaction.stranded", transaction_id=transaction.transaction_id)
+        if lost or missing:
+            logger.critical(
+                "the account of %s does not balance, which is a defect of the engine: of %d "
+                "delivered transactions, %d have an outcome, %d were released and %d are stranded, "
+                "%d of which nobody held: %s; please report it",
+                self.plan.task,
+                self.delivered,
+                outcomes,
+                self.released,
+                len(self.stranded),
+                len(lost),
+                ", ".join(transaction.transaction_id for transaction in lost[:20]),
+            )
+
+    def close_failed(self, error: BaseException) -> None:
+        """A generator of the source raised when it was told that its rest is not wanted."""
+        logger.error("the generator that a fetch of %s answered with could not be closed: %s",
+                     self.plan.task, describe(error))  # fmt: skip
+
+    def fetch_hangs(self, attempt: Doing) -> None:
+        """The supervisor gave up on a fetch: a failed attempt, and no second call beside it."""
+        self.stuck = attempt
+        self.fetch_timed_out(attempt)
+
+    def fetch_timed_out(self, attempt: Doing) -> None:
+        """An attempt to fetch ran out of its time, be it in a call or behind one that hangs."""
+        failure = Failure(Kind.TIMEOUT, "fetch_timeout", "the fetch ran out of time")
+        self.fetch_error = None
+        requested = self.plan.loop.size if self.reading is None else self.reading.requested
+        self._tell_fetch_ended(attempt, requested, 0, failure)
+        self.loop.fetch_failed(failure, self.now(), self.plan.dice())
+
+    def _tell_fetch_ended(
+        self, attempt: Doing, requested: int, delivered: int, failure: Failure | None
+    ) -> None:
+        """Once per attempt: one that was given up has been told, whatever it brings later."""
+        if self.sink is None or attempt is self.told_fetch:
+            return
+        self.told_fetch = attempt
+        self.emit(
+            "fetch.ended",
+            attempt=attempt,
+            requested=requested,
+            delivered=delivered,
+            failure=failure,
+            began_at=attempt.began_at,
+        )
+
+    # -- stopping ----------------------------------------------------------------------------
+
+    def begin_stop(self, reason: StopReason) -> None:
+        """Take in nothing more; let what runs finish within the grace."""
+        self.loop.stop(reason)
+        self.stop_reading()
+        if self.plan.loop.returns:
+            self.sweep()
+        if self.grace_at == NEVER:
+            self.grace_at = self.instant() + self.plan.bounds.stop_grace
+            self.emit("stop.asked", grace=self.plan.bounds.stop_grace)
+
+    def stop_reading(self) -> None:
+        """A producer's input stays in the hands of who gave it, from here on."""
+        if self.plan.stop_reading is not None:
+            self.plan.stop_reading()
+
+    def wake_source(self) -> None:
+        """Once a stop has begun: a fetch that waits for work need not wait any longer."""
+        if self.plan.wake is None or self.is_source_woken or self.grace_at == NEVER:
+            return
+        self.is_source_woken = True
+        try:
+            self.plan.wake()
+        except Exception:
+            logger.exception("the connector of %s could not be woken", self.plan.task)
+
+    def interrupt(self, error: BaseException) -> None:
+        """Ctrl-C, SystemExit or a defect of ours: stop, and raise it at the end.
+
+        A second Ctrl-C does not wait for the grace; hooks that exit alike exit together.
+        """
+        if self.outbreak is None:
+            self.outbreak = error
+        elif isinstance(error, KeyboardInterrupt) and error is not self.outbreak:
+            self.stops += 2
+        self.loop.stop(StopReason.INTERRUPTED)
+
+    def must_abort(self, now: float) -> StopReason | None:
+        """Why everything must end now, if it must."""
+        if now >= self.deadline_at:
+            return StopReason.TIMEOUT
+        if now >= self.grace_at or self.stops > 1:
+            return self.loop.reason or StopReason.STOPPED
+        return None
+
+    def must_decide(self) -> bool:
+        """Whether a stop or a deadline waits for the supervisor: nothing may begin before."""
+        if self.is_aborted or self.is_finished:
+            return False
+        if self.stops and (self.stops > 1 or self.grace_at == NEVER):
+            return True
+        return self.now() >= min(self.deadline_at, self.grace_at)
+
+    def begin_abort(self, reason: StopReason) -> None:
+        """From here on no hook is called any more."""
+        self.is_aborted = True
+        self.loop.reason = reason
+        self.stop_reading()
+        self.sweep()
+
+
+set_current = CURRENT.set
+"""Called inside an attempt's private context, just before its hook."""
+
+
+def arguments(run: Run, step: Step) -> tuple[Any, ...]:
+    """What the hook of a step is called with."""
+    if step is PROCESS:
+        return (run.transaction,)
+    return (run.transaction, run.result if step is ON_SUCCESS else run.exception)
+
+
+def decide(flight: Flight, run: Run, event: Event) -> Action:
+    """Ask the core what follows, and note what only a driver knows about it."""
+    step, attempt = run.step, run.attempt
+    backoff = flight.rule.of(step).retry.backoff
+    dice = flight.plan.dice() if backoff.is_jittered else 0.0
+    action = advance(flight.rule, run, event, flight.now(), dice)
+    if isinstance(event, Expired):
+        _note_timeout(run, step, action)
+    if flight.sink is not None and isinstance(event, Raised | Expired):
+        _tell_retry(flight, run, event, step, attempt, action)
+    return action
+
+
+def _note_timeout(run: Run, step: Step, action: Action) -> None:
+    key = run.transaction.transaction_id
+    if isinstance(action, End):
+        if action.handler_failure is not None:
+            run.handler_exception = timeout_exception(action.handler_failure, key)
+    elif step is not Step.ON_EXCEPTION and run.step is Step.ON_EXCEPTION and run.failure:
+        run.exception = timeout_exception(run.failure, key)
+
+
+def _tell_retry(
+    flight: Flight, run: Run, event: Raised | Expired, step: Step, attempt: int, action: Action
+) -> None:
+    if isinstance(action, End) or run.step is not step:
+        return
+    delay = action.seconds if isinstance(action, Sleep) else 0.0
+    failure = event.failure if isinstance(event, Raised) else timed_out(event.scope)
+    phase = flight.steps[step].phase
+    flight.emit(
+        "retry.scheduled", run=run, phase=phase, attempt=attempt, delay=delay, failure=failure
+    )
+
+
+def raised(flight: Flight, attempt: Doing, step: Step, error: BaseException) -> Event:
+    """A hook raised, and the caller owns the attempt."""
+    run: Run = attempt.run
+    if is_a(error, KeyboardInterrupt):
+        tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "interrupted"), error)
+        return STOPPED
+    key = run.transaction.transaction_id
+    try:
+        failure, exception = classify(error, step, key)
+    except Exception:
+        logger.exception("the classifier failed", extra={"transaction_id": key})
+        failure, exception = unclassified(key)
+    if step is Step.ON_EXCEPTION:
+        run.handler_exception = exception
+    else:
+        run.exception = exception
+    tell_attempt(flight, attempt, failure, exception)
+    return Raised(failure)
+
+
+def expired(flight: Flight, attempt: Doing) -> Expired:
+    """The attempt's time is over, and the caller owns it."""
+    scope: Scope = attempt.scope
+    if isinstance(attempt, Run):
+        attempt.expired = False  # the attempts that follow have flags of their own
+    tell_attempt(flight, attempt, timed_out(scope), None)
+    return Expired(scope)
+
+
+def timed_out(scope: Scope) -> Failure:
+    """The failure of an engine deadline, for those who listen."""
+    return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
+
+
+def tell_began(flight: Flight, run: Run) -> None:
+    """Tell the sink that a lifecycle started."""
+    if flight.story is None:
+        flight.emit("transaction.began", run=run)
+        return
+    try:
+        flight.story.began(flight.call, run)
+    except Exception:
+        logger.exception("a listener failed on transaction.began")
+
+
+def tell_attempt(
+    flight: Flight,
+    attempt: Doing,
+    failure: Failure | None,
+    error: BaseException | None,
+    result: Any = None,
+    at: float | None = None,
+) -> None:
+    """Tell the sink how an attempt ended: now, or at an instant the caller has just read."""
+    if flight.story is not None and not isinstance(attempt, Run):
+        try:
+            ended_at = flight.now() if at is None else at
+            flight.story.left(attempt, ended_at, failure, error, result)
+        except Exception:
+            logger.exception("a listener failed on attempt.ended")
+    elif flight.sink is not None:
+        flight.emit(
+            "attempt.ended", attempt=attempt, failure=failure, exception=error, result=result
+        )
+
+
+def verb_for(flight: Flight, end: End) -> Verb | None:
+    """What the source is to be told now. Aborted ones are handed back when the call ends."""
+    verb = VERBS[end.how]
+    if flight.settlement is None or verb is Verb.RELEASE:
+        return None
+    return verb if verb in flight.settlement.verbs else None
+
+
+def told(run: Run, verb: Verb) -> tuple[Any, ...]:
+    """What the source is given with the verb."""
+    if verb is Verb.NACK:
+        return (run.transaction, run.exception)
+    if verb is Verb.RELEASE_AFTER:
+        return (run.transaction, hold_of(run.end.failure if run.end else None))
+    return (run.transaction,)
+
+
+def _log_handler_failure(key: str, message: str, error: BaseException | None) -> None:
+    """Log it with its traceback, if that can be had: it is made by asking the user's exceptions."""
+    text, extra = "the exception handler failed for transaction %s: %s", {"transaction_id": key}
+    try:
+        # As a tuple, for logging would ask the exception whether it is true.
+        told = None if error is None else (type(error), error, error.__traceback__)
+        logger.error(text, key, message, exc_info=told, extra=extra)
+    except BaseException:
+        logger.error(text, key, message, extra=extra)  # noqa: TRY400 - the traceback is what failed
+
+
+def tell_ended(flight: Flight, run: Run, end: End) -> None:
+    """Log what nobody else would mention, and tell the sink."""
+    key = run.transaction.transaction_id
+    if end.handler_failure is not None:
+        _log_handler_failure(key, end.handler_failure.message, run.handler_exception)
+    elif end.how is Ending.PARKED and end.failure is not None:
+        logger.info(
+            "transaction %s is parked: %s", key, end.failure.message, extra={"transaction_id": key}
+        )
+    elif end.failure is not None and flight.plan.hooks.exception is None:
+        logger.error(
+            "transaction %s failed: %s", key, end.failure.message, extra={"transaction_id": key}
+        )
+    if flight.plan.ended is not None:
+        flight.plan.ended(run)
+    if flight.story is not None:
+        ending = "succeeded" if end is SUCCEEDED else end.how.value  # .value is slow
+        try:
+            flight.story.ended(
+                flight.call, run, flight.now(), ending, end.failure, end.handler_failure
+            )
+        except Exception:
+            logger.exception("a listener failed on transaction.ended")
+    elif flight.sink is not None:
+        flight.emit(
+            "transaction.ended",
+            run=run,
+            ending=end.how.value,
+            failure=end.failure,
+            handler_failure=end.handler_failure,
+        )
+
+
+def cut_off(flight: Flight, attempt: Doing) -> None:
+    """The call is aborted while this attempt runs, and the supervisor claimed it."""
+    run: Run | None = attempt.run
+    if run is None:
+        flight.loop.fetching = False
+        return
+    end = run.end  # known already when it is being settled, or waits to be settled again
+    if end is None:
+        try:
+            end = _stopped(flight, run)
+        except BaseException:  # Ctrl-C may strike here, and nobody else has the run any more
+            end_early(flight, run, End(Ending.ABORTED, run.failure), is_told=False)
+            raise
+    if not end_early(flight, run, end, is_told=False):
+        return
+    if isinstance(attempt, Settling):
+        tell_settled(flight, attempt, Failure(Kind.CANCELLED, "aborted"))
+    elif attempt.phase != BACKOFF:
+        tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "aborted"), None)
+    tell_ended(flight, run, end)
+
+
+def _stopped(flight: Flight, run: Run) -> End:
+    action = advance(flight.rule, run, STOPPED, flight.instant(), 0.0)
+    if isinstance(action, End):
+        return action
+    raise AssertionError(f"a stop led to {action}")
+
+
+def tell_settled(flight: Flight, attempt: Settling, failure: Failure | None) -> None:
+    """Tell the sink that the source has heard of an outcome, or will not."""
+    verb, attempts = attempt.verb, attempt.number + 1
+    flight.tell_settled(attempt.transaction, verb, attempt.run, attempts, attempt.since, failure)
+
+
+def end_early(flight: Flight, run: Run, end: End, *, is_told: bool) -> bool:
+    """Account for a run that its worker will not bring to an end. False when somebody has."""
+    transaction = run.transaction
+    key = transaction.transaction_id
+    if flight.live.get(key) is not transaction or flight.live.pop(key, None) is None:
+        return False
+    if end.how is Ending.ABORTED:
+        flight.returning.appendleft(transaction)  # before those that never began
+    elif not is_told and verb_for(flight, end) is not None:
+        # The outcome stands; only the source may not have heard of it.
+        flight.settlement_failures += 1
+    flight.past.count(end)
+    return True
+
+
+def abandon(flight: Flight, worker: Worker) -> None:
+    """A worker ended, or is stuck outside of user code, and still holds a run.
+
+    Another thread may be about to go on with it, so the run itself is not touched. That thread
+    accounts for nothing any more once its transaction is gone from ``live``.
+    """
+    run, attempt = worker.run, worker.attempt
+    if run is None:
+        return
+    is_settling = attempt is not None and attempt.run is run and attempt.phase == SETTLE
+    is_open = attempt is not None and attempt.run is run and attempt.claim()
+    end = run.end or End(Ending.ABORTED, run.failure)
+    is_told = attempt is None or (is_settling and not is_open)
+    if end_early(flight, run, end, is_told=is_told):
+        logger.warning(
+            "transaction %s lost its worker; it counts as %s",
+            run.transaction.transaction_id,
+            end.how.value,
+            extra={"transaction_id": run.transaction.transaction_id},
+        )
+        tell_ended(flight, run, end)
+
+
+Job = Callable[[Worker], Any]
+HIRE_AGAIN = 1.0
+"""Seconds after which a worker that could not be started is tried again."""
+MOST_TROUBLES = 3
+"""Turns in a row in which the supervisor may fail before it ends the call without a grace."""
+
+
+class Bell(Protocol):
+    """The half of a signal that does not wait."""
+
+    def notify(self, n: int = 1) -> None:
+        """Wake up to ``n`` sleepers."""
+
+    def notify_all(self) -> None:
+        """Wake every sleeper."""
+
+
+class Crew(Intake):
+    """The workers of one call, seen without their colour."""
+
+    lock: AbstractContextManager[Any]
+    work: Bell  # idle workers wait here
+    naps: Bell  # workers between two attempts
+    watch: Bell  # the supervisor
+    fetched: Bell  # whoever waits for a fetch that hangs
+
+    @abstractmethod
+    def _start(self, worker: Worker, job: Job | None) -> None:
+        """Let a worker begin, with something to finish first if ``job`` is given."""
+
+    @abstractmethod
+    def _drive(self, worker: Worker, run: Run, event: Event) -> Any:
+        """Do what the machine says until the end; starts at any event."""
+
+    @abstractmethod
+    def _hand_back_later(self) -> None:
+        """Hand back what a fetch brought after the call was over."""
+
+    def _stop(self, error: BaseException | None = None) -> None:
+        """Begin to stop, because of ``error`` if there is one. The lock is held."""
+        if error is not None:
+            self.interrupt(error)
+        self.begin_stop(StopReason.STOPPED)
+        self.work.notify_all()
+        self.naps.notify_all()
+        self.watch.notify()
+
+    def hear_stop(self) -> None:
+        """Begin the stop that was asked for and that nobody has begun yet. The lock is held."""
+        if self.stops and self.grace_at == NEVER:
+            self._stop()
+
+    def _plan(self) -> Fetch | Finish | None:
+        """The loop's plan; None while there is something ready or something to wait for."""
+        if self.is_finished or self.is_aborted:
+            return Finish(self.loop.reason or StopReason.STOPPED)
+        if self.ready:
+            return None
+        action = self.loop.plan(self.now(), self.outstanding())
+        if isinstance(action, Finish):
+            self.is_finished = True
+            self.watch.notify()
+            self.work.notify_all()
+            return action
+        if isinstance(action, Fetch):
+            self.loop.fetch_began(self.now())
+            return action
+        self.resume_at = action.until
+        return None
+
+    def _rested(self) -> None:
+        """A worker leaves its rest."""
+        self.idle -= 1
+        self.is_rousing = False
+
+    def _hand_over(self) -> None:
+        """A worker that rested begins a lifecycle. If it waited for the next fetch, another does.
+
+        Not when it merely leaves its rest: two that have nothing to do would wake each other.
+        """
+        if self.idle and self.resume_at is not None and self.now() < self.resume_at:
+            self.work.notify()
+
+    def _rouse(self) -> None:
+        """Get one more worker going. It will rouse the next: no herd is woken for a short batch.
+
+        Whoever calls it is about to begin one of those that are ready.
+        """
+        if not self.idle and len(self.workers) >= self.plan.loop.concurrency:
+            return
+        with self.lock:
+            is_needed = len(self.ready) > 1 or self._needs_planner()
+            if self.is_rousing or self.is_finished or not is_needed:
+                return
+            if self.idle:
+                self.is_rousing = True
+                self.work.notify()
+            elif len(self.workers) < self.allowed():
+                self._hire_one_more()
+
+    def _hire_one_more(self) -> None:
+        """Grow, if that can be done: where no thread can be started, fewer workers do the work."""
+        if self.hire_again_at is not None and self.now() < self.hire_again_at:
+            return
+        self.is_rousing = True
+        try:
+            self._hire(None)
+        except Exception as error:
+            if self.hire_again_at is None:
+                logger.warning(
+                    "%s goes on with %d workers: another one could not be started: %s",
+                    self.plan.task,
+                    len(self.workers),
+                    describe(error),
+                )
+            self.hire_again_at = self.instant() + HIRE_AGAIN
+
+    def _hire(self, job: Job | None, run: Run | None = None) -> None:
+        """Start one more worker, which goes on with ``run`` if one is given. The lock is held."""
+        worker = Worker()
+        worker.run = run
+        self.workers.append(worker)
+        try:
+            self._start(worker, job)
+        except BaseException:
+            self.is_rousing = False
+            self._leave(worker)
+            raise
+
+    def _needs_planner(self) -> bool:
+        """Whether nobody would ask for more while everybody is at work."""
+        loop = self.loop
+        if loop.fetching or loop.reason is not None:
+            return False
+        return loop.resume_at is None or not self.idle
+
+    def _left(self, worker: Worker, outbreak: BaseException | None) -> None:
+        """A worker's last act. A defect of ours must end the call, not hang it."""
+        with self.lock:
+            try:
+                if outbreak is not None:
+                    self._broke_out(outbreak)
+            finally:
+                self._leave(worker)
+
+    def _broke_out(self, error: BaseException) -> None:
+        """A worker ended with an error that is nobody's outcome."""
+        self._stop(error)
+
+    def _leave(self, worker: Worker) -> None:
+        """Let go of a worker; the run that it still holds is cut short. The lock is held."""
+        key = None if worker.run is None else worker.run.transaction.transaction_id
+        try:
+            abandon(self, worker)
+        finally:
+            self.dismiss(worker)
+            if key is not None:
+                self.pass_on(key)
+            self.watch.notify()
+
+    def _in_trouble(self, error: BaseException, troubles: int) -> None:
+        """The supervisor itself failed: Ctrl-C, no thread can be started, a clock that raises."""
+        self._stop(error)
+        if not self.workers:
+            self.stops += 2  # nobody is there to finish anything
+        if troubles > MOST_TROUBLES:
+            self.begin_abort(self.loop.reason or StopReason.STOPPED)
+            self.is_finished = True
+
+    def gather(self) -> None:
+        """The call is over: what its workers still hold, and what never began, goes back."""
+        self.is_finished = True
+        self.begin_abort(self.loop.reason or StopReason.STOPPED)
+        for worker in list(self.workers):
+            try:
+                self._part_with(worker)
+            except BaseException as error:  # of a listener: the others are parted with as well
+                self.interrupt(error)
+
+    def _part_with(self, worker: Worker) -> None:
+        """The call ends with a worker still there: nothing that it does counts from here on."""
+        attempt = worker.attempt
+        if attempt is not None and attempt.run is None and attempt.claim():
+            self.give_up_on(worker, attempt)  # what the fetch brings is handed back when it is
+        else:
+            abandon(self, worker)
+
+    def _replace(self, worker: Worker, attempt: Doing) -> None:
+        """The supervisor claimed an attempt that hangs: somebody else goes on with its run."""
+        run: Run | None = attempt.run
+        try:
+            self.give_up_on(worker, attempt)
+            self._take_over(attempt)
+        except BaseException:  # a listener, or no worker can be started
+            if run is None:
+                self.stuck, self.loop.fetching = attempt, False
+            else:
+                end = run.end or End(Ending.ABORTED, run.failure)
+                end_early(self, run, end, is_told=attempt.phase == SETTLE)
+            raise
+
+    def _take_over(self, attempt: Doing) -> None:
+        """A fresh worker goes on where the abandoned one hangs."""
+        run: Run | None = attempt.run
+        if run is None:
+            self.fetch_hangs(attempt)
+            self._hire(None)
+        elif isinstance(attempt, Settling):
+            text = "TimeoutError: no answer"
+            self.settle_failed(run.transaction, attempt.verb, text)
+            tell_settled(self, attempt, Failure(Kind.TIMEOUT, "settlement_timeout", text))
+            self._hire(lambda worker: self._close(worker, run), run)
+        else:
+            event = expired(self, attempt)
+            self._hire(lambda worker: self._drive(worker, run, event), run)
+
+    def _failed(self, attempt: Doing, step: Step, error: BaseException) -> Event | None:
+        """A hook raised. None when the supervisor took the run away meanwhile."""
+        if not self._owns(attempt):
+            return None
+        if is_outbreak(error):
+            with self.lock:
+                self._stop(error)
+        elif self.now() >= self.deadline_at:
+            return STOPPED
+        elif self.is_overdue(attempt):
+            return expired(self, attempt)
+        return raised(self, attempt, step, error)
+
+    def _returned(self, doing: Doing, run: Run, step: Step, result: Any) -> Event | None:
+        """A hook returned. None when the supervisor took the run away meanwhile."""
+        try:
+            doing.ticket.pop()
+        except IndexError:
+            if not self._owns(doing):
+                return None
+        if self.is_timed:
+            run.seen_at = now = self.now()
+            if now >= self.deadline_at:
+                return STOPPED
+            if doing.expired or (doing.deadline_at is not None and now >= doing.deadline_at):
+                return expired(self, doing)
+        if step is PROCESS:
+            run.result = result
+        if self.sink is not None:
+            tell_attempt(self, doing, None, None, result, run.seen_at)
+        return RETURNED
+
+    def _owns(self, attempt: Doing) -> bool:
+        """Claim the attempt whose call came back; False when the supervisor has it.
+
+        The supervisor may have claimed it by mistake and be about to put it back: it does so under
+        the lock, so that is where to look again.
+        """
+        if attempt.claim():
+            return True
+        with self.lock:
+            if attempt.claim():
+                return True
+        self._late(attempt)
+        return False
+
+    def is_overdue(self, attempt: Doing) -> bool:
+        """An attempt that took longer than its time is a timeout, whoever noticed first."""
+        deadline_at = attempt.deadline_at
+        return attempt.expired or (deadline_at is not None and self.now() >= deadline_at)
+
+    def _late(self, attempt: Doing) -> None:
+        """The supervisor gave up on this call and went on without us: the result is dropped."""
+        with self.lock:
+            self.came_back(attempt)
+            self.work.notify_all()
+
+    # -- settling ----------------------------------------------------------------------------
+
+    def _settling(self, run: Run, verb: Verb, timeout: float) -> Settling:
+        """The first attempt to tell the source how a run ended."""
+        attempt = Settling(self.call, run, verb, self.now(), self.channel_losses)
+        attempt.deadline_at = attempt.since + timeout
+        return attempt
+
+    def _settled(
+        self, worker: Worker, attempt: Settling, problem: BaseException | None
+    ) -> Settling | None:
+        """The source answered, and the caller owns the attempt. A wait, if it is told again.
+
+        The wait is published before anybody is told of it: from then on, whoever ends the run
+        without its worker knows that the source has not heard of the outcome.
+        """
+        if problem is None:
+            tell_settled(self, attempt, None)
+            return None
+        failure = settlement_failure(problem)
+        with self.lock:
+            self._note_loss(failure)
+            now = self.instant()
+            verdict = self._settle_again(
+                attempt.number, attempt.since, failure, now, attempt.channel
+            )
+            if isinstance(verdict, Again) and self._may_wait_until(now + verdict.delay):
+                nap = worker.attempt = attempt.wait(failure, now + verdict.delay)
+                self._tell_settle_retry(attempt, failure, verdict.delay)
+                return nap
+            self.settle_failed(attempt.transaction, attempt.verb, describe(problem))
+            tell_settled(self, attempt, failure)
+            if is_outbreak(problem):
+                self._stop(problem)
+        return None
+
+    def _settle_again(
+        self, number: int, since: float, failure: Failure, now: float, channel: int
+    ) -> Verdict:
+        """The core's word on a failed settlement that began before ``channel`` losses more."""
+        if self.settlement is None:
+            raise AssertionError("a settlement without a source to tell")
+        is_lost = self.channel_losses != channel
+        rule = self.settlement.retry
+        return settle_again(rule, number, since, failure, now, is_channel_lost=is_lost)
+
+    def _note_loss(self, failure: Failure) -> None:
+        """The source lost its channel: nothing that came through it is tried again."""
+        if failure.kind is Kind.LOST:
+            self.channel_losses += 1
+            self.naps.notify_all()
+
+    def _may_wait_until(self, until: float) -> bool:
+        return not self.is_aborted and until <= self.grace_at
+
+    def _waits_to_settle(self, nap: Settling) -> bool:
+        """Whether the wait goes on: not beyond the grace of a stop, nor on a lost channel."""
+        is_due = self.now() >= nap.wake_at
+        return not is_due and self._may_wait_until(nap.wake_at) and not self._lost_channel(nap)
+
+    def _lost_channel(self, nap: Settling) -> bool:
+        return self.channel_losses != nap.channel
+
+    def _next_settling(self, nap: Settling, timeout: float) -> Settling | None:
+        """The attempt after a wait that the caller owns; None when there is none."""
+        failure = nap.failure or Failure(Kind.TRANSIENT, "unknown")
+        with self.lock:
+            if self._may_wait_until(nap.wake_at) and not self._lost_channel(nap):
+                return nap.next(self.now(), nap.since + timeout)
+            self.settle_failed(nap.transaction, nap.verb, failure.message)
+            tell_settled(self, nap, failure)
+        return None
+
+    def _tell_settle_retry(self, attempt: Settling, failure: Failure, delay: float) -> None:
+        self.tell_settle_retry(attempt.transaction, attempt.verb, failure, delay)
+        self.emit(
+            "retry.scheduled",
+            run=attempt.run,
+            phase=SETTLE,
+            attempt=attempt.number,
+            delay=delay,
+            failure=failure,
+        )
+
+    def _release_again(
+        self, transaction: Transaction, number: int, since: float, channel: int, problem: Any
+    ) -> float | None:
+        """When a release that failed is tried again, if it is. The lock is held."""
+        failure, now = settlement_failure(problem), self.instant()
+        self._note_loss(failure)
+        verdict = self._settle_again(number, since, failure, now, channel)
+        if not isinstance(verdict, Again):
+            return None
+        self.tell_settle_retry(transaction, Verb.RELEASE, failure, verdict.delay)
+        return now + verdict.delay
+
+    # -- the end of a run --------------------------------------------------------------------
+
+    def _close(self, worker: Worker, run: Run) -> bool:
+        """Record the outcome and let the next one with the same id go."""
+        end = run.end
+        if end is None:
+            raise AssertionError("a run was closed before its end")
+        is_ours = False
+        try:
+            if self.is_watched or end is not SUCCEEDED:
+                tell_ended(self, run, end)
+        finally:
+            is_ours = self._account_for(worker, run, end)
+        return is_ours
+
+    def _account_for(self, worker: Worker, run: Run, end: End) -> bool:
+        """Count an outcome; False when the call has ended without this worker."""
+        transaction = run.transaction
+        key = transaction.transaction_id
+        worker.attempt = None
+        if self.plan.ended is None:
+            # The frames of its traceback hold on to the run, and the run to its payload: such a
+            # circle would live until the collector comes by.
+            run.exception = run.handler_exception = None
+        if self.live.pop(key, None) is None:
+            worker.run = None
+            return False
+        if end is SUCCEEDED:
+            worker.succeeded += 1
+        else:
+            if end.how is Ending.ABORTED:
+                self.returning.append(transaction)
+            worker.count(end)
+        worker.run = None
+        if self.behind:
+            self._let_next_go(key)
+        return True
+
+    def _let_next_go(self, key: str) -> None:
+        """An id is no longer running: whoever waits for it goes on."""
+        with self.lock:
+            self.pass_on(key)
+
+    def _begin(self, worker: Worker, transaction: Transaction) -> Run:
+        """A worker took a transaction from those that are ready."""
+        try:
+            run = self.make_run(transaction, self.now() if self.is_timed else 0.0)
+        except BaseException:  # it has not begun: whoever is left finds it where it was
+            self.ready.appendleft(transaction)
+            raise
+        worker.run = run
+        return run
+
+    def _is_over(self, run: Run) -> bool:
+        """Whether the call has ended without the worker that is about to tell the source."""
+        return self.is_aborted and run.transaction.transaction_id not in self.live
+
+    def _receive(self, delivery: Delivery, attempt: Doing) -> None:
+        """A fetch came back in time, or its late answer is wanted after all. The lock is held."""
+        if delivery.error is not None:
+            self._note_loss(settlement_failure(delivery.error))
+            if is_outbreak(delivery.error):
+                self._stop(delivery.error)
+        self.receive(delivery, attempt)
+
+    def _fetched_late(self, attempt: Doing, delivery: Delivery) -> None:
+        """A fetch came back after it was given up: what it brought is kept or handed back."""
+        with self.lock:
+            count = len(delivery.transactions)
+            try:
+                self._keep_late(attempt, delivery)
+            finally:
+                self.came_back(attempt)
+                self.emit("fetch.late", delivered=count)
+
+    def _keep_late(self, attempt: Doing, delivery: Delivery) -> None:
+        if self.is_finished:
+            self.return_unused(delivery.drain())
+            self._hand_back_later()
+            return
+        if self.loop.reason is None:
+            self.late = delivery
+            self.fetched.notify_all()
+        else:
+            self.stuck = None
+            self._receive(delivery, attempt)
+        self.work.notify()
+
+    def _waiting_attempt(self, at_most: int) -> Attempt:
+        """An attempt to fetch that waits for the call of an earlier one."""
+        attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
+        attempt.began_at = self.now()
+        self.emit("fetch.began", attempt=attempt, requested=at_most)
+        return attempt
+
+    def _take_late(self, attempt: Attempt) -> None:
+        """A repeated fetch ends: with what the hanging one brought, or with another timeout."""
+        if self.late is not None and self.stuck is not None:
+            late, self.late, self.stuck = self.late, None, None
+            self._receive(late, attempt)
+        elif not self.is_aborted:
+            self.fetch_timed_out(attempt)
+
+
+if TYPE_CHECKING:
+    pass  # MERGED
+
+
+def conclude(flight: Flight, report: Report) -> Report:
+    """Return the report, or raise what the call ends with."""
+    error = _error(flight, report)
+    _tell_duplicates(flight, report)
+    flight.emit("call.ended", report=report, error=error)
+    if error is None:
+        return report
+    if error is flight.outbreak:
+        with suppress(Exception):  # an exception of the user's may refuse attributes
+            error.report = report  # type: ignore[attr-defined]
+    cause, flight.fetch_error = flight.fetch_error, None
+    if flight.outbreak is None and cause is not None:
+        raise error from cause
+    raise error
+
+
+def _tell_duplicates(flight: Flight, report: Report) -> None:
+    for key in report.duplicates:
+        flight.emit("transaction.duplicate", transaction_id=key)
+    if report.duplicates:
+        logger.warning(
+            "%s was given %d transactions whose id it had already produced; skipped: %s",
+            flight.plan.task,
+            len(report.duplicates),
+            ", ".join(report.duplicates[:20]),
+        )
+
+
+def _error(flight: Flight, report: Report) -> BaseException | None:
+    if flight.outbreak is not None:
+        return flight.outbreak
+    if report.stop_reason is StopReason.TIMEOUT:
+        return _loop_timeout(flight, report)
+    if report.stop_reason is StopReason.FETCH_FAILED:
+        return _fetch_error(flight, report)
+    return None
+
+
+def _loop_timeout(flight: Flight, report: Report) -> ErgonError:
+    role = flight.plan.role
+    kind = ProducerLoopTimeoutException if role == "producer" else ConsumerLoopTimeoutException
+    return kind(
+        f"{flight.plan.task} ran out of its loop timeout of {flight.plan.bounds.loop_timeout} s: "
+        f"{int(report)} transactions got an outcome, {report.aborted} were cut off",
+        remedy="raise loop.timeout, or lower loop.limit",
+        report=report,
+    )
+
+
+def _fetch_error(flight: Flight, report: Report) -> ErgonError:
+    cause, failure = flight.fetch_error, flight.loop.failure
+    text = describe(cause) if cause is not None else ""
+    if flight.plan.role == "producer":
+        return InputException(f"the input of {flight.plan.task} raised {text}", report=report)
+    hung = failure is not None and failure.kind is Kind.TIMEOUT and cause is None
+    if cause is not None and is_a(cause, TimeoutError):
+        return FetchTimeoutException(
+            f"the connector of {flight.plan.task} timed out: {text}",
+            remedy="see the cause; steps.fetch.retry sets how often it is tried",
+            report=report,
+        )
+    if hung:
+        return FetchTimeoutException(
+            f"the connector of {flight.plan.task} did not answer within "
+            f"{flight.plan.bounds.fetch_timeout} s, in {flight.plan.loop.fetch.attempts} attempts",
+            remedy="raise steps.fetch.retry.timeout or max_attempts, or check the system behind it",
+            report=report,
+        )
+    return FetchException(
+        f"the connector of {flight.plan.task} could not be read: {text}",
+        remedy="see the cause; steps.fetch.retry sets how often it is tried",
+        report=report,
+    )
