@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ergon_framework.connector.jsonl import JsonlConnector, files, progress
+from ergon_framework.connector.jsonl import JsonlConnector, append_file, offsets
 from ergon_framework.ports.transaction import Transaction
 
 FILES = {"progress": "in/.ergon/progress.jsonl", "dead_letters": "in/.ergon/dead_letters.jsonl"}
@@ -51,7 +51,7 @@ def arm(home: Path, point: str, passes: int) -> None:
                     file.write(b'{"file": "a.jsonl", "transaction_id": "t1", "li')
             os.kill(os.getpid(), signal.SIGKILL)
 
-    files.failpoint = die
+    append_file.failpoint = die
 
 
 def work(home: Path) -> None:
@@ -94,9 +94,9 @@ def crash(home: Path, point: str, passes: int) -> int:
 
 def main(folder: Path) -> None:
     """Every failpoint, with one pass more each time until nobody dies of it."""
-    progress._SLACK = 2  # compact early and often
+    offsets._SLACK = 2  # compact early and often
     # The page cache survives SIGKILL: waiting for the disk would show nothing.
-    os.fsync = files._sync = lambda fd: None
+    os.fsync = append_file._sync = lambda fd: None
     for point in POINTS:
         passes = 1
         while (code := crash(folder / point / str(passes), point, passes)) == -signal.SIGKILL:

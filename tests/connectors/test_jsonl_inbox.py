@@ -22,8 +22,8 @@ from ergon_framework.connector.jsonl import (
     LockedError,
     MalformedLineError,
 )
-from ergon_framework.connector.jsonl import files as files_module
-from ergon_framework.connector.jsonl import progress as progress_module
+from ergon_framework.connector.jsonl import append_file as files_module
+from ergon_framework.connector.jsonl import offsets as progress_module
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
 from ergon_framework.errors import ConfigurationError, FetchException
 from ergon_framework.ports.transaction import Transaction

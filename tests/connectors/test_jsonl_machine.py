@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ergon_framework.connector.jsonl import JsonlConnector, progress
+from ergon_framework.connector.jsonl import JsonlConnector, offsets
 from ergon_framework.ports.transaction import Transaction
 
 
@@ -23,7 +23,7 @@ class InboxHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.home = Path(tempfile.mkdtemp())
-        self.compacting = mock.patch.object(progress, "_SLACK", 2)
+        self.compacting = mock.patch.object(offsets, "_SLACK", 2)
         self.compacting.start()
         self.written = 0
         self.spoilt = 0

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.connector.jsonl import JsonlConnector, JsonlConnectorError, codec, files
+from ergon_framework.connector.jsonl import JsonlConnector, JsonlConnectorError, append_file, codec
 from ergon_framework.errors import EnvelopeError, PayloadError
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.storage.secure_files import Folder
@@ -210,7 +210,7 @@ def test_what_is_dispatched_is_in_no_part_that_was_taken_away(
         send(connector, "a")
         if moment == "before":
             take("before")
-        monkeypatch.setattr(files, "failpoint", take)
+        monkeypatch.setattr(append_file, "failpoint", take)
         send(connector, "b")
         send(connector, "c")
     assert parts(out) == {"part-00000002.jsonl": ["b", "c"]}
@@ -225,7 +225,7 @@ def test_parts_that_are_taken_away_all_the_time_are_told(
         for part in tmp_path.glob("*.jsonl") if point == "outbox.synced" else ():
             part.unlink()
 
-    monkeypatch.setattr(files, "failpoint", take)
+    monkeypatch.setattr(append_file, "failpoint", take)
     with (
         JsonlConnector(outbox=tmp_path) as connector,
         pytest.raises(JsonlConnectorError, match="moved or deleted while it was in use"),
@@ -237,7 +237,7 @@ def test_a_full_disk_is_told_and_nothing_half_written_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failed write everything is refused until the file is opened again."""
-    write_all = files._write_all
+    write_all = append_file._write_all
 
     def full(file: Any, data: bytes) -> None:
         write_all(file, data[: len(data) // 2])
@@ -246,7 +246,7 @@ def test_a_full_disk_is_told_and_nothing_half_written_stays(
     with JsonlConnector(outbox=tmp_path, fsync=False) as connector:
         send(connector, "a")
         with monkeypatch.context() as patched:
-            patched.setattr(files, "_write_all", full)
+            patched.setattr(append_file, "_write_all", full)
             with pytest.raises(JsonlConnectorError, match=r"cannot write .*No space left"):
                 send(connector, "b", "c")
         with pytest.raises(JsonlConnectorError, match=r"failed before .*what it holds is uncert"):
@@ -261,7 +261,7 @@ def test_an_interrupted_write_leaves_no_half_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A KeyboardInterrupt in the middle of a write is undone, and writing goes on."""
-    write_all = files._write_all
+    write_all = append_file._write_all
 
     def interrupted(file: Any, data: bytes) -> None:
         write_all(file, data[:5])
@@ -269,7 +269,7 @@ def test_an_interrupted_write_leaves_no_half_line(
 
     with JsonlConnector(outbox=tmp_path, fsync=False) as connector:
         send(connector, "a")
-        monkeypatch.setattr(files, "_write_all", interrupted)
+        monkeypatch.setattr(append_file, "_write_all", interrupted)
         with pytest.raises(KeyboardInterrupt):
             send(connector, "b")
         monkeypatch.undo()
@@ -289,7 +289,7 @@ def test_after_a_failed_fsync_nothing_is_promised(
     with JsonlConnector(tmp_path) as connector:
         first, second = connector.fetch_transactions(2)
         with monkeypatch.context() as patched:
-            patched.setattr(files, "_sync", fail)
+            patched.setattr(append_file, "_sync", fail)
             with pytest.raises(JsonlConnectorError, match=r"cannot write .*Input/output error"):
                 connector.ack(first)
         for each in (first, second):
@@ -304,9 +304,9 @@ def test_a_failed_rewrite_is_told_too(tmp_path: Path, monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    file = files.AppendFile(Folder.open(tmp_path), "log", "log")
+    file = append_file.AppendFile(Folder.open(tmp_path), "log", "log")
     file.append(lambda: [b"1\n"])
-    monkeypatch.setattr(files, "_write_all", fail)
+    monkeypatch.setattr(append_file, "_write_all", fail)
     with pytest.raises(JsonlConnectorError, match=r"cannot write .*No space left"):
         file.replace(b"2\n")
     monkeypatch.undo()
@@ -314,7 +314,7 @@ def test_a_failed_rewrite_is_told_too(tmp_path: Path, monkeypatch: pytest.Monkey
         file.append(lambda: [b"3\n"])
     file.close()
     assert (tmp_path / "log").read_bytes() == b"1\n"
-    again = files.AppendFile(Folder.open(tmp_path), "log", "log")
+    again = append_file.AppendFile(Folder.open(tmp_path), "log", "log")
     again.replace(b"2\n")
     again.close()
     again.close()
@@ -348,8 +348,8 @@ def test_threads_that_settle_together_share_an_fsync(
         entered.set()
         assert go_on.wait(10)
 
-    file = files.AppendFile(Folder.open(tmp_path), "log", "log")
-    monkeypatch.setattr(files, "_sync", slow)
+    file = append_file.AppendFile(Folder.open(tmp_path), "log", "log")
+    monkeypatch.setattr(append_file, "_sync", slow)
     tickets = [file.write([b"1\n"])]
     first = threading.Thread(target=file.sync, args=tickets)
     first.start()
@@ -377,7 +377,7 @@ def test_everything_is_on_disk_before_dispatch_and_ack_return(
 
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to name a descriptor")
-    monkeypatch.setattr(files, "_sync", note)
+    monkeypatch.setattr(append_file, "_sync", note)
     for fsync in (True, False):
         with JsonlConnector(tmp_path, tmp_path, fsync=fsync) as connector:
             send(connector, "a", "b")

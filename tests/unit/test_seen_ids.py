@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.task.seen import SeenIds, _holds
+from ergon_framework.task.inputs import SeenIds, _holds
 
 
 @given(st.lists(st.text(min_size=1, max_size=3)), st.integers(0, 5))

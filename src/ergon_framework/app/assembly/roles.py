@@ -10,16 +10,16 @@ from typing import Any
 
 from ergon_framework.errors import HookError, WiringError
 from ergon_framework.task.base import BaseAsyncTask, BaseTask, choose_connector
-from ergon_framework.task.hooks import (
+from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
+from ergon_framework.task.mixins.policies import ConsumerPolicy
+from ergon_framework.task.mixins.producer import AsyncProducerMixin, ProducerMixin
+from ergon_framework.task.plans import (
     check_copies,
     check_patience,
     fetch_method,
     find_hook,
     require_hook,
 )
-from ergon_framework.task.mixins.consumer import AsyncConsumerMixin, ConsumerMixin
-from ergon_framework.task.mixins.policies import ConsumerPolicy
-from ergon_framework.task.mixins.producer import AsyncProducerMixin, ProducerMixin
 from ergon_framework.task.ready import AsyncProducerTask, ProducerTask
 
 

@@ -17,7 +17,7 @@ from ergon_framework.app.reading.sections import ConnectorSettings, TaskSettings
 from ergon_framework.app.reading.store_files import check_folder
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import file_of
-from ergon_framework.task.hooks import check_copies, check_patience
+from ergon_framework.task.plans import check_copies, check_patience
 
 _LEANS = {
     "jobs": ("store", (("store", "url"), ("jobs", "store"))),

@@ -14,13 +14,13 @@ What cannot be parsed, and what was nacked, goes to the dead-letter file with it
 
 from __future__ import annotations
 
+from ergon_framework.connector.jsonl.append_file import LockedError
 from ergon_framework.connector.jsonl.codec import (
     JsonlConnectorError,
     LineTooLongError,
     MalformedLineError,
 )
 from ergon_framework.connector.jsonl.connector import JsonlConnector
-from ergon_framework.connector.jsonl.files import LockedError
 
 __all__ = [
     "JsonlConnector",

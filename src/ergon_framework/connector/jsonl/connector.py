@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Self, cast
 
 from ergon_framework.connector.base import Delivered, ThreadedTwins, settling
 from ergon_framework.connector.jsonl import codec
+from ergon_framework.connector.jsonl.append_file import Outbox
 from ergon_framework.connector.jsonl.codec import JsonlConnectorError, MalformedLineError
-from ergon_framework.connector.jsonl.inbox import Inbox
-from ergon_framework.connector.jsonl.lines import Line
-from ergon_framework.connector.jsonl.outbox import Outbox
+from ergon_framework.connector.jsonl.offsets import Line
+from ergon_framework.connector.jsonl.reader import Inbox
 from ergon_framework.errors import ConfigurationError, EnvelopeError, describe
 from ergon_framework.ports.transaction import Transaction
 

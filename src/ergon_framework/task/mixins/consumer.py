@@ -13,16 +13,17 @@ from ergon_framework.errors import TransactionException
 from ergon_framework.ports.transaction import Transaction
 from ergon_framework.task.base import BaseTask, choose_connector
 from ergon_framework.task.calls import Single, drive, drive_async
-from ergon_framework.task.hooks import (
+from ergon_framework.task.mixins.policies import ConsumerPolicy
+from ergon_framework.task.plans import (
+    as_policy,
     check_copies,
     check_patience,
+    consumer_plan,
     fetch_method,
     find_hook,
     require_hook,
     settlement_of,
 )
-from ergon_framework.task.mixins.policies import ConsumerPolicy
-from ergon_framework.task.plans import as_policy, consumer_plan
 
 if TYPE_CHECKING:
     _Base = BaseTask

@@ -1,4 +1,4 @@
-"""Reading a directory of JSON Lines files: what to deliver next, and what became of it."""
+"""What a connector over a folder of JSON Lines files delivers next, and what became of it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
 from ergon_framework.connector.jsonl import codec
+from ergon_framework.connector.jsonl.append_file import AppendFile, DirectoryLock
 from ergon_framework.connector.jsonl.codec import (
     JsonlConnectorError,
     LineTooLongError,
     MalformedLineError,
 )
 from ergon_framework.connector.jsonl.drop_folder import DropFolder
-from ergon_framework.connector.jsonl.files import AppendFile, DirectoryLock
-from ergon_framework.connector.jsonl.lines import Line, fingerprint, pieces, scan
-from ergon_framework.connector.jsonl.progress import FileProgress, Progress, Stamp
+from ergon_framework.connector.jsonl.offsets import (
+    FileProgress,
+    Line,
+    Progress,
+    Stamp,
+    fingerprint,
+    pieces,
+    scan,
+)
 from ergon_framework.engine.atfork import renew_after_fork
 from ergon_framework.errors import describe
 from ergon_framework.storage.secure_files import Folder, UnsafeFileError, make_folder
