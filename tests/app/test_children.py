@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.console import ExitCode
 from ergon_framework.app.running.children import MOST_IDS, Nursery, Parent, ProcessChild
 from ergon_framework.app.running.liveness import Snapshot, State
 from ergon_framework.app.running.outcome import Outcome

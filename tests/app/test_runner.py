@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.exit_codes import ExitCode
-from ergon_framework.app.reading.references import load
+from ergon_framework.app.console import ExitCode
+from ergon_framework.app.imports import load
 from ergon_framework.app.running.liveness import Liveness, State
 from ergon_framework.app.running.outcome import Outcome
 from ergon_framework.app.running.publication import Publication

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.providers import provider_maker, providers_of
-from ergon_framework.app.reading.store_urls import store_url
 from ergon_framework.app.settings import Settings, load_settings
+from ergon_framework.app.settings.stores import store_url
 from ergon_framework.errors import SettingsError, WiringError
 from ergon_framework.providers.circuit_breaker import CircuitBreaker
 from ergon_framework.providers.quota import QuotaPolicy

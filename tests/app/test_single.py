@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ergon_framework.app.exit_codes import ExitCode
-from ergon_framework.app.reading.references import load
+from ergon_framework.app.console import ExitCode
+from ergon_framework.app.imports import load
 from ergon_framework.app.running.shutdown import Shutdown
 from ergon_framework.app.running.single import (
     NotFoundError,

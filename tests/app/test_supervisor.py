@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.console import ExitCode
 from ergon_framework.app.running.liveness import Snapshot, State
 from ergon_framework.app.running.posts import crew
 from ergon_framework.app.running.supervisor import KILL_AFTER, Beat, Event, Signalled, Supervisor

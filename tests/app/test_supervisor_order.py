@@ -7,7 +7,7 @@ from queue import Empty
 
 import pytest
 
-from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.console import ExitCode
 from ergon_framework.app.running.posts import Post
 from ergon_framework.app.running.supervisor import LATE_AFTER, Event, Ready, Signalled, Supervisor
 from ergon_framework.app.running.worker_ends import Ended

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.console import ExitCode
 from ergon_framework.storage.failpoints import NAMES
 from tests.campaign.actors import Actor
 from tests.campaign.books import Book

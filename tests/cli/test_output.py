@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.console import ExitCode
 from ergon_framework.app.running.posts import Slot, crew
 from ergon_framework.app.running.workforce import WorkforceOutcome
 from ergon_framework.cli.output import keep_stdout, printable, show_error, show_list, show_one

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergon_framework.app import saying
+from ergon_framework.app import console
 from ergon_framework.app.observation import set_up_logging
 from ergon_framework.cli.output import json_text
 from ergon_framework.core.text import indented, one_line, quoted_json, whole_record
@@ -55,7 +55,7 @@ def test_a_record_of_a_text_log_cannot_be_forged() -> None:
 
 def test_a_process_says_whole_lines(capfd: pytest.CaptureFixture[str]) -> None:
     """Beside its log as well."""
-    saying.say(f"it said \x1b[2J\n{FORGED}")
+    console.say(f"it said \x1b[2J\n{FORGED}")
     assert capfd.readouterr().err == f"ergon: it said \\x1b[2J\n  | {FORGED}\n"
 
 

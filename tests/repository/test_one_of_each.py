@@ -48,8 +48,7 @@ def users(wanted: str) -> set[str]:
 def test_one_settings_loader() -> None:
     """Nobody else reads TOML; a zone's policy is a document of its own, read while it runs."""
     assert users("tomllib") == {
-        "app/reading/source.py",
-        "app/reading/toml_lines.py",
+        "app/settings/source.py",
         "boundary/serving/policy_file.py",
     }
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from ergon_framework.app import settings as loader
-from ergon_framework.app.reading.provider_sections import ProviderSettings, ProvidersSettings
-from ergon_framework.app.reading.secret_values import LONGEST_SECRET
+from ergon_framework.app.providers import ProviderSettings, ProvidersSettings
 from ergon_framework.app.settings import (
     ConnectorSettings,
     ServerSettings,
@@ -21,11 +19,13 @@ from ergon_framework.app.settings import (
     TaskSettings,
     TelemetrySettings,
     load_settings,
+    loader,
     policy_from_env,
     policy_from_toml,
     register_section,
     revealed,
 )
+from ergon_framework.app.settings.secrets import LONGEST_SECRET
 from ergon_framework.errors import SettingsError, WiringError
 from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy, RetryPolicy
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.app.reading.toml_lines import key_lines, line_of
+from ergon_framework.app.settings.source import key_lines, line_of
 
 # Each @ becomes the number of its line, so a text says by itself where its keys stand.
 VALUES = [

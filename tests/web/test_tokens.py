@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.reading.tokens import LONGEST, MOST, parsed
+from ergon_framework.app.settings.tokens import LONGEST, MOST, parsed
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.web.tokens import (
     SETTLED,

@@ -10,10 +10,10 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator
 
 from ergon_framework.app.boundary_stores import closed, for_one, unsaid, with_stores
-from ergon_framework.app.reading.sections import Section, Settings
-from ergon_framework.app.reading.source import did_you_mean
-from ergon_framework.app.reading.store_urls import base_of
 from ergon_framework.app.settings import load_settings
+from ergon_framework.app.settings.sections import Section, Settings
+from ergon_framework.app.settings.source import did_you_mean
+from ergon_framework.app.settings.stores import base_of
 from ergon_framework.boundary.facts.schema import ZONE
 from ergon_framework.boundary.http.endpoint import Endpoint
 from ergon_framework.boundary.settings import ZoneSettings

@@ -13,8 +13,8 @@ from pydantic import SecretStr
 
 from ergon_framework.app.moving.places import Place
 from ergon_framework.app.moving.spelling import is_same
-from ergon_framework.app.reading.sections import Settings
-from ergon_framework.app.reading.store_urls import base_of, resolve_url
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import base_of, resolve_url
 from ergon_framework.boundary.folder import FILE
 from ergon_framework.boundary.opening import is_folder, is_server, open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ergon_framework.app.journal import journalling
-from ergon_framework.app.reading.sections import Settings
+from ergon_framework.app.settings.sections import Settings
 from ergon_framework.errors import SettingsError
 from ergon_framework.telemetry.exporting import export, finish, handed_on
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator
 
-from ergon_framework.app.reading.sections import Name, Section, Settings
-from ergon_framework.app.reading.store_urls import base_of, resolve_url, store_url
 from ergon_framework.app.settings import load_settings
+from ergon_framework.app.settings.sections import Name, Section, Settings
+from ergon_framework.app.settings.stores import base_of, resolve_url, store_url
 from ergon_framework.errors import JobError, SettingsError
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.requests import Store

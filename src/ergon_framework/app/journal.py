@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergon_framework.app.jobs import resolve_url
-from ergon_framework.app.reading.sections import Settings
+from ergon_framework.app.settings.sections import Settings
 from ergon_framework.errors import SettingsError, StoreUnavailableError
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.storage.urls import SQLITE

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ergon_framework import redaction
-from ergon_framework.app.saying import follow
+from ergon_framework.app.console import follow
 from ergon_framework.core.text import one_line, whole_record
 from ergon_framework.errors import ConfigurationError, describe
 from ergon_framework.task.mixins.utils import run_with_timeout

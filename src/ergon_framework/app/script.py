@@ -29,9 +29,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from ergon_framework.app.reading.store_urls import SCRIPT_FILE, url_as_written
 from ergon_framework.app.script_handler import AppHandler
 from ergon_framework.app.settings import FILE, load_settings
+from ergon_framework.app.settings.stores import SCRIPT_FILE, url_as_written
 from ergon_framework.errors import WiringError
 from ergon_framework.executor import Registry
 from ergon_framework.jobs.async_client import AsyncJobClient

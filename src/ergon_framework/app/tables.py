@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ergon_framework.app.reading.store_files import file_has_table
-from ergon_framework.app.reading.store_urls import call_stores, is_in_memory, keeps_calls
 from ergon_framework.app.settings import Settings, revealed
+from ergon_framework.app.settings.stores import (
+    call_stores,
+    file_has_table,
+    is_in_memory,
+    keeps_calls,
+)
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.storage.postgres.address import address_of
 from ergon_framework.storage.urls import file_of

@@ -210,7 +210,7 @@ def relay(
 
     The workers of these tasks do the same all the time; this is for when none runs.
     """
-    from ergon_framework.app.reading.references import load
+    from ergon_framework.app.imports import load
     from ergon_framework.providers.celery_task import relay_app
 
     done = relay_app(load(application), has_all=everything, name=application)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ergon_framework.app.reading.store_files import has_calls, has_jobs
+from ergon_framework.app.settings.stores import has_calls, has_jobs
 from ergon_framework.errors import (
     ConfigurationError,
     JobNotFoundError,
@@ -69,8 +69,8 @@ class Places:
 def places(config: Path | None, url: str | None) -> Places:
     """As the options or the settings say: the stores of providers, or else that of jobs."""
     from ergon_framework.app.jobs import setup_of
-    from ergon_framework.app.reading.store_urls import call_stores
     from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.settings.stores import call_stores
 
     settings = load_settings(config)
     jobs = setup_of(settings, url).url

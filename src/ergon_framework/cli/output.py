@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Any
 
-from ergon_framework.app.saying import log_line
+from ergon_framework.app.console import log_line
 from ergon_framework.core.text import quoted_json
 from ergon_framework.errors import ErgonError, describe, text_of
 

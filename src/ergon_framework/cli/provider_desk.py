@@ -43,9 +43,8 @@ def opened_each(config: Path | None, url: str | None) -> Generator[ProviderDesk,
 
     Of several, those without tables are left out; each is open while it is looked at.
     """
-    from ergon_framework.app.reading.store_files import has_calls
-    from ergon_framework.app.reading.store_urls import call_stores
     from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.settings.stores import call_stores, has_calls
 
     named = [] if url else call_stores(load_settings(config)).values()
     there = [each for each in named if has_calls(each, "provider_health_states")]

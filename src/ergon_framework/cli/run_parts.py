@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ergon_framework.app.saying import log_line
+from ergon_framework.app.console import log_line
 from ergon_framework.cli import boundary_serve, serve, worker
 from ergon_framework.cli.output import printable, show_error, show_one
 from ergon_framework.cli.readiness import supervised_by

@@ -13,7 +13,7 @@ from ergon_framework.cli.readiness import announce
 from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel
 
 if TYPE_CHECKING:
-    from ergon_framework.app.reading.sections import ServerSettings
+    from ergon_framework.app.settings.sections import ServerSettings
 
 
 def serve(

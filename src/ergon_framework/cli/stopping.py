@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from ergon_framework.app.exit_codes import ExitCode, of_signal
+from ergon_framework.app.console import ExitCode, of_signal
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

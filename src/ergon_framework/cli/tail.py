@@ -153,7 +153,7 @@ def _entries(path: Path, wanted: Wanted, *, is_followed: bool) -> Iterator[Entry
 
 def _is_made(path: Path) -> bool:
     """Whether there is a journal; a file is there a moment before its tables are."""
-    from ergon_framework.app.reading.store_files import file_has_table
+    from ergon_framework.app.settings.stores import file_has_table
 
     try:
         return file_has_table(path, "ergon_schema")

@@ -25,7 +25,7 @@ def create_app(
     is asked again with every request.
     """
     check_server_packages()
-    from ergon_framework.app.reading.tokens import parsed
+    from ergon_framework.app.settings.tokens import parsed
     from ergon_framework.web.provider_source import ProviderSource
     from ergon_framework.web.routes import build_app, plan_of
     from ergon_framework.web.sources import PROVIDERS, Sources, sources_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from ergon_framework.app.jobs import JobSetup
-from ergon_framework.app.reading.store_files import file_has_table, has_jobs
+from ergon_framework.app.settings.stores import file_has_table, has_jobs
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.memory import MemoryJobStore

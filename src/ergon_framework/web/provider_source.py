@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ergon_framework.app.reading.store_files import file_has_table
+from ergon_framework.app.settings.stores import file_has_table
 from ergon_framework.ports.providerlooking import ProviderLooking
 from ergon_framework.ports.providerstore import LaneHealth, LaneKey, ProviderStore
 from ergon_framework.providers.stores import open_store

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.security import HTTPBearer
 
-from ergon_framework.app.reading.sections import ServerSettings
+from ergon_framework.app.settings.sections import ServerSettings
 from ergon_framework.providers.api import create_router
 from ergon_framework.web.access_log import AccessLog
 from ergon_framework.web.boundary import boundary_routes

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from ergon_framework.app.boundary_address import NodeAddress, node_address
 from ergon_framework.app.jobs import setup_of
-from ergon_framework.app.reading.sections import Settings
-from ergon_framework.app.reading.store_urls import (
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import (
     call_stores,
     is_in_memory,
     keeps_calls,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ergon_framework.app.reading.tokens import LONGEST, MOST, parsed, token_lines, wrong_token
+from ergon_framework.app.settings.tokens import LONGEST, MOST, parsed, token_lines, wrong_token
 from ergon_framework.errors import ConfigurationError
 
 logger = logging.getLogger("ergon.web")

@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from ergon_framework.app.assembly.connecting import completed
-from ergon_framework.app.reading.references import load
-from ergon_framework.app.reading.secret_values import described, masked
-from ergon_framework.app.reading.sections import ConnectorSettings, ServiceSettings, Settings
-from ergon_framework.app.reading.source import did_you_mean
+from ergon_framework.app.imports import load
 from ergon_framework.app.settings import revealed
+from ergon_framework.app.settings.secrets import described, masked
+from ergon_framework.app.settings.sections import ConnectorSettings, ServiceSettings, Settings
+from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import refuse_withheld
 from ergon_framework.task.base import BaseTask

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from ergon_framework.app.reading.secret_values import revealed
-from ergon_framework.app.reading.sections import Settings
-from ergon_framework.app.reading.source import did_you_mean
-from ergon_framework.app.reading.store_urls import base_of, resolve_url, store_url
+from ergon_framework.app.settings.secrets import revealed
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.source import did_you_mean
+from ergon_framework.app.settings.stores import base_of, resolve_url, store_url
 from ergon_framework.errors import WiringError
 
 _PATHS = ("outbox", "cert", "key", "ca")

@@ -16,7 +16,7 @@ from typing import Any
 
 from ergon_framework.app.assembly.building import Maker, StartError
 from ergon_framework.app.assembly.wiring import Group, Wiring
-from ergon_framework.app.reading.secret_values import described
+from ergon_framework.app.settings.secrets import described
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.task.base import BaseTask
 from ergon_framework.task.mixins.utils import run_with_timeout_async

@@ -11,8 +11,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ergon_framework.app.assembly.roles import Kind, Role
-from ergon_framework.app.reading.sections import NamedPolicy
 from ergon_framework.app.settings import policy_from_toml
+from ergon_framework.app.settings.sections import NamedPolicy
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.settings_model import explain
 from ergon_framework.task.mixins.policies import ConsumerPolicy, ProducerPolicy

@@ -22,10 +22,10 @@ from ergon_framework.app.assembly.roles import (
     policies_taken,
 )
 from ergon_framework.app.assembly.run_policies import Overrides, Policies, choose_policies
-from ergon_framework.app.reading.references import find, is_reference, module_of
-from ergon_framework.app.reading.sections import ConnectorSettings
-from ergon_framework.app.reading.source import did_you_mean
+from ergon_framework.app.imports import find, is_reference, module_of
 from ergon_framework.app.settings import ServiceSettings, Settings, TaskSettings
+from ergon_framework.app.settings.sections import ConnectorSettings
+from ergon_framework.app.settings.source import did_you_mean
 from ergon_framework.errors import WiringError
 from ergon_framework.task.base import BaseTask
 

@@ -16,13 +16,12 @@ from ergon_framework.app.assembly.wiring import Target, refuse_twins, wire
 from ergon_framework.app.checking.connectors import check_attempts, check_made, check_options
 from ergon_framework.app.checking.desk import Desk, store_path
 from ergon_framework.app.exporting import check_page
+from ergon_framework.app.imports import load
 from ergon_framework.app.journal import journal_path
-from ergon_framework.app.reading.references import load
-from ergon_framework.app.reading.sections import TaskSettings
-from ergon_framework.app.reading.store_files import check_folder
-from ergon_framework.app.reading.store_urls import check_kind, store_url
 from ergon_framework.app.running.ensemble import Row, rows, startable
 from ergon_framework.app.settings import examine_settings
+from ergon_framework.app.settings.sections import TaskSettings
+from ergon_framework.app.settings.stores import check_folder, check_kind, store_url
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import file_of
 from ergon_framework.telemetry.exporting import check_packages

@@ -11,10 +11,10 @@ from typing import Any
 
 from ergon_framework.app.assembly.building import CONNECTORS, Maker, connector_maker
 from ergon_framework.app.checking.desk import Desk
-from ergon_framework.app.reading.references import load
-from ergon_framework.app.reading.secret_values import revealed
-from ergon_framework.app.reading.sections import ConnectorSettings, TaskSettings
-from ergon_framework.app.reading.store_files import check_folder
+from ergon_framework.app.imports import load
+from ergon_framework.app.settings.secrets import revealed
+from ergon_framework.app.settings.sections import ConnectorSettings, TaskSettings
+from ergon_framework.app.settings.stores import check_folder
 from ergon_framework.errors import ErgonError, WiringError
 from ergon_framework.storage.urls import file_of
 from ergon_framework.task.plans import check_copies, check_patience

@@ -8,10 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from ergon_framework.app.reading.secret_values import masked
-from ergon_framework.app.reading.sections import Settings
-from ergon_framework.app.reading.source import Source
-from ergon_framework.app.reading.toml_lines import Path as KeyPath
+from ergon_framework.app.settings.secrets import masked
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.source import KeyPath, Source
 from ergon_framework.errors import ErgonError
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.patience import TIMEOUT, overdue
-from ergon_framework.app.reading.sections import Settings
-from ergon_framework.app.reading.store_urls import call_stores, store_url
 from ergon_framework.app.settings import revealed
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import call_stores, store_url
 from ergon_framework.errors import ErgonError, describe
 from ergon_framework.storage.server import Observation
 from ergon_framework.task.mixins.utils import run_with_timeout

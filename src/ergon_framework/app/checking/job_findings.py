@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.patience import TIMEOUT, in_time
-from ergon_framework.app.reading.sections import Settings
-from ergon_framework.app.reading.store_files import file_has_table, has_jobs
-from ergon_framework.app.reading.store_urls import is_in_memory, store_url
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import file_has_table, has_jobs, is_in_memory, store_url
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.ports.moving import mark_of, refuse_unsettled
 from ergon_framework.storage.urls import file_of

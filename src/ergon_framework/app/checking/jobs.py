@@ -5,8 +5,8 @@ from __future__ import annotations
 from ergon_framework.app.checking.desk import Desk, store_path
 from ergon_framework.app.checking.handlers import check_handlers
 from ergon_framework.app.jobs import JobSetup, setup_of
-from ergon_framework.app.reading.source import did_you_mean
-from ergon_framework.app.reading.store_files import check_folder
+from ergon_framework.app.settings.source import did_you_mean
+from ergon_framework.app.settings.stores import check_folder
 from ergon_framework.core.job import route
 from ergon_framework.jobs.child import executor_environment
 from ergon_framework.jobs.commands import checked

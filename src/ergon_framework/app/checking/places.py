@@ -10,10 +10,10 @@ from pathlib import Path
 from ergon_framework.app.boundary import ZoneSetup, check_peer, zones_of
 from ergon_framework.app.boundary_stores import unsaid
 from ergon_framework.app.checking.desk import Desk
-from ergon_framework.app.reading.store_urls import base_of
-from ergon_framework.app.reading.tokens import parsed
 from ergon_framework.app.running.ensemble import lives_here
 from ergon_framework.app.settings import check_server_packages
+from ergon_framework.app.settings.stores import base_of
+from ergon_framework.app.settings.tokens import parsed
 from ergon_framework.boundary.http.addresses import check_plaintext, is_loopback, split_address
 from ergon_framework.boundary.node import certificates_of
 from ergon_framework.boundary.opening import (

@@ -9,9 +9,8 @@ from functools import partial
 
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.patience import TIMEOUT, in_time
-from ergon_framework.app.reading.sections import Settings
-from ergon_framework.app.reading.store_files import has_calls
-from ergon_framework.app.reading.store_urls import call_stores
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import call_stores, has_calls
 from ergon_framework.errors import ErgonError, StoreUnavailableError
 from ergon_framework.task.mixins.utils import run_with_timeout
 

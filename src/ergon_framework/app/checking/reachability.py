@@ -18,9 +18,9 @@ from ergon_framework.app.checking.engines import is_observed
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.patience import TIMEOUT
 from ergon_framework.app.reading.addresses import examine_server, examine_store
-from ergon_framework.app.reading.secret_values import described, masked
-from ergon_framework.app.reading.store_urls import check_kind, store_url
 from ergon_framework.app.settings import Settings
+from ergon_framework.app.settings.secrets import described, masked
+from ergon_framework.app.settings.stores import check_kind, store_url
 from ergon_framework.errors import ConnectorError, ErgonError
 from ergon_framework.task.mixins.utils import run_with_timeout
 

@@ -12,9 +12,9 @@ from ergon_framework.app.boundary import ZoneSetup, zones_of
 from ergon_framework.app.boundary_stores import unsaid
 from ergon_framework.app.checking.findings import Finding, Status
 from ergon_framework.app.checking.patience import TIMEOUT, in_time
-from ergon_framework.app.reading.secret_values import revealed
-from ergon_framework.app.reading.sections import Settings
 from ergon_framework.app.running.ensemble import lives_here
+from ergon_framework.app.settings.secrets import revealed
+from ergon_framework.app.settings.sections import Settings
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.opening import check_stores, fact_file, folders_of, open_facts
 from ergon_framework.boundary.settings import ZoneSettings

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ergon_framework.app.journal import journal_of, journal_path
-from ergon_framework.app.reading.sections import Settings
+from ergon_framework.app.settings.sections import Settings
 from ergon_framework.ports.journal import Entry, Wanted
 
 MOST_TOLD = 12

@@ -7,8 +7,13 @@ from contextlib import closing
 from pathlib import Path
 
 from ergon_framework.app.explaining.answers import Asked, Explanation
-from ergon_framework.app.reading.store_files import has_calls, place_of
-from ergon_framework.app.reading.store_urls import call_stores, is_in_memory, resolve_url
+from ergon_framework.app.settings.stores import (
+    call_stores,
+    has_calls,
+    is_in_memory,
+    place_of,
+    resolve_url,
+)
 from ergon_framework.core.rfc3339 import format_instant
 from ergon_framework.core.text import coded, span, times
 from ergon_framework.errors import ErgonError

@@ -9,7 +9,7 @@ from ergon_framework.app.explaining.answers import Asked, Explanation
 from ergon_framework.app.explaining.call import lanes_holding
 from ergon_framework.app.explaining.told import entries_told
 from ergon_framework.app.jobs import setup_of
-from ergon_framework.app.reading.store_files import has_jobs, place_of
+from ergon_framework.app.settings.stores import has_jobs, place_of
 from ergon_framework.core.failure import Kind
 from ergon_framework.errors import JobNotFoundError
 from ergon_framework.jobs.client import JobClient

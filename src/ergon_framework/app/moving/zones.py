@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ergon_framework.app.moving.places import Place
-from ergon_framework.app.reading.source import did_you_mean
-from ergon_framework.app.reading.store_files import file_has_table
+from ergon_framework.app.settings.source import did_you_mean
+from ergon_framework.app.settings.stores import file_has_table
 from ergon_framework.app.tables import zones_there
 from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.errors import ConfigurationError, StoreError, StoreSchemaError

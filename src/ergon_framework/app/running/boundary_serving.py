@@ -8,9 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ergon_framework.app.boundary import ZoneSetup
-from ergon_framework.app.exit_codes import of_signal
+from ergon_framework.app.console import of_signal, say
 from ergon_framework.app.running.signals import SignalEar
-from ergon_framework.app.saying import say
 from ergon_framework.boundary.node import run_node
 from ergon_framework.storage import failpoints
 

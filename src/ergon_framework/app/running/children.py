@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from ergon_framework.app.console import say
 from ergon_framework.app.running.liveness import Snapshot
 from ergon_framework.app.running.outcome import Outcome
 from ergon_framework.app.running.posts import Post
 from ergon_framework.app.running.shutdown import leave_within
 from ergon_framework.app.running.supervisor import Beat, Events, Ready
 from ergon_framework.app.running.worker_ends import Ended
-from ergon_framework.app.saying import say
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.errors import ConfigurationError
 

@@ -11,11 +11,11 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from ergon_framework.app.reading.references import is_reference
-from ergon_framework.app.reading.sections import Settings
-from ergon_framework.app.reading.source import did_you_mean
-from ergon_framework.app.reading.store_urls import url_as_written
+from ergon_framework.app.imports import is_reference
 from ergon_framework.app.running.posts import Post
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.source import did_you_mean
+from ergon_framework.app.settings.stores import url_as_written
 from ergon_framework.errors import SettingsError, WiringError
 
 

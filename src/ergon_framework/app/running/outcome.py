@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ergon_framework.app.assembly.roles import Kind, Role
-from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.console import ExitCode
 from ergon_framework.core.loop import StopReason
 from ergon_framework.engine.report import Report
 from ergon_framework.errors import (

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ergon_framework.app.console import say
 from ergon_framework.app.running.liveness import STALL_AFTER, Snapshot
 from ergon_framework.app.running.liveness_file import liveness_file
-from ergon_framework.app.saying import say
 
 LOOPBACK = "127.0.0.1"
 

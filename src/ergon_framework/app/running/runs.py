@@ -10,7 +10,7 @@ from typing import Any
 
 from ergon_framework.app.assembly.run_policies import Overrides
 from ergon_framework.app.assembly.wiring import Target, Wiring, target_of, wire
-from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.console import ExitCode
 from ergon_framework.app.exporting import check_page, observed
 from ergon_framework.app.running.children import Parent
 from ergon_framework.app.running.ensemble import nothing_to_run, posts_of, startable

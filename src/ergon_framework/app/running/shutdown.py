@@ -15,9 +15,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
-from ergon_framework.app.exit_codes import ExitCode, of_signal
+from ergon_framework.app.console import ExitCode, of_signal, say
 from ergon_framework.app.running.signals import SignalEar
-from ergon_framework.app.saying import say
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
 from ergon_framework.ports.clock import Clock
 from ergon_framework.task.base import BaseTask, Stoppable, running_calls

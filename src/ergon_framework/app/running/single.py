@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ergon_framework.app.assembly.wiring import Wiring
-from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.console import ExitCode
 from ergon_framework.app.running.outcome import error_shape
 from ergon_framework.app.running.runner import work_on
 from ergon_framework.app.running.shutdown import Shutdown

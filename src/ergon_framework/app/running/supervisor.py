@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from ergon_framework.app.exit_codes import ExitCode, of_signal
+from ergon_framework.app.console import ExitCode, of_signal
 from ergon_framework.app.running.liveness import Snapshot, State, combined
 from ergon_framework.app.running.outcome import error_shape
 from ergon_framework.app.running.posts import LATER, Child, Post, Slot, next_to_start, next_to_stop

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from ergon_framework.app.exit_codes import ExitCode
+from ergon_framework.app.console import ExitCode
 from ergon_framework.app.running.children import Nursery
 from ergon_framework.app.running.posts import Post, Slot, crew
 from ergon_framework.app.running.publication import Publication

@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from ergon_framework.app.exit_codes import of_signal
+from ergon_framework.app.console import of_signal, say
 from ergon_framework.app.jobs import JobSetup
 from ergon_framework.app.running.signals import SignalEar
-from ergon_framework.app.saying import say
 from ergon_framework.errors import StoreUnavailableError
 from ergon_framework.executor.loading import refuse_while_loading
 from ergon_framework.jobs.keeper import OUTAGE

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from ergon_framework.app.reading.secret_values import revealed
+from ergon_framework.app.settings.secrets import revealed
 from ergon_framework.ports.settings_model import (
     Count,
     CountOrZero,

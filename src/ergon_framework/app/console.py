@@ -1,6 +1,6 @@
-"""What a process says beside its log, on the same stream: then in the format of the log.
+"""What commands tell the terminal: exit codes, and lines that are said and logged.
 
-A line of text among objects is one that no collector of logs can read.
+Imports nothing heavy: every command needs it, also those that only refuse something.
 """
 
 from __future__ import annotations
@@ -8,8 +8,25 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
+from enum import IntEnum
 
 from ergon_framework.core.text import whole_record
+
+
+class ExitCode(IntEnum):
+    """The whole list; no command ends with another code."""
+
+    DONE = 0
+    FAILED = 1  # it was started and did not come to a good end
+    REFUSED = 2  # wrong configuration or wrong use: nothing was started
+    INTERRUPTED = 130  # SIGINT: 128 + 2
+    TERMINATED = 143  # SIGTERM: 128 + 15
+
+
+def of_signal(number: int) -> ExitCode:
+    """The code of a process that a signal asked to end."""
+    return ExitCode(128 + number)
+
 
 _followed: list[logging.Handler] = []
 """What writes the log as objects to the standard error stream, if anything does."""

@@ -16,8 +16,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import SecretStr
 
 from ergon_framework import redaction
-from ergon_framework.app.reading.source import Source
-from ergon_framework.app.reading.toml_lines import Path as KeyPath
+from ergon_framework.app.settings.source import KeyPath, Source
 from ergon_framework.errors import name_of, whole_text_of
 from ergon_framework.redaction import is_secret
 from ergon_framework.storage.urls import placeholder

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AllowInfNan, TypeAdapter
 
-from ergon_framework.app.reading.source import Source
+from ergon_framework.app.settings.source import Source
 from ergon_framework.ports.settings_model import Switch
 
 _SWITCH: TypeAdapter[bool] = TypeAdapter(Switch)

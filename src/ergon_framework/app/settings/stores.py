@@ -1,0 +1,190 @@
+"""Which store a part of the settings uses, and what is known about it without opening it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from ergon_framework.app.settings.secrets import revealed
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.errors import ErgonError, StoreError, StoreSchemaError, StoreUnavailableError
+from ergon_framework.storage.urls import SQLITE, file_of, taken_apart
+
+SCRIPT_FILE = "ergon.db"
+"""The store that a script with ``App()`` makes beside itself."""
+_KINDS = ("sqlite", "memory", "postgresql", "redis", "rediss", "nats")
+_FORMS = "write sqlite:///work.db, postgresql://host/name, redis://host:6379/0 or nats://host:4222"
+
+
+def check_kind(url: str) -> None:
+    """Refuse the URL of a store that no part could use; nothing is opened."""
+    taken_apart(url, _KINDS, _FORMS)
+
+
+def store_url(settings: Settings, *own: SecretStr | None) -> str:
+    """The first of these that is given, else the URL of ``[store]``; empty when there is none.
+
+    A file named in the settings is relative to them. Where nothing is named, ``ergon.db`` beside
+    the settings, or in the working directory, is the store if it is there: ``App()`` makes it.
+    """
+    base, url = base_of(settings), url_as_written(settings, *own)
+    if not url and (base / SCRIPT_FILE).is_file():
+        url = f"{SQLITE}{SCRIPT_FILE}"
+    return resolve_url(url, base)
+
+
+def call_stores(settings: Settings) -> dict[str, str]:
+    """Every store of provider calls that the settings name, each URL once.
+
+    The one of all has the name ""; one that only some use has the name of the first of them. A
+    store of all parts that keeps no provider calls is left out where there is no provider.
+    """
+    section = settings.extensions.get("providers")
+    common = getattr(section, "store", None)
+    named = {} if section is None else section.named
+    shared = store_url(settings, common)
+    found = {"": shared} if section is not None or keeps_calls(shared) else {}
+    for name, entry in named.items():
+        url = store_url(settings, entry.store, common)
+        if url not in found.values():
+            found[name] = url
+    return {name: url for name, url in found.items() if url}
+
+
+def keeps_jobs(url: str) -> bool:
+    """Whether the store is of a kind that keeps jobs."""
+    return bool(url) and not url.lower().startswith(("nats:", "tls:"))
+
+
+def keeps_calls(url: str) -> bool:
+    """Whether the store is of a kind that keeps provider calls."""
+    return bool(url) and not url.lower().startswith(("nats:", "tls:", "redis:", "rediss:"))
+
+
+def is_in_memory(url: str) -> bool:
+    """Whether only the process that has the store can see what is in it."""
+    return url.lower().startswith("memory:")
+
+
+def url_as_written(settings: Settings, *own: SecretStr | None) -> str:
+    """The same as somebody wrote it."""
+    named = next((url for url in (*own, settings.store.url) if url is not None), None)
+    return revealed(named) or ""
+
+
+def base_of(settings: Settings) -> Path:
+    """The folder that paths in the settings are relative to."""
+    return Path() if settings.file is None else settings.file.parent
+
+
+def resolve_url(url: str, base: Path) -> str:
+    """The same URL with the path of an SQLite file made absolute."""
+    if not url.lower().startswith(SQLITE):
+        return url
+    path = url[len(SQLITE) :]
+    if not path or path.startswith(("/", ":")):
+        return url
+    return f"{SQLITE}{(base / path).absolute()}"
+
+
+_LOOK = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+
+
+def place_of(url: str) -> str:
+    """The store in words; of a server only what kind it is, for its URL may hold a password."""
+    file = file_of(url)
+    return str(file) if file is not None else f"the {url.partition(':')[0]} store"
+
+
+def has_calls(url: str, table: str) -> bool:
+    """Whether a store has a table of provider calls.
+
+    A server that does not answer is believed to have it: whoever opens it says what is wrong.
+    """
+    file = file_of(url)
+    if file is not None:
+        return _has_table(file, table)
+    if not _is_postgres(url):
+        return False
+    try:
+        from ergon_framework.storage.postgres.address import address_of
+
+        address_of(url)  # names the extra that is missing
+        from ergon_framework.storage.postgres.migrations import has_table
+
+        return has_table(url, table)
+    except ErgonError:
+        return True
+
+
+def has_jobs(url: str) -> bool:
+    """Whether anybody has stored jobs there, as far as that can be seen without making anything.
+
+    A server that does not answer is believed to have them: whoever opens it says what is wrong.
+    """
+    file = file_of(url)
+    if file is not None:
+        return _has_table(file, "ergon_jobs")
+    if not _is_postgres(url):
+        return True  # Redis has no tables that could be missing
+    try:
+        from ergon_framework.storage.postgres.address import address_of
+
+        address_of(url)
+        from ergon_framework.jobs.stores.postgres.ground import SCHEMA
+        from ergon_framework.storage.postgres.migrations import version_of
+
+        return version_of(url, SCHEMA) is not None
+    except ErgonError:
+        return True
+
+
+def _is_postgres(url: str) -> bool:
+    return url.lower().startswith("postgres")
+
+
+def _has_table(file: Path, name: str) -> bool:
+    try:
+        return file_has_table(file, name)
+    except StoreError:
+        return False  # whoever opens it in earnest says what is wrong with it
+
+
+def file_has_table(file: Path, name: str) -> bool:
+    """Whether an SQLite file has a table; ``StoreError`` when it is not there, or is none."""
+    if not file.is_file():
+        raise StoreUnavailableError(
+            f"there is no file {file}",
+            remedy="a worker, a provider or ergon db upgrade makes it; or name another store",
+        )
+    import sqlite3  # late: the parts that only want to know a URL do without it
+
+    from ergon_framework.storage.sqlite.errors import translate
+
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as looking:
+            return looking.execute(_LOOK, (name,)).fetchone() is not None
+    except sqlite3.Error as error:
+        told = translate(error, file) or StoreSchemaError(f"{file} cannot be read: {error}")
+        raise told from error
+
+
+def check_folder(file: Path | None) -> None:
+    """Refuse a file that nobody can make: its folder is not there, or it cannot be a file."""
+    if file is None:
+        return
+    try:
+        folder = file.absolute().parent
+        if not folder.is_dir():
+            raise StoreUnavailableError(
+                f"there is no folder {folder} for {file.name}",
+                remedy="make it, or name another file",
+            )
+        if file.is_dir():
+            raise StoreUnavailableError(f"{file} is a folder", remedy="name a file in it")
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"{file.name[:40]!r} cannot be a file: {error.strerror}", remedy="name another one"
+        ) from error
