@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Self
 
 import ergon_framework
-from ergon_framework.app.running.signals import REPEATED
+from ergon_framework.app.signals import REPEATED
 
 SAMPLES = Path(__file__).parent / "samples"
 SOURCE = Path(ergon_framework.__file__).parents[1]

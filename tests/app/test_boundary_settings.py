@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.boundary import known_zone, peers_of, zone_setup
-from ergon_framework.app.boundary_address import node_address, zone_meant
+from ergon_framework.app.node import node_address, zone_meant
 from ergon_framework.app.settings import loader
+from ergon_framework.app.zones import known_zone, peers_of, zone_setup
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.errors import ConfigurationError, SettingsError
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.boundary import ZoneSetup, known_zone, zone_setup
-from ergon_framework.app.checking.check import check
-from ergon_framework.app.running.ensemble import startable
+from ergon_framework.app.diagnostics.check import check
+from ergon_framework.app.parts import startable
 from ergon_framework.app.settings import loader
+from ergon_framework.app.zones import ZoneSetup, known_zone, zone_setup
 from ergon_framework.boundary.opening import (
     fact_file,
     folders_of,

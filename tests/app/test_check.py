@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.checking.check import check
+from ergon_framework.app.diagnostics.check import check
 from ergon_framework.boundary.certs import issue, make_ca
 from ergon_framework.cli import invoke
 from ergon_framework.errors import SettingsError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.checking.check import check
+from ergon_framework.app.diagnostics.check import check
 from ergon_framework.errors import SettingsError
 from tests.app.processes import SAMPLES
 from tests.app.workplace import Workplace, workplace_in

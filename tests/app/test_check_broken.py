@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.checking.check import check
+from ergon_framework.app.diagnostics.check import check
 from ergon_framework.cli import invoke
 from ergon_framework.errors import SettingsError
 from tests.app.processes import SAMPLES

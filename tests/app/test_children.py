@@ -11,12 +11,10 @@ from queue import SimpleQueue
 import pytest
 
 from ergon_framework.app.console import ExitCode
-from ergon_framework.app.running.children import MOST_IDS, Nursery, Parent, ProcessChild
-from ergon_framework.app.running.liveness import Snapshot, State
-from ergon_framework.app.running.outcome import Outcome
-from ergon_framework.app.running.posts import crew
-from ergon_framework.app.running.supervisor import Beat, Event
-from ergon_framework.app.running.worker_ends import Ended
+from ergon_framework.app.liveness import Snapshot, State
+from ergon_framework.app.outcome import Outcome
+from ergon_framework.app.processes import MOST_IDS, Nursery, Parent, ProcessChild
+from ergon_framework.app.supervisor import Beat, Ended, Event, crew
 from ergon_framework.engine.report import Report
 
 pytestmark = pytest.mark.slow

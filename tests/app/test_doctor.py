@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.checking import doctor
-from ergon_framework.app.checking.doctor import EXTRAS, examine, wal_reset
-from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.diagnostics import doctor
+from ergon_framework.app.diagnostics.doctor import EXTRAS, examine, wal_reset
+from ergon_framework.app.diagnostics.findings import Finding, Status
 from tests.app.workplace import Workplace
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

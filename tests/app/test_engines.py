@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.checking.doctor import examine
-from ergon_framework.app.checking.engines import engines_of, examine_engines
-from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.diagnostics.doctor import examine
+from ergon_framework.app.diagnostics.findings import Finding, Status
+from ergon_framework.app.diagnostics.servers import engines_of, examine_engines
 from ergon_framework.app.settings import load_settings
 from ergon_framework.jobs.stores.opening import open_store
 from tests.servers.redis import DURABLE, RedisServer

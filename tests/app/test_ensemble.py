@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.running.ensemble import (
+from ergon_framework.app.parts import (
     Part,
     PartKind,
     part_named,

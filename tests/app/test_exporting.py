@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.checking.check import check
+from ergon_framework.app.diagnostics.check import check
 from ergon_framework.app.settings import load_settings
 from ergon_framework.cli import invoke
 from ergon_framework.errors import ConfigurationError, MissingExtraError, SettingsError

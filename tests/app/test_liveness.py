@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.running import probe as running_probe
-from ergon_framework.app.running.liveness import Liveness, Snapshot, State, combined
-from ergon_framework.app.running.liveness_file import liveness_file, read_liveness
-from ergon_framework.app.running.probe import MAX_CONNECTIONS, probe_server
-from ergon_framework.app.running.ticker import Ticker
+from ergon_framework.app import probe as running_probe
+from ergon_framework.app.liveness import Liveness, Snapshot, State, combined
+from ergon_framework.app.liveness_outputs import Ticker, liveness_file, read_liveness
+from ergon_framework.app.probe import MAX_CONNECTIONS, probe_server
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.ports.notice import CATALOGUE, Notice
 from ergon_framework.testing.clock import VirtualClock

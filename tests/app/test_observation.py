@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ergon_framework.app.console import say
-from ergon_framework.app.observation import finish_telemetry, set_up_logging
+from ergon_framework.app.observability import finish_telemetry, set_up_logging
 from ergon_framework.cli.output import show_error
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.testing.clock import VirtualClock

@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from ergon_framework.app.assembly.building import StartError
-from ergon_framework.app.assembly.parts import assembled, assembled_async
+from ergon_framework.app.factories import StartError
 from ergon_framework.app.imports import load
-from ergon_framework.app.running.runs import Run
+from ergon_framework.app.lifespan import assembled, assembled_async
+from ergon_framework.app.run import Run
 from ergon_framework.errors import ErgonError, WiringError
 from tests.app.workplace import Workplace
 

@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.checking.findings import Finding, Status
-from ergon_framework.app.checking.reachability import ENDPOINT, examine_endpoint, examine_parts
-from ergon_framework.app.reading.addresses import address_of, examine_server, examine_store
+from ergon_framework.app.diagnostics.findings import Finding, Status
+from ergon_framework.app.diagnostics.servers import (
+    ENDPOINT,
+    address_of,
+    examine_endpoint,
+    examine_parts,
+    examine_server,
+    examine_store,
+)
 from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.secrets import masked
 from tests.app.workplace import Workplace

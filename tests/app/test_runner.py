@@ -15,13 +15,11 @@ import pytest
 
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.imports import load
-from ergon_framework.app.running.liveness import Liveness, State
-from ergon_framework.app.running.outcome import Outcome
-from ergon_framework.app.running.publication import Publication
-from ergon_framework.app.running.runner import run_here, run_task
-from ergon_framework.app.running.runs import Run
-from ergon_framework.app.running.shutdown import Shutdown, leave_within
-from ergon_framework.app.running.signals import SignalEar
+from ergon_framework.app.liveness import Liveness, State
+from ergon_framework.app.liveness_outputs import Publication
+from ergon_framework.app.outcome import Outcome
+from ergon_framework.app.run import Run, run_here, run_task
+from ergon_framework.app.signals import Shutdown, SignalEar, leave_within
 from ergon_framework.errors import ErgonError
 from ergon_framework.testing.clock import VirtualClock
 from tests.app.workplace import Workplace
@@ -195,7 +193,7 @@ def test_a_hung_thread_does_not_keep_an_async_run(
     workplace: Workplace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of to_thread that never returns is abandoned, and the loop is closed without it."""
-    monkeypatch.setattr("ergon_framework.app.running.runner.LOOP_CLOSE_TIMEOUT", 0.05)
+    monkeypatch.setattr("ergon_framework.app.run.LOOP_CLOSE_TIMEOUT", 0.05)
     gate = threading.Event()
     workplace.module(
         """
@@ -298,7 +296,7 @@ def test_a_third_signal_ends_the_process_at_once() -> None:
 
 def test_the_second_signal_sets_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is stuck outside of the engine is ended when it is over."""
-    monkeypatch.setattr("ergon_framework.app.running.shutdown.FORCE_AFTER", 0.0)
+    monkeypatch.setattr("ergon_framework.app.signals.FORCE_AFTER", 0.0)
     left: list[int] = []
     is_left = threading.Event()
 
@@ -420,6 +418,6 @@ def test_telemetry_follows_the_settings(
     workplace.module(STREAM)
     workplace.settings('[telemetry]\nspans = false\nparent = "parent"\n')
     seen: list[Any] = []
-    monkeypatch.setattr("ergon_framework.app.running.runs.configure", seen.append)
+    monkeypatch.setattr("ergon_framework.app.run.configure", seen.append)
     Run("shop:Orders").wired()
     assert (seen[0].spans, seen[0].parent, seen[0].metrics) == (False, "parent", True)

@@ -21,9 +21,8 @@ from typing import Any, assert_type
 import pytest
 from pydantic import BaseModel
 
-from ergon_framework.app.running.signals import REPEATED
-from ergon_framework.app.script import App
-from ergon_framework.app.script_handler import AppHandler
+from ergon_framework.app.script import App, AppHandler
+from ergon_framework.app.signals import REPEATED
 from ergon_framework.errors import JobError, SettingsError, WiringError
 from ergon_framework.executor import InvalidArgumentsError, JobContext
 from ergon_framework.jobs.client import JobClient
@@ -188,7 +187,7 @@ def test_an_event_loop_can_enqueue_too(app: App) -> None:
 def test_a_job_of_a_job_belongs_to_it(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its correlation id is that of the first job in the chain."""
     resize = resizer(app)
-    running = "ergon_framework.app.script_handler.current_job"
+    running = "ergon_framework.app.script.current_job"
     monkeypatch.setattr(running, lambda: JobContext(job_id="outer"))
     inner = resize.enqueue("a", 1)
     other = resize.options(correlation_id="own").enqueue("a", 1)
@@ -285,7 +284,7 @@ def test_a_closed_app_opens_its_store_again(tmp_path: Path) -> None:
 
 SCRIPT = """
 from pathlib import Path
-from ergon_framework.app.running.signals import REPEATED
+from ergon_framework.app.signals import REPEATED
 from ergon_framework.app.script import App
 
 app = App()

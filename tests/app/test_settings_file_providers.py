@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ergon_framework.app import providers
-from ergon_framework.app.assembly.parts import assembled
 from ergon_framework.app.jobs import job_settings
+from ergon_framework.app.lifespan import assembled
 from ergon_framework.app.providers import provider
 from ergon_framework.errors import SettingsError
 from ergon_framework.providers.execution import ProviderExecutionContext

@@ -6,14 +6,14 @@ import pytest
 
 from ergon_framework.app.console import ExitCode
 from ergon_framework.app.imports import load
-from ergon_framework.app.running.shutdown import Shutdown
-from ergon_framework.app.running.single import (
+from ergon_framework.app.run_once import (
     NotFoundError,
     SingleOutcome,
     process_by_id,
     process_one,
     transaction_from,
 )
+from ergon_framework.app.signals import Shutdown
 from ergon_framework.errors import ConfigurationError, EnvelopeError, WiringError
 from tests.app.workplace import Workplace
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ergon_framework.app.checking.check import check
-from ergon_framework.app.checking.doctor import examine
-from ergon_framework.app.checking.findings import Finding, Status
+from ergon_framework.app.diagnostics.check import check
+from ergon_framework.app.diagnostics.doctor import examine
+from ergon_framework.app.diagnostics.findings import Finding, Status
 from ergon_framework.cli import invoke
 from ergon_framework.errors import SettingsError
 from ergon_framework.jobs.stores.opening import open_store

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 from ergon_framework.app.console import ExitCode
-from ergon_framework.app.running.liveness import Snapshot, State
-from ergon_framework.app.running.posts import crew
-from ergon_framework.app.running.supervisor import KILL_AFTER, Beat, Event, Signalled, Supervisor
-from ergon_framework.app.running.worker_ends import Ended
-from ergon_framework.app.running.workforce import WorkforceOutcome
+from ergon_framework.app.liveness import Snapshot, State
+from ergon_framework.app.processes import WorkforceOutcome
+from ergon_framework.app.supervisor import (
+    KILL_AFTER,
+    Beat,
+    Ended,
+    Event,
+    Signalled,
+    Supervisor,
+    crew,
+)
 from ergon_framework.core.restart import (
     Decision,
     Finished,

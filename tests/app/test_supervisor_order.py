@@ -8,9 +8,15 @@ from queue import Empty
 import pytest
 
 from ergon_framework.app.console import ExitCode
-from ergon_framework.app.running.posts import Post
-from ergon_framework.app.running.supervisor import LATE_AFTER, Event, Ready, Signalled, Supervisor
-from ergon_framework.app.running.worker_ends import Ended
+from ergon_framework.app.supervisor import (
+    LATE_AFTER,
+    Ended,
+    Event,
+    Post,
+    Ready,
+    Signalled,
+    Supervisor,
+)
 from tests.app.test_supervisor import RULE, Stage
 
 pytestmark = pytest.mark.req("ONE:run")

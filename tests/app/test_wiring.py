@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.assembly.roles import Kind, Role
-from ergon_framework.app.assembly.run_policies import Overrides
+from ergon_framework.app.wiring import Kind, Overrides, Role
 from ergon_framework.errors import HookError, SettingsError, WiringError
 from tests.app.workplace import Workplace
 

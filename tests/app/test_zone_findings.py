@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ergon_framework.app.checking.findings import Finding, Status
-from ergon_framework.app.checking.zone_findings import examine_zones
+from ergon_framework.app.diagnostics.findings import Finding, Status
+from ergon_framework.app.diagnostics.zones import examine_zones
 from ergon_framework.app.settings import load_settings
 from ergon_framework.boundary.logs.nats import NatsFactStore
 from ergon_framework.boundary.opening import open_fact_store

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.assembly.run_policies import Overrides
-from ergon_framework.app.assembly.wiring import Wiring, target_of, wire
 from ergon_framework.app.settings import load_settings
+from ergon_framework.app.wiring import Overrides, Wiring, target_of, wire
 from ergon_framework.telemetry import TelemetrySettings, configure
 
 IMPORTS = """

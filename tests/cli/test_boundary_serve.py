@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.running.signals import REPEATED
+from ergon_framework.app.signals import REPEATED
 from ergon_framework.boundary.settings import ZoneSettings
 from ergon_framework.boundary.upkeep.backing_up import back_up
 from ergon_framework.boundary.upkeep.local import looked_into

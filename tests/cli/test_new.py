@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app import scaffolding
-from ergon_framework.app.scaffolding import Project, new_project, next_commands, origin, package_of
+from ergon_framework.app import new_project as scaffolding
+from ergon_framework.app.new_project import Project, new_project, next_commands, origin, package_of
 from ergon_framework.cli import invoke
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.jobs import JobClient

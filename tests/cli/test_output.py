@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ergon_framework.app.console import ExitCode
-from ergon_framework.app.running.posts import Slot, crew
-from ergon_framework.app.running.workforce import WorkforceOutcome
+from ergon_framework.app.processes import WorkforceOutcome
+from ergon_framework.app.supervisor import Slot, crew
 from ergon_framework.cli.output import keep_stdout, printable, show_error, show_list, show_one
 from ergon_framework.cli.run import _show_workers
 from ergon_framework.errors import SettingsError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.tracing import lines
+from ergon_framework.app.journal import lines
 from ergon_framework.cli import invoke
 from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.storage.journal import SqliteJournal

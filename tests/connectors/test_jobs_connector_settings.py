@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.assembly.building import Maker, connector_maker
-from ergon_framework.app.assembly.roles import check_connectors, kind_of
+from ergon_framework.app.factories import Maker, connector_maker
 from ergon_framework.app.settings import load_settings
+from ergon_framework.app.wiring import check_connectors, kind_of
 from ergon_framework.connector.boundary import BoundaryConnector
 from ergon_framework.connector.jobs import JobsConnector
 from ergon_framework.core.job import JobStatus

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergon_framework.app import console
-from ergon_framework.app.observation import set_up_logging
+from ergon_framework.app.observability import set_up_logging
 from ergon_framework.cli.output import json_text
 from ergon_framework.core.text import indented, one_line, quoted_json, whole_record
 from ergon_framework.jobs.settings import ExecutorSettings

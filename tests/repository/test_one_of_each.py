@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ergon_framework.app.running.probe import probe_server
+from ergon_framework.app.probe import probe_server
 from ergon_framework.providers.stores.memory import MemoryProviderStore
 from ergon_framework.web.application import create_app
 from tests.boundary.node.processes import running

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ergon_framework.app.diagnostics.servers import examine_store
 from ergon_framework.app.jobs import job_settings
-from ergon_framework.app.reading.addresses import examine_store
 from ergon_framework.errors import ConfigurationError, SettingsError
 from ergon_framework.jobs import JobClient
 from ergon_framework.storage.urls import file_of, path_in, taken_apart

@@ -1,22 +1,32 @@
-"""The journal in the settings: where it is, who reads it, and which processes write it."""
+"""Where the journal is, writing to it while something runs, and the traces found in it as trees."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ergon_framework.app.jobs import resolve_url
+from ergon_framework.app.settings import load_settings
 from ergon_framework.app.settings.sections import Settings
-from ergon_framework.errors import SettingsError, StoreUnavailableError
+from ergon_framework.errors import (
+    ConfigurationError,
+    ErgonError,
+    SettingsError,
+    StoreUnavailableError,
+)
+from ergon_framework.ports.journal import SpanRecord
 from ergon_framework.storage.journal import SqliteJournal
 from ergon_framework.storage.urls import SQLITE
 from ergon_framework.telemetry.following import VARIABLE
 
 if TYPE_CHECKING:
     from ergon_framework.telemetry.journalling import JournalWriter
+
 
 FILE = "ergon-journal.db"
 """Its name beside a settings file that names none."""
@@ -93,3 +103,207 @@ def journalling(settings: Settings, source: str) -> Iterator[JournalWriter | Non
     finally:
         remove_listener(listener)
         writer.close()
+
+
+SHORTEST = 6
+"""Digits of a trace id that may stand for all of it."""
+DEEPEST = 40
+"""How far lines are moved to the right."""
+_TRACE = re.compile(r"[0-9a-f]{32}")
+_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}\b.*")
+_PREFIX = re.compile(rf"[0-9a-f]{{{SHORTEST},31}}")
+
+
+class Line(NamedTuple):
+    """One span in a tree; without a span, a parent that nobody recorded."""
+
+    span: SpanRecord | None
+    depth: int
+    mark: str
+    """The lines of the tree in front of it."""
+
+
+@dataclass(slots=True)
+class _Branch:
+    span: SpanRecord | None
+    children: list[_Branch] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Everything that was recorded of one trace."""
+
+    trace_id: str
+    spans: Sequence[SpanRecord]
+    others: Sequence[str] = ()
+    """More traces in which the unit took part."""
+
+    @property
+    def began_at(self) -> float:
+        """When its first span began."""
+        return min(span.began_at for span in self.spans)
+
+    @property
+    def seconds(self) -> float:
+        """From its first beginning to its last end."""
+        return max(span.ended_at for span in self.spans) - self.began_at
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, each span behind its parent."""
+        return {
+            "trace_id": self.trace_id,
+            "began_at": self.began_at,
+            "seconds": self.seconds,
+            "spans": [_shape(line, self.began_at) for line in lines(self.spans)],
+            "others": list(self.others),
+        }
+
+
+class Journals:
+    """The journals that are looked into."""
+
+    def __init__(self, opened: Mapping[Path, SqliteJournal]) -> None:
+        self._opened = opened
+
+    def find(self, asked: str) -> Trace:
+        """The trace that is meant by its id or a traceparent, or of which a unit was part."""
+        asked = asked.strip()
+        word = asked.lower()
+        parent = _PARENT.fullmatch(word)
+        trace_id = parent[1] if parent is not None else word
+        if _TRACE.fullmatch(trace_id):
+            spans = self._spans(trace_id)
+            if spans:
+                return Trace(trace_id, spans)
+        found = self._each(lambda journal: journal.traces_of(asked))
+        if not found and _PREFIX.fullmatch(word):
+            found = self._each(lambda journal: journal.traces_beginning(word))
+            if len(found) > 1:
+                raise ErgonError(
+                    f"several traces begin with {asked}: {', '.join(found[:5])}",
+                    remedy="write more digits",
+                )
+        for trace_id in found:
+            spans = self._spans(trace_id)
+            if spans:
+                return Trace(trace_id, spans, [each for each in found if each != trace_id])
+        raise self._nothing(asked)
+
+    def _each(self, ask: Any) -> list[str]:
+        """The answers of all journals, each once, in order."""
+        found: dict[str, None] = {}
+        for journal in self._opened.values():
+            found |= dict.fromkeys(ask(journal))
+        return list(found)
+
+    def _spans(self, trace_id: str) -> list[SpanRecord]:
+        found = {
+            span.span_id: span
+            for journal in self._opened.values()
+            for span in journal.trace(trace_id)
+        }
+        return sorted(found.values(), key=lambda span: (span.began_at, -span.ended_at))
+
+    def _nothing(self, asked: str) -> ErgonError:
+        places = ", ".join(str(path) for path in self._opened)
+        return ErgonError(
+            f"no trace of {asked!r} is recorded; looked into {places}",
+            remedy="give a trace id, or the id of a job, fact or transaction; a journal of another"
+            " machine is named with --journal",
+        )
+
+
+@contextmanager
+def journals(config: Path | None, named: Sequence[str]) -> Iterator[Journals]:
+    """Those that are named, else the one of the settings, for reading."""
+    paths = [Path(each.removeprefix(SQLITE)) for each in named] or [_own(config)]
+    with ExitStack() as stack:
+        opened = {}
+        for path in paths:
+            if not path.is_file():
+                raise ErgonError(
+                    f"there is no journal at {path}",
+                    remedy="it is written by the first process that has something to tell;"
+                    " --journal names another one",
+                )
+            opened[path] = stack.enter_context(SqliteJournal(path, read_only=True))
+        yield Journals(opened)
+
+
+def _own(config: Path | None) -> Path:
+    path = journal_path(load_settings(config))
+    if path is None:
+        raise ConfigurationError(
+            "there is no journal in the settings",
+            remedy='name one with --journal, or write journal = "sqlite:///ergon-journal.db" under'
+            " [telemetry]",
+        )
+    return path
+
+
+def lines(spans: Sequence[SpanRecord]) -> Iterator[Line]:
+    """The spans as a tree: each behind its parent, those of one parent by their beginning."""
+    waiting = [(branch, 0, "", "") for branch in reversed(_grown(spans))]
+    while waiting:
+        branch, depth, mark, indent = waiting.pop()
+        yield Line(branch.span, depth, mark)
+        last = len(branch.children) - 1
+        for place, child in reversed(list(enumerate(branch.children))):
+            own, rest = ("└ ", "  ") if place == last else ("├ ", "│ ")
+            further = indent + rest if depth < DEEPEST else indent
+            waiting.append((child, depth + 1, indent + own, further))
+
+
+def _grown(spans: Sequence[SpanRecord]) -> list[_Branch]:
+    """The roots; spans of a parent that is not there are kept together in its place."""
+    branches, circles = {span.span_id: _Branch(span) for span in spans}, _in_circles(spans)
+    roots: list[_Branch] = []
+    missing: dict[str, _Branch] = {}
+    for span in spans:
+        branch = branches[span.span_id]
+        if not span.parent_id:
+            roots.append(branch)
+        elif span.parent_id in branches and span.span_id not in circles:
+            branches[span.parent_id].children.append(branch)
+        else:
+            if span.parent_id not in missing:
+                missing[span.parent_id] = _Branch(None)
+                roots.append(missing[span.parent_id])
+            missing[span.parent_id].children.append(branch)
+    return roots
+
+
+def _in_circles(spans: Sequence[SpanRecord]) -> set[str]:
+    """Spans that are their own ancestors: ids come from anywhere, and must not hang us."""
+    parents = {span.span_id: span.parent_id for span in spans}
+    found: set[str] = set()
+    seen: set[str] = set()
+    for start in parents:
+        path: list[str] = []
+        above = start
+        while above in parents and above not in seen:
+            seen.add(above)
+            path.append(above)
+            above = parents[above]
+        if above in path:
+            found.update(path[path.index(above) :])
+    return found
+
+
+def _shape(line: Line, began_at: float) -> dict[str, Any]:
+    span = line.span
+    if span is None:
+        return {"name": None, "depth": line.depth, "is_recorded": False}
+    return {
+        "name": span.name,
+        "depth": line.depth,
+        "is_recorded": True,
+        "span_id": span.span_id,
+        "parent_id": span.parent_id or None,
+        "source": span.source,
+        "unit": span.unit or None,
+        "offset": span.began_at - began_at,
+        "seconds": span.ended_at - span.began_at,
+        "failure": span.failure or None,
+        "attributes": span.attributes,
+    }

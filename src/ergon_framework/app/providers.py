@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, SecretStr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from ergon_framework.app.assembly.building import Maker
+from ergon_framework.app.factories import Maker
 from ergon_framework.app.imports import load
 from ergon_framework.app.settings import load_settings, settings_file
 from ergon_framework.app.settings.secrets import revealed

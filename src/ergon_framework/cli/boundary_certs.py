@@ -48,7 +48,7 @@ def issue(
     as_json: JsonFlag = False,
 ) -> None:
     """Make ZONE.pem and ZONE.key, signed by the authority in the folder."""
-    from ergon_framework.app.boundary import check_zone_name
+    from ergon_framework.app.zones import check_zone_name
     from ergon_framework.boundary.certs import HOSTS
     from ergon_framework.boundary.certs import issue as issue_certificate
 

@@ -88,7 +88,7 @@ class Node:
     def transport(self) -> HttpTransport:
         """The connection, made when first asked for."""
         if self._transport is None:
-            from ergon_framework.app.boundary_address import node_address
+            from ergon_framework.app.node import node_address
             from ergon_framework.boundary.producing.options import TlsOptions
 
             files = {name: path and str(path) for name, path in self._files.items()}

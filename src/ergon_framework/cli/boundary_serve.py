@@ -69,11 +69,10 @@ def serve(
     a second one ends the process at once. What was acknowledged is on disk in either case.
     A log on a server may have several nodes, on several machines; files have one node at a time.
     """
-    from ergon_framework.app.boundary import peers_of, zone_setup
-    from ergon_framework.app.exporting import observed
-    from ergon_framework.app.observation import finish_telemetry, set_up_logging
-    from ergon_framework.app.running.boundary_serving import serve as run
+    from ergon_framework.app.node import serve as run
+    from ergon_framework.app.observability import finish_telemetry, observed, set_up_logging
     from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.zones import peers_of, zone_setup
 
     set_up_logging(log_level, log_format)
     paths = {"data": data, "cert": cert, "key": key, "ca": ca, "crl": crl, "policy": policy}

@@ -114,7 +114,7 @@ def open_gate(
 
 def _checked(peer: str | None) -> str | None:
     """An empty name, as an unset variable of a script leaves it, must not mean all of them."""
-    from ergon_framework.app.boundary import check_zone_name
+    from ergon_framework.app.zones import check_zone_name
 
     return None if peer is None else check_zone_name(peer)
 

@@ -118,7 +118,7 @@ def restore(
 
 def _places_of(config: Path | None, zone: str | None) -> tuple[Path, str | None]:
     """The folder of the zone's facts, and where its objects are, if that is elsewhere."""
-    from ergon_framework.app.boundary_address import zone_meant
+    from ergon_framework.app.node import zone_meant
     from ergon_framework.boundary.folder import FILE, OBJECTS
     from ergon_framework.boundary.opening import fact_file, object_place
     from ergon_framework.errors import ConfigurationError
@@ -153,7 +153,7 @@ def _next_steps(zone: str, last_at: float | None) -> str:
 @contextmanager
 def _looked_at(data: Path | None, config: Path | None, zone: str | None) -> Iterator[Zone]:
     """The zone in a folder, or the one of the settings wherever its stores are."""
-    from ergon_framework.app.boundary_address import zone_meant
+    from ergon_framework.app.node import zone_meant
     from ergon_framework.boundary.upkeep.local import looked_at, looked_into
 
     if data is not None:

@@ -17,8 +17,8 @@ def check(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
 
     Every mistake is told at once, with its file, its line and what to do; then the exit code is 2.
     """
-    from ergon_framework.app.checking.check import check as checked
-    from ergon_framework.app.checking.check import notes
+    from ergon_framework.app.diagnostics.check import check as checked
+    from ergon_framework.app.diagnostics.check import notes
     from ergon_framework.app.settings import settings_file
 
     with keep_stdout(as_json):

@@ -154,7 +154,7 @@ def _name(command: CommandInfo) -> str | None:
 
 
 def _refuse(error: BaseException, *, as_json: bool) -> int:
-    from ergon_framework.app.running.outcome import exit_code_of
+    from ergon_framework.app.outcome import exit_code_of
 
     if isinstance(error, ClickException):
         error = _usage_error(error)

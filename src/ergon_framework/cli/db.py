@@ -14,7 +14,7 @@ from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ergon_framework.app.tables import Tables
+    from ergon_framework.app.schema import Tables
     from ergon_framework.providers.migrations.database import Database
 
 app = typer.Typer(help="Bring a store's tables up to date, look at their version, or remove them.")
@@ -109,8 +109,8 @@ def _database(config: Path | None, store: str | None) -> Database:
 def _tables(
     config: Path | None, store: str | None, *, has_jobs: bool = False, is_offline: bool = False
 ) -> Iterator[Tables]:
+    from ergon_framework.app.schema import has_own_stores, tables_in, tables_of
     from ergon_framework.app.settings import load_settings
-    from ergon_framework.app.tables import has_own_stores, tables_in, tables_of
 
     if store:
         return tables_in(store, has_jobs=has_jobs, is_offline=is_offline)

@@ -58,7 +58,7 @@ def opened(config: Path | None, url: str | None, *, reads: bool = False) -> Iter
 
 def told(config: Path | None) -> AbstractContextManager[object]:
     """Keep in the journal what an operator changes inside of it, and export its spans."""
-    from ergon_framework.app.exporting import observed_briefly
+    from ergon_framework.app.observability import observed_briefly
     from ergon_framework.app.settings import load_settings
 
     return observed_briefly(load_settings(config), "operator")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ergon_framework.cli import dlq_providers as letters
+from ergon_framework.app import dead_letters as letters
+from ergon_framework.app.dead_letters import Kind, Tally, Wanted
 from ergon_framework.cli.desk import (
     COLUMNS,
     JobId,
@@ -19,7 +20,6 @@ from ergon_framework.cli.desk import (
     show_jobs,
     told,
 )
-from ergon_framework.cli.dlq_providers import Kind, Tally, Wanted
 from ergon_framework.cli.jobs import show_job
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
@@ -105,7 +105,7 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Show one dead-lettered job or provider call."""
-    from ergon_framework.app.letters import letter_shape
+    from ergon_framework.app.dead_letters import letter_shape
 
     where, kinds = _where(config, url, kind)
     if Kind.PROVIDER in kinds:

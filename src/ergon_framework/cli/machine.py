@@ -36,7 +36,7 @@ def live(
     as_json: JsonFlag = False,
 ) -> int:
     """Look at a liveness file: exit code 0 when that run is live, 1 when not."""
-    from ergon_framework.app.running.liveness_file import read_liveness
+    from ergon_framework.app.liveness_outputs import read_liveness
 
     is_live, shape = read_liveness(path, max_age)
     show_one({"live": is_live, **shape}, as_json=as_json)
@@ -58,9 +58,9 @@ def doctor(
 
     Exit code 1 when something will not work.
     """
-    from ergon_framework.app.checking.doctor import examine
-    from ergon_framework.app.checking.findings import Status
-    from ergon_framework.app.running.shutdown import leave_within
+    from ergon_framework.app.diagnostics.doctor import examine
+    from ergon_framework.app.diagnostics.findings import Status
+    from ergon_framework.app.signals import leave_within
 
     with keep_stdout(as_json):
         findings = list(examine(config, connects=not no_connect, timeout=timeout))

@@ -15,8 +15,8 @@ from ergon_framework.cli.stopping import StoppedError, stoppable
 from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:
-    from ergon_framework.app.moving.opening import Asked
-    from ergon_framework.app.moving.parts import Moved, Tell, Told
+    from ergon_framework.app.move.stores import Asked
+    from ergon_framework.app.move.transfer import Moved, Tell, Told
 
 _COLUMNS = ["part", "what", "copied", "discarded", "count", "digest"]
 _STRIDE = 10_000  # copies between two lines where there is no terminal
@@ -59,8 +59,8 @@ def move(
     whoever still works with FROM, or begins to, is refused and told where everything is. JSON is
     one object per line: how far it is, and at the end one for each kind of thing.
     """
-    from ergon_framework.app.moving.opening import Asked
-    from ergon_framework.app.moving.places import Place
+    from ergon_framework.app.move.endpoints import Place
+    from ergon_framework.app.move.stores import Asked
 
     if reopen and (shut or dry_run):
         raise ConfigurationError(
@@ -93,7 +93,7 @@ def _told_when_stopped(asked: Asked, *, is_reopening: bool, as_json: bool) -> It
 
 
 def _move(asked: Asked, *, as_json: bool) -> None:
-    from ergon_framework.app.moving.moving import run
+    from ergon_framework.app.move.run import run
 
     with _progress(as_json=as_json) as tell:
         outcome = run(asked, tell)
@@ -111,7 +111,7 @@ def _move(asked: Asked, *, as_json: bool) -> None:
 
 
 def _reopen(asked: Asked, *, as_json: bool) -> None:
-    from ergon_framework.app.moving.reopening import reopen
+    from ergon_framework.app.move.run import reopen
 
     with _progress(as_json=as_json) as tell:
         opened = reopen(asked, tell)

@@ -19,7 +19,7 @@ def new(
     as_json: JsonFlag = False,
 ) -> None:
     """Make a folder with a project that runs: a task, a job, a provider, settings, tests."""
-    from ergon_framework.app.scaffolding import new_project, next_commands, origin
+    from ergon_framework.app.new_project import new_project, next_commands, origin
 
     project = new_project(name, parent, origin())
     commands = next_commands(project)

@@ -59,7 +59,7 @@ def show_one(shape: Row, *, as_json: bool, title: str = "") -> None:
 def show_error(error: BaseException, *, as_json: bool = False) -> None:
     """``error: what was wrong (what to do)`` for people; its shape as well for programs."""
     if as_json:
-        from ergon_framework.app.running.outcome import error_shape
+        from ergon_framework.app.outcome import error_shape
 
         print(json_text({"error": error_shape(error)}), flush=True)
     text = text_of(error) if isinstance(error, ErgonError) else describe(error)

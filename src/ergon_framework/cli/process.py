@@ -49,11 +49,11 @@ def process(
     as_json: JsonFlag = False,
 ) -> int:
     """Run one transaction through a task. It is not settled with its source."""
-    from ergon_framework.app.assembly.run_policies import Overrides
-    from ergon_framework.app.observation import finish_telemetry, set_up_logging
-    from ergon_framework.app.running.runs import Run
-    from ergon_framework.app.running.shutdown import Shutdown
-    from ergon_framework.app.running.single import process_by_id, process_one, transaction_from
+    from ergon_framework.app.observability import finish_telemetry, set_up_logging
+    from ergon_framework.app.run import Run
+    from ergon_framework.app.run_once import process_by_id, process_one, transaction_from
+    from ergon_framework.app.signals import Shutdown
+    from ergon_framework.app.wiring import Overrides
 
     _check(payload, transaction_id, metadata, by_id)
     set_up_logging(log_level, log_format)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ergon_framework.cli.output import show_one
 
 if TYPE_CHECKING:
-    from ergon_framework.app.running.children import Parent
+    from ergon_framework.app.processes import Parent
 
 _parents: list[Parent] = []
 

@@ -34,9 +34,9 @@ from ergon_framework.cli.session import (
 )
 
 if TYPE_CHECKING:
-    from ergon_framework.app.running.outcome import Outcome
-    from ergon_framework.app.running.runs import Run
-    from ergon_framework.app.running.workforce import WorkforceOutcome
+    from ergon_framework.app.outcome import Outcome
+    from ergon_framework.app.processes import WorkforceOutcome
+    from ergon_framework.app.run import Run
 
 MOST_IDS = 20
 """How many ids of a list are shown to people."""
@@ -95,12 +95,12 @@ def run(
 
     The first signal lets work in flight finish, the second ends it at once.
     """
-    from ergon_framework.app.assembly.run_policies import Overrides
-    from ergon_framework.app.observation import set_up_logging
-    from ergon_framework.app.running.ensemble import PartKind, part_named
-    from ergon_framework.app.running.publication import Publication
-    from ergon_framework.app.running.runs import Run
+    from ergon_framework.app.liveness_outputs import Publication
+    from ergon_framework.app.observability import set_up_logging
+    from ergon_framework.app.parts import PartKind, part_named
+    from ergon_framework.app.run import Run
     from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.wiring import Overrides
     from ergon_framework.core.restart import RestartRule
 
     session = session_of(context)
@@ -193,8 +193,8 @@ def _end(session: Session, outcome: Outcome) -> int:
     if session.is_debug and outcome.error is not None:
         show_traceback(outcome.error)
     if session.is_process:
-        from ergon_framework.app.observation import finish_telemetry
-        from ergon_framework.app.running.shutdown import leave_within
+        from ergon_framework.app.observability import finish_telemetry
+        from ergon_framework.app.signals import leave_within
 
         finish_telemetry()
         if outcome.leaves_threads:

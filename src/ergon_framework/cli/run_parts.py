@@ -18,9 +18,9 @@ from ergon_framework.cli.session import Session
 from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:
-    from ergon_framework.app.running.ensemble import Part
-    from ergon_framework.app.running.outcome import Outcome
-    from ergon_framework.app.running.workforce import WorkforceOutcome
+    from ergon_framework.app.outcome import Outcome
+    from ergon_framework.app.parts import Part
+    from ergon_framework.app.processes import WorkforceOutcome
     from ergon_framework.core.restart import RestartRule
 
 _OF_TASKS = ("policy", "workers", "limit", "check", "liveness_file", "probe_port")
@@ -53,7 +53,7 @@ def check_options(context: typer.Context, what: str) -> None:
 
 def run_part(part: Part, given: Mapping[str, Any]) -> None:
     """Run a zone, the worker or the server in this process, as its own command does."""
-    from ergon_framework.app.running.ensemble import PartKind
+    from ergon_framework.app.parts import PartKind
 
     if part.kind is PartKind.ZONE:
         boundary_serve.serve(zone=part.name, **given)
@@ -65,7 +65,7 @@ def run_part(part: Part, given: Mapping[str, Any]) -> None:
 
 def run_part_under(supervised: str, part: Part, given: Mapping[str, Any]) -> Outcome:
     """The same for a process that supervises this one."""
-    from ergon_framework.app.running.runs import parent_of, serve_under
+    from ergon_framework.app.run import parent_of, serve_under
 
     parent = parent_of(supervised)
     with supervised_by(parent):
@@ -76,7 +76,7 @@ def run_everything(
     session: Session, config: Path | None, rule: RestartRule, *, as_json: bool
 ) -> int:
     """Start all parts, tell what happens to each, and say at the end how it went."""
-    from ergon_framework.app.running.runs import run_all
+    from ergon_framework.app.run import run_all
     from ergon_framework.app.settings import load_settings
 
     def tell(line: str) -> None:

@@ -43,8 +43,7 @@ def serve(
     Authorization: Bearer TOKEN; without one, only this machine is served. The first signal
     lets running requests finish, exit code 0; a second one ends the process at once.
     """
-    from ergon_framework.app.exporting import observed
-    from ergon_framework.app.observation import finish_telemetry, set_up_logging
+    from ergon_framework.app.observability import finish_telemetry, observed, set_up_logging
     from ergon_framework.app.settings import check_server_packages, load_settings, revealed
     from ergon_framework.storage.urls import file_of
     from ergon_framework.web.serving import check_place

@@ -210,7 +210,7 @@ def shape(entry: Entry) -> dict[str, Any]:
 
 def columns(entry: Entry) -> tuple[str, str, str, str, str]:
     """An entry as people read it: time, name, who, about what, and the rest in words."""
-    from ergon_framework.app.explaining.told import words
+    from ergon_framework.app.explain.explanation import words
 
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
     at = f"{day}.{int(entry.at % 1 * 1000):03}"

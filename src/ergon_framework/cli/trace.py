@@ -10,7 +10,7 @@ from ergon_framework.cli.output import printable, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 
 if TYPE_CHECKING:
-    from ergon_framework.app.tracing import Line, Trace
+    from ergon_framework.app.journal import Line, Trace
 
 MISSING = "(parent not recorded)"
 LABELS = {"rrq.executor": "handler (rrq.executor)"}
@@ -34,7 +34,7 @@ def trace(
     as_json: JsonFlag = False,
 ) -> None:
     """Print what was recorded of a trace, from the first cause to the last effect."""
-    from ergon_framework.app.tracing import journals
+    from ergon_framework.app.journal import journals
 
     with journals(config, journal or ()) as opened:
         found = opened.find(asked)
@@ -45,7 +45,7 @@ def trace(
 
 
 def _show(found: Trace) -> None:
-    from ergon_framework.app.tracing import lines
+    from ergon_framework.app.journal import lines
 
     sources = {span.source for span in found.spans}
     failed = sum(bool(span.failure) for span in found.spans)

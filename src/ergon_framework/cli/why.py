@@ -48,7 +48,7 @@ def why(
     A provider call is found by its correlation id, its idempotency key, the id of the job or
     transaction it was made in, or the id of its dead letter. Exit code 1 when nothing is found.
     """
-    from ergon_framework.app.explaining import Asked, explain
+    from ergon_framework.app.explain import Asked, explain
     from ergon_framework.app.settings import load_settings
 
     if not unit.strip():

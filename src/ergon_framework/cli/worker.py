@@ -42,11 +42,10 @@ def worker(
     for, and after a burst. A server that is away is waited for, at the start too, unless
     jobs.wait_for_store or --no-wait says otherwise, and never by a burst.
     """
-    from ergon_framework.app.exporting import observed
     from ergon_framework.app.jobs import job_settings
-    from ergon_framework.app.observation import finish_telemetry, set_up_logging
-    from ergon_framework.app.running.working import work
+    from ergon_framework.app.observability import finish_telemetry, observed, set_up_logging
     from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.worker import work
     from ergon_framework.jobs.names import name as name_of
 
     set_up_logging(log_level, log_format)

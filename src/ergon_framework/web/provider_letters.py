@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ergon_framework.app.letters import letter_shape
+from ergon_framework.app.dead_letters import letter_shape
 from ergon_framework.ports import providerlooking
 from ergon_framework.ports.providerstore import LetterStatus, StoredLetter
 from ergon_framework.web.provider_source import ProviderSource

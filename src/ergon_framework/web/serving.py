@@ -11,9 +11,9 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ergon_framework.app.console import of_signal, say
-from ergon_framework.app.running.signals import SignalEar
 from ergon_framework.app.settings import check_server_packages
 from ergon_framework.app.settings.sections import ServerSettings
+from ergon_framework.app.signals import SignalEar
 from ergon_framework.boundary.http.addresses import bound_sockets, is_loopback
 from ergon_framework.errors import ConfigurationError
 from ergon_framework.web.tokens import FileTokens, Tokens

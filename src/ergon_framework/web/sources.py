@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from ergon_framework.app.boundary_address import NodeAddress, node_address
 from ergon_framework.app.jobs import setup_of
+from ergon_framework.app.node import NodeAddress, node_address
 from ergon_framework.app.settings.sections import Settings
 from ergon_framework.app.settings.stores import (
     call_stores,
@@ -105,7 +105,7 @@ def _calls(url: str) -> dict[str, str]:
 
 
 def _zones(settings: Settings) -> dict[str, ZoneSource]:
-    from ergon_framework.app.boundary import known_zone
+    from ergon_framework.app.zones import known_zone
 
     found = {}
     for name in settings.extensions.get("zones") or {}:

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.app.boundary_address import NodeAddress
+from ergon_framework.app.node import NodeAddress
 from ergon_framework.errors import (
     ConfigurationError,
     ErgonError,

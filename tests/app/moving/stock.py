@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
-from ergon_framework.app.moving.comparing import summed
-from ergon_framework.app.moving.moving import Asked, Outcome, run
-from ergon_framework.app.moving.places import Place
+from ergon_framework.app.move.endpoints import Place
+from ergon_framework.app.move.run import Asked, Outcome, run
+from ergon_framework.app.move.transfer import summed
 from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.jobs.requests import Store
 from ergon_framework.jobs.stores.opening import open_store

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.moving import copying, earlier
-from ergon_framework.app.moving.comparing import PAGE, summed
-from ergon_framework.app.moving.parts import Part, Told, tell_now_and_then
-from ergon_framework.app.moving.quiet import refuse_readers
+from ergon_framework.app.move import preflight, transfer
+from ergon_framework.app.move.preflight import refuse_readers
+from ergon_framework.app.move.transfer import PAGE, Part, Told, summed, tell_now_and_then
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.sqlite import SqliteFactStore
 from ergon_framework.core.job import CancelAsked, Refused, RunAsked
@@ -40,9 +39,9 @@ SEEDS = range(6)
 
 def brought(part: Part) -> None:
     """Move, and see for ourselves that both hold the same."""
-    earlier.refuse_other(part)
-    copying.begin(part)
-    copying.end([part], [copying.move(part, lambda _: None)])
+    preflight.refuse_other(part)
+    transfer.begin(part)
+    transfer.end([part], [transfer.move(part, lambda _: None)])
     for kind in part.kinds:
         assert summed(part.target, kind) == summed(part.source, kind), kind.__name__
 
@@ -175,7 +174,7 @@ def test_facts_of_another_life_are_refused() -> None:
         part = Part("facts", source, target, FACT_KINDS, "one", "another")
         source.append(OUTBOUND, [new("a")])
         brought(part)
-        copying.begin(part)
+        transfer.begin(part)
         target.append(OUTBOUND, [new("mine")])
         with pytest.raises(StoreError, match="another holds facts that the other store does not"):
-            copying.move(part, lambda _: None)
+            transfer.move(part, lambda _: None)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.moving import copying
-from ergon_framework.app.moving.parts import Part, Told
-from ergon_framework.app.moving.places import Place
+from ergon_framework.app.move import transfer
+from ergon_framework.app.move.endpoints import Place
+from ergon_framework.app.move.transfer import Part, Told
 from ergon_framework.core.job import CancelAsked, JobStatus, RunAsked
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
@@ -185,9 +185,9 @@ def test_a_half_moved_store_is_not_worked_with(places: tuple[str, str]) -> None:
         assert isinstance(source, SqliteJobStore)
         assert isinstance(target, SqliteJobStore)
         part = Part("jobs", source, target, JOB_KINDS, "x", "new.db")
-        copying.begin(part)
+        transfer.begin(part)
         with pytest.raises(Cut):
-            copying.move(part, stop)
+            transfer.move(part, stop)
         assert is_half_moved(target)
     with pytest.raises(StoreError, match="a move into this store has not ended"):
         open_store(places[1])
@@ -208,9 +208,9 @@ def test_what_does_not_arrive_is_noticed(places: tuple[str, str]) -> None:
     with closing(open_store(places[0])) as source, closing(Loses()) as target:
         assert isinstance(source, SqliteJobStore)
         part = Part("jobs", source, target, JOB_KINDS, "x", "the new one")
-        copying.begin(part)
+        transfer.begin(part)
         with pytest.raises(StoreError, match=r"the new one does not hold the same .*: \d+ of them"):
-            copying.move(part, lambda _: None)
+            transfer.move(part, lambda _: None)
         assert is_half_moved(target)
 
 

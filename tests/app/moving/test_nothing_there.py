@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from ergon_framework.app.moving.moving import Asked
-from ergon_framework.app.moving.places import Place
-from ergon_framework.app.moving.reopening import reopen
-from ergon_framework.app.tables import zones_there
+from ergon_framework.app.move.endpoints import Place
+from ergon_framework.app.move.run import Asked, reopen
+from ergon_framework.app.schema import zones_there
 from ergon_framework.boundary.logs.nats.opening import zones_in_space
 from ergon_framework.errors import ConfigurationError, ErgonError
 from ergon_framework.jobs.stores.opening import open_store

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import String, Table, update
 
-from ergon_framework.app.moving.comparing import summed
-from ergon_framework.app.moving.moving import Asked
-from ergon_framework.app.moving.places import Place
-from ergon_framework.app.moving.providers import ProviderArchive, RowCopy
-from ergon_framework.app.moving.reopening import reopen
+from ergon_framework.app.move.endpoints import Place
+from ergon_framework.app.move.providers import ProviderArchive, RowCopy
+from ergon_framework.app.move.run import Asked, reopen
+from ergon_framework.app.move.transfer import summed
 from ergon_framework.errors import (
     ConfigurationError,
     StoreError,

@@ -9,10 +9,9 @@ from typing import cast
 
 import pytest
 
-from ergon_framework.app.moving.moving import Asked
-from ergon_framework.app.moving.places import Place
-from ergon_framework.app.moving.reopening import reopen
-from ergon_framework.app.moving.shutting import shut
+from ergon_framework.app.move.endpoints import Place
+from ergon_framework.app.move.run import Asked, reopen
+from ergon_framework.app.move.transfer import shut
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.errors import ErgonError, StoreError, StoreReadOnlyError, StoreUnavailableError

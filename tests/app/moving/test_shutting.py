@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.moving.moving import Asked, Outcome, run
-from ergon_framework.app.moving.parts import Tell, Told
-from ergon_framework.app.moving.places import Place
-from ergon_framework.app.moving.reopening import reopen
+from ergon_framework.app.move.endpoints import Place
+from ergon_framework.app.move.run import Asked, Outcome, reopen, run
+from ergon_framework.app.move.transfer import Tell, Told
 from ergon_framework.boundary.logs.nats import ground
 from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings

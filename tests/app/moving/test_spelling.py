@@ -8,8 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ergon_framework.app.moving.places import Place
-from ergon_framework.app.moving.spelling import is_same
+from ergon_framework.app.move.endpoints import Place, is_same
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.opening import open_store
 from tests.app.moving.stock import copied, ergon, job_sums, moved, with_jobs

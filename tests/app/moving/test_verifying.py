@@ -10,10 +10,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ergon_framework.app.moving import copying
-from ergon_framework.app.moving.moving import Asked, Outcome, run
-from ergon_framework.app.moving.parts import Part, Told
-from ergon_framework.app.moving.places import Place
+from ergon_framework.app.move import transfer
+from ergon_framework.app.move.endpoints import Place
+from ergon_framework.app.move.run import Asked, Outcome, run
+from ergon_framework.app.move.transfer import Part, Told
 from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStore
 from ergon_framework.boundary.opening import open_fact_store
 from ergon_framework.boundary.settings import ZoneSettings
@@ -257,10 +257,10 @@ def test_a_source_that_grows_without_end_is_not_called_moved() -> None:
             if told.what == "verifying jobs":
                 source.add([new_job(f"n{source.now()}")])
 
-        copying.begin(part)
+        transfer.begin(part)
         with pytest.raises(StoreError, match=r"keep coming .*copied 5 times") as caught:
-            copying.move(part, grow)
+            transfer.move(part, grow)
         assert "--shut" in caught.value.remedy
         assert is_half_moved(target)
-        copying.end([part], [copying.move(part, lambda _: None)])
+        transfer.end([part], [transfer.move(part, lambda _: None)])
         assert not is_half_moved(target)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.tables import zones_there
+from ergon_framework.app.schema import zones_there
 from ergon_framework.boundary.folder import DataFolder
 from ergon_framework.boundary.opening import open_fact_store, open_object_store
 from ergon_framework.boundary.settings import ZoneSettings

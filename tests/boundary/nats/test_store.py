@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 from pydantic import SecretStr
 
-from ergon_framework.app.moving.shutting import reopen, shut
+from ergon_framework.app.move.transfer import reopen, shut
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.boundary.logs.nats import NatsFactStore
 from ergon_framework.boundary.logs.nats.books import MOST_YOUNG, Books

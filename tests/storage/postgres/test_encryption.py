@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergon_framework.app.checking.check import notes
+from ergon_framework.app.diagnostics.check import notes
 from ergon_framework.providers.migrations.database import database_of
 from ergon_framework.storage.postgres.address import address_of, encryption, verification
 from ergon_framework.storage.postgres.errors import fault_of

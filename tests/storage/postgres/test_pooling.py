@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from ergon_framework.app.checking.engines import examine_engines
-from ergon_framework.app.checking.findings import Status
+from ergon_framework.app.diagnostics.findings import Status
+from ergon_framework.app.diagnostics.servers import examine_engines
 from ergon_framework.app.settings import load_settings
 from ergon_framework.errors import ConfigurationError, StoreError
 from ergon_framework.jobs.stores.opening import open_store

@@ -44,7 +44,7 @@ PREFIX = "ERGON_"
 FILE = "ergon.toml"
 _PARTS = {
     **dict.fromkeys(("executors", "jobs", "schedules"), "ergon_framework.app.jobs"),
-    **dict.fromkeys(("boundary", "zones"), "ergon_framework.app.boundary"),
+    **dict.fromkeys(("boundary", "zones"), "ergon_framework.app.zones"),
     "providers": "ergon_framework.app.providers",
 }
 """Sections of other parts, and the module whose ``SECTIONS`` say what each may hold."""

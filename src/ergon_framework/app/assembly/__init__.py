@@ -1,1 +1,0 @@
-"""From a task's name to all it needs, checked before anything connects."""

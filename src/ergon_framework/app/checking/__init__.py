@@ -1,1 +1,0 @@
-"""What is wrong with the settings or the machine, before anything is started."""

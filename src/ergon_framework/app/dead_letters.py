@@ -1,0 +1,257 @@
+"""Dead letters of provider calls: finding, redriving and deleting them, and how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ergon_framework.app.settings.stores import has_calls, has_jobs
+from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.errors import (
+    ConfigurationError,
+    JobNotFoundError,
+    SettingsError,
+    StoreUnavailableError,
+)
+from ergon_framework.storage.urls import file_of
+
+if TYPE_CHECKING:
+    from ergon_framework.ports.providerstore import LetterStatus, ProviderStore, StoredLetter
+
+
+def letter_shape(stored: StoredLetter, *, shows_payload: bool = False) -> dict[str, Any]:
+    """A letter, what has become of it, and whether its call could be made again."""
+    from ergon_framework.providers.tasking.letters import letter_message, why_not_sendable
+
+    shape = {
+        "kind": "provider",
+        "id": stored.letter.dead_letter_id,
+        "status": stored.status.value,
+        **letter_message(stored.letter),
+        "published_at": _moment(stored.published_at),
+        "redriven_at": _moment(stored.redriven_at),
+        "why_not_sendable": why_not_sendable(stored.letter),
+    }
+    return {**shape, "payload": stored.letter.payload} if shows_payload else shape
+
+
+def _moment(at: float | None) -> str | None:
+    return None if at is None else format_instant(at)
+
+
+MOST = 100_000
+"""Letters that one command looks at, the newest."""
+_TABLE = "provider_dead_letters"
+
+
+class Kind(StrEnum):
+    """What was given up."""
+
+    JOB = "job"
+    PROVIDER = "provider"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where jobs and letters are kept; a URL may hold a password, so none is shown."""
+
+    jobs: str
+    letters: tuple[str, ...]  # never empty; a provider may have a store of its own
+
+    def kinds(self) -> frozenset[Kind]:
+        """What there is to look at. Without anything there are jobs, whose commands say so."""
+        kinds = set()
+        if any(has_calls(url, _TABLE) for url in self.letters):
+            kinds.add(Kind.PROVIDER)
+        if Kind.PROVIDER not in kinds or has_jobs(self.jobs):
+            kinds.add(Kind.JOB)
+        return frozenset(kinds)
+
+    def check(self, kinds: frozenset[Kind]) -> None:
+        """Refuse files that are not there: who looks for what is dead makes none."""
+        urls = {Kind.JOB: (self.jobs,), Kind.PROVIDER: self.letters}
+        files = [file_of(url) for kind in sorted(kinds) for url in urls[kind]]
+        if all(file is not None and not file.exists() for file in files):
+            raise StoreUnavailableError(
+                f"there is no file {files[0]}",
+                remedy="a worker, a provider or ergon db upgrade makes it; or name another store",
+            )
+
+    def opened(self) -> Iterator[ProviderStore]:
+        """Each store with letters, open while it is looked at; at least one, or an error."""
+        for url in [url for url in self.letters if has_calls(url, _TABLE)] or self.letters[:1]:
+            with opened_letters(url) as store:
+                yield store
+
+
+def places(config: Path | None, url: str | None) -> Places:
+    """As the options or the settings say: the stores of providers, or else that of jobs."""
+    from ergon_framework.app.jobs import setup_of
+    from ergon_framework.app.settings import load_settings
+    from ergon_framework.app.settings.stores import call_stores
+
+    settings = load_settings(config)
+    jobs = setup_of(settings, url).url
+    named = () if url else tuple(call_stores(settings).values())
+    return Places(jobs, named or (jobs,))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which letters."""
+
+    ids: tuple[str, ...] = ()
+    provider: str | None = None
+    reason: str | None = None
+    older_than: float | None = None
+
+    def of(
+        self, store: ProviderStore, statuses: Sequence[LetterStatus], limit: int | None
+    ) -> list[StoredLetter]:
+        """The newest first."""
+        before = None if self.older_than is None else store.now() - self.older_than
+        is_bare = (self.provider, self.reason, before) == (None, None, None)
+        most = limit if limit is not None and is_bare else MOST
+        found = store.letters(statuses=statuses, ids=self.ids, limit=most)
+        kept = [each for each in found if self._has(each, before)]
+        return kept if limit is None else kept[:limit]
+
+    def _has(self, stored: StoredLetter, before: float | None) -> bool:
+        letter = stored.letter
+        return (
+            self.provider in {None, letter.provider_name}
+            and self.reason in {None, letter.reason_code}
+            and (before is None or letter.occurred_at < before)
+        )
+
+
+@contextmanager
+def opened_letters(url: str) -> Iterator[ProviderStore]:
+    """The store with the letters; it must be there already."""
+    from ergon_framework.providers.stores import open_store
+
+    if not url:
+        raise SettingsError(
+            "no store of provider calls",
+            remedy='write store = "sqlite:///work.db" under [providers], or give --store',
+        )
+    if not has_calls(url, _TABLE):
+        raise ConfigurationError(
+            "this store has no tables of provider calls", remedy="ergon db upgrade makes them"
+        )
+    with closing(open_store(url)) as store:
+        yield store
+
+
+def waiting() -> tuple[LetterStatus, ...]:
+    """What a listing shows: letters with which something is still to be done."""
+    from ergon_framework.ports.providerstore import LetterStatus
+
+    return LetterStatus.PENDING, LetterStatus.PUBLISHED, LetterStatus.REDRIVE
+
+
+def letter_rows(
+    store: ProviderStore, wanted: Wanted, limit: int, *, as_json: bool
+) -> list[dict[str, Any]]:
+    """Letters for a listing: all of each for programs, one line of each for people."""
+    found = wanted.of(store, waiting(), limit)
+    return [letter_shape(each) if as_json else _line(each) for each in found]
+
+
+def _line(stored: StoredLetter) -> dict[str, Any]:
+    shape = letter_shape(stored)
+    return {
+        "kind": Kind.PROVIDER.value,
+        "id": shape["id"],
+        "status": shape["status"],
+        "handler": shape["task_name"],
+        "queue": f"{shape['provider_name']}/{shape['capability']}",
+        "tries": shape["attempts"],
+        "created_at": shape["occurred_at"],
+        "why": shape["reason_code"],
+    }
+
+
+def find_letter(where: Places, letter_id: str) -> StoredLetter:
+    """One letter, whatever has become of it."""
+    for store in where.opened():
+        for found in store.letters(ids=(letter_id,), limit=1):
+            return found
+    raise JobNotFoundError(
+        f"there is no dead letter {letter_id!r}",
+        remedy="ergon dlq list shows what is there",
+        details={"id": letter_id},
+    )
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many of the letters matched, were dealt with, and could not be."""
+
+    matched: int = 0
+    done: int = 0
+    refused: int = 0
+
+    def __iadd__(self, other: Tally) -> Self:
+        self.matched += other.matched
+        self.done += other.done
+        self.refused += other.refused
+        return self
+
+
+Deal = Callable[..., Tally]
+"""``redrive`` or ``delete``: what is done with the letters of one store."""
+
+
+def deal(where: Places, do: Deal, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
+    """Do it in every store, with at most so many letters."""
+    tally = Tally()
+    for store in where.opened():
+        left = None if limit is None else limit - tally.matched
+        if left is None or left > 0:
+            tally += do(store, wanted, left, is_dry=is_dry)
+    return tally
+
+
+def redrive(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
+    """Ask for calls to be made again: a relay sends them. It is an error to name one it cannot."""
+    from ergon_framework.ports.providerstore import LetterStatus
+    from ergon_framework.providers.tasking.letters import why_not_sendable
+    from ergon_framework.telemetry.telling import tell
+
+    ready = (LetterStatus.PENDING, LetterStatus.PUBLISHED)
+    tally = Tally()
+    for stored in wanted.of(store, ready, limit):
+        letter = stored.letter
+        why = why_not_sendable(letter)
+        if why is not None and wanted.ids:
+            raise ConfigurationError(
+                f"the dead letter {letter.dead_letter_id} cannot be sent again: {why}",
+                remedy="make the call anew, and then ergon dlq purge deletes the letter",
+                details={"id": letter.dead_letter_id},
+            )
+        tally.matched += 1
+        tally.refused += why is not None
+        if why is None and not is_dry:
+            tally.done += store.move_letter(letter.dead_letter_id, LetterStatus.REDRIVE, when=ready)
+    if tally.done:
+        tell("dead_letters.redriven", count=tally.done)
+    return tally
+
+
+def delete(store: ProviderStore, wanted: Wanted, limit: int | None, *, is_dry: bool) -> Tally:
+    """Delete letters for good; not those that a relay is about to send, unless they are named."""
+    from ergon_framework.ports.providerstore import LetterStatus
+    from ergon_framework.telemetry.telling import tell
+
+    statuses = [each for each in LetterStatus if wanted.ids or each is not LetterStatus.REDRIVE]
+    found = wanted.of(store, statuses, limit)
+    ids = [each.letter.dead_letter_id for each in found]
+    tally = Tally(len(ids), 0 if is_dry or not ids else store.delete_letters(ids))
+    if tally.done:
+        tell("dead_letters.purged", kind=Kind.PROVIDER.value, count=tally.done)
+    return tally

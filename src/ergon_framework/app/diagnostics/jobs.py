@@ -1,0 +1,319 @@
+"""Checking and examining the jobs part: executors and their handlers, schedules, the job store.
+
+The handlers of an executor are asked for in the executor's own Python, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ergon_framework.app.diagnostics.findings import (
+    TIMEOUT,
+    Desk,
+    Finding,
+    Status,
+    in_time,
+    store_path,
+)
+from ergon_framework.app.jobs import JobSetup, setup_of
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.source import did_you_mean
+from ergon_framework.app.settings.stores import (
+    check_folder,
+    file_has_table,
+    has_jobs,
+    is_in_memory,
+    store_url,
+)
+from ergon_framework.core.job import route
+from ergon_framework.errors import ErgonError, StoreUnavailableError, WiringError
+from ergon_framework.jobs.child import executor_environment
+from ergon_framework.jobs.commands import checked
+from ergon_framework.jobs.settings import ExecutorSettings
+from ergon_framework.jobs.stores.opening import check_url
+from ergon_framework.ports.moving import mark_of, refuse_unsettled
+from ergon_framework.storage.urls import file_of
+from ergon_framework.task.mixins.utils import run_with_timeout
+
+if TYPE_CHECKING:
+    from ergon_framework.jobs.requests import Store
+
+
+PATIENCE = 60.0
+"""Seconds for importing the handlers."""
+LONGEST = 500
+"""Characters of what a program said last."""
+_MODULES = (["ergon_framework.executor"], ["ergon_framework.cli", "executor"])
+_LOADER = """
+import json, sys
+from ergon_framework.errors import ErgonError
+from ergon_framework.executor.loading import load
+try:
+    registry = load(sys.argv[1])
+    registry.prepare()
+    print("", json.dumps(registry.names), sep="\\n")
+except ErgonError as error:
+    print("", json.dumps([error.message, error.remedy]), sep="\\n")
+    sys.exit(3)
+"""
+_PROVIDER_LOADER = """
+import sys
+from ergon_framework.app.providers import provider_maker
+from ergon_framework.app.settings import load_settings
+provider_maker(sys.argv[1], load_settings()).check()
+"""
+_REFUSED = 3
+
+
+def check_handlers(executor: ExecutorSettings, environ: Mapping[str, str]) -> list[str] | None:
+    """Refuse an executor of ours whose handlers cannot be imported; ``command`` is a full path.
+
+    Returns the names of its handlers; None for a program that is not asked.
+    """
+    found = _python_and_app(executor.command)
+    if found is None:
+        return None
+    python, app = found
+    try:
+        done = _run(python, _LOADER, app, executor, environ)
+    except subprocess.TimeoutExpired as error:
+        raise _refusal(
+            f"its handlers are not imported within {PATIENCE:g} s", "import no more than handlers"
+        ) from error
+    if done.returncode == _REFUSED:
+        raise _refusal(*json.loads(done.stdout.splitlines()[-1]))
+    if done.returncode:
+        told = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        because = "".join(f": {line.strip()[:LONGEST]}" for line in told)
+        raise _refusal(
+            f"{app!r} cannot be imported by {python}{because}", "run its command by hand"
+        )
+    names: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return names
+
+
+def has_provider(name: str, executor: ExecutorSettings, environ: Mapping[str, str]) -> bool:
+    """Whether an executor of ours can import the class of a provider and takes its options."""
+    found = _python_and_app(executor.command)
+    try:
+        return (
+            found is not None
+            and not _run(found[0], _PROVIDER_LOADER, name, executor, environ).returncode
+        )
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _run(
+    python: str, code: str, argument: str, executor: ExecutorSettings, environ: Mapping[str, str]
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(  # noqa: S603 - the operator's own program
+        [python, "-c", code, argument],
+        cwd=executor.cwd,
+        env={**environ, **executor.env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def _python_and_app(command: Sequence[str]) -> tuple[str, str] | None:
+    program, *rest = command
+    if Path(program).name == "ergon" and rest[:1] == ["executor"]:
+        is_ours = Path(program).parent == Path(sys.executable).parent
+        return _with_app(sys.executable, rest[1:]) if is_ours else None
+    for module in _MODULES:
+        if rest[: 1 + len(module)] == ["-m", *module]:
+            return _with_app(program, rest[1 + len(module) :])
+    return None
+
+
+def _with_app(python: str, arguments: Sequence[str]) -> tuple[str, str] | None:
+    for n, each in enumerate(arguments):
+        if each.startswith("--app="):
+            return python, each.removeprefix("--app=")
+        if each == "--app" and n + 1 < len(arguments):
+            return python, arguments[n + 1]
+    return None
+
+
+def _refusal(problem: str, remedy: str) -> WiringError:
+    return WiringError(problem, remedy=remedy, details={"key": ["command"]})
+
+
+def check_jobs(desk: Desk) -> None:
+    """Note what would keep a worker, or a client of its store, from starting."""
+    setup = setup_of(desk.settings)
+    _check_store(desk, setup)
+    known: dict[str, list[str]] = {}
+    for name, executor in setup.executors.items():
+        with desk.noting("executors", name):
+            given = executor_environment(desk.environ, executor, desk.settings.variables)
+            found = check_handlers(checked(name, executor), given)
+            if found is not None:
+                known[name] = found
+    _check_schedules(desk, setup, known)
+    _check_default(desk, setup)
+    for queue, wanted in setup.jobs.routes.items():
+        _check_executor(desk, setup, ("jobs", "routes", queue), wanted)
+    if setup.schedules and not setup.executors and not desk.is_mistaken("executors"):
+        problem = "schedules need a worker, and there is no executor for one"
+        desk.refuse(("schedules",), problem, "add a table [executors.NAME] with a command")
+
+
+def _check_schedules(desk: Desk, setup: JobSetup, known: dict[str, list[str]]) -> None:
+    """Each job of a schedule whose handler is not there would be a dead letter."""
+    only = next(iter(setup.executors), "") if len(setup.executors) == 1 else ""
+    default = setup.jobs.default_executor or only
+    for name, schedule in setup.schedules.items():
+        executor, handler = route(schedule.handler)
+        executor = executor or setup.jobs.routes.get(schedule.queue) or default
+        names = known.get(executor)
+        if names is not None and handler not in names:
+            hint = did_you_mean(handler, names)
+            problem = f"the executor {executor!r} has no handler {handler!r}; {hint}"
+            desk.refuse(("schedules", name, "handler"), problem, "correct the name, or write it")
+
+
+def _check_store(desk: Desk, setup: JobSetup) -> None:
+    path = store_path(desk, ("jobs", "store"))
+    if setup.url and not desk.is_mistaken(*path):
+        with desk.noting(*path):
+            check_url(setup.url)
+            check_folder(file_of(setup.url))
+            if setup.executors:
+                setup.kept()
+    elif setup.executors and not setup.url and not desk.is_mistaken("store"):
+        remedy = 'write url = "sqlite:///work.db" under [store]'
+        desk.refuse(("executors",), "there is no store for the jobs", remedy)
+
+
+def _check_default(desk: Desk, setup: JobSetup) -> None:
+    name = setup.jobs.default_executor
+    if name:
+        _check_executor(desk, setup, ("jobs", "default_executor"), name)
+    elif len(setup.executors) > 1:
+        known = ", ".join(setup.executors)
+        path = ("jobs",) if desk.has("jobs") else ("executors",)
+        remedy = f"write default_executor under [jobs]: one of {known}"
+        desk.refuse(path, "there are several executors and no default", remedy)
+
+
+def _check_executor(desk: Desk, setup: JobSetup, path: tuple[str, ...], wanted: str) -> None:
+    if wanted not in setup.executors and not desk.is_mistaken("executors", wanted):
+        hint = did_you_mean(wanted, list(setup.executors))
+        remedy = f"add a table [executors.{wanted}]"
+        desk.refuse(path, f"there is no executor {wanted!r}; {hint}", remedy)
+
+
+STORE = "job store"
+"""What the finding about it is called."""
+
+
+def examine_jobs(
+    settings: Settings, *, connects: bool, timeout: float = TIMEOUT
+) -> Iterator[Finding]:
+    """One finding for each executor and for the store.
+
+    Without executors or ``[jobs]`` only jobs that the store of everything already has.
+    """
+    if not {"executors", "jobs"} & settings.extensions.keys():
+        if connects:
+            yield from _shared(settings, timeout)
+        return
+    from ergon_framework.app.jobs import setup_of
+    from ergon_framework.jobs.commands import checked
+    from ergon_framework.jobs.worker import default_executor
+
+    setup = setup_of(settings)
+    for name, executor in setup.executors.items():
+        try:
+            found = checked(name, executor).command[0]
+            yield Finding(f"executor {name}", Status.OK, found)
+        except ErgonError as error:
+            yield _bad(f"executor {name}", error)
+    if setup.executors:
+        try:
+            default = default_executor(setup.jobs, setup.executors)
+            yield Finding("default executor", Status.OK, default)
+        except ErgonError as error:
+            yield _bad("default executor", error)
+    if not connects or not setup.url:
+        return
+    yield in_time(STORE, lambda: _opened(setup.url), timeout)
+
+
+def _opened(url: str) -> Finding:
+    from ergon_framework.jobs.stores.opening import open_store
+
+    try:
+        with closing(open_store(url)) as store:
+            return _of(store, url)
+    except ErgonError as error:
+        return _bad(STORE, error)
+
+
+def _kept(store: Store, url: str) -> Finding:
+    """What an acknowledgement means there."""
+    if not is_in_memory(url):  # of a server, the row of its durability tells
+        return Finding(STORE, Status.OK, store.durability, store=url)
+    remedy = "fine for trials; for work that may not be lost write sqlite:///jobs.db"
+    return Finding(STORE, Status.NOTE, store.durability, remedy, store=url)
+
+
+def _shared(settings: Settings, timeout: float) -> Iterator[Finding]:
+    """Whether the jobs there can be worked with, as commands do it; no table is made.
+
+    Of a URL that is wrong, or a server that is away, the row of the store tells.
+    """
+    from ergon_framework.jobs.stores.opening import check_url
+
+    url = store_url(settings)
+    with suppress(ErgonError, TimeoutError):
+        check_url(url)
+        found = run_with_timeout(lambda: _looked_into(url), timeout)
+        if found is not None:
+            yield found
+
+
+def _looked_into(url: str) -> Finding | None:
+    from ergon_framework.jobs.stores.opening import open_store
+
+    try:
+        if not _are_there(url):
+            return None
+        with closing(open_store(url, read_only=True)) as store:
+            refuse_unsettled(mark_of(store))
+            return _of(store, url)
+    except StoreUnavailableError:
+        return None
+    except ErgonError as error:
+        return _bad(STORE, error)
+
+
+def _of(store: Store, url: str) -> Finding:
+    """A store that answers, and whether it has rows that cannot be read."""
+    aside = len(store.unreadable())
+    if not aside:
+        return _kept(store, url)
+    number = "1 row" if aside == 1 else f"{aside:,} rows"
+    found = f"{number} of jobs cannot be read and were set aside"
+    return Finding(STORE, Status.BAD, found, "ergon jobs unreadable lists them", store=url)
+
+
+def _are_there(url: str) -> bool:
+    file = file_of(url)
+    if file is not None:
+        return file.exists() and file_has_table(file, "ergon_jobs")
+    return not is_in_memory(url) and has_jobs(url)
+
+
+def _bad(check: str, error: ErgonError) -> Finding:
+    return Finding(check, Status.BAD, error.message, error.remedy)

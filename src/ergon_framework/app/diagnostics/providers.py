@@ -1,0 +1,82 @@
+"""Looking at what the settings say about provider calls: do their stores answer?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from functools import partial
+
+from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status, in_time
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import call_stores, has_calls
+from ergon_framework.errors import ErgonError, StoreUnavailableError
+from ergon_framework.task.mixins.utils import run_with_timeout
+
+STORE = "provider store"
+"""What the finding about the one of all is called."""
+
+
+def examine_providers(
+    settings: Settings, *, connects: bool, timeout: float = TIMEOUT
+) -> Iterator[Finding]:
+    """A finding for each store that ``[providers]`` or one of its providers uses.
+
+    Without ``[providers]`` only calls that the store of everything already has.
+    """
+    if not connects:
+        return
+    for name, url in call_stores(settings).items():
+        if "providers" in settings.extensions:
+            label = f"{STORE} of {name}" if name else STORE
+            yield in_time(label, partial(_examined, label, url), timeout)
+        else:
+            yield from _shared(url, timeout)
+
+
+def _examined(label: str, url: str) -> Finding:
+    try:
+        return _opened(label, url)
+    except ErgonError as error:
+        return _bad(label, error)
+
+
+def _shared(url: str, timeout: float) -> Iterator[Finding]:
+    """Whether the calls there can be worked with, as commands do it; no table is made.
+
+    Of a URL that is wrong, or a server that is away, the row of the store tells.
+    """
+    from ergon_framework.providers.stores.opening import check_url
+
+    with suppress(ErgonError, TimeoutError):
+        check_url(url)
+        found = run_with_timeout(lambda: _looked_into(url), timeout)
+        if found is not None:
+            yield found
+
+
+def _looked_into(url: str) -> Finding | None:
+    from ergon_framework.providers.migrations import VERSION_TABLE
+
+    if not has_calls(url, VERSION_TABLE):
+        return None
+    try:
+        return _opened(STORE, url)
+    except StoreUnavailableError:
+        return None
+    except ErgonError as error:
+        return _bad(STORE, error)
+
+
+def _opened(label: str, url: str) -> Finding:
+    from ergon_framework.providers.stores import open_store
+
+    # One of our own: closing it must not close that of a program that looks at itself.
+    with closing(open_store(url, clock=time.time)) as store:
+        store.letters(limit=1)
+        said = getattr(store, "durability", "answers")
+        return Finding(label, Status.OK, said, store=url)
+
+
+def _bad(label: str, error: ErgonError) -> Finding:
+    return Finding(label, Status.BAD, error.message, error.remedy)

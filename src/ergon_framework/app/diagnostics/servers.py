@@ -1,0 +1,328 @@
+"""What ``doctor`` asks servers: whether they can be reached and keep what they confirm."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from ergon_framework.app.diagnostics.findings import TIMEOUT, Finding, Status, overdue
+from ergon_framework.app.factories import Maker, connector_maker, service_maker
+from ergon_framework.app.lifespan import offered
+from ergon_framework.app.settings import revealed
+from ergon_framework.app.settings.secrets import described, masked
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import call_stores, check_kind, store_url
+from ergon_framework.errors import ConfigurationError, ConnectorError, ErgonError, describe
+from ergon_framework.storage.server import Observation
+from ergon_framework.storage.urls import refuse_secrets
+from ergon_framework.task.mixins.utils import run_with_timeout
+
+PORTS = {
+    "amqp": 5672,
+    "amqps": 5671,
+    "http": 80,
+    "https": 443,
+    "mysql": 3306,
+    "nats": 4222,
+    "postgres": 5432,
+    "postgresql": 5432,
+    "redis": 6379,
+    "rediss": 6379,
+    "tls": 4222,
+}
+"""Where a server listens whose URL names no port."""
+
+
+def examine_store(url: str, timeout: float) -> Finding:
+    """The store: a file whose directory can be written, or a server that answers."""
+    if _scheme(url) == "sqlite":
+        return _file(url)
+    return examine_server("store", url, timeout)
+
+
+def examine_server(check: str, url: str, timeout: float) -> Finding:
+    """Whether a TCP connection to it can be made in time, finding its address included."""
+    address = address_of(url)
+    if address is None:
+        found = "its URL names no host and port that could be tried"
+        return Finding(check, Status.NOTE, found, "write scheme://host:port to have it checked")
+    where = f"{address[0]}:{address[1]}"
+    remedy = "start the server, or correct the address; a firewall may be in between"
+    try:
+        run_with_timeout(lambda: socket.create_connection(address, timeout).close(), timeout)
+    except TimeoutError:
+        return Finding(check, Status.BAD, f"{where} did not answer within {timeout:g} s", remedy)
+    except OSError as error:
+        return Finding(check, Status.BAD, f"{where}: {error.strerror or error}", remedy)
+    return Finding(check, Status.OK, f"{where} answers")
+
+
+def address_of(url: str) -> tuple[str, int] | None:
+    """Host and port of a URL, or None when it does not clearly name them."""
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        host, port = parts.hostname, parts.port or PORTS.get(_scheme(url))
+    except ValueError:
+        return None
+    if "@" in parts.path + parts.query + parts.fragment:
+        return None  # a password with a slash in it: what looks like the host is part of it
+    return (host, port) if host and port else None
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0].partition("+")[0].lower()
+
+
+def _file(url: str) -> Finding:
+    text = url.partition(":")[2].partition("?")[0]
+    path = unquote(text.removeprefix("//").removeprefix("/") if text[:2] == "//" else text)
+    if path in ("", ":memory:"):
+        return Finding("store", Status.OK, "in memory")
+    try:
+        refuse_secrets(path)
+    except ConfigurationError as error:
+        return Finding("store", Status.BAD, error.message, error.remedy)
+    directory = Path(path).parent
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return Finding("store", Status.OK, f"{directory} can be written")
+    except OSError as error:
+        found = f"{directory} cannot be written: {error.strerror}"
+        remedy = "create the directory, and let this user write there"
+        return Finding("store", Status.BAD, found, remedy)
+
+
+Observe = Callable[[str], Iterator[Observation]]
+
+_SERVER = "see what is said about the durability of its server"
+
+
+def examine_engines(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Finding]:
+    """Each server once, however many parts use it; files are looked at by their parts."""
+    for url, parts in engines_of(settings).items():
+        name = f"{_kind(url)} ({', '.join(parts)})"
+        try:
+            observe = _observer(url)
+        except ErgonError as error:
+            yield Finding(name, Status.BAD, error.message, error.remedy)
+        else:
+            if observe is not None:
+                yield from _examined(name, url, observe, timeout)
+
+
+def unverified(settings: Settings) -> Iterator[str]:
+    """Servers of which nobody makes sure who they are, by their URLs alone: nothing is opened."""
+    for url, parts in engines_of(settings).items():
+        if _kind(url) == "postgresql":
+            from ergon_framework.storage.postgres.address import address_of, verification
+
+            found, remedy = verification(address_of(url))
+            if remedy:
+                yield f"postgresql ({', '.join(parts)}) is {found}; {remedy}"
+
+
+def weighed(parts: Iterable[Finding], engines: Iterable[Finding]) -> Iterator[Finding]:
+    """What was found about the parts; none is in order that rests on a server that is unsafe."""
+    unsafe = {
+        each.store
+        for each in engines
+        if each.status is Status.BAD and each.check.endswith(" durability")
+    }
+    for each in parts:
+        if each.status is Status.OK and each.store in unsafe:
+            yield replace(each, status=Status.NOTE, remedy=_SERVER)
+        else:
+            yield each
+
+
+def is_observed(url: str) -> bool:
+    """Whether a store is of a kind that is looked at here."""
+    return _kind(url) in {"postgresql", "redis", "nats", "s3"}
+
+
+def engines_of(settings: Settings) -> dict[str, list[str]]:
+    """The URL of every store, and which parts keep their work there."""
+    from ergon_framework.app.jobs import setup_of
+    from ergon_framework.app.zones import zones_of
+
+    found: dict[str, list[str]] = {}
+    if {"jobs", "executors", "schedules"} & settings.extensions.keys():
+        found.setdefault(setup_of(settings).url, []).append("jobs")
+    if "providers" in settings.extensions:
+        for name, url in call_stores(settings).items():
+            found.setdefault(url, []).append(f"provider {name}" if name else "providers")
+    for name, zone in zones_of(settings).items():
+        for place in (zone.settings.store, zone.settings.objects):
+            found.setdefault(revealed(place) or "", []).append(f"zone {name}")
+    if settings.store.url is not None:  # also when every part has one of its own: commands use it
+        found.setdefault(store_url(settings), ["store"])
+    return {url: list(dict.fromkeys(parts)) for url, parts in found.items() if "://" in url}
+
+
+def _kind(url: str) -> str:
+    scheme = url.partition(":")[0].partition("+")[0].lower()
+    return {"postgres": "postgresql", "rediss": "redis", "tls": "nats"}.get(scheme, scheme)
+
+
+def _observer(url: str) -> Observe | None:
+    """Who looks at that kind of server; imported late, for its driver may be missing."""
+    match _kind(url):
+        case "postgresql":
+            from ergon_framework.storage.postgres.address import address_of
+
+            address_of(url)  # names the extra that is missing
+            from ergon_framework.storage.postgres.diagnostics import observe as postgres
+
+            return postgres
+        case "redis":
+            from ergon_framework.storage.redis.address import address_of as redis_address
+
+            redis_address(url)
+            from ergon_framework.storage.redis.diagnostics import observe as redis
+
+            return redis
+        case "nats":
+            from ergon_framework.storage.nats.address import address_of as nats_address
+
+            nats_address(url)
+            from ergon_framework.storage.nats.diagnostics import observe as nats
+
+            return nats
+        case "s3":
+            from ergon_framework.boundary.objectstore.s3_client import observe as s3
+
+            return s3
+    return None
+
+
+def _examined(name: str, url: str, observe: Observe, timeout: float) -> Iterator[Finding]:
+    """All that was seen in time, and then what went wrong."""
+    told: list[Observation] = []
+    trouble = _looked(name, lambda: told.extend(observe(url)), timeout)
+    for seen in told.copy():  # who did not end in time may go on telling
+        yield Finding(f"{name} {seen.what}", _status(seen), seen.found, seen.remedy, url)
+    if trouble is not None:
+        yield trouble
+
+
+def _looked(name: str, look: Callable[[], None], timeout: float) -> Finding | None:
+    try:
+        run_with_timeout(look, timeout)
+    except TimeoutError:
+        return overdue(name, timeout)
+    except ErgonError as error:
+        return Finding(name, Status.BAD, error.message, error.remedy)
+    except Exception as error:
+        return Finding(name, Status.BAD, f"could not be looked at: {describe(error)}")
+    return None
+
+
+def _status(seen: Observation) -> Status:
+    if seen.is_grave:
+        return Status.BAD
+    return Status.NOTE if seen.remedy else Status.OK
+
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_REMEDY = "check that what it connects to is there, and that its options are right"
+_OPEN = ("aopen", "init_async", "open")
+_HEALTH = ("health", "health_async")
+_CLOSE = ("aclose", "close")
+
+
+def examine_parts(settings: Settings, timeout: float = TIMEOUT) -> Iterator[Finding]:
+    """Each connector, each service, and the store."""
+    for name, connector in settings.connectors.items():
+        make = partial(connector_maker, name, connector, settings)
+        yield _part(f"connector {name}", make, connector.options, timeout)
+    for name, service in settings.services.items():
+        make = partial(service_maker, name, service)
+        yield _part(f"service {name}", make, service.options, timeout)
+    url = store_url(settings)
+    if url and not is_observed(url):
+        yield _store(url, timeout)
+
+
+def examine_endpoint(environ: Mapping[str, str], timeout: float = TIMEOUT) -> Iterator[Finding]:
+    """Where OpenTelemetry's exporters send everything, if that is said."""
+    if environ.get(ENDPOINT):
+        yield examine_server("telemetry endpoint", environ[ENDPOINT], timeout)
+
+
+def _store(url: str, timeout: float) -> Finding:
+    try:
+        check_kind(url)
+    except ErgonError as error:
+        return Finding("store", Status.BAD, error.message, error.remedy)
+    return examine_store(url, timeout)
+
+
+def _part(
+    check: str, make: Callable[[], Maker], options: Mapping[str, Any], timeout: float
+) -> Finding:
+    try:
+        status, found, remedy = run_with_timeout(lambda: _attempt(make, options), timeout)
+    except TimeoutError:
+        status, found, remedy = Status.BAD, f"did not answer within {timeout:g} s", _REMEDY
+    return Finding(check, status, masked(found, options), masked(remedy, options))
+
+
+def _attempt(make: Callable[[], Maker], options: Mapping[str, Any]) -> tuple[Status, str, str]:
+    """Status, finding and remedy. It never raises: user code may do anything."""
+    is_exclusive = False
+    try:
+        maker = make()
+        maker.check()
+        is_exclusive = maker.is_exclusive
+        return _judged(*_visit(maker.make()))
+    except ConnectorError as error:
+        if is_exclusive and error.code.endswith("locked"):
+            return Status.NOTE, error.message, "nothing, if a run of yours has it"
+        return Status.BAD, error.message, error.remedy or _REMEDY
+    except ErgonError as error:
+        return Status.BAD, error.message, error.remedy or _REMEDY
+    except BaseException as error:
+        return Status.BAD, described(error, options), _REMEDY
+
+
+def _judged(is_tried: bool, health: Any) -> tuple[Status, str, str]:
+    if not is_tried:
+        told = "could be made, but has neither open() nor health() to try"
+        return Status.NOTE, told, "give it health(), and it will be asked"
+    if health is not None and not health:
+        return Status.BAD, "health() says that it cannot be used", _REMEDY
+    return Status.OK, "can be used", ""
+
+
+def _visit(part: Any) -> tuple[bool, Any]:
+    """Whether there was anything to try, and what its health is; it is closed again."""
+    opening, health, closing = (offered(part, names) for names in (_OPEN, _HEALTH, _CLOSE))
+    with asyncio.Runner() as runner:
+
+        def call(method: Callable[[], Any] | None) -> Any:
+            # Plain methods run outside of the event loop, since they may have one of their own.
+            answer = None if method is None else method()
+            return runner.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+
+        try:
+            call(opening)
+            answer = call(health)
+        except BaseException:
+            with suppress(Exception):  # what was wrong first is what counts
+                call(closing)
+            raise
+        call(closing)
+    return opening is not None or health is not None, answer
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer

@@ -1,0 +1,257 @@
+"""Checking and examining the zones part: folders, ports, certificates, policies, stores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+
+from ergon_framework.app.diagnostics.findings import TIMEOUT, Desk, Finding, Status, in_time
+from ergon_framework.app.parts import lives_here
+from ergon_framework.app.settings import check_server_packages
+from ergon_framework.app.settings.secrets import revealed
+from ergon_framework.app.settings.sections import Settings
+from ergon_framework.app.settings.stores import base_of
+from ergon_framework.app.settings.tokens import parsed
+from ergon_framework.app.zones import ZoneSetup, check_peer, unsaid, zones_of
+from ergon_framework.boundary.http.addresses import check_plaintext, is_loopback, split_address
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.node import certificates_of
+from ergon_framework.boundary.opening import (
+    check_fact_url,
+    check_object_place,
+    check_stores,
+    fact_file,
+    folders_of,
+    is_folder,
+    object_place,
+    open_facts,
+)
+from ergon_framework.boundary.serving.policy_file import read_policy
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.errors import ConfigurationError, ErgonError
+from ergon_framework.ports.moving import mark_of, refuse_unsettled
+
+_TLS = ("cert", "key", "ca")
+_EVERYWHERE = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - to be told from, not to bind
+TOKEN = "ERGON_SERVER_TOKEN"  # noqa: S105 - the name of a variable
+
+
+def check_places(desk: Desk) -> None:
+    """Note what would keep a zone or the server from starting, or two of them apart."""
+    zones = zones_of(desk.settings)
+    for zone in zones.values():
+        _check_zone(desk, zone)
+    here = [zone for zone in zones.values() if lives_here(desk.settings, zone.name)]
+    _check_folders(desk, here)
+    _check_ports(desk, here)
+    if "server" in desk.settings.model_fields_set:
+        with desk.noting("server"):
+            check_server_packages()
+            _check_token(desk)
+    server = desk.settings.server
+    has_token = server.token is not None or TOKEN in desk.environ
+    if (
+        "server" in desk.settings.model_fields_set
+        and not has_token
+        and not is_loopback(server.host)
+    ):
+        problem = f"{server.host} can be reached from other machines, and there is no token"
+        remedy = 'write token = "file:PATH", or listen on 127.0.0.1'
+        desk.refuse(("server", "host"), problem, remedy)
+
+
+def _check_token(desk: Desk) -> None:
+    token = desk.settings.server.token
+    if TOKEN in desk.environ:  # it goes before the settings
+        with desk.noting("server"):
+            parsed(desk.environ[TOKEN], TOKEN)
+    elif token is not None and not desk.is_mistaken("server", "token"):
+        with desk.noting("server", "token"):
+            parsed(token.get_secret_value(), "[server]")
+
+
+def _check_zone(desk: Desk, zone: ZoneSetup) -> None:
+    settings = zone.settings
+    for key in (*_TLS, "policy"):
+        path = getattr(settings, key)
+        if path is not None and not Path(path).is_file():
+            problem = f"there is no file {os.path.relpath(path, base_of(desk.settings))!r}"
+            desk.refuse(_written(desk, zone, key), problem, "paths start at the settings file")
+    for peer in settings.peers:
+        with desk.noting("zones", zone.name, "peers", peer):
+            check_peer(zone.name, settings, peer)
+    if settings.policy is not None and not desk.is_mistaken(*_written(desk, zone, "policy")):
+        with desk.noting(*_written(desk, zone, "policy")):
+            read_policy(settings.policy)
+    if lives_here(desk.settings, zone.name):
+        _check_stores(desk, zone)
+        _check_node(desk, zone)
+
+
+def _check_stores(desk: Desk, zone: ZoneSetup) -> None:
+    settings = zone.settings
+    store, objects = (_written(desk, zone, key) for key in ("store", "objects"))
+    if zone.is_store_said and settings.store is not None and not desk.is_mistaken(*store):
+        with desk.noting(*store):
+            check_fact_url(settings.store.get_secret_value())
+    if not zone.is_store_said:
+        with desk.noting("zones", zone.name):
+            unsaid(zone.name, settings, has_folder=False)
+    if settings.objects is not None and not desk.is_mistaken(*objects):
+        with desk.noting(*objects):
+            check_object_place(settings.objects.get_secret_value())
+
+
+def _check_node(desk: Desk, zone: ZoneSetup) -> None:
+    settings = zone.settings
+    with desk.noting("zones", zone.name, "listen"):
+        host, _ = split_address(settings.listen)
+        if not any(getattr(settings, key) for key in _TLS):
+            check_plaintext(host, settings.insecure)
+    if settings.health_listen is not None:
+        with desk.noting("zones", zone.name, "health_listen"):
+            split_address(settings.health_listen)
+    has_all = all(getattr(settings, key) for key in _TLS)
+    if has_all and any(desk.is_mistaken(*_written(desk, zone, key)) for key in _TLS):
+        return  # told already
+    with desk.noting("zones", zone.name):
+        certificates = certificates_of(settings)
+        if certificates is not None and certificates.identity != zone.name:
+            raise ConfigurationError(
+                f"the certificate is that of zone {certificates.identity!r}",
+                remedy="use the certificate of this zone, or correct its name",
+            )
+
+
+def _written(desk: Desk, zone: ZoneSetup, key: str) -> tuple[str, ...]:
+    """Where a key of a zone stands: under its own name, or what all zones have in common."""
+    own = ("zones", zone.name, key)
+    return ("boundary", key) if desk.has("boundary", key) and not desk.has(*own) else own
+
+
+def _check_folders(desk: Desk, zones: list[ZoneSetup]) -> None:
+    taken: dict[str, str] = {}
+    for zone in zones:
+        if "\0" in zone.settings.data:
+            desk.refuse(("zones", zone.name, "data"), "must not hold NUL characters", "remove them")
+            continue
+        for key, what, place in _homes(zone):
+            other = taken.setdefault(place, zone.name)
+            if other != zone.name:
+                remedy = f"give each zone a {what} of its own"
+                desk.refuse(
+                    ("zones", zone.name, key), f"the zone {other!r} has that {what}", remedy
+                )
+                break
+
+
+def _homes(zone: ZoneSetup) -> Iterator[tuple[str, str, str]]:
+    """What a zone shares with no other: the key that says it, what it is, and where."""
+    settings = zone.settings
+    place = object_place(settings)
+    with suppress(ValueError, OSError):  # a path that cannot be one is told already
+        for folder in folders_of(settings):
+            key = "objects" if str(folder) == place else "store"
+            own = "data" if folder == Path(settings.data) else key
+            yield own, "folder", str(folder.resolve())
+    if not is_folder(place):
+        yield "objects", "place in a bucket", place.partition("?")[0].rstrip("/")
+
+
+def _check_ports(desk: Desk, zones: list[ZoneSetup]) -> None:
+    taken: list[tuple[str, int, str]] = []
+    for path, who, host, port in _listeners(desk, zones):
+        for other_host, other_port, other in taken:
+            is_same = host == other_host or {host, other_host} & _EVERYWHERE
+            if port and port == other_port and is_same:
+                desk.refuse(path, f"{other} listens on port {port}", "choose another port")
+                break
+        taken.append((host, port, who))
+
+
+def _listeners(
+    desk: Desk, zones: list[ZoneSetup]
+) -> Iterator[tuple[tuple[str, ...], str, str, int]]:
+    for zone in zones:
+        for key in ("listen", "health_listen"):
+            with suppress(ConfigurationError):  # told already
+                if address := getattr(zone.settings, key):
+                    yield (
+                        ("zones", zone.name, key),
+                        f"the zone {zone.name!r}",
+                        *split_address(address),
+                    )
+    if "server" in desk.settings.model_fields_set:
+        server = desk.settings.server
+        yield ("server", "port"), "the server", server.host, server.port
+
+
+def examine_zones(
+    settings: Settings, *, connects: bool, timeout: float = TIMEOUT
+) -> Iterator[Finding]:
+    """One finding for each zone whose node is kept here."""
+    for zone in zones_of(settings).values():
+        if lives_here(settings, zone.name):
+            check = f"zone {zone.name}"
+            try:
+                yield in_time(check, partial(_found, check, zone, connects), timeout)
+            except ErgonError as error:
+                yield Finding(check, Status.BAD, error.message, error.remedy)
+
+
+def _found(check: str, zone: ZoneSetup, connects: bool) -> Finding:
+    settings = zone.settings
+    if not zone.is_store_said:
+        settings = unsaid(zone.name, settings, has_folder=False)
+    check_stores(settings)
+    for folder in folders_of(settings):
+        _refuse_unusable(folder)
+    file = fact_file(settings)
+    if file is not None and not file.exists():
+        return Finding(check, Status.OK, "will be made when its node first starts")
+    if not connects:
+        return Finding(check, Status.OK, "has its stores named")
+    return _opened(check, zone.name, settings, file)
+
+
+def _opened(check: str, name: str, settings: ZoneSettings, file: Path | None) -> Finding:
+    """What an acknowledgement means there, and whether all fits that the settings allow.
+
+    A file is only looked at: its node may have it, and whoever asks may be another user.
+    """
+    with closing(open_facts(name, settings, read_only=file is not None)) as store:
+        refuse_unsettled(mark_of(store))
+        acknowledgement, largest = store.acknowledgement, store.largest
+        is_in_memory = isinstance(store, MemoryFactStore)
+    if file is not None and not os.access(file, os.W_OK):
+        raise _unusable(file, "this user may not write it")
+    allowed = settings.limits.fact_bytes
+    if largest is not None and largest < allowed:
+        found = f"its server takes facts of {largest:,} bytes, and limits.fact_bytes is {allowed:,}"
+        remedy = "raise max_payload of the server, or lower fact_bytes"
+        return Finding(check, Status.NOTE, found, remedy)
+    if is_in_memory:  # of a server, the row of its durability tells
+        remedy = "fine for trials; for facts that may not be lost leave store out, or name a file"
+        return Finding(check, Status.NOTE, acknowledgement, remedy)
+    return Finding(check, Status.OK, acknowledgement, store=revealed(settings.store) or "")
+
+
+def _refuse_unusable(folder: Path) -> None:
+    """A folder in which nothing can be kept, or that cannot be made; it is not made here."""
+    try:
+        here = next(each for each in (folder, *folder.parents) if each.exists())
+    except OSError as error:  # a folder above that may not be searched
+        raise _unusable(folder, error.strerror or str(error)) from error
+    if not here.is_dir():
+        raise _unusable(folder, f"{here} is no folder")
+    if not os.access(here, os.W_OK | os.X_OK):
+        raise _unusable(folder, f"this user may not write to {here}")
+
+
+def _unusable(path: Path, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} cannot be used: {why}", remedy="name a place that this user may write to"
+    )

@@ -1,0 +1,190 @@
+"""A provider call, from its rows: attempts, refusals, what its lane stands at, its dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from ergon_framework.app.explain.explanation import Asked, Explanation
+from ergon_framework.app.settings.stores import (
+    call_stores,
+    has_calls,
+    is_in_memory,
+    place_of,
+    resolve_url,
+)
+from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.text import coded, span, times
+from ergon_framework.errors import ErgonError
+from ergon_framework.ports.providerstore import (
+    EVERYBODY,
+    AttemptRow,
+    LaneHealth,
+    LaneKey,
+    LetterStatus,
+    ProviderStore,
+    StoredLetter,
+)
+
+MOST_ROWS = 200
+MOST_TOLD = 10
+_FATES = {
+    LetterStatus.PENDING: "waits to be carried to its queue",
+    LetterStatus.PUBLISHED: "is in the dead-letter queue",
+    LetterStatus.REDRIVE: "is to be sent again",
+    LetterStatus.REDRIVEN: "was sent again",
+    LetterStatus.DISCARDED: "was discarded",
+}
+
+
+def explain_call(asked: Asked) -> Iterator[Explanation]:
+    """The calls with this correlation id, execution id, idempotency key or dead letter."""
+    troubles = []
+    for url in _stores(asked):
+        try:
+            yield from _in_store(url, asked.unit)
+        except ErgonError as error:  # the others may know it
+            troubles.append(error)
+    if troubles:
+        raise troubles[0]
+
+
+def lanes_holding(asked: Asked, units: Collection[str]) -> Iterator[str]:
+    """The gates that keep the calls of these units from being made."""
+    from ergon_framework.providers.stores import open_store
+
+    for url in _stores(asked):
+        refused = [row for row in _rows(url, sorted(units)) if row.attempt_number == 0]
+        if refused:
+            with closing(open_store(url)) as store:
+                yield from _lanes(store, refused[-1:], ())
+
+
+def _in_store(url: str, unit: str) -> Iterator[Explanation]:
+    from ergon_framework.providers.stores import open_store
+
+    rows = _rows(url, [unit])
+    with closing(open_store(url)) as store:
+        letters = _letters(store, unit, rows)
+        if not rows and not letters:
+            return
+        why = [*_attempts(rows), *_lanes(store, rows, letters), *map(_letter, letters)]
+    yield Explanation("call", unit, _status(rows, letters), why)
+
+
+def _stores(asked: Asked) -> Iterator[str]:
+    """The stores of provider calls that are there, with their tables."""
+    named = asked.store
+    urls = call_stores(asked.settings) if named is None else {"": resolve_url(named, Path())}
+    for url in urls.values():
+        if is_in_memory(url):
+            continue
+        where = f"the provider calls in {place_of(url)}"
+        if where not in asked.looked:
+            asked.looked.append(where)
+        if has_calls(url, "provider_execution_metrics"):
+            yield url
+
+
+def _rows(url: str, units: Sequence[str]) -> list[AttemptRow]:
+    from ergon_framework.providers.migrations.database import database_of
+    from ergon_framework.providers.stores.looking import SqlProviderLooking
+
+    return SqlProviderLooking(database_of(url)).attempts_named(units, MOST_ROWS)
+
+
+def _letters(store: ProviderStore, unit: str, rows: Sequence[AttemptRow]) -> list[StoredLetter]:
+    keys = {row.idempotency_key for row in rows} - {None}
+    named = store.letters(ids=(unit,), limit=1)
+    if named or not rows:
+        return named
+    tenants = sorted({row.tenant_id for row in rows})
+    found = (each for tenant in tenants for each in store.letters(tenant_id=tenant, limit=1000))
+    return [
+        each
+        for each in found
+        if unit == each.letter.correlation_id or each.letter.idempotency_key in keys
+    ]
+
+
+def _status(rows: Sequence[AttemptRow], letters: Sequence[StoredLetter]) -> str:
+    if not rows:
+        return "dead_letter" if letters else "unknown"
+    last = rows[-1]
+    return "refused" if last.attempt_number == 0 else str(last.outcome)
+
+
+# ---- what is told --------------------------------------------------------------------------------
+
+
+def _attempts(rows: Sequence[AttemptRow]) -> Iterator[str]:
+    told = rows[-MOST_TOLD:]
+    if len(rows) > len(told):
+        yield f"{len(rows) - len(told)} older attempts are left out."
+    for row in told:
+        yield _attempt(row)
+
+
+def _attempt(row: AttemptRow) -> str:
+    at = format_instant(row.created_at)
+    what = f"{row.operation} of {row.provider_name}/{row.capability}"
+    code = row.reason_code or "no reason recorded"
+    if row.attempt_number == 0:
+        return f"{at}: {what} was refused by a gate ({code}); nothing was sent."
+    which = f"attempt {row.attempt_number} of {row.max_attempts}"
+    took = f"after {span(row.duration_ms / 1000)}"
+    if row.outcome == "success":
+        return f"{at}: {what}, {which}, succeeded {took}."
+    status = "" if row.http_status is None else f", HTTP status {row.http_status}"
+    then = {
+        "retry": "another attempt was to follow",
+        "dead_letter": "it was given up with a dead letter",
+    }.get(row.outcome, "it was given up")
+    return f"{at}: {what}, {which}, failed {took} ({code}{status}); {then}."
+
+
+def _lanes(
+    store: ProviderStore, rows: Sequence[AttemptRow], letters: Sequence[StoredLetter]
+) -> Iterator[str]:
+    """How the lanes of the last attempts stand now."""
+    keys = [LaneKey(row.tenant_id, row.provider_name, row.capability) for row in rows]
+    for each in letters:
+        letter = each.letter
+        keys.append(LaneKey(letter.tenant_id, letter.provider_name, letter.capability))
+    now = store.now()
+    for key in dict.fromkeys(keys):
+        for tenant in (key.tenant_id, EVERYBODY):
+            for lane in store.health(tenant):
+                if lane.key[1:] == key[1:]:
+                    yield from _lane(lane.told(now), now)
+
+
+def _lane(lane: LaneHealth, now: float) -> Iterator[str]:
+    name = f"{lane.key.provider_name}/{lane.key.capability}"
+    if lane.breaker_state == "open":
+        until = "" if lane.open_until is None else f" until {format_instant(lane.open_until)}"
+        failures = times(lane.consecutive_failures, "failure")
+        yield f"The circuit of {name} is open{until}, after {failures}: nobody calls it."
+    elif lane.breaker_state == "half_open":
+        yield f"The circuit of {name} is half open: only probes are let through."
+    if lane.cooldown_until is not None and lane.cooldown_until > now:
+        until = format_instant(lane.cooldown_until)
+        yield f"The provider of {name} asked for a pause until {until}."
+    account = lane.account
+    if account is not None and account.remaining <= 0:
+        end = format_instant(account.window.end)
+        yield f"The quota of {name} is used up ({account.used} of {account.limit}) until {end}."
+
+
+def _letter(stored: StoredLetter) -> str:
+    letter = stored.letter
+    at = format_instant(letter.occurred_at)
+    why = coded(letter.reason_code, letter.error_message)
+    attempts = times(letter.attempts, "attempt")
+    is_waiting = stored.status in (LetterStatus.PENDING, LetterStatus.PUBLISHED)
+    sent = " (ergon dlq requeue sends it again)" if is_waiting else ""
+    return (
+        f"It was given up at {at} after {attempts}: {why}. Its dead letter"
+        f" {letter.dead_letter_id} {_FATES[stored.status]}{sent}."
+    )

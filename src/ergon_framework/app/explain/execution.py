@@ -1,0 +1,184 @@
+"""What became of a job or of a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+from ergon_framework.app.explain.call import lanes_holding
+from ergon_framework.app.explain.explanation import Asked, Explanation, entries_told
+from ergon_framework.app.explain.fact import explain_fact
+from ergon_framework.app.jobs import setup_of
+from ergon_framework.app.settings.stores import has_jobs, place_of
+from ergon_framework.core.failure import Kind
+from ergon_framework.core.rfc3339 import format_instant
+from ergon_framework.core.text import coded, quoted, span
+from ergon_framework.errors import ErgonError, JobNotFoundError, TransactionException
+from ergon_framework.jobs.client import JobClient
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.jobs.why import explain_job
+from ergon_framework.ports.jobstore import Job
+from ergon_framework.ports.journal import Entry
+from ergon_framework.ports.notice import CATALOGUE
+
+
+def explain_job_id(asked: Asked) -> Iterator[Explanation]:
+    """The job of this id, or what the journal still knows of it."""
+    setup = setup_of(asked.settings, asked.store)
+    if not setup.url or setup.url.lower().startswith("memory:"):
+        return
+    asked.looked.append(f"the jobs in {place_of(setup.url)}")
+    if not has_jobs(setup.url):
+        return
+    with (
+        closing(open_store(setup.url, read_only=True)) as store,
+        JobClient(settings=setup.jobs, store=store) as client,
+    ):
+        try:
+            found = client.find(asked.unit)
+        except JobNotFoundError:
+            yield from _gone(asked)
+            return
+        queue = next((each for each in store.queues() if each.name == found.queue), None)
+        why = explain_job(found, queue, store.workers(), store.now(), client.settings)
+        gates = list(_gates(asked, found, store.now()))
+        yield Explanation("job", found.id, found.status.value, [why[0], *gates, *why[1:]])
+
+
+def _gates(asked: Asked, job: Job, now: float) -> Iterator[str]:
+    """Which gate of which provider holds a parked job, and until when."""
+    failure = job.last_error
+    if job.status.is_final or failure is None or failure.kind is not Kind.HELD or job.run_at <= now:
+        return
+    names = {job.id, job.correlation_id or job.id}
+    yield from lanes_holding(asked, names)
+
+
+def _gone(asked: Asked) -> Iterator[Explanation]:
+    told = [each for each in asked.entries if each.name.startswith(("job.", "lease."))]
+    if told:
+        lead = "It is not in the store any more; this is what was told about it."
+        yield Explanation("job", asked.unit, "gone", [lead, *entries_told(told)])
+
+
+_ENDS = {
+    "succeeded": "It succeeded{where}",
+    "failed": "It failed{where}",
+    "timed_out": "It ran out of time{where}",
+    "aborted": "It was cut off{where} when its call was stopped, and was handed back without an"
+    " outcome",
+    "parked": "It was parked{where}, since a gate was closed",
+}
+_FINAL = frozenset({"succeeded", "failed", "timed_out", "duplicate"})
+_UNSEEN = (
+    "What came then was not told here: a success in another process is in the journal only with"
+    " journal_all = true under [telemetry]."
+)
+_OVER = {("job", "completed"): "completed", ("fact", "confirmed"): "confirmed by all who read it"}
+
+
+def explain_transaction(asked: Asked) -> Iterator[Explanation]:
+    """What the engine told about a transaction of this id."""
+    told = [each for each in asked.entries if _is_of_engine(each)]
+    if not told:
+        return
+    status, last = status_of(told), told[-1]
+    why = list(_why(told))
+    if status != "succeeded":
+        why += _elsewhere(asked)
+    if status not in _FINAL:
+        why.append(_UNSEEN)
+    why += entries_told(_once_each(told), _phrase)
+    as_of = None if status in _FINAL else format_instant(last.at)
+    yield Explanation("transaction", asked.unit, status, why, as_of)
+
+
+def _elsewhere(asked: Asked) -> Iterator[str]:
+    """Whether the job or fact that it may have come from is done with."""
+    for explainer in (explain_job_id, explain_fact):
+        with suppress(ErgonError):  # told where that kind is explained
+            for each in explainer(asked):
+                over = _OVER.get((each.kind, each.status))
+                if over is not None:
+                    told = f"The {each.kind} of this id is {over}"
+                    yield f"{told}: if it came from there, it is over."
+
+
+def status_of(told: Sequence[Entry]) -> str:
+    """How it stood when it was last heard of."""
+    last = told[-1]
+    if last.name == "transaction.ended":
+        return str(last.fields.get("ending", "ended"))
+    return {
+        "retry.scheduled": "retrying",
+        "transaction.stranded": "stranded",
+        "transaction.duplicate": "duplicate",
+        "settlement.failed": "unsettled",
+    }.get(last.name, "running")
+
+
+def _once_each(told: Sequence[Entry]) -> list[Entry]:
+    """Without failed attempts that the entry of their retry tells again."""
+    again = {_which(each) for each in told if each.name == "retry.scheduled"}
+    return [each for each in told if each.name != "attempt.ended" or _which(each) not in again]
+
+
+def _which(entry: Entry) -> tuple[str, object, object]:
+    return entry.source, entry.fields.get("phase"), entry.fields.get("attempt")
+
+
+def _phrase(entry: Entry) -> str:
+    fields = entry.fields
+    failure = fields.get("failure") or {}
+    because = f" ({_cause(failure)})" if failure else ""
+    attempt = f"attempt {fields.get('attempt')} of {fields.get('phase')} failed{because}"
+    if entry.name == "attempt.ended":
+        held = f"{fields.get('phase')} was held by a gate{because}"
+        return held if failure.get("kind") == "held" else attempt
+    if entry.name == "retry.scheduled":
+        return f"{attempt}; the next was due {span(float(fields.get('delay') or 0.0))} later"
+    if entry.name == "transaction.ended":
+        return f"it ended as {str(fields.get('ending')).replace('_', ' ')}"
+    return ""
+
+
+def _is_of_engine(entry: Entry) -> bool:
+    known = CATALOGUE.get(entry.name)
+    return known is not None and known.part == "engine"
+
+
+def _why(told: Sequence[Entry]) -> Iterator[str]:
+    last = told[-1]
+    task = next((each.fields["task"] for each in told if each.fields.get("task")), "")
+    where = f" in task {task}" if task else ""
+    failure = last.fields.get("failure") or {}
+    because = f": {_cause(failure)}" if failure else ""
+    retries = sum(each.name == "retry.scheduled" for each in told)
+    if last.name == "transaction.ended":
+        end = _ENDS.get(str(last.fields.get("ending")), "It ended{where}")
+        yield f"{end.format(where=where)}{because}."
+        if last.fields.get("ending") == "parked":
+            again = f"its source was to bring it again{_later(failure)}"
+            yield f"Being held by a gate counts as no attempt; {again}."
+        if retries:
+            yield f"It was tried again {retries} {'time' if retries == 1 else 'times'} before."
+    elif last.name == "retry.scheduled":
+        delay = span(float(last.fields.get("delay") or 0.0))
+        phase = last.fields.get("phase", "its hook")
+        yield f"Another attempt of {phase}{where} was to follow {delay} later{because}."
+    else:
+        yield f"It was last heard of{where}; it has no outcome that was told."
+
+
+def _cause(failure: Mapping[str, Any]) -> str:
+    """Why it failed. The code that a TransactionException has by default says nothing."""
+    code, message = failure["code"], failure.get("message")
+    if code == TransactionException.code and message:
+        return quoted(message)
+    return coded(code, message)
+
+
+def _later(failure: Mapping[str, Any]) -> str:
+    seconds = failure.get("retry_after")
+    return "" if seconds is None else f" {span(float(seconds))} later"

@@ -1,0 +1,171 @@
+"""Whether a target may be written, and whether nobody works in either store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ergon_framework.app.move.endpoints import is_same
+from ergon_framework.app.move.transfer import (
+    Part,
+    Step,
+    copies,
+    differences,
+    is_empty,
+    summed,
+    title,
+)
+from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.errors import ConfigurationError, StoreError
+from ergon_framework.ports.copies import FactCopy, JobCopy
+from ergon_framework.ports.factstore import ConsumerDesk
+from ergon_framework.ports.jobstore import JobDesk
+from ergon_framework.ports.moving import Mark, birth_of, mark_of, moved_away
+
+
+def refuse_other(part: Part) -> None:
+    """Write into an empty store, or into an untouched earlier copy of the same one."""
+    refuse_half_source(part.source)
+    if part.birth and birth_of(part.target) == part.birth:
+        raise into_itself(part.where)
+    mark = mark_of(part.target)
+    if mark.moved_to:
+        raise moved_away(part.where, mark.moved_to)
+    if not mark.source:
+        if not is_empty(part.target, part.kinds):
+            raise StoreError(
+                f"{part.where} holds {part.name} already, and they are not an earlier copy",
+                remedy="name an empty store as TO; nothing was changed",
+            )
+        return
+    if not is_copy_of(mark, part):
+        raise _another(mark, part)
+    if mark.sums is not None and not _is_untouched(part, mark.sums):
+        raise StoreError(
+            f"{part.where} has been in use since {part.name} were moved there: moving again would"
+            " undo what was done meanwhile",
+            remedy="go on with that store, or name an empty one as TO; nothing was changed",
+        )
+    _refuse_foreign(mark, part)
+
+
+def refuse_half_source(source: object) -> None:
+    """Read no store that another move has not filled yet."""
+    mark = mark_of(source)
+    if mark.is_half:
+        raise StoreError(
+            f"a move into FROM has not ended: it is to become a copy of {mark.source}",
+            remedy="end that one first: run the same `ergon move` again, and then this one",
+        )
+
+
+def into_itself(name: str) -> ConfigurationError:
+    """The error of two names of one store."""
+    return ConfigurationError(
+        f"{name} cannot be moved into itself", remedy="name another store as TO"
+    )
+
+
+def is_copy_of(mark: Mark, part: Part) -> bool:
+    """Whether a mark was left by a move of the same source, however its name is written."""
+    return _is_born_alike(mark, part) or is_same(mark.source, part.identity)
+
+
+def _is_born_alike(mark: Mark, part: Part) -> bool:
+    return bool(mark.birth) and mark.birth == part.birth
+
+
+def _another(mark: Mark, part: Part) -> StoreError:
+    has_epoch = FactCopy in part.kinds  # which is the same wherever the zone is
+    again = "" if has_epoch else "if both are one store, write FROM as it was written then; else "
+    return StoreError(
+        f"{part.where} holds {part.name} that were moved there from another store: {mark.source},"
+        f" not {part.identity}",
+        remedy=f"{again}name an empty store as TO; nothing was changed",
+        details={"source": mark.source},
+    )
+
+
+def _is_untouched(part: Part, sums: dict[str, tuple[int, str]]) -> bool:
+    found = {title(kind): summed(part.target, kind) for kind in part.kinds}
+    return {kind: (each.count, each.digest) for kind, each in found.items()} == sums
+
+
+def _refuse_foreign(mark: Mark, part: Part) -> None:
+    """Jobs leave a store one by one. Where all have left, it may be another store of the same name,
+    or one that was emptied, and what was copied before may be all there is.
+    """
+    if JobCopy not in part.kinds or not part.target.dump(JobCopy, None, 1):
+        return
+    steps = differences(part.source, part.target, JobCopy)
+    if any(step in (Step.SAME, Step.CHANGED) for step, _ in steps):
+        return
+    if not _were_purged(mark, part):
+        raise StoreError(
+            f"none of the jobs that were moved to {part.where} before is in the other store any"
+            " more: it was emptied or replaced, or all of them were purged there, and moving again"
+            " would discard them all",
+            remedy="if TO holds nothing you need, empty it, or name an empty store as TO; nothing"
+            " was changed",
+        )
+
+
+def _were_purged(mark: Mark, part: Part) -> bool:
+    """Whether no copy is needed: the very same store went on without these jobs, or it is time for
+    every one of them to go, wherever it is.
+    """
+    if _is_born_alike(mark, part) and _went_on(part):
+        return True
+    now = part.now()
+    return all(_is_past(copy, now) for copy in copies(part.target, JobCopy))
+
+
+def _went_on(part: Part) -> bool:
+    """Whether all that the source has came after what was copied. One that was put back from a
+    backup is the very same store, too, but an older one, and the copies are newer than it.
+    """
+    oldest = min((copy.job.created_at for copy in copies(part.source, JobCopy)), default=None)
+    newest = max(copy.job.created_at for copy in copies(part.target, JobCopy))
+    return oldest is not None and oldest >= newest
+
+
+def _is_past(copy: JobCopy, now: float) -> bool:
+    return copy.job.purge_at is not None and copy.job.purge_at <= now
+
+
+RECENTLY = 60.0
+"""Seconds since a worker told of itself after which it is taken for gone."""
+
+
+def locked(folder: Path) -> DataFolder:
+    """The folder of a zone that is to be read, held so that no node starts there meanwhile."""
+    try:
+        return DataFolder.lock(folder)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            error.message,
+            remedy="stop the zone's node; --force moves what it leaves behind meanwhile",
+            details=error.details,
+        ) from error
+
+
+def refuse_workers(desk: JobDesk, now: float, where: str, *, is_target: bool = False) -> None:
+    """Refuse a store that workers use; what they do in a target would be lost, whoever insists."""
+    alive = [each for each in desk.workers() if now - each.seen_at < RECENTLY]
+    if alive:
+        named = ", ".join(f"{each.id} (process {each.pid} on {each.host})" for each in alive)
+        forced = "" if is_target else "; --force moves what they leave behind meanwhile"
+        raise StoreError(
+            f"workers use {where}: {named}", remedy=f"stop them and wait a minute{forced}"
+        )
+
+
+def refuse_readers(desk: ConsumerDesk, clock: Callable[[], float], where: str) -> None:
+    """Refuse a zone that somebody reads from right now."""
+    held = [each for each in desk.consumers() if each.is_held(clock())]
+    if held:
+        named = ", ".join(f"{each.name} (held by {each.holder})" for each in held)
+        raise StoreError(
+            f"consumers read from {where}: {named}",
+            remedy="stop the zone's nodes and wait a minute; --force moves it nevertheless",
+        )

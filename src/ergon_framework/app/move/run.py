@@ -1,0 +1,198 @@
+"""The order of a move, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+from ergon_framework.app.move import objects, preflight, transfer
+from ergon_framework.app.move import stores as opening
+from ergon_framework.app.move.endpoints import is_same
+from ergon_framework.app.move.stores import Asked, no_work_at, zones_at
+from ergon_framework.app.move.transfer import Moved, Part, Tell
+from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.errors import ConfigurationError, StoreError, StoreUnavailableError
+from ergon_framework.ports.moving import mark_of, moved_away
+
+__all__ = ["Asked", "Outcome", "run"]
+
+
+@dataclass
+class Outcome:
+    """What became of everything, and what was left out and why."""
+
+    moved: list[Moved] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    is_shut: bool = False
+    """Whether nobody can work with the source any more, by this move or an earlier one."""
+
+
+def run(asked: Asked, tell: Tell) -> Outcome:
+    """Move jobs and provider calls, or a zone, or only find out what that would be."""
+    asked.source.refuse_missing()
+    for place in (asked.source, asked.target):
+        place.refuse_memory()
+    if is_same(asked.source.name, asked.target.name):
+        raise preflight.into_itself(asked.target.name)
+    return (_move_zone if asked.is_zone else _move_work)(asked, tell)
+
+
+def _move_work(asked: Asked, tell: Tell) -> Outcome:
+    """Move jobs and provider calls."""
+    if asked.objects is not None:
+        raise ConfigurationError(
+            "only a zone has objects, and jobs are what would be moved",
+            remedy="leave out --objects, or give --zone NAME",
+        )
+    outcome = Outcome()
+    with ExitStack() as stack:
+        # Jobs come last: workers call providers.
+        parts = [*opening.call_part(asked, outcome.notes), *opening.job_part(asked, stack)]
+        if not parts:
+            raise _nothing(asked, outcome.notes)
+        _begin(asked, parts)
+        outcome.moved += _moved(asked, parts, tell)
+        outcome.is_shut = _are_shut(parts)
+    outcome.notes += [
+        f"the facts of zone {zone} stay: --zone {zone} moves them"
+        for zone in zones_at(asked.source)
+    ]
+    return outcome
+
+
+def _nothing(asked: Asked, notes: Sequence[str]) -> ConfigurationError:
+    """The error of a move that has no parts; notes tell what would have to stay."""
+    if notes:
+        return ConfigurationError(
+            f"{asked.source.name} keeps provider calls and no jobs, and {asked.target.name} cannot"
+            " keep provider calls",
+            remedy="name a store on SQLite or PostgreSQL as TO",
+        )
+    return no_work_at(asked.source)
+
+
+def _move_zone(asked: Asked, tell: Tell) -> Outcome:
+    outcome = Outcome()
+    opening.refuse_objects(asked)  # before any store is made
+    with ExitStack() as stack:
+        part = opening.zone_part(asked, stack)
+        _begin(asked, [part])
+        stores = opening.object_stores(asked, part, stack)  # a bucket that fails now leaves a mark
+        if stores is None:
+            outcome.notes.append("objects stay where they are: --objects FROM TO copies them")
+        elif asked.is_trial:
+            outcome.moved.append(objects.look(stores, tell))
+        else:
+            moved = objects.move(stores, tell)
+            outcome.moved.append(moved)
+            part = replace(part, aside=lambda: objects.settle(stores, moved, tell))
+        outcome.moved += _moved(asked, [part], tell)
+        outcome.is_shut = _are_shut([part])
+    return outcome
+
+
+# ---- both ---------------------------------------------------------------------------------------
+
+
+def _begin(asked: Asked, parts: Sequence[Part]) -> None:
+    """Refuse what cannot be before anything is written, and then leave word."""
+    for part in parts:
+        preflight.refuse_other(part)
+        transfer.refuse_elsewhere(part.source, asked.source.name, part.where)
+    if not asked.is_trial:
+        transfer.begin(*parts)
+
+
+def _moved(asked: Asked, parts: Sequence[Part], tell: Tell) -> list[Moved]:
+    """Copy each part; nobody works with any of them in the target before all are there."""
+    if asked.is_trial:
+        return [each for part in parts for each in transfer.look(part, tell)]
+    with _open_again_unless_done(asked, parts):
+        found = [transfer.move(part, tell, shuts=asked.shuts) for part in parts]
+        transfer.end(parts, found)
+    return [each for moved in found for each in moved]
+
+
+def _are_shut(parts: Sequence[Part]) -> bool:
+    return all(mark_of(part.source).moved_to for part in parts)
+
+
+@contextmanager
+def _open_again_unless_done(asked: Asked, parts: Sequence[Part]) -> Iterator[None]:
+    """Leave a source as open as it was when the move fails: somebody has to be able to work."""
+    was_open = [part for part in parts if not mark_of(part.source).moved_to]
+    try:
+        yield
+    except BaseException:
+        if asked.shuts:
+            for part in was_open:
+                with suppress(StoreError):  # why the move failed is what is told; --reopen is left
+                    transfer.reopen(part.source)
+        raise
+
+
+_INSIST = "if what was done in TO may be lost, add --force"
+
+
+def reopen(asked: Asked, tell: Tell = lambda _: None) -> list[str]:
+    """Let a source be worked with again that was shut; which of its parts were.
+
+    Unless it is forced, the target must hold the same: what was done there would be left behind,
+    and what was begun there would be done twice.
+    """
+    asked.source.refuse_missing()
+    with ExitStack() as stack:
+        sources = opening.sources(asked, stack)
+        if not sources:
+            raise no_work_at(asked.source)
+        for source in sources.values():
+            transfer.refuse_elsewhere(source, asked.source.name, asked.target.name)
+        shut = [name for name, source in sources.items() if mark_of(source).moved_to]
+        if shut and not asked.is_forced:
+            for part in _parts(asked, shut, stack):
+                _refuse_worked_with(part, asked.source.name, tell)
+        return [name for name, source in sources.items() if transfer.reopen(source)]
+
+
+def _parts(asked: Asked, shut: Collection[str], stack: ExitStack) -> list[Part]:
+    """Both sides of what was shut, to be looked at; a folder of TO stays locked meanwhile."""
+    # Whoever still has FROM open can change nothing there: that is no reason to wait.
+    trial = replace(asked, is_trial=True, is_forced=True)
+    try:
+        return list(_opened(trial, shut, stack))
+    except (ConfigurationError, StoreUnavailableError) as error:
+        raise type(error)(
+            error.message, remedy=f"{error.remedy}; {_INSIST}", details=error.details
+        ) from error
+
+
+def _opened(trial: Asked, shut: Collection[str], stack: ExitStack) -> Iterator[Part]:
+    if trial.is_zone:
+        file = trial.target.file
+        if file is not None and file.parent.is_dir():
+            stack.enter_context(closing(DataFolder.lock(file.parent)))
+        yield opening.zone_part(trial, stack)
+    if "provider calls" in shut:
+        yield from opening.call_part(trial, [])
+    if "jobs" in shut:
+        yield from opening.job_part(trial, stack)
+
+
+def _refuse_worked_with(part: Part, source: str, tell: Tell) -> None:
+    mark = mark_of(part.target)
+    if mark.moved_to:
+        gone = moved_away(part.where, mark.moved_to)
+        raise type(gone)(
+            gone.message, remedy=f"work with that one; {_INSIST}", details=gone.details
+        )
+    if mark.is_half and preflight.is_copy_of(mark, part):
+        return  # nobody got in so far
+    found = transfer.look(part, tell)
+    changed = [f"{n} {each.kind}" for each in found if (n := each.copied + each.discarded)]
+    if changed:
+        raise StoreError(
+            f"{part.where} does not hold what {source} holds; others are {', '.join(changed)}",
+            remedy=f"go on working with TO; {_INSIST}",
+            details={"differing": changed},
+        )

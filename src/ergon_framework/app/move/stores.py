@@ -1,0 +1,370 @@
+"""Which stores a move opens, and which zones there are in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ergon_framework.app.move import transfer
+from ergon_framework.app.move.endpoints import Place
+from ergon_framework.app.move.objects import Bytes
+from ergon_framework.app.move.preflight import (
+    locked,
+    refuse_half_source,
+    refuse_readers,
+    refuse_workers,
+)
+from ergon_framework.app.move.transfer import Part
+from ergon_framework.app.schema import tables_in, zones_there
+from ergon_framework.app.settings.source import did_you_mean
+from ergon_framework.app.settings.stores import file_has_table
+from ergon_framework.boundary.folder import DataFolder
+from ergon_framework.boundary.logs.memory import MemoryFactStore
+from ergon_framework.boundary.objectstore.s3_client import bucket_of
+from ergon_framework.boundary.opening import (
+    check_object_place,
+    clock_of,
+    is_folder,
+    open_fact_store,
+    open_object_store,
+)
+from ergon_framework.errors import ConfigurationError, StoreError, StoreSchemaError
+from ergon_framework.jobs.requests import Store
+from ergon_framework.jobs.stores.memory import MemoryJobStore
+from ergon_framework.jobs.stores.opening import open_store
+from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS, ZoneCopy
+from ergon_framework.ports.factstore import FactStore
+from ergon_framework.ports.jobstore import Search
+from ergon_framework.ports.moving import Archive, birth_of
+
+if TYPE_CHECKING:
+    from ergon_framework.app.move.providers import ProviderArchive
+
+
+_TABLES = {"ergon_jobs": "jobs", "provider_dead_letters": "provider calls"}
+"""By which tables a file is known to keep something beside facts."""
+
+
+def zones_at(place: Place) -> list[str]:
+    """Whose facts a place keeps, as far as it can tell."""
+    if place.file is None:
+        return zones_there(place.url) if place.is_database else []
+    zone = place.zone()
+    return [] if zone is None else [zone]
+
+
+def no_work_at(place: Place) -> ConfigurationError:
+    """The error of a place that keeps neither jobs nor provider calls."""
+    told = f"{place.name} keeps neither jobs nor provider calls"
+    zones = zones_at(place)
+    if zones:
+        return ConfigurationError(
+            f"{told}, but the facts of zone {', '.join(zones)}",
+            remedy=f"--zone {zones[0]} moves them",
+        )
+    is_redis = not place.is_database
+    keys = "; the URL ends with the number of the database, and has ?prefix=NAME if the keys do"
+    return ConfigurationError(
+        f"{told}: nothing of Ergon is there",
+        remedy=f"correct FROM, which is the store that is there{keys if is_redis else ''}",
+    )
+
+
+def zone_meant(given: str | None, place: Place) -> str:
+    """The zone that is to be moved; nothing is made by looking for it."""
+    zone = given or place.zone()
+    if zone is None:
+        raise ConfigurationError(
+            f"nothing says which zone of {place.name} is meant", remedy="give --zone NAME"
+        )
+    _refuse_unknown(zone, place)
+    return zone
+
+
+def _refuse_unknown(zone: str, place: Place) -> None:
+    """A zone that is not there: to open it for writing would make it."""
+    if not place.is_database:
+        _refuse_unknown_stream(zone, place)
+        return
+    there = zones_at(place)
+    if zone not in there:
+        raise _no_zone(zone, place, there)
+
+
+def _refuse_unknown_stream(zone: str, place: Place) -> None:
+    """Ask for the one stream first: not every user may ask which there are."""
+    try:
+        open_fact_store(place.url, zone=zone, read_only=True).close()
+    except StoreSchemaError as error:
+        from ergon_framework.boundary.logs.nats.opening import zones_in_space
+
+        try:
+            there = zones_in_space(place.url)
+        except StoreError:
+            raise error from None
+        if zone in there:  # its stream is not one to read
+            raise
+        raise _no_zone(zone, place, there) from None
+
+
+def _no_zone(zone: str, place: Place, there: Sequence[str]) -> ConfigurationError:
+    kept = [] if there else _kept(place)
+    if kept:
+        return ConfigurationError(
+            f"{place.name} has no zone {zone!r}; it keeps {' and '.join(kept)}",
+            remedy="correct FROM; without --zone the same command moves what it keeps",
+        )
+    if there:
+        return ConfigurationError(
+            f"{place.name} has no zone {zone!r}; {did_you_mean(zone, there)}",
+            remedy="correct --zone",
+        )
+    return ConfigurationError(
+        f"{place.name} has no zone {zone!r}, nor any other",
+        remedy="correct FROM, which is the store that is there, or --zone",
+    )
+
+
+def _kept(place: Place) -> list[str]:
+    """What a file keeps beside facts; one that cannot be read says so."""
+    if place.file is None:
+        return []
+    return [title for table, title in _TABLES.items() if file_has_table(place.file, table)]
+
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be moved, and how."""
+
+    source: Place
+    target: Place
+    zone: str | None = None
+    objects: tuple[str, str] | None = None
+    is_forced: bool = False
+    is_trial: bool = False
+    shuts: bool = False
+    """Whether the source is shut when everything was copied."""
+
+    @property
+    def is_zone(self) -> bool:
+        """Whether facts are meant, and not jobs."""
+        if self.zone is not None or self.source.is_folder or self.target.is_folder:
+            return True
+        if self.source.file is None:
+            return self.source.url.startswith(("nats", "tls"))
+        return self.source.parts() == {"boundary"}
+
+    @property
+    def only_looks(self) -> bool:
+        """Whether the source is opened for reading only.
+
+        Otherwise a file is brought up to date first, and one out of a backup gets its new epoch.
+        """
+        if self.is_trial:
+            return True
+        return not self.shuts and (self.source.file is None or self.is_forced)
+
+
+def sources(asked: Asked, stack: ExitStack) -> dict[str, Archive]:
+    """What can be shut at a place, opened for writing, by the names of parts."""
+    if asked.is_zone:
+        store = open_fact_store(asked.source.url, zone=zone_meant(asked.zone, asked.source))
+        return {"facts": cast("Archive", stack.enter_context(closing(store)))}
+    found: dict[str, Archive] = {}
+    calls = _calls_of(asked.source)
+    if calls is not None:
+        found["provider calls"] = calls
+    if _has_jobs(asked.source):
+        jobs = open_store(asked.source.url, half_moved=True)
+        found["jobs"] = cast("Archive", stack.enter_context(closing(jobs)))
+    return found
+
+
+# ---- jobs and provider calls --------------------------------------------------------------------
+
+
+def _has_jobs(place: Place) -> bool:
+    """Whether there is a store of jobs, also an empty one; nothing is made by looking for it."""
+    if not place.is_database:
+        with closing(open_store(place.url, read_only=True)) as store:
+            return bool(getattr(store, "is_made", True))  # of servers without tables, Redis tells
+    tables = tables_in(place.url, has_jobs=True, is_offline=True)
+    return any(each.part == "jobs" and each.current() is not None for each in tables)
+
+
+def job_part(asked: Asked, stack: ExitStack) -> Iterator[Part]:
+    """The jobs, if there are any."""
+    if not _has_jobs(asked.source):
+        return
+    source = open_store(asked.source.url, read_only=asked.only_looks, half_moved=True)
+    stack.enter_context(closing(source))
+    if not asked.is_forced:
+        refuse_workers(source, source.now(), asked.source.name)
+    _refuse_unfit(asked, source)
+    target = _target(asked, _open_target, MemoryJobStore)
+    stack.enter_context(closing(target))
+    refuse_workers(target, target.now(), asked.target.name, is_target=True)
+    yield Part(
+        "jobs",
+        cast("Archive", source),
+        cast("Archive", target),
+        JOB_KINDS,
+        f"jobs of {asked.source.name}",
+        asked.target.name,
+        {"jobs": source.count(Search())},
+        lambda: [(queue.name, queue.counts) for queue in source.queues()],
+        birth_of(source),
+        source.now,
+    )
+
+
+def _open_target(url: str, *, read_only: bool = False) -> Store:
+    return open_store(url, read_only=read_only, half_moved=True)
+
+
+def _calls_of(place: Place) -> ProviderArchive | None:
+    """The tables of provider calls, if there are any."""
+    if not place.is_database:
+        return None
+    from ergon_framework.app.move.providers import ProviderArchive
+    from ergon_framework.providers.migrations.database import database_of
+
+    found = ProviderArchive(database_of(place.url))
+    return found if found.is_there() else None
+
+
+def call_part(asked: Asked, notes: list[str]) -> Iterator[Part]:
+    """The tables of provider calls, if there are any, and somewhere to put them."""
+    source = _calls_of(asked.source)
+    if source is None:
+        return
+    if not asked.target.is_database:
+        notes.append(
+            "provider calls and their dead letters stay: only SQLite and PostgreSQL keep them"
+        )
+        return
+    from ergon_framework.app.move.providers import KINDS, ProviderArchive
+    from ergon_framework.providers.migrations.database import database_of
+
+    target = ProviderArchive(database_of(asked.target.url))
+    name = f"provider calls of {asked.source.name}"
+    yield Part(
+        *("provider calls", source, target, KINDS, name, asked.target.name), birth=birth_of(source)
+    )
+
+
+# ---- a zone -------------------------------------------------------------------------------------
+
+
+def zone_part(asked: Asked, stack: ExitStack) -> Part:
+    """The facts of a zone; folders are locked on both sides."""
+    zone = zone_meant(asked.zone, asked.source)
+    if asked.source.file is not None and not asked.is_forced:
+        stack.enter_context(closing(locked(asked.source.file.parent)))
+    source = open_fact_store(asked.source.url, zone=zone, read_only=asked.only_looks)
+    stack.enter_context(closing(source))
+    if asked.source.file is None and not asked.is_forced:
+        refuse_readers(source, clock_of(source), asked.source.name)
+    _refuse_unfit(asked, source)
+    if asked.target.file is not None and not asked.is_trial:
+        stack.enter_context(closing(DataFolder.lock(asked.target.file.parent)))
+
+    def opened(url: str, **how: Any) -> Any:
+        return open_fact_store(url, zone=zone, **how)
+
+    target = _target(asked, opened, lambda: MemoryFactStore(zone))
+    stack.enter_context(closing(target))
+    info = source.info()
+    return Part(
+        "facts",
+        cast("Archive", source),
+        cast("Archive", target),
+        FACT_KINDS,
+        f"facts of {info.zone}, epoch {info.epoch}",
+        asked.target.name,
+        {"facts": sum(log.head - log.first + 1 for log in source.logs())},
+        lambda: _heads(source),
+    )
+
+
+def _heads(store: FactStore) -> list[tuple[str, int, int]]:
+    """Where the logs of a zone end: a producer that only appends is noticed nowhere else."""
+    return [(log.name, log.first, log.head) for log in store.logs()]
+
+
+def refuse_objects(asked: Asked) -> None:
+    """Objects come from where they are, and go to a folder that can be made or a zone's bucket.
+
+    Nothing is made by looking for it: a zone without its objects would be one that nodes start on.
+    """
+    if asked.objects is None:
+        return
+    source, target = asked.objects
+    if is_folder(source) and not Path(source).is_dir():
+        raise ConfigurationError(
+            f"there is no folder {source} to copy objects from",
+            remedy="--objects FROM TO: FROM is where the objects are",
+        )
+    if is_folder(target):
+        _refuse_unmakable(Path(target), asked.target.file)
+    check_object_place(source)
+    check_object_place(target)
+    if not is_folder(source):
+        open_object_store(source, read_only=True).close()
+    if not is_folder(target):
+        zone = zone_meant(asked.zone, asked.source)
+        open_object_store(target, zone=zone, read_only=True).close()
+
+
+def _refuse_unmakable(folder: Path, facts: Path | None) -> None:
+    """A folder for objects is made within another, which may be that of the new facts."""
+    parent = folder.absolute().parent
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError(
+            f"{folder} is no folder to copy objects into",
+            remedy="--objects FROM TO: TO is a folder, which may be a new one",
+        )
+    if not parent.is_dir() and (facts is None or parent != facts.parent):
+        raise ConfigurationError(
+            f"the folder {folder} for the objects cannot be made: there is no folder {parent}",
+            remedy=f"create {parent}, or correct TO of --objects FROM TO",
+        )
+
+
+def object_stores(asked: Asked, part: Part, stack: ExitStack) -> Bytes | None:
+    """Where objects come from and go to; None when they are to stay."""
+    places = asked.objects or (asked.source.objects, asked.target.objects)
+    if places[0] is None or places[1] is None:
+        return None
+    source = stack.enter_context(closing(open_object_store(places[0])))
+    is_missing = is_folder(places[1]) and not Path(places[1]).is_dir()
+    place = "memory://" if asked.is_trial and is_missing else places[1]
+    [zone] = [copy.info.zone for copy in part.source.dump(ZoneCopy, None, 1)]
+    target = open_object_store(place, zone=zone, read_only=asked.is_trial)
+    stack.enter_context(closing(target))
+    origin = places[0] if is_folder(places[0]) else bucket_of(places[0]).place
+    return Bytes(part.source, source, target, origin)
+
+
+def _refuse_unfit(asked: Asked, source: object) -> None:
+    """Refuse what a source can be refused for before the target is opened, which makes it."""
+    refuse_half_source(source)
+    transfer.refuse_elsewhere(cast("Archive", source), asked.source.name, asked.target.name)
+
+
+def _target(asked: Asked, opens: Callable[..., S], empty: Callable[[], Any]) -> S:
+    """The store to be written; for a trial one that is there is only looked at, or none is."""
+    if not asked.is_trial:
+        return opens(asked.target.url)
+    if asked.target.file is not None and not asked.target.file.is_file():
+        return cast("S", empty())
+    try:
+        return opens(asked.target.url, read_only=True)
+    except StoreSchemaError:
+        return cast("S", empty())

@@ -1,0 +1,491 @@
+"""Comparing two stores, copying what differs, verifying the copy, and freezing the source."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice, zip_longest
+from typing import Any
+
+from msgspec.structs import replace
+
+from ergon_framework.app.move.endpoints import is_same
+from ergon_framework.errors import DataLossError, StoreError
+from ergon_framework.ports.copies import Copy, FactCopy, JobCopy
+from ergon_framework.ports.moving import (
+    PAGE_BYTES,
+    Archive,
+    Barred,
+    C,
+    Mark,
+    MarksTogether,
+    encode_mark,
+    mark_of,
+)
+from ergon_framework.storage.failpoints import declare, failpoint
+
+PAGE = 500
+"""Copies that are read at once."""
+
+
+class Step(StrEnum):
+    """What one copy needs."""
+
+    SAME = "same"  # nothing: it is on both sides
+    NEW = "new"  # it is missing where it should go
+    CHANGED = "changed"
+    GONE = "gone"  # it is no longer where it came from
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """How many copies of a kind a store has, and the digest over all of them, in order."""
+
+    count: int
+    digest: str
+
+
+def copies(store: Archive, kind: type[C]) -> Iterator[C]:
+    """Every copy of a kind, in order."""
+    after: Any = None
+    while page := store.dump(kind, after, PAGE):
+        yield from page
+        after = page[-1].place
+
+
+def differences(source: Archive, target: Archive, kind: type[Copy]) -> Iterator[tuple[Step, Copy]]:
+    """What each copy needs, for the target to become what the source is.
+
+    What is found gone is told before what is new, for places that cannot be compared: new things
+    come last there. The target may be changed meanwhile as the steps say, and not otherwise.
+    """
+    wanted, there = copies(source, kind), copies(target, kind)
+    theirs = next(there, None)
+    for mine in wanted:
+        while theirs is not None and _is_gone(theirs, mine):
+            yield Step.GONE, theirs
+            theirs = next(there, None)
+        if theirs is None or _thing(theirs) != _thing(mine):
+            yield Step.NEW, mine
+            continue
+        yield (Step.SAME if theirs.content == mine.content else Step.CHANGED), mine
+        theirs = next(there, None)
+    while theirs is not None:
+        yield Step.GONE, theirs
+        theirs = next(there, None)
+
+
+class Adding:
+    """Copies that are added up, one after the other."""
+
+    def __init__(self) -> None:
+        self._digest, self._count = hashlib.sha256(), 0
+
+    def add(self, copy: Copy) -> int:
+        """Add one; how many there were so far."""
+        content = copy.content
+        self._digest.update(len(content).to_bytes(8) + content)
+        self._count += 1
+        return self._count
+
+    def sum(self) -> Sum:
+        """What they come to."""
+        return Sum(self._count, self._digest.hexdigest())
+
+
+def summed(store: Archive, kind: type[Copy], watch: Callable[[int], None] = lambda _: None) -> Sum:
+    """Read all copies of a kind and add them up; ``watch`` is told how many there were so far."""
+    adding = Adding()
+    for copy in copies(store, kind):
+        watch(adding.add(copy))
+    return adding.sum()
+
+
+def is_empty(store: Archive, kinds: tuple[type[Copy], ...]) -> bool:
+    """Whether a store holds nothing but what every fresh one holds."""
+    return not any(
+        copy for kind in kinds for copy in store.dump(kind, None, 2) if not copy.is_given
+    )
+
+
+def _is_gone(theirs: Copy, mine: Copy) -> bool:
+    """Whether a copy of the target lies before the next one of the source."""
+    if type(mine).has_shared_places:
+        return bool(theirs.place < mine.place)
+    return bool(_thing(theirs) != _thing(mine))
+
+
+def _thing(copy: Copy) -> Any:
+    """What makes it the same thing on both sides; an id that is used again is another job."""
+    return (copy.name, copy.job.created_at) if isinstance(copy, JobCopy) else copy.name
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How far a move has come: so many copies of a kind were looked at."""
+
+    part: str
+    what: str
+    """What is being done: copying or verifying, and which kind."""
+    done: int
+    total: int | None = None
+    """How many there are, where that is known."""
+
+
+Tell = Callable[[Told], None]
+
+
+@dataclass(slots=True)
+class Moved:
+    """What became of one kind."""
+
+    part: str
+    kind: str
+    copied: int = 0
+    discarded: int = 0
+    sum: Sum | None = None
+    """What both sides hold of it in the end; None when nothing was done."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Two stores of the same sort, one of which is to become what the other is."""
+
+    name: str
+    source: Archive
+    target: Archive
+    kinds: tuple[type[Copy], ...]
+    identity: str
+    """What the source is known by: its place, or what a zone has wherever it is."""
+    where: str
+    """What the target is called in front of people."""
+    totals: Mapping[str, int] = field(default_factory=dict)
+    """How many of a kind there are, where that is easily known."""
+    pulse: Callable[[], object] = lambda: None
+    """What is quickly asked of the source and differs when something came into it."""
+    birth: str = ""
+    """What the source alone has since it was made, however it is reached; empty if unknown."""
+    now: Callable[[], float] = time.time
+    """The source's clock."""
+    aside: Callable[[], None] = lambda: None
+    """Sees to what lies beside the stores, when they hold the same."""
+
+
+def title(kind: type[Copy]) -> str:
+    """What a kind is called in front of people."""
+    return _TITLES.get(kind.__name__, kind.__name__)
+
+
+_TITLES = {
+    "QueueCopy": "queue settings",
+    "JobCopy": "jobs",
+    "ScheduleCopy": "schedules",
+    "LogCopy": "logs",
+    "FactCopy": "facts",
+    "IdCopy": "ids of facts",
+    "GapCopy": "gaps",
+    "ConsumerCopy": "consumers",
+    "ItemCopy": "quarantined facts",
+    "NameCopy": "names of objects",
+    "AwaitedCopy": "awaited names",
+    "LinkCopy": "links",
+    "NoteCopy": "notes of operators",
+    "ZoneCopy": "epoch",
+    "RowCopy": "provider rows",
+}
+
+
+def tell_now_and_then(tell: Tell, part: Part, doing: str, kind: str, count: int) -> None:
+    """Say how far it is, once a page."""
+    if count % PAGE == 1:
+        total = part.totals.get(kind)
+        is_beyond = total is not None and count > total  # it grew meanwhile
+        tell(Told(part.name, f"{doing} {kind}", count, None if is_beyond else total))
+
+
+def shut(store: Archive, place: str) -> None:
+    """Refuse whoever works with a store, and say where everything is now.
+
+    First those that have it open, then those that will open it: the mark is also what makes the
+    former look, where a store remembers what it read.
+    """
+    if isinstance(store, Barred):
+        store.bar(place)
+    store.set_mark(encode_mark(replace(mark_of(store), moved_to=place)))
+
+
+def reopen(store: Archive) -> bool:
+    """Let a store be worked with again; whether it was shut."""
+    mark = mark_of(store)
+    if isinstance(store, Barred):
+        store.bar(None)
+    left = replace(mark, moved_to="")
+    store.set_mark(encode_mark(left) if left.source else None)
+    return bool(mark.moved_to)
+
+
+def refuse_elsewhere(store: Archive, name: str, place: str) -> None:
+    """What was moved to one place is not said to be at another."""
+    found = mark_of(store).moved_to
+    if found and not is_same(found, place):
+        raise StoreError(
+            f"what {name} held was moved to {found}, not to {place}",
+            remedy=f"name {found} as TO; with --reopen {name} can be used again",
+        )
+
+
+NAMED = 3
+"""Things that are named of those that differ."""
+_WORDS = {
+    Step.NEW: "is missing",
+    Step.CHANGED: "is not the same",
+    Step.GONE: "should not be there",
+}
+
+
+def verified(part: Part, read: Sequence[Sum], tell: Tell) -> list[Sum] | None:
+    """Read both sides anew, each by itself; None when the source is no longer what was copied.
+
+    ``read`` is what it was then, kind by kind.
+    """
+    sums = []
+    for kind, copied in zip(part.kinds, read, strict=True):
+        wanted, there = _both(part, kind, tell)
+        if wanted not in (there, copied):
+            return None
+        if wanted != there:
+            raise _differing(part, kind, wanted, there)
+        sums.append(there)
+    return sums
+
+
+def _both(part: Part, kind: type[Copy], tell: Tell) -> tuple[Sum, Sum]:
+    name = title(kind)
+
+    def watched(doing: str) -> Callable[[int], None]:
+        return lambda count: tell_now_and_then(tell, part, doing, name, count)
+
+    wanted = summed(part.source, kind, watched("verifying"))
+    with _damage_in(part.where):
+        return wanted, summed(part.target, kind, watched("verifying moved"))
+
+
+@contextmanager
+def _damage_in(where: str) -> Iterator[None]:
+    """Say in which of the two stores something is damaged."""
+    try:
+        yield
+    except DataLossError as error:
+        raise DataLossError(
+            f"{where} was damaged on the way or since: {error.message}",
+            reason=error.reason,
+            remedy="check its disk; name an empty store as TO when it is sound",
+            details=error.details,
+        ) from error
+
+
+def _differing(part: Part, kind: type[Copy], wanted: Sum, there: Sum) -> StoreError:
+    told = _by_place(part, kind) if kind.has_shared_places else _by_order(part, kind)
+    named = list(islice(told, NAMED))
+    return StoreError(
+        f"{part.where} does not hold the same {title(kind)}: {wanted.count} of them with the digest"
+        f" {wanted.digest[:16]} were to be there, and {there.count} with {there.digest[:16]} are;"
+        f" {', '.join(named) or 'what differed a moment ago is the same now'}",
+        remedy="see that nobody uses either store, then move again: it goes on from there;"
+        " --shut refuses who still uses FROM",
+        details={"differing": named},
+    )
+
+
+def _by_place(part: Part, kind: type[Copy]) -> Iterator[str]:
+    """What is wrong, where places say what belongs together."""
+    for step, copy in differences(part.source, part.target, kind):
+        if step is not Step.SAME:
+            yield f"{label(copy)} {_WORDS[step]}"
+
+
+def _by_order(part: Part, kind: type[Copy]) -> Iterator[str]:
+    """What is wrong, where the order alone says it: after one that is another, nothing more."""
+    for mine, theirs in zip_longest(copies(part.source, kind), copies(part.target, kind)):
+        if mine is None or theirs is None:
+            step = Step.GONE if mine is None else Step.NEW
+            yield f"{label(mine or theirs)} {_WORDS[step]}"
+        elif mine.name != theirs.name:
+            yield f"{label(mine)} is missing where {label(theirs)} is"
+            return
+        elif mine.content != theirs.content:
+            yield f"{label(mine)} {_WORDS[Step.CHANGED]}"
+
+
+def label(copy: Copy) -> str:
+    """What to call one thing in front of people."""
+    if isinstance(copy, JobCopy):
+        return f"the job {copy.name}"
+    if isinstance(copy, FactCopy):
+        return f"the fact at {copy.fact.offset} of {copy.log}"
+    name = copy.name
+    words = " ".join(map(str, name)) if isinstance(name, tuple) else str(name)
+    return f"{words} of the {title(type(copy))}"
+
+
+MOST_TURNS = 5
+"""How often a source that goes on growing is copied before that is called in vain."""
+
+declare(
+    *("move.part.begun", "move.part.copied", "move.part.shut"),
+    *("move.part.verified", "move.part.ended"),
+)
+
+
+def look(part: Part, tell: Tell) -> list[Moved]:
+    """Find out what a move would do; nothing is written."""
+    found = []
+    for kind in part.kinds:
+        moved = Moved(part.name, title(kind))
+        for count, (step, _) in enumerate(differences(part.source, part.target, kind), 1):
+            moved.copied += step in (Step.NEW, Step.CHANGED)
+            moved.discarded += step is Step.GONE
+            tell_now_and_then(tell, part, "comparing", moved.kind, count)
+        found.append(moved)
+    return found
+
+
+def begin(*parts: Part) -> None:
+    """Leave word that the target is not whole yet; it was looked at before (``earlier.py``)."""
+    _leave_word(parts, [Mark(part.identity, birth=part.birth) for part in parts])
+    failpoint("move.part.begun")
+
+
+def move(part: Part, tell: Tell, *, shuts: bool = False) -> list[Moved]:
+    """Copy and compare both sides; :func:`begin` comes before, and :func:`end` after.
+
+    What came into the source meanwhile is copied as well, a few times over. With ``shuts`` the
+    source takes nothing more from when it was copied first, so that the last comparison holds.
+    """
+    found = [Moved(part.name, title(kind)) for kind in part.kinds]
+    for turn in range(MOST_TURNS):
+        read = [
+            _Copying(part, kind, tell, moved).run()
+            for kind, moved in zip(part.kinds, found, strict=True)
+        ]
+        failpoint("move.part.copied")
+        if shuts and turn == 0:
+            shut(part.source, part.where)
+            failpoint("move.part.shut")
+        pulse = part.pulse()
+        sums = verified(part, read, tell)
+        if sums is not None:
+            part.aside()
+        if sums is not None and part.pulse() == pulse:
+            return _compared(found, sums)
+        tell(Told(part.name, "copying what came meanwhile", 0))
+    raise StoreError(
+        f"{part.name} keep coming into the store that is moved: it was copied {MOST_TURNS} times,"
+        f" and {part.where} does not hold the same {part.name} yet",
+        remedy="stop whoever adds there, then move again, or move with --shut, which refuses them",
+    )
+
+
+def _compared(found: list[Moved], sums: list[Sum]) -> list[Moved]:
+    for moved, each in zip(found, sums, strict=True):
+        moved.sum = each
+    failpoint("move.part.verified")
+    return found
+
+
+def end(parts: Sequence[Part], found: Sequence[Sequence[Moved]]) -> None:
+    """Leave word that everything is there; when all parts of a move are, and not before."""
+    sums = [
+        {each.kind: (each.sum.count, each.sum.digest) for each in moved if each.sum}
+        for moved in found
+    ]
+    marks = [
+        Mark(part.identity, done, birth=part.birth) for part, done in zip(parts, sums, strict=True)
+    ]
+    _leave_word(parts, marks)
+    failpoint("move.part.ended")
+
+
+def _leave_word(parts: Sequence[Part], marks: Sequence[Mark]) -> None:
+    """At once, where one database has it all: whoever works with a part that is open while another
+    is not has used what the next move would have to write.
+    """
+    first, *others = parts
+    if others and isinstance(first.target, MarksTogether):
+        first.target.set_marks([encode_mark(mark) for mark in marks])
+        return
+    for part, mark in zip(parts, marks, strict=True):
+        part.target.set_mark(encode_mark(mark))
+
+
+@dataclass
+class _Copying:
+    """One kind on its way."""
+
+    part: Part
+    kind: type[Copy]
+    tell: Tell
+    moved: Moved
+    _coming: list[Copy] = field(default_factory=list)
+    _going: list[Copy] = field(default_factory=list)
+    _size: int = 0
+
+    def run(self) -> Sum:
+        """Bring the target to what the source is; what the source was when it was read."""
+        is_fresh = not self.part.target.dump(self.kind, None, 1)
+        # A key may have gone from one to another: first all let go of theirs.
+        if not is_fresh and self.kind.holds_keys:
+            left, read = self._walk(_lets_go)
+            if not left:
+                return read
+        return self._walk(lambda _step, _copy: True)[1]
+
+    def _walk(self, is_meant: Callable[[Step, Copy], bool]) -> tuple[int, Sum]:
+        """Do what is meant by now; how much is left, and what the source was."""
+        left, read, moved = 0, Adding(), self.moved
+        steps = differences(self.part.source, self.part.target, self.kind)
+        for count, (step, copy) in enumerate(steps, 1):
+            tell_now_and_then(self.tell, self.part, "copying", moved.kind, count)
+            if step is not Step.GONE:
+                read.add(copy)
+            if step is Step.SAME:
+                continue
+            if not is_meant(step, copy):
+                left += 1
+                continue
+            self._refuse_impossible(step)
+            (self._going if step is Step.GONE else self._coming).append(copy)
+            moved.discarded += step is Step.GONE
+            moved.copied += step is not Step.GONE
+            self._size += len(copy.content)
+            if len(self._coming) + len(self._going) >= PAGE or self._size > PAGE_BYTES:
+                self._flush()
+        self._flush()
+        return left, read.sum()
+
+    def _refuse_impossible(self, step: Step) -> None:
+        """Some things never go and never change: then it is not an earlier copy."""
+        if (step is Step.GONE and not self.kind.may_leave) or (
+            step is Step.CHANGED and not self.kind.may_change
+        ):
+            raise StoreError(
+                f"{self.part.where} holds {title(self.kind)} that the other store does not have",
+                remedy="name an empty store as TO",
+            )
+
+    def _flush(self) -> None:
+        """What goes goes first: an id may be in use again."""
+        if self._going:
+            self.part.target.discard(self._going)
+        if self._coming:
+            self.part.target.load(self._coming)
+        self._going, self._coming, self._size = [], [], 0
+
+
+def _lets_go(step: Step, copy: Copy) -> bool:
+    is_final = isinstance(copy, JobCopy) and copy.job.status.is_final
+    return step is Step.GONE or (step is Step.CHANGED and is_final)

@@ -1,1 +1,0 @@
-"""Moving what a store holds into another one: read, compare, copy, compare again."""

@@ -1,0 +1,153 @@
+"""The node of a zone: where it can be reached, and serving it until a signal asks it to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ergon_framework.app.console import of_signal, say
+from ergon_framework.app.signals import SignalEar
+from ergon_framework.app.zones import ZoneSetup, known_zone
+from ergon_framework.boundary.http.addresses import split_address
+from ergon_framework.boundary.http.client import HttpTransport
+from ergon_framework.boundary.producing.options import TlsOptions, client_tls
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.errors import ConfigurationError
+from ergon_framework.storage import failpoints
+
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be told from, not to bind
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """A node's URL and what it takes to be let in."""
+
+    url: str
+    files: TlsOptions
+    expected_zone: str | None = None
+    """Whose certificate the node must show; then its host name need not match."""
+
+    def connect(self, timeout: float) -> HttpTransport:
+        """A client of that node; nothing is sent yet."""
+        tls = client_tls(self.files)
+        if tls is None and self.url.lower().startswith("https:"):
+            raise ConfigurationError(
+                f"{self.url} asks its callers for a certificate",
+                remedy="give --cert, --key and --ca",
+            )
+        return HttpTransport(
+            self.url, tls=tls, expected_zone=self.expected_zone, timeout=timeout, connections=2
+        )
+
+
+def node_address(
+    config: str | Path | None = None,
+    zone: str | None = None,
+    url: str | None = None,
+    files: TlsOptions | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> NodeAddress:
+    """Where options and settings say the node is.
+
+    With a URL the settings only help out with certificates; without one they say where the zone
+    listens, and without settings it is the usual port of this machine.
+    """
+    given: TlsOptions = {
+        "cert": (files or {}).get("cert"),
+        "key": (files or {}).get("key"),
+        "ca": (files or {}).get("ca"),
+    }
+    has_files = any(given.values())
+    if url is not None and (has_files or not url.lower().startswith("https:")):
+        return NodeAddress(url, given)
+    setup = known_zone(config, zone, environ)
+    known = setup.settings if setup is not None else ZoneSettings()
+    chosen = given if has_files else _files(known)
+    if url is not None:
+        return NodeAddress(url, chosen)
+    return zone_address(setup, chosen)
+
+
+def zone_address(setup: ZoneSetup | None, files: TlsOptions | None = None) -> NodeAddress:
+    """Where the node of a zone listens, or that of no zone in particular."""
+    known = setup.settings if setup is not None else ZoneSettings()
+    chosen = _files(known) if files is None else files
+    is_secure = any(chosen.values())
+    expected = setup.name if setup is not None and is_secure else None
+    return NodeAddress(_url(known.listen, is_secure=is_secure), chosen, expected)
+
+
+def zone_meant(
+    config: str | Path | None = None,
+    zone: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ZoneSetup:
+    """The zone whose stores are to be looked at, since no option names a folder."""
+    setup = known_zone(config, zone, environ)
+    if setup is None:
+        raise ConfigurationError(
+            "which folder? The settings name none",
+            remedy="give --data DIR, or write data under [zones.NAME] in ergon.toml",
+        )
+    return setup
+
+
+def _files(settings: ZoneSettings) -> TlsOptions:
+    return {"cert": settings.cert, "key": settings.key, "ca": settings.ca}
+
+
+def _url(listen: str, *, is_secure: bool) -> str:
+    host, port = split_address(listen)
+    if port == 0:
+        raise ConfigurationError(
+            "the settings let the node choose its port",
+            remedy="give --url with the address that the node printed when it was ready",
+        )
+    host = _EVERYWHERE.get(host, host)
+    spelled = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_secure else 'http'}://{spelled}:{port}"
+
+
+class _Stops:
+    """The first signal asks for a graceful stop, the second ends the process."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._ask: Callable[[], object] = lambda: None
+
+    def attach(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        """From now on there is something to stop; a signal may have come before."""
+        self._ask = lambda: loop.call_soon_threadsafe(stop.set)
+        if self._count:
+            stop.set()
+
+    def heard(self, number: int) -> None:
+        self._count += 1
+        if self._count > 1:
+            say("stopped by force; what was acknowledged is on disk")
+            os._exit(of_signal(number))
+        say("stopping; what runs may finish (a second signal ends it at once)")
+        with suppress(RuntimeError):  # the loop is closed: it has ended by itself
+            self._ask()
+
+
+def serve(setup: ZoneSetup, ready: Callable[[str], None]) -> None:
+    """Run the node until a signal asks it to stop; ``ready`` is told where it listens."""
+    failpoints.check()
+    stops = _Stops()
+    with SignalEar(stops.heard):
+        asyncio.run(_serve(setup, ready, stops))
+
+
+async def _serve(setup: ZoneSetup, ready: Callable[[str], None], stops: _Stops) -> None:
+    from ergon_framework.boundary.node import (
+        run_node,  # late: who asks for an address needs no node
+    )
+
+    stop = asyncio.Event()
+    stops.attach(asyncio.get_running_loop(), stop)
+    await run_node(setup.name, setup.settings, ready=ready, stop=stop)

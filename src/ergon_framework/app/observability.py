@@ -1,0 +1,132 @@
+"""Logging, and telemetry from its beginning to the last flush."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ergon_framework import redaction
+from ergon_framework.app.console import follow
+from ergon_framework.core.text import one_line, whole_record
+from ergon_framework.errors import ConfigurationError, SettingsError, describe
+from ergon_framework.task.mixins.utils import run_with_timeout
+from ergon_framework.telemetry import JsonFormatter
+
+if TYPE_CHECKING:
+    from ergon_framework.app.settings.sections import Settings
+
+logger = logging.getLogger("ergon.app")
+
+FLUSH_TIMEOUT = 5.0
+"""Seconds each provider has to send what it holds. A collector that is down must not hold us."""
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FORMATS = ("text", "json")
+_TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+class _TextFormatter(logging.Formatter):
+    """One readable line, with the transaction it belongs to.
+
+    What others said may be in it: it can neither steer a terminal nor begin a record, and what
+    looks like a secret is left out, in tracebacks too.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = whole_record(redaction.text(super().format(record)))
+        transaction_id = getattr(record, "transaction_id", None)
+        return f"{line} [{one_line(str(transaction_id))}]" if transaction_id else line
+
+
+def set_up_logging(level: str, format: str, root: logging.Logger | None = None) -> None:
+    """Send log records to the standard error stream, unless the user's code has set up its own."""
+    for what, value, known in (("level", level, LEVELS), ("format", format, FORMATS)):
+        if value.lower() not in known:
+            raise ConfigurationError(
+                f"the log {what} {value!r} is unknown", remedy=f"use one of {', '.join(known)}"
+            )
+    root = logging.getLogger() if root is None else root
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonFormatter() if format == "json" else _TextFormatter(_TEXT))
+        root.addHandler(handler)
+        root.setLevel(level.upper())
+        if format == "json":
+            follow(handler)
+
+
+def show_executors() -> None:
+    """Let what handlers print appear, unless the user's code has set up logging of its own."""
+    spoken = logging.getLogger("ergon.executors")
+    if not logging.getLogger().handlers and not spoken.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        spoken.addHandler(handler)
+        spoken.setLevel(logging.INFO)
+        spoken.propagate = False
+
+
+def finish_telemetry(
+    providers: Iterable[Any] | None = None, timeout: float = FLUSH_TIMEOUT
+) -> None:
+    """Flush and shut down what the user's code has configured. It never fails the run."""
+    for provider in _providers() if providers is None else providers:
+        for name in ("force_flush", "shutdown"):
+            method = getattr(provider, name, None)
+            if not callable(method):
+                continue
+            try:
+                run_with_timeout(method, timeout)
+            except Exception as error:
+                kind = type(provider).__name__
+                logger.warning("%s of %s failed: %s", name, kind, describe(error))
+                break
+
+
+def _providers() -> Iterator[Any]:
+    from opentelemetry import metrics, trace
+    from opentelemetry._logs import get_logger_provider
+
+    yield trace.get_tracer_provider()
+    yield metrics.get_meter_provider()
+    yield get_logger_provider()
+
+
+@contextmanager
+def observed(settings: Settings, source: str) -> Iterator[None]:
+    """What this process tells is exported and kept; every process of ours runs inside of it."""
+    from ergon_framework.app.journal import journalling  # late, as all of logging is set up before
+    from ergon_framework.telemetry.exporting import export, handed_on
+
+    told = settings.telemetry
+    export(source, collector=told.otlp, port=told.prometheus_port)
+    with handed_on(told.otlp), journalling(settings, source):
+        yield
+
+
+@contextmanager
+def observed_briefly(settings: Settings, source: str) -> Iterator[None]:
+    """The same for a command that is soon over: it has no page, and sends all before it ends."""
+    from ergon_framework.app.journal import journalling
+    from ergon_framework.telemetry.exporting import export, finish
+
+    collector = settings.telemetry.otlp
+    export(source, collector=collector)
+    try:
+        with journalling(settings, source):
+            yield
+    finally:
+        if collector is not None:
+            finish()
+
+
+def check_page(settings: Settings, processes: int) -> None:
+    """Refuse one port for several processes: only the first of them could serve its page."""
+    port = settings.telemetry.prometheus_port
+    if port is not None and processes > 1:
+        raise SettingsError(
+            f"telemetry.prometheus_port: {processes} processes cannot share the port {port}",
+            remedy="leave it out: /metrics of ergon serve tells about all of them; or start each by"
+            " itself, with ERGON_TELEMETRY__PROMETHEUS_PORT of its own",
+        )

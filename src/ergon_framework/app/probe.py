@@ -1,0 +1,159 @@
+"""The HTTP probe: ``/live`` and ``/ready``, for whoever looks after the process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import SHUT_RDWR, socket
+from typing import Any
+
+from ergon_framework.app.liveness import Snapshot
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import ConfigurationError
+
+logger = logging.getLogger("ergon.app")
+
+MAX_CONNECTIONS = 16
+REQUEST = 5.0
+"""Seconds in which a request must have come, all of it."""
+PATHS = {"/live": "is_live", "/ready": "is_ready"}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers in JSON, errors included."""
+
+    server: _Server
+    server_version = "ergon"
+    sys_version = ""
+    timeout = REQUEST  # between two bytes; the server sees to the whole
+
+    def parse_request(self) -> bool:
+        """Read the rest of the head: from then on the answer is awaited, not the client."""
+        is_sound = super().parse_request()
+        self.server.heard(self.request)
+        return is_sound
+
+    def do_GET(self) -> None:
+        """One of the two probes."""
+        path = self.path.partition("?")[0]
+        if path not in PATHS:
+            self.send_error(HTTPStatus.NOT_FOUND, f"there is no {path!r}; ask /live or /ready")
+            return
+        snapshot = self.server.snapshot()
+        is_fine = getattr(snapshot, PATHS[path])
+        shape = snapshot.to_dict()
+        shape["status"] = shape.pop("state")
+        self._answer(HTTPStatus.OK if is_fine else HTTPStatus.SERVICE_UNAVAILABLE, shape)
+
+    do_HEAD = do_GET  # noqa: N815 - the name http.server looks for
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """The product's one shape of errors, for malformed requests too."""
+        status = HTTPStatus(code)
+        shape = {
+            "code": status.name.lower(),
+            "message": message or status.phrase,
+            "details": {"explain": explain} if explain else {},
+        }
+        self.close_connection = True
+        self._answer(status, shape)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A probe every few seconds is no news."""
+
+    def _answer(self, status: HTTPStatus, shape: dict[str, Any]) -> None:
+        body = json.dumps(shape).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    """Serves a few connections at once.
+
+    When there are too many, the one goes that has kept its request back for longest; only when all
+    of them have asked is a new one turned away. So clients who say nothing keep nobody out.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 4 * MAX_CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], snapshot: Callable[[], Snapshot]) -> None:
+        self.snapshot = snapshot
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._silent: dict[Any, float] = {}
+        """Those whose request has not come, the oldest first, and since when they are there."""
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False) or (
+            self._send_away(1) and self._free.acquire(timeout=1.0)
+        ):
+            with self._lock:
+                self._silent[request] = SYSTEM_CLOCK.now()
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.heard(request)
+            self._free.release()
+
+    def service_actions(self) -> None:
+        """Several times a second: send those away whose request should have come by now."""
+        before = SYSTEM_CLOCK.now() - REQUEST
+        with self._lock:
+            late = sum(since < before for since in self._silent.values())
+        self._send_away(late)
+
+    def heard(self, request: Any) -> None:
+        """A request has come, or its client has gone."""
+        with self._lock:
+            self._silent.pop(request, None)
+
+    def _send_away(self, count: int) -> bool:
+        """End so many of those who say nothing, the oldest first; whether there was one."""
+        with self._lock:
+            oldest = list(self._silent)[:count]
+            for request in oldest:
+                del self._silent[request]
+                with suppress(OSError):  # it has gone by itself
+                    request.shutdown(SHUT_RDWR)  # its thread notices
+        return bool(oldest)
+
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
+        """A client that went away is not our problem."""
+        logger.debug("the connection of a probe broke: %s", sys.exception())
+
+
+@contextmanager
+def probe_server(host: str, port: int, snapshot: Callable[[], Snapshot]) -> Iterator[int]:
+    """Serve the probes in the background; gives the port, which matters when 0 was asked for."""
+    try:
+        server = _Server((host, port), snapshot)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the probe cannot listen on {host}:{port}: {error.strerror or error}",
+            remedy="choose another port, or 0 for any free one",
+        ) from error
+    SYSTEM_CLOCK.spawn("ergon-probe", lambda: server.serve_forever(poll_interval=0.1))
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()

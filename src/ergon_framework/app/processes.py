@@ -1,0 +1,326 @@
+"""Supervised processes: starting them, the pipes to and from them, and running all of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+from ergon_framework.app.console import ExitCode, say
+from ergon_framework.app.liveness import Snapshot
+from ergon_framework.app.liveness_outputs import Publication
+from ergon_framework.app.outcome import Outcome
+from ergon_framework.app.signals import SignalEar, leave_within
+from ergon_framework.app.supervisor import (
+    Beat,
+    Ended,
+    Event,
+    Events,
+    Post,
+    Ready,
+    Signalled,
+    Slot,
+    Supervisor,
+    Tell,
+    crew,
+)
+from ergon_framework.core.restart import RestartRule
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import ConfigurationError, ErgonError
+
+logger = logging.getLogger("ergon.supervisor")
+
+LONGEST_MESSAGE = 1024 * 1024
+MOST_IDS = 1000
+READ_ON = 5.0
+"""Seconds to go on reading what a worker that is gone has said, on a machine that is busy."""
+
+
+class ProcessChild:
+    """A worker process and the two threads that listen to it."""
+
+    def __init__(self, worker: int, process: subprocess.Popen[bytes], status: BinaryIO) -> None:
+        self._worker = worker
+        self._process = process
+        self._status = status
+        self._outcome: Mapping[str, Any] | None = None
+
+    def listen(self, events: Events) -> None:
+        """Turn what it says, and its end, into events."""
+        reader = SYSTEM_CLOCK.spawn(f"ergon-hears-{self._worker}", lambda: self._read(events))
+
+        def wait() -> None:
+            code = self._process.wait()
+            reader.join(READ_ON)  # a grandchild may hold the pipe open: do not wait for its end
+            events.put(Ended(self._worker, code, self._outcome))
+
+        SYSTEM_CLOCK.spawn(f"ergon-waits-{self._worker}", wait)
+
+    def send(self, number: int) -> None:
+        """Give it a signal."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it and everything it started, at once."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    def _read(self, events: Events) -> None:
+        with self._status as status:
+            while line := status.readline(LONGEST_MESSAGE):
+                message = _message(line)
+                if message.get("kind") == "beat":
+                    events.put(Beat(self._worker, Snapshot.from_dict(message)))
+                elif message.get("kind") == "ready":
+                    events.put(Ready(self._worker, str(message.get("told", ""))))
+                elif message.get("kind") == "outcome":
+                    self._outcome = message
+
+
+class Nursery:
+    """Starts workers that end when this process does."""
+
+    def __init__(
+        self,
+        command: Callable[[Post, str], Sequence[str]],
+        posts: Sequence[Post],
+        events: Events,
+        *,
+        keeps_stdout: bool = False,
+    ) -> None:
+        self._command = command
+        self._posts = posts
+        self._events = events
+        self._stdout = 2 if keeps_stdout else None
+        self._lifeline, self._held = os.pipe()
+
+    def start(self, worker: int) -> ProcessChild:
+        """Start one. ``command`` is told for which post, and what to give as ``--supervised``."""
+        post = self._posts[worker]
+        read_end, write_end = os.pipe()
+        environ = {
+            **os.environ,
+            "ERGON_WORKER_ID": str(post.number),
+            "ERGON_WORKERS": str(post.of),
+        }
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own program, started again
+                self._command(post, f"{self._lifeline}:{write_end}"),
+                stdin=subprocess.DEVNULL,
+                stdout=self._stdout,
+                env=environ,
+                pass_fds=(self._lifeline, write_end),
+                process_group=0,
+            )
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        child = ProcessChild(worker, process, os.fdopen(read_end, "rb"))
+        child.listen(self._events)
+        return child
+
+    def close(self) -> None:
+        """Let go of the lifeline."""
+        os.close(self._lifeline)
+        os.close(self._held)
+
+
+class Parent:
+    """A worker's side: the parent it belongs to."""
+
+    def __init__(self, supervised: str) -> None:
+        try:
+            self._lifeline, self._status = (int(fd) for fd in supervised.split(":"))
+            for fd in (self._lifeline, self._status):
+                os.set_inheritable(fd, False)  # what this worker starts must not hold them open
+        except (ValueError, OSError) as error:
+            raise ConfigurationError(
+                f"--supervised {supervised!r} names no open pipes",
+                remedy="leave it out; it is for the worker processes of --workers",
+            ) from error
+        self._lock = threading.Lock()
+        self.patience = 30.0
+        """Seconds an orphan has to finish what it is doing."""
+
+    def watch(self, leave: Callable[[int], Any] = os._exit) -> None:
+        """End this process when the parent is gone, gracefully if that is possible."""
+
+        def wait() -> None:
+            with suppress(OSError):
+                os.read(self._lifeline, 1)
+            say("the supervisor is gone; this worker ends")
+            leave_within(128 + signal.SIGTERM, self.patience, leave=leave)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        SYSTEM_CLOCK.spawn("ergon-lifeline", wait)
+
+    def tell_beat(self, snapshot: Snapshot) -> None:
+        """Say how this worker is."""
+        self._tell({"kind": "beat", **snapshot.to_dict()})
+
+    def tell_ready(self, told: str = "") -> None:
+        """Say that this process does its work from now on."""
+        self._tell({"kind": "ready", "told": f"pid={os.getpid()} {told}".rstrip()})
+
+    def tell_outcome(self, outcome: Outcome) -> None:
+        """Say how this worker ended; of long lists of ids, only the beginning."""
+        shape = outcome.to_dict()
+        report = shape["report"] or {}
+        for name in ("stranded", "duplicates"):
+            if name in report:
+                report[name] = report[name][:MOST_IDS]
+        self._tell({"kind": "outcome", "is_complete": outcome.is_complete, **shape})
+
+    def _tell(self, shape: Mapping[str, Any]) -> None:
+        line = json.dumps(shape).encode() + b"\n"
+        with self._lock, suppress(OSError):  # a parent that is gone needs no answer
+            while line:
+                line = line[os.write(self._status, line) :]
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        logger.warning("a worker said something that is not JSON")
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkforceOutcome:
+    """How a run in several processes ended."""
+
+    task: str
+    exit_code: ExitCode
+    restarts: int
+    workers: Sequence[Slot]
+    reason: ErgonError | None = None
+    """Why the supervisor gave up, if it did."""
+
+    @property
+    def errors(self) -> list[Mapping[str, Any]]:
+        """Why the supervisor gave up, then what each worker ended with, each message once."""
+        told: list[Mapping[str, Any]] = [self.reason.to_dict()] if self.reason else []
+        told += [slot.error for slot in self.workers if slot.error]
+        return list({error["message"]: error for error in told}.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the command line prints them."""
+        return {
+            "task": self.task,
+            "exit_code": int(self.exit_code),
+            "restarts": self.restarts,
+            "report": total([_reports(slot) for slot in self.workers]),
+            "workers": [
+                {
+                    "worker": slot.worker,
+                    "exit_code": slot.code,
+                    "restarts": len(slot.deaths),
+                    "report": total([_reports(slot)]),
+                }
+                for slot in self.workers
+            ],
+            "errors": self.errors,
+        }
+
+
+class EnsembleOutcome(WorkforceOutcome):
+    """How a run of all the parts of a settings file ended."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as the command line prints them."""
+        return {
+            "exit_code": int(self.exit_code),
+            "restarts": self.restarts,
+            "parts": [
+                {
+                    "part": slot.post.name,
+                    "exit_code": slot.code,
+                    "restarts": len(slot.deaths),
+                    "report": total([_reports(slot)]),
+                }
+                for slot in self.workers
+            ],
+            "errors": self.errors,
+        }
+
+
+def run_workers(
+    task: str,
+    workers: int,
+    command: Callable[[str], Sequence[str]],
+    publication: Publication,
+    *,
+    rule: RestartRule,
+    keeps_stdout: bool = False,
+) -> WorkforceOutcome:
+    """Supervise so many processes of ``command`` until all of them are over.
+
+    With ``keeps_stdout`` what workers print goes to the standard error stream.
+    """
+    events: SimpleQueue[Event] = SimpleQueue()
+    posts = crew(workers)
+    nursery = Nursery(lambda _, told: command(told), posts, events, keeps_stdout=keeps_stdout)
+    supervisor = Supervisor(
+        nursery.start, posts, events, rule=rule, has_beats=publication.is_wanted
+    )
+    ear = SignalEar(lambda number: events.put(Signalled(number)))
+    with ear, publication.of(task, supervisor.snapshot):
+        code = supervisor.run()
+    nursery.close()
+    return WorkforceOutcome(task, code, supervisor.restarts, supervisor.slots, supervisor.reason)
+
+
+def run_parts(
+    posts: Sequence[Post],
+    command: Callable[[Post, str], Sequence[str]],
+    tell: Tell,
+    *,
+    rule: RestartRule,
+    keeps_stdout: bool = False,
+) -> EnsembleOutcome:
+    """Supervise a process for each post until all are over; ``tell`` gets a line for each event."""
+    events: SimpleQueue[Event] = SimpleQueue()
+    nursery = Nursery(command, posts, events, keeps_stdout=keeps_stdout)
+    supervisor = Supervisor(nursery.start, posts, events, rule=rule, tell=tell)
+    with SignalEar(lambda number: events.put(Signalled(number))):
+        code = supervisor.run()
+    nursery.close()
+    return EnsembleOutcome("", code, supervisor.restarts, supervisor.slots, supervisor.reason)
+
+
+def total(groups: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
+    """Several reports as one: counts are added, ids joined, the longest time is taken."""
+    reports = [report for group in groups for report in group]
+    if not reports:
+        return None
+    shape: dict[str, Any] = {}
+    for name, value in reports[0].items():
+        values = [report[name] for report in reports]
+        if name == "elapsed":
+            shape[name] = max(values)
+        elif isinstance(value, list):
+            shape[name] = [each for some in values for each in some]
+        elif isinstance(value, int):
+            shape[name] = sum(values)
+        else:
+            shape[name] = value if len(set(values)) == 1 else "several"
+    return shape
+
+
+def _reports(slot: Slot) -> list[Mapping[str, Any]]:
+    return [each["report"] for each in slot.outcomes if each["report"] is not None]

@@ -1,1 +1,0 @@
-"""Running one part or all of them: processes, signals, liveness, outcomes."""

@@ -1,0 +1,196 @@
+"""Signals and shutdown: a first signal asks for a graceful stop, a second for an immediate one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any, Self
+
+from ergon_framework.app.console import ExitCode, of_signal, say
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.ports.clock import Clock
+from ergon_framework.task.base import BaseTask, Stoppable, running_calls
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+REPEATED = 0.5
+"""Seconds within which another signal is the same wish: a terminal signals a process by Ctrl-C, and
+the parent passes it on once more; ``timeout`` signals both the child and its group."""
+_END = 0
+_BY_HANDLER = 0x80
+
+
+class SignalEar:
+    """Calls ``heard`` with each signal, in a thread of its own, from ``with`` to its end.
+
+    What comes within half a second of a signal is that signal again, and not told.
+    Outside of the main thread, where Python lets nobody handle signals, it hears nothing.
+    """
+
+    def __init__(
+        self, heard: Callable[[int], Any], *, now: Callable[[], float] = SYSTEM_CLOCK.now
+    ) -> None:
+        self._heard = heard
+        self._now = now
+        self._before: dict[int, Any] = {}
+        self._fd_before = -1
+        self._read_end = self._write_end = -1
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._read_end, self._write_end = os.pipe()
+            os.set_blocking(self._write_end, False)
+            self._fd_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            SYSTEM_CLOCK.spawn("ergon-signals", self._listen)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not self._before:
+            return
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._fd_before)
+        os.write(self._write_end, bytes([_END]))  # the thread closes both ends
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        """The handler: somebody else, such as an event loop, may have taken the descriptor."""
+        with suppress(BlockingIOError):  # full of signals: then one more tells nothing new
+            os.write(self._write_end, bytes([_BY_HANDLER | number]))
+
+    def _listen(self) -> None:
+        written = handled = heard = 0
+        told_at: float | None = None
+        while (byte := os.read(self._read_end, 1)[0]) != _END:
+            number = byte & ~_BY_HANDLER
+            if number not in SIGNALS:
+                continue
+            # Each signal comes once by each way, unless one of the two ways is closed.
+            written, handled = written + (byte == number), handled + (byte != number)
+            if max(written, handled) > heard:
+                heard += 1
+                now = self._now()
+                if told_at is None or now - told_at >= REPEATED:
+                    told_at = now
+                    self._heard(number)
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+
+FORCE_AFTER = 5.0
+"""Seconds a process has after the second signal."""
+LEAVE_AFTER = 2.0
+"""Seconds a process has after its work is over and told."""
+_LOOK_AGAIN = 0.05
+
+Leave = Callable[[int], Any]
+
+
+class Shutdown:
+    """Takes the signals of this process from ``with`` to its end."""
+
+    def __init__(self, *, leave: Leave = os._exit) -> None:
+        self._leave = leave
+        self._taken: SimpleQueue[int | None] = SimpleQueue()
+        self._ear = SignalEar(self.take)
+        self._task: BaseTask | None = None
+        self._count = 0
+        self._first: int | None = None
+        self._force_at: float | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal has come."""
+        return self._first is not None
+
+    @property
+    def exit_code(self) -> ExitCode | None:
+        """What the first signal makes of the exit code."""
+        return None if self._first is None else of_signal(self._first)
+
+    def watch(self, task: BaseTask) -> None:
+        """Stops concern this task from now on."""
+        self._task = task
+
+    def take(self, number: int) -> None:
+        """A signal has come."""
+        if self._first is None:
+            self._first = number
+        self._taken.put(number)
+
+    def __enter__(self) -> Self:
+        SYSTEM_CLOCK.spawn("ergon-shutdown", self._serve)
+        self._ear.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ear.__exit__(*exc)
+        self._taken.put(None)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                number = self._taken.get(timeout=_LOOK_AGAIN if self._count else None)
+            except Empty:
+                self._catch_up()
+                continue
+            if number is None:
+                return
+            self._act()
+
+    def _act(self) -> None:
+        self._count += 1
+        if self._count > 2:
+            self._end()
+        if self._count == 2:
+            self._force_at = SYSTEM_CLOCK.now() + FORCE_AFTER
+        if self._task is not None:
+            with suppress(RuntimeError):  # its event loop is closed: the call is over
+                self._task.request_stop()
+
+    def _catch_up(self) -> None:
+        """Stop the calls that began after the signal; end what does not want to end."""
+        if self._force_at is not None and SYSTEM_CLOCK.now() >= self._force_at:
+            self._end()
+        for call in _unasked(self._task):
+            with suppress(RuntimeError):
+                call.request_stop()
+
+    def _end(self) -> None:
+        say("stopped by force; what was running is cut off")
+        self._leave(of_signal(self._first or signal.SIGTERM))
+
+
+def _unasked(task: BaseTask | None) -> list[Stoppable]:
+    """Running calls that no stop has reached."""
+    return [] if task is None else [call for call in running_calls(task) if not call.stops]
+
+
+def leave_within(
+    code: int,
+    seconds: float = LEAVE_AFTER,
+    *,
+    leave: Leave = os._exit,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Let the process be gone by then, whatever threads of user code are still busy in it.
+
+    The interpreter joins every thread that is not daemonic before it exits, and those of
+    ``asyncio.to_thread``: one that hangs would keep a process alive whose work is over.
+    """
+    lock = threading.Lock()
+    never = clock.signal(lock)
+
+    def wait_and_leave() -> None:
+        until = clock.now() + seconds
+        with lock:
+            while clock.now() < until:
+                never.wait(until)
+        say("threads are still busy; the process ends without them")
+        leave(code)
+
+    clock.spawn("ergon-leave", wait_and_leave)

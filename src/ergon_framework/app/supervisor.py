@@ -1,0 +1,411 @@
+"""The supervisor: which processes run, in which order they start and stop, and what follows an end.
+
+Nothing here starts a process or sends a signal by itself: events come in, and what is to be done
+goes to :mod:`ergon_framework.app.processes`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeAlias
+
+from ergon_framework.app.console import ExitCode, of_signal
+from ergon_framework.app.liveness import Snapshot, State, combined
+from ergon_framework.app.outcome import error_shape
+from ergon_framework.app.signals import FORCE_AFTER
+from ergon_framework.core.restart import Restart, RestartRule, StopAll, after_exit
+from ergon_framework.engine.clocks import SYSTEM_CLOCK
+from ergon_framework.errors import ErgonError
+
+LATER = math.inf
+"""The start of a process that waits for others."""
+
+
+class Child(Protocol):
+    """A process under supervision."""
+
+    def send(self, number: int) -> None:
+        """Give it a signal."""
+
+    def kill(self) -> None:
+        """End it and everything it started, at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """One place that a process fills, and is started for again when it dies."""
+
+    name: str
+    target: str = ""
+    """What the process is asked to run, when that differs from post to post."""
+    number: int = 0
+    of: int = 1
+    """Which of how many that do the same."""
+    start_rank: int = 0
+    """Lower ones are started first, and are ready before the next."""
+    stop_rank: int = 0
+    """Lower ones are stopped first, and are over before the next."""
+    is_endless: bool = False
+    """Whether it only ends when it is asked to, so that any other end is a death."""
+
+
+def crew(workers: int) -> list[Post]:
+    """So many workers that do the same."""
+    return [Post(f"worker {n}", number=n, of=workers) for n in range(workers)]
+
+
+@dataclass(slots=True)
+class Slot:
+    """What became of one post, through all its restarts."""
+
+    post: Post
+    worker: int
+    child: Child | None = None
+    start_at: float | None = None
+    is_ready: bool = False
+    is_asked: bool = False
+    """Whether the process in it was asked to stop."""
+    deaths: list[float] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    heard_at: float = 0.0
+    code: int | None = None
+    outcomes: list[Mapping[str, Any]] = field(default_factory=list)
+    error: Mapping[str, Any] | None = None
+    """What the last process in it ended with; what one before it did has been overcome."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs here and nothing will."""
+        return self.child is None and self.start_at is None
+
+
+def next_to_start(slots: Sequence[Slot], *, is_late: bool) -> list[Slot]:
+    """Those of the lowest rank that waits, once all before it are ready or over.
+
+    When it is late already, they are started all the same.
+    """
+    waiting = [slot for slot in slots if slot.start_at == LATER]
+    if not waiting:
+        return []
+    rank = min(slot.post.start_rank for slot in waiting)
+    before = (slot for slot in slots if slot.post.start_rank < rank)
+    if not is_late and not all(slot.is_ready or slot.is_over for slot in before):
+        return []
+    return [slot for slot in waiting if slot.post.start_rank == rank]
+
+
+def next_to_stop(slots: Sequence[Slot]) -> list[Slot]:
+    """Those of the lowest rank that still runs, if they were not asked yet."""
+    running = [slot for slot in slots if slot.child is not None]
+    rank = min((slot.post.stop_rank for slot in running), default=0)
+    return [slot for slot in running if slot.post.stop_rank == rank and not slot.is_asked]
+
+
+MOST_ENDS = 5
+"""How many ends of a worker are told when it is given up."""
+
+
+class WorkerDeathsError(ErgonError):
+    """The supervisor gave up, because a worker died too often or refused to start."""
+
+    code = "worker_deaths"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker is gone, with its exit code and what it said last."""
+
+    worker: int
+    code: int
+    outcome: Mapping[str, Any] | None = None
+
+    @property
+    def error(self) -> Mapping[str, Any] | None:
+        """The error it ended with, if it told one."""
+        return (self.outcome or {}).get("error")
+
+    @property
+    def cause(self) -> str:
+        """The signal or the code."""
+        return f"by signal {-self.code}" if self.code < 0 else f"with code {self.code}"
+
+    @property
+    def how(self) -> str:
+        """The same with the error it told."""
+        return f"{self.cause} ({self.error['message']})" if self.error else self.cause
+
+
+def reason_for(
+    end: Ended, slot: Slot, rule: RestartRule, everyone: str
+) -> WorkerDeathsError | None:
+    """Why this end was the last one; None when the worker itself has told what it refuses."""
+    details = {"worker": end.worker, "ends": list(slot.ends)}
+    if slot.post.target:
+        details["part"] = slot.post.name
+    if end.code != ExitCode.REFUSED:
+        return WorkerDeathsError(
+            f"{slot.post.name} died more than {rule.limit} times within {rule.window:g} s, "
+            f"at last {end.cause}; {everyone} were stopped",
+            remedy="the log tells how each of them ended",
+            details=details,
+        )
+    if end.error:
+        return None
+    return WorkerDeathsError(
+        f"{slot.post.name} ended with code 2, as if its configuration were wrong; "
+        f"{everyone} were stopped",
+        remedy="let the task end with another code when it may be started again",
+        details=details,
+    )
+
+
+logger = logging.getLogger("ergon.supervisor")
+
+SILENT_AFTER = 30.0
+"""Seconds without a word from a worker that tells how it is, after which it counts as stalled."""
+LATE_AFTER = 15.0
+"""Seconds that those of one rank have to be ready before the next are started all the same."""
+KILL_AFTER = FORCE_AFTER + 1.0
+"""Seconds after the second signal. A worker ends itself before, unless it cannot any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """The parent itself got a signal."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A worker told how it is."""
+
+    worker: int
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A process told that it does its work from now on."""
+
+    worker: int
+    told: str = ""
+
+
+Event: TypeAlias = Signalled | Beat | Ready | Ended
+Events: TypeAlias = "SimpleQueue[Event]"
+
+Start: TypeAlias = Callable[[int], Child]
+"""Starts the process of this post. Its end, and what it tells, arrive as events."""
+Tell: TypeAlias = Callable[[str], object]
+"""Is told in one line what happened to a post."""
+
+
+class Supervisor:
+    """Looks after the processes of all posts until every one of them is over."""
+
+    def __init__(
+        self,
+        start: Start,
+        posts: Sequence[Post],
+        events: Events,
+        *,
+        rule: RestartRule | None = None,
+        has_beats: bool = False,
+        tell: Tell | None = None,
+        now: Callable[[], float] = SYSTEM_CLOCK.now,
+    ) -> None:
+        """With ``tell`` somebody watches: every start and end is told, and a second signal kills.
+
+        Without it workers tell the first two signals apart by themselves, and the third kills.
+        """
+        self._start = start
+        self._events = events
+        self._rule = rule or RestartRule()
+        self._has_beats = has_beats
+        self._tell = tell
+        self._now = now
+        self._signals = 0
+        self._stops = 0
+        self._number = int(signal.SIGTERM)
+        self._kill_at: float | None = None
+        self._late_at: float | None = None
+        self._verdict: ExitCode | None = None
+        self.reason: WorkerDeathsError | None = None
+        self.slots = [Slot(post, n, start_at=LATER) for n, post in enumerate(posts)]
+        self._let_start(next_to_start(self.slots, is_late=False))
+
+    def run(self) -> ExitCode:
+        """Supervise until every worker is over; the exit code of them all."""
+        while not all(slot.is_over for slot in self.slots):
+            self._start_due()
+            self._kill_due()
+            event = self._next()
+            if event is not None:
+                self._take(event)
+        return self._exit_code()
+
+    def snapshot(self) -> Snapshot:
+        """How the workers are, as one. Safe from any thread."""
+        if self._stops:
+            return Snapshot(State.STOPPING)
+        now = self._now()
+        return combined([self._snapshot(slot, now) for slot in self.slots])
+
+    @property
+    def restarts(self) -> int:
+        """How often a worker was started again."""
+        return sum(len(slot.deaths) for slot in self.slots)
+
+    # -- doing -------------------------------------------------------------------------------
+
+    def _next(self) -> Event | None:
+        instants = [self._kill_at, self._late_at, *(slot.start_at for slot in self.slots)]
+        due = [instant for instant in instants if instant is not None and instant != LATER]
+        wait = max(0.0, min(due) - self._now()) if due else None
+        try:
+            return self._events.get(timeout=wait)
+        except Empty:
+            return None
+
+    def _let_start(self, slots: Sequence[Slot]) -> None:
+        if slots:
+            now = self._now()
+            for slot in slots:
+                slot.start_at = now
+            is_last = all(slot.start_at != LATER for slot in self.slots)
+            self._late_at = None if is_last else now + LATE_AFTER
+
+    def _start_due(self) -> None:
+        now = self._now()
+        is_late = self._late_at is not None and now >= self._late_at
+        self._let_start(next_to_start(self.slots, is_late=is_late))
+        for slot in self.slots:
+            if slot.start_at is None or slot.start_at > now:
+                continue
+            slot.start_at = None
+            slot.snapshot, slot.heard_at = Snapshot(), now
+            try:
+                slot.child = self._start(slot.worker)
+            except OSError as error:  # out of processes or memory, which may pass
+                logger.warning("%s cannot be started: %s", slot.post.name, error)
+                outcome = {"report": None, "error": error_shape(error)}
+                self._ended(slot, Ended(slot.worker, ExitCode.FAILED, outcome))
+
+    def _kill_due(self) -> None:
+        if self._kill_at is not None and self._now() >= self._kill_at:
+            self._kill_all()
+
+    def _send(self, slots: Sequence[Slot], number: int) -> None:
+        for slot in slots:
+            slot.is_asked = True
+            if slot.child is not None:
+                slot.child.send(number)
+
+    def _kill_all(self) -> None:
+        self._kill_at = None
+        for slot in self.slots:
+            if slot.child is not None:
+                slot.child.kill()
+
+    # -- deciding ----------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Signalled):
+            self._signalled(event.number)
+            return
+        slot = self.slots[event.worker]
+        if isinstance(event, Beat):
+            slot.snapshot, slot.heard_at = event.snapshot, self._now()
+        elif isinstance(event, Ready):
+            slot.is_ready = True
+            if self._tell is not None:
+                self._tell(f"ready {slot.post.name} {event.told}".rstrip())
+        else:
+            slot.child = None
+            self._ended(slot, event)
+            if self._stops == 1:  # those of one rank are over: then the next may go
+                self._send(next_to_stop(self.slots), self._number)
+
+    def _signalled(self, number: int) -> None:
+        if self._verdict is None:
+            self._verdict = of_signal(number)
+        self._signals += 1
+        is_known = self._stops > 0 and self._tell is not None
+        if self._signals > 1 or not is_known:  # a give-up asked for the same; nobody means a kill
+            self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        """The first stop lets processes drain, the second cuts them off, the third kills them."""
+        self._stops += 1
+        self._late_at = None
+        for slot in self.slots:
+            slot.start_at = None
+        if self._stops > (2 if self._tell is None else 1):
+            self._kill_all()
+        elif self._stops == 2:
+            self._kill_at = self._now() + KILL_AFTER
+            self._send(self.slots, number)
+        else:
+            self._number = number
+            self._send(next_to_stop(self.slots), number)
+
+    def _ended(self, slot: Slot, end: Ended) -> None:
+        outcome = end.outcome
+        slot.code, slot.error = end.code, end.error
+        if outcome is not None:
+            slot.outcomes.append(outcome)
+        slot.ends = [*slot.ends, end.how][-MOST_ENDS:]
+        if self._verdict is not None:
+            self._report(slot, logging.DEBUG)
+            return  # all of them are on their way out
+        now = self._now()
+        is_complete = bool(outcome is not None and outcome.get("is_complete"))
+        decision = after_exit(
+            self._rule,
+            deaths=slot.deaths,
+            now=now,
+            is_refused=end.code == ExitCode.REFUSED,
+            is_done=not slot.post.is_endless and (end.code == ExitCode.DONE or is_complete),
+        )
+        if isinstance(decision, Restart):
+            slot.deaths.append(now)
+            slot.start_at = now + decision.delay
+            slot.snapshot = Snapshot()
+            self._report(slot, logging.WARNING, f"; started again in {decision.delay:.3g} s")
+        elif isinstance(decision, StopAll):
+            self._report(slot, logging.ERROR, f"; {self._all} are stopped")
+            self._verdict = ExitCode.REFUSED if decision.is_refused else ExitCode.FAILED
+            self.reason = reason_for(end, slot, self._rule, self._all)
+            self._stop(signal.SIGTERM)
+        else:
+            slot.snapshot = Snapshot(State.STOPPED)
+            self._report(slot, logging.DEBUG)
+
+    def _report(self, slot: Slot, level: int, what_follows: str = "") -> None:
+        if self._tell is not None:
+            self._tell(f"ended {slot.post.name} {slot.ends[-1]}{what_follows}")
+        else:
+            logger.log(level, "%s ended %s%s", slot.post.name, slot.ends[-1], what_follows)
+
+    @property
+    def _all(self) -> str:
+        return "all workers" if self._tell is None else "all parts"
+
+    def _exit_code(self) -> ExitCode:
+        if self._verdict is not None:
+            return self._verdict
+        is_fine = all(slot.code == ExitCode.DONE for slot in self.slots)
+        return ExitCode.DONE if is_fine else ExitCode.FAILED
+
+    def _snapshot(self, slot: Slot, now: float) -> Snapshot:
+        is_silent = slot.child is not None and now - slot.heard_at > SILENT_AFTER
+        if self._has_beats and is_silent:
+            return Snapshot(State.STALLED, f"{slot.post.name} is silent")
+        return slot.snapshot

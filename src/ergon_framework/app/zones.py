@@ -1,0 +1,277 @@
+"""The zones part of the settings: which zones there are, and where each keeps its facts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
+
+from pydantic import AfterValidator, SecretStr
+
+from ergon_framework.app.move.endpoints import Place, is_same
+from ergon_framework.app.settings import load_settings
+from ergon_framework.app.settings.sections import Section, Settings
+from ergon_framework.app.settings.source import did_you_mean
+from ergon_framework.app.settings.stores import base_of, resolve_url
+from ergon_framework.boundary.facts.schema import ZONE
+from ergon_framework.boundary.folder import FILE
+from ergon_framework.boundary.http.endpoint import Endpoint
+from ergon_framework.boundary.opening import is_folder, is_server, open_fact_store
+from ergon_framework.boundary.settings import ZoneSettings
+from ergon_framework.errors import ConfigurationError, SettingsError, StoreError
+from ergon_framework.ports.moving import mark_of
+from ergon_framework.ports.settings_model import Document, FrozenDict
+from ergon_framework.storage.urls import file_of, store_option
+
+
+def for_one(defaults: ZoneSettings, name: str) -> ZoneSettings:
+    """What all zones have in common, for one of them: its objects get a place of their own."""
+    if defaults.objects is None:
+        return defaults
+    place, mark, options = defaults.objects.get_secret_value().partition("?")
+    own = quote(name, safe="")
+    own = own if is_folder(place) else quote(own)  # names in a bucket are written as in a URL
+    objects = SecretStr(f"{place.rstrip('/')}/{own}{mark}{options}")
+    return defaults.model_copy(update={"objects": objects})
+
+
+def with_stores(settings: ZoneSettings, found: Settings) -> ZoneSettings:
+    """The same with ``[store]`` where it serves facts, and with the paths of stores absolute."""
+    store, objects, base = settings.store, settings.objects, base_of(found)
+    common = found.store.url
+    if store is None and common is not None and is_server(common.get_secret_value()):
+        store = common
+    if store is not None:
+        store = SecretStr(resolve_url(store.get_secret_value(), base))
+    if objects is not None and is_folder(objects.get_secret_value()):
+        objects = SecretStr(str((base / objects.get_secret_value()).absolute()))
+    return settings.model_copy(update={"store": store, "objects": objects})
+
+
+def closed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a command, those that may hold a password as settings hold them."""
+    secret = {key: SecretStr(options[key]) for key in ("store", "objects") if key in options}
+    return {**options, **secret}
+
+
+def unsaid(name: str, settings: ZoneSettings, *, has_folder: bool) -> ZoneSettings:
+    """Settings of a zone that does not say itself where its facts are.
+
+    A command that names a folder means the facts in it. Otherwise nobody begins an empty log on the
+    server of ``[store]`` while the folder has one, unless it was moved to that server and shut.
+    """
+    if has_folder:
+        return settings.model_copy(update={"store": None})
+    file = Path(settings.data) / FILE
+    if settings.store is None or not file.is_file():
+        return settings
+    url = settings.store.get_secret_value()
+    moved_to, place = _moved_to(name, file), Place(url).name
+    if is_same(moved_to, place):
+        return settings
+    if moved_to:
+        raise SettingsError(
+            f"zone {name!r} was moved to {moved_to}, and [store] names {place}",
+            remedy=f"name {moved_to} under [store], or with store under [zones.{name}]",
+        )
+    raise SettingsError(
+        f"zone {name!r} has facts in {file}, and [store] names {place}",
+        remedy=f"move them there:  {_move_command(name, file, url)}; or, to leave them in the"
+        f' file, write store = "sqlite:///{file.absolute()}" under [zones.{name}]',
+    )
+
+
+def _move_command(name: str, file: Path, url: str) -> str:
+    """What moves the facts of a file; a URL that holds a password is not shown."""
+    target = shlex.quote(url) if store_option(url) else '"$URL_OF_THE_STORE"'
+    source = shlex.quote(f"sqlite:///{file.absolute()}")
+    return f"ergon move {source} {target} --zone {shlex.quote(name)} --shut"
+
+
+def _moved_to(name: str, file: Path) -> str:
+    """Where the facts of a file were moved to; empty when they were not, or nobody can tell."""
+    try:
+        with closing(open_fact_store(f"sqlite:///{file}", zone=name, read_only=True)) as store:
+            return mark_of(store).moved_to
+    except StoreError:
+        return ""
+
+
+D = TypeVar("D", bound=Document)
+
+_PATHS = ("data", "cert", "key", "ca", "crl", "policy")
+_PLACES = ("data", "listen", "health_listen")
+_HOMES = ("data", "store", "objects")
+_NAME = "has 1 to 128 characters, none of which is a control character"
+
+
+def _zone_key(name: str) -> str:
+    if ZONE.fullmatch(name):
+        return name
+    raise ValueError(f"is no zone: its name {_NAME}")
+
+
+def _for_all(settings: ZoneSettings) -> ZoneSettings:
+    """Where a zone lives and listens cannot be the same for all of them."""
+    for name in _PLACES:
+        if name in settings.model_fields_set:
+            raise ValueError(f"{name} belongs to one zone; write it under [zones.NAME]")
+    if settings.store is not None and file_of(settings.store.get_secret_value()) is not None:
+        raise ValueError("store: an SQLite file belongs to one zone; write it under [zones.NAME]")
+    return settings
+
+
+Defaults = Annotated[ZoneSettings, AfterValidator(_for_all)]
+ZoneKey = Annotated[str, AfterValidator(_zone_key)]
+Zones = Annotated[Mapping[ZoneKey, ZoneSettings], AfterValidator(FrozenDict)]
+
+SECTIONS = {
+    "boundary": Section(Defaults, has_secrets=True),
+    "zones": Section(Zones, has_secrets=True),
+}
+"""What the settings file may hold for zones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneSetup:
+    """One zone, its paths resolved and its peers checked."""
+
+    name: str
+    settings: ZoneSettings
+    is_store_said: bool = True
+    """Whether the zone itself, or ``[boundary]``, says where its facts are; ``[store]`` may too."""
+
+
+def zone_setup(
+    config: str | Path | None = None,
+    name: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ZoneSetup:
+    """The zone of that name, or the only one of the settings, as ``given`` options change it.
+
+    Options that are None change nothing; ``peers`` come on top of those in the settings.
+    """
+    options = closed({key: value for key, value in (given or {}).items() if value is not None})
+    found = load_settings(config, environ)
+    setup = _named(found, name, is_new=any(key in options for key in _HOMES))
+    if setup is None:
+        raise SettingsError(
+            "which zone? The settings have none",
+            remedy="give --zone NAME, or write a table [zones.NAME] in ergon.toml",
+        )
+    options["peers"] = {**setup.settings.peers, **options.get("peers", {})}
+    settings = setup.settings.model_copy(update=options)
+    if not (setup.is_store_said or "store" in options):
+        settings = unsaid(setup.name, settings, has_folder="data" in options)
+    for peer in settings.peers:
+        check_peer(setup.name, settings, peer)
+    return ZoneSetup(setup.name, settings)
+
+
+def known_zone(
+    config: str | Path | None = None,
+    name: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ZoneSetup | None:
+    """The zone of that name in the settings, or the only one; None when they have none at all."""
+    return _named(load_settings(config, environ), name, is_new=False)
+
+
+def peers_of(texts: list[str] | None) -> dict[str, str] | None:
+    """Peers as an option says them: ``NAME=URL``, each name once."""
+    if not texts:
+        return None
+    peers: dict[str, str] = {}
+    for text in texts:
+        name, equals, url = text.partition("=")
+        if not (name and equals and url):
+            raise ConfigurationError(
+                f"--peer {text!r} is not NAME=URL",
+                remedy="write for example --peer plant-b=https://10.0.0.2:9443",
+            )
+        if name in peers:
+            raise ConfigurationError(f"--peer {name!r} is given twice", remedy="give it once")
+        peers[name] = url
+    return peers
+
+
+def check_zone_name(name: str) -> str:
+    """A zone's name that may be used."""
+    if ZONE.fullmatch(name):
+        return name
+    raise ConfigurationError(
+        f"{name!r} cannot be a zone: its name {_NAME}", remedy="choose another name"
+    )
+
+
+def _named(found: Settings, name: str | None, *, is_new: bool) -> ZoneSetup | None:
+    zones: Mapping[str, ZoneSettings] = found.extensions.get("zones") or {}
+    if name is None and len(zones) > 1:
+        raise SettingsError(
+            f"which zone? {found.file} has {', '.join(map(repr, zones))}",
+            remedy="choose one with --zone",
+        )
+    if name is None and not zones:
+        return None
+    chosen = next(iter(zones)) if name is None else check_zone_name(name)
+    if chosen not in zones and zones and not is_new:
+        raise SettingsError(
+            f"{found.file} has no zone {chosen!r}; {did_you_mean(chosen, list(zones))}",
+            remedy="correct --zone, or say where the new zone lives with --data",
+        )
+    return _whole(found, chosen, zones.get(chosen, ZoneSettings()))
+
+
+def zones_of(found: Settings) -> Mapping[str, ZoneSetup]:
+    """Every zone of the settings, its paths resolved; its peers are as they were written."""
+    zones: Mapping[str, ZoneSettings] = found.extensions.get("zones") or {}
+    return {name: _whole(found, name, settings) for name, settings in zones.items()}
+
+
+def _whole(found: Settings, name: str, own: ZoneSettings) -> ZoneSetup:
+    defaults: ZoneSettings = found.extensions.get("boundary") or ZoneSettings()
+    settings = _beneath(for_one(defaults, name), own)
+    placed = with_stores(_placed(settings, base_of(found)), found)
+    return ZoneSetup(name, placed, settings.store is not None)
+
+
+def _beneath(defaults: D, own: D) -> D:
+    """``own``, with ``defaults`` for what it does not say."""
+    update: dict[str, Any] = {}
+    for name in defaults.model_fields_set:
+        value, mine = getattr(defaults, name), getattr(own, name)
+        if name not in own.model_fields_set:
+            update[name] = value
+        elif isinstance(value, Document):
+            update[name] = _beneath(value, mine)
+    return own.model_copy(update=update)
+
+
+def _placed(settings: ZoneSettings, base: Path) -> ZoneSettings:
+    """The same with every path made absolute; those of a settings file are relative to it."""
+    values = {name: getattr(settings, name) for name in _PATHS}
+    paths = {name: str((base / path).absolute()) for name, path in values.items() if path}
+    return settings.model_copy(update=paths)
+
+
+def check_peer(name: str, settings: ZoneSettings, peer: str) -> None:
+    """Refuse a peer that could never be reached."""
+    is_secure = settings.cert is not None
+    check_zone_name(peer)
+    if peer == name:
+        raise ConfigurationError(
+            f"zone {name!r} cannot be its own peer", remedy="name the other zone"
+        )
+    try:
+        Endpoint(settings.peers[peer], _never if is_secure else None, peer if is_secure else None)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"peer {peer!r}: {error.message}", remedy=error.remedy) from None
+
+
+def _never() -> Any:
+    raise NotImplementedError
