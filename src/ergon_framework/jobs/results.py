@@ -12,6 +12,7 @@ from typing import Any
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import JobStatus
 from ergon_framework.core.text import indented
+from ergon_framework.engine.clocks import SYSTEM_CLOCK, sleep_until
 from ergon_framework.errors import (
     JobFailedError,
     JobNotFoundError,
@@ -114,6 +115,10 @@ def wait_in_time(store: JobStore, ear: Ear, job_id: str, timeout: float | None, 
         raise unanswered(job_id, timeout, error) from error
 
 
+def _sleep(seconds: float) -> None:
+    sleep_until(SYSTEM_CLOCK, SYSTEM_CLOCK.now() + seconds)
+
+
 def wait_for(
     store: JobStore,
     ear: Ear,
@@ -121,7 +126,7 @@ def wait_for(
     timeout: float | None,
     poll: float = POLL,
     now: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], None] = _sleep,
 ) -> Job:
     """The job in its final state."""
     job = found(store, job_id)

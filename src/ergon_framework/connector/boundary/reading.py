@@ -27,6 +27,7 @@ from ergon_framework.boundary.model import Batch, Loss
 from ergon_framework.connector.base import Forsaken
 from ergon_framework.connector.boundary.faults import FactPassedError
 from ergon_framework.connector.boundary.window import Confirm, Entry, SetAside, State, Step, Window
+from ergon_framework.core.retry import Backoff
 from ergon_framework.errors import BoundaryError, ConsumerHeldError
 from ergon_framework.storage.failpoints import declare, failpoint
 
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 declare("connector.boundary.confirming.before", "connector.boundary.confirming.after")
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 2.0
+PAUSES = Backoff(base=0.25, cap=2.0)
 """Seconds between two looks at a node that has only facts which are here already."""
 LONGEST_ASK = 1.0
 """Seconds after which a fetch that waits, or has its node wait, hears that it is called off."""
@@ -71,7 +72,7 @@ class Reader:
         """
         yield from self._catch_up()
         until = (yield Now()) + wait
-        pause = SHORTEST_PAUSE
+        pauses = 0
         while True:
             taken = self._take(most, (yield Now()))
             room = self._limit - len(self._window)
@@ -91,9 +92,9 @@ class Reader:
                 return taken
             # The node does not wait while parked facts lie after the cursor.
             if not found and now - asked_at < patience / 2:
-                due = min(until - now, pause, self._window.next_due(now))
+                due = min(until - now, PAUSES.delay(pauses), self._window.next_due(now))
                 yield from _waiting(now + due, is_called_off)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pauses += 1
 
     def _catch_up(self) -> Script[None]:
         """Tell what is to be told, before anything is handed out."""
