@@ -15,7 +15,7 @@ from ergon_framework.boundary.zone import Zone
 from ergon_framework.errors import BoundaryError, StoreUnavailableError
 from ergon_framework.ports.notice import Notice
 from ergon_framework.telemetry.fan_out import add_listener, remove_listener
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 
 AWAY = StoreUnavailableError("the server cannot be reached")
 FACT = {"subject": "order:1", "predicate": "order_placed", "object_json": {"n": 1}}

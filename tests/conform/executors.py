@@ -9,7 +9,7 @@ from typing import Any
 
 import ergon_framework
 from ergon_framework.testing.suites.executor import exercise_executor
-from ergon_framework.testing.suites.report import SuiteReport
+from ergon_framework.testing.suites.framework import SuiteReport
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(ergon_framework.__file__).resolve().parents[1]

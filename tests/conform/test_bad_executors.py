@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from ergon_framework.testing.suites.executor import EXECUTOR_CHECKS
-from ergon_framework.testing.suites.report import Outcome, SuiteReport
+from ergon_framework.testing.suites.framework import Outcome, SuiteReport
 from tests.conform.bad_tables import CHANGES, DIES, REFUSES
 from tests.conform.executors import bad, tried
 

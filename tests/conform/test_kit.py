@@ -25,7 +25,7 @@ from ergon_framework.testing.suites.executor import (
 from ergon_framework.testing.suites.executor.lines import ABSENT, reply_of, request, same, shown
 from ergon_framework.testing.suites.executor.process import Process, Program
 from ergon_framework.testing.suites.executor.subject import Call
-from ergon_framework.testing.suites.report import CheckResult, Outcome
+from ergon_framework.testing.suites.framework import CheckResult, Outcome
 from tests.conform.executors import GOOD, bad, python, tried
 
 FEW = ("job_id_is_echoed", "success_is_a_success", "end_of_input_ends_it")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ergon_framework.testing.suites.executor import EXECUTOR_CHECKS, exercise_executor
-from ergon_framework.testing.suites.report import SuiteReport
+from ergon_framework.testing.suites.framework import SuiteReport
 from tests.conform.executors import ROOT, SOURCE
 
 EXAMPLES = ROOT / "examples" / "executors"

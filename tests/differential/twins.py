@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 
 LOOK_EVERY = 25
 """Operations between two comparisons of everything the stores hold."""

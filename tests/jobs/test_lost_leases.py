@@ -19,7 +19,7 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.jobs.watchdog import Watchdog
 from ergon_framework.ports.jobstore import Ask, Hold, WorkerRecord
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from tests.executor.link import request
 from tests.jobs.workplace import (
     PATIENCE,

@@ -13,7 +13,7 @@ from ergon_framework.errors import JobError, StoreUnavailableError, WiringError
 from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.jobs.stores.memory_heap import Heap
 from ergon_framework.ports.jobstore import JobDesk, JobStore, ScheduleStore, Search, Topic
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore import (
     JOB_STORE_CHECKS,
     JobStoreSuiteError,

@@ -17,7 +17,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import Schedule, Search, Settlement, Topic
 from ergon_framework.storage.failpoints import NAMES
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Store, Subject, ask, new
 from tests.jobs.programs.promising import ROUNDS
 from tests.jobs.workplace import PROGRAMS

@@ -15,7 +15,7 @@ import pytest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore, claiming
 from ergon_framework.ports.jobstore import Claimed, NewJob, Search, Topic
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,

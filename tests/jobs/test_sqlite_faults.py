@@ -22,7 +22,7 @@ from ergon_framework.errors import (
 )
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Leased, NewJob, Schedule, Search, WorkerRecord
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     SUCCEEDED,

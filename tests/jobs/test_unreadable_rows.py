@@ -13,7 +13,7 @@ from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import UnreadableJobError
 from ergon_framework.jobs.stores.sqlite import SqliteJobStore
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import LEASE, Subject, ids_of
 
 ODD = [

@@ -1,4 +1,13 @@
-"""The command ``ergon``: it parses, calls and prints. One file per group of commands."""
+"""The command ``ergon``: it parses, calls and prints. One file per group of commands.
+
+Where to look first: ``commands`` lists them all, and turns their errors into exit codes. A command
+is in the file of its name; ``project`` has the small ones about a project and its machine. What
+commands share: ``session`` (options, streams, being supervised and stopped), ``output`` (tables,
+JSON, errors) and ``job_client`` (a store of jobs). ``init_process`` is process 1 of a container.
+
+Everything heavy is imported inside the commands: ``ergon --version`` and ``ergon executor`` start
+without it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ergon_framework.cli.first_process import step_aside
+from ergon_framework.cli.init_process import step_aside
 
 DISTRIBUTION = "ergon-framework"
 

@@ -6,7 +6,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ergon_framework.cli.desk import progress
+from ergon_framework.cli.job_client import progress
 from ergon_framework.cli.output import show_list
 from ergon_framework.errors import BoundaryError, FactInvalidError
 

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from ergon_framework.cli.boundary_node import Ca, Cert, Crl, Key, ZoneName
-from ergon_framework.cli.readiness import announce
-from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel
+from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel, announce
 
 
 def serve(

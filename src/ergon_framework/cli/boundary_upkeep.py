@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.boundary_node import ZoneName
-from ergon_framework.cli.desk import progress
+from ergon_framework.cli.job_client import progress
 from ergon_framework.cli.output import printable, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 

@@ -11,17 +11,15 @@ from typer.models import CommandInfo
 
 from ergon_framework.cli import (
     boundary,
-    check,
     conform,
     db,
     dlq,
     enqueue,
     executor,
     jobs,
-    machine,
     move,
-    new,
     process,
+    project,
     providers,
     queues,
     run,
@@ -59,12 +57,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run.run)
-app.command()(check.check)
+app.command()(project.check)
 app.command()(process.process)
-app.command()(machine.tasks)
-app.command()(machine.live)
-app.command()(machine.doctor)
-app.command()(machine.notices)
+app.command()(project.tasks)
+app.command()(project.live)
+app.command()(project.doctor)
+app.command()(project.notices)
 app.command()(enqueue.enqueue)
 app.command()(worker.worker)
 app.command()(executor.executor)
@@ -82,7 +80,7 @@ app.command()(serve.serve)
 app.command()(why.why)
 app.command()(tail.tail)
 app.command()(trace.trace)
-app.command()(new.new)
+app.command()(project.new)
 
 
 def _print_version(is_asked: bool) -> None:

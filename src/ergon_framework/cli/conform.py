@@ -19,7 +19,7 @@ from ergon_framework.errors import ConfigurationError
 if TYPE_CHECKING:
     from ergon_framework.testing.suites.executor import Progress
     from ergon_framework.testing.suites.executor.subject import Call
-    from ergon_framework.testing.suites.report import CheckResult, SuiteReport
+    from ergon_framework.testing.suites.framework import CheckResult, SuiteReport
 
 COLOURS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 

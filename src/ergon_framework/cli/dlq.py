@@ -10,7 +10,7 @@ import typer
 
 from ergon_framework.app import dead_letters as letters
 from ergon_framework.app.dead_letters import Kind, Tally, Wanted
-from ergon_framework.cli.desk import (
+from ergon_framework.cli.job_client import (
     COLUMNS,
     JobId,
     StoreUrl,

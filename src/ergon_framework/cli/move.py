@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.output import show_error, show_list, show_one
-from ergon_framework.cli.session import JsonFlag
-from ergon_framework.cli.stopping import StoppedError, stoppable
+from ergon_framework.cli.session import JsonFlag, StoppedError, stoppable
 from ergon_framework.errors import ConfigurationError, ErgonError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ergon_framework.cli.db import StoreUrl
-from ergon_framework.cli.desk import progress
+from ergon_framework.cli.job_client import progress
 from ergon_framework.cli.output import show_list, show_one
 from ergon_framework.cli.provider_desk import ProviderDesk, opened_each
 from ergon_framework.cli.session import ConfigPath, JsonFlag

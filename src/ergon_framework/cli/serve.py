@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ergon_framework.cli.desk import StoreUrl
-from ergon_framework.cli.readiness import announce
-from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel
+from ergon_framework.cli.job_client import StoreUrl
+from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel, announce
 
 if TYPE_CHECKING:
     from ergon_framework.app.settings.sections import ServerSettings

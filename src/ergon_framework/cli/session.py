@@ -1,14 +1,25 @@
-"""What one invocation of the command line has in common, whatever the command."""
+"""What a command line is: its options, its streams, who supervises it, and being stopped."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ergon_framework.app.console import ExitCode, of_signal
+from ergon_framework.cli.output import show_one
+
+if TYPE_CHECKING:
+    from ergon_framework.app.processes import Parent
 
 
 @dataclass(slots=True)
@@ -57,3 +68,72 @@ def session_of(context: typer.Context) -> Session:
     """The session of a command's context."""
     found = context.find_object(Session)
     return Session() if found is None else found
+
+
+_parents: list[Parent] = []
+
+
+@contextmanager
+def supervised_by(parent: Parent) -> Iterator[None]:
+    """Readiness is told to ``parent`` meanwhile, and not printed."""
+    _parents.append(parent)
+    try:
+        yield
+    finally:
+        _parents.pop()
+
+
+def announce(text: str, shape: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print that it is ready, for people or programs; nobody has to listen."""
+    if _parents:
+        tell_parent(shape)
+        return
+    try:
+        if as_json:
+            show_one(shape, as_json=True)
+        else:
+            print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def is_supervised() -> bool:
+    """Whether another process is told how this one is, instead of people."""
+    return bool(_parents)
+
+
+def tell_parent(shape: Mapping[str, Any]) -> None:
+    """Tell only who supervises, if anybody does."""
+    for parent in _parents:
+        parent.tell_ready(" ".join(f"{name}={value}" for name, value in shape.items()))
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StoppedError(BaseException):
+    """Somebody asked the command to stop; no error of the work, so nothing takes it for one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code: ExitCode = of_signal(number)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Raise :class:`StoppedError` at the first of the signals; the next one ends the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where Python lets nobody handle signals
+        return
+    before = {number: signal.signal(number, _stop) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_DFL)  # to tidy up may take longer than somebody will wait
+    raise StoppedError(number)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ergon_framework.cli.desk import StoreUrl
+from ergon_framework.cli.job_client import StoreUrl
 from ergon_framework.cli.output import printable, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 from ergon_framework.errors import ConfigurationError, JobNotFoundError

@@ -8,10 +8,16 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ergon_framework.cli.desk import StoreUrl
+from ergon_framework.cli.job_client import StoreUrl
 from ergon_framework.cli.output import show_one
-from ergon_framework.cli.readiness import is_supervised, tell_parent
-from ergon_framework.cli.session import ConfigPath, JsonFlag, LogFormat, LogLevel
+from ergon_framework.cli.session import (
+    ConfigPath,
+    JsonFlag,
+    LogFormat,
+    LogLevel,
+    is_supervised,
+    tell_parent,
+)
 
 
 def worker(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ergon_framework.cli.desk import StoreUrl, opened
+from ergon_framework.cli.job_client import StoreUrl, opened
 from ergon_framework.cli.output import show_list
 from ergon_framework.cli.session import ConfigPath, JsonFlag
 

@@ -20,11 +20,11 @@ from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
 from ergon_framework.ports.factstore import OUTBOUND, FactStore
 from ergon_framework.ports.jobstore import Ask
 from ergon_framework.ports.moving import Archive
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import moving as fact_checks
 from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
 from ergon_framework.testing.suites.factstore.subject import Ways
 from ergon_framework.testing.suites.factstore.subject import new as new_fact
-from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.jobstore import moving as job_checks
 from ergon_framework.testing.suites.jobstore.subject import Subject as JobSubject
 from ergon_framework.testing.suites.jobstore.subject import new as new_job

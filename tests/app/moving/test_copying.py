@@ -22,9 +22,9 @@ from ergon_framework.ports.copies import FACT_KINDS, JOB_KINDS
 from ergon_framework.ports.factstore import OUTBOUND
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.moving import Archive
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore.subject import INBOX, Ways, new, sent
 from ergon_framework.testing.suites.factstore.subject import Subject as FactSubject
-from ergon_framework.testing.suites.hand_clock import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,

@@ -12,13 +12,13 @@ import pytest
 from ergon_framework.boundary.logs.memory import MemoryFactStore
 from ergon_framework.errors import StoreError, StoreUnavailableError, WiringError
 from ergon_framework.ports.factstore import OUTBOUND, FactStore, Found, Page
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import (
     FACT_STORE_CHECKS,
     FactStoreSuiteError,
     exercise_fact_store,
 )
 from ergon_framework.testing.suites.factstore.subject import Clock, new
-from ergon_framework.testing.suites.hand_clock import HandClock
 
 
 def make(clock: Clock) -> MemoryFactStore:

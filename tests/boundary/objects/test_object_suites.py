@@ -15,12 +15,12 @@ from ergon_framework.boundary.objectstore.filesystem import FilesystemObjectStor
 from ergon_framework.boundary.objectstore.memory import MemoryObjectStore
 from ergon_framework.errors import WiringError
 from ergon_framework.ports.objectstore import Blob, ObjectStore
+from ergon_framework.testing.suites.framework import SuiteReport
 from ergon_framework.testing.suites.objectstore import (
     OBJECT_STORE_CHECKS,
     ObjectStoreSuiteError,
     exercise_object_store,
 )
-from ergon_framework.testing.suites.report import SuiteReport
 from tests.boundary.objects import planted_objects as planted
 
 NAMES = [check.name for check in OBJECT_STORE_CHECKS]

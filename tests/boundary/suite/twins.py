@@ -36,8 +36,8 @@ from ergon_framework.ports.factstore import (
     Serving,
     StoredObject,
 )
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore.subject import INBOX, PEER, PLENTY, new
-from ergon_framework.testing.suites.hand_clock import HandClock
 from tests.boundary.suite.stores import Kind, Memory
 
 LOGS = st.sampled_from([OUTBOUND, OUTBOUND, INBOX])

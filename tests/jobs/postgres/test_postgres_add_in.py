@@ -24,7 +24,7 @@ from ergon_framework.errors import (
 from ergon_framework.jobs.client import JobClient
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, hold, new
 from tests.servers.postgres import PostgresServer
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, claiming
 from ergon_framework.jobs.stores.postgres.exchanging import Exchange
 from ergon_framework.ports.jobstore import Ask, Claimed, Search
-from ergon_framework.testing.suites.hand_clock import START, HandClock
+from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     SUCCEEDED,
     Subject,

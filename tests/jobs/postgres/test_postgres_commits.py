@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,

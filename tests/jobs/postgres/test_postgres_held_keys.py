@@ -16,7 +16,7 @@ from ergon_framework.jobs.stores.postgres.settling import KEY_LOCKS
 from ergon_framework.jobs.stores.postgres.taking import SOON
 from ergon_framework.ports.jobstore import Claimed, Search, Topic
 from ergon_framework.storage.postgres.pool import Connection
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, ids_of
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres", "SCALE:fleet-limits")

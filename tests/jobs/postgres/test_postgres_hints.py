@@ -11,7 +11,7 @@ import pytest
 from ergon_framework.core.job import JobStatus
 from ergon_framework.jobs.stores.postgres import PostgresJobStore, ground
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     RELEASED,

@@ -17,7 +17,7 @@ from ergon_framework.jobs.stores.postgres.statements import statements
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
-from ergon_framework.testing.suites.hand_clock import START, HandClock
+from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, new
 
 pytestmark = pytest.mark.req("SCALE:jobs-postgres")

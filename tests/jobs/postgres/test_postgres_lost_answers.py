@@ -13,7 +13,7 @@ from ergon_framework.core.job import JobStatus, LeaseExpired
 from ergon_framework.errors import DuplicateJobError, ErgonError, StoreUnavailableError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.ports.jobstore import OnDuplicate, Search
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     LEASE,

@@ -18,7 +18,7 @@ from ergon_framework.jobs.stores.postgres import PostgresJobStore, looking
 from ergon_framework.jobs.stores.postgres.words import Words
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.storage.postgres.pool import Connection
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,

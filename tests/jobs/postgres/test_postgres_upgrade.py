@@ -10,7 +10,7 @@ import pytest
 from ergon_framework.errors import StoreReadOnlyError, StoreSchemaError
 from ergon_framework.jobs.stores.postgres import PostgresJobStore
 from ergon_framework.jobs.stores.postgres.ground import SCHEMA
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask, new
 
 pytestmark = pytest.mark.req("SCALE:upgrade", "SCALE:fleet-versions", "SCALE:jobs-postgres")

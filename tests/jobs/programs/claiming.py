@@ -6,7 +6,7 @@ import sys
 
 from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.jobstore import Settlement
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, ask
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from ergon_framework.jobs.stores.opening import open_store
 from ergon_framework.ports.copies import JobCopy
 from ergon_framework.ports.jobstore import Hold, NewJob, WorkerRecord
 from ergon_framework.ports.moving import Archive
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Store, Subject, ask
 
 ROUNDS = 6

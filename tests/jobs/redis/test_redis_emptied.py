@@ -15,7 +15,7 @@ from ergon_framework.jobs.claims import Judgement
 from ergon_framework.jobs.schedules import Scheduler, ScheduleSettings
 from ergon_framework.jobs.settings import JobsSettings
 from ergon_framework.ports.jobstore import WorkerRecord
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from tests.jobs.redis.conftest import Open
 from tests.servers.redis import RedisServer
 

@@ -14,7 +14,7 @@ from ergon_framework.jobs.stores.redis import RedisJobStore, names
 from ergon_framework.jobs.stores.redis.moves import _ADD
 from ergon_framework.ports.jobstore import OnDuplicate, Search, Settlement, WorkerRecord
 from ergon_framework.storage.redis import client
-from ergon_framework.testing.suites.hand_clock import START, HandClock
+from ergon_framework.testing.suites.drivers import START, HandClock
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,

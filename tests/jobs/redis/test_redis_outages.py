@@ -16,7 +16,7 @@ from ergon_framework.ports.jobstore import OnDuplicate, Search, Topic
 from ergon_framework.storage.redis import client as link_module
 from ergon_framework.storage.redis.errors import lost
 from ergon_framework.testing.link import Link
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,

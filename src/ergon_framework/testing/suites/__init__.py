@@ -20,6 +20,13 @@ from ergon_framework.testing.suites.factstore import (
     FactStoreSuiteError,
     exercise_fact_store,
 )
+from ergon_framework.testing.suites.framework import (
+    CheckResult,
+    ConnectorSuiteError,
+    Outcome,
+    SuiteFailure,
+    SuiteReport,
+)
 from ergon_framework.testing.suites.jobstore import (
     JOB_STORE_CHECKS,
     JobStoreSuiteError,
@@ -34,13 +41,6 @@ from ergon_framework.testing.suites.providerstore import (
     PROVIDER_STORE_CHECKS,
     ProviderStoreSuiteError,
     exercise_provider_store,
-)
-from ergon_framework.testing.suites.report import (
-    CheckResult,
-    ConnectorSuiteError,
-    Outcome,
-    SuiteFailure,
-    SuiteReport,
 )
 
 __all__ = [

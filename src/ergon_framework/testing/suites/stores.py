@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from ergon_framework.errors import WiringError, describe
-from ergon_framework.testing.suites.check import Check, CheckFailed
-from ergon_framework.testing.suites.hands import ThreadHands, outcome
-from ergon_framework.testing.suites.report import CheckResult, Outcome, SuiteFailure, SuiteReport
+from ergon_framework.testing.suites.drivers import ThreadHands, outcome
+from ergon_framework.testing.suites.framework import (
+    Check,
+    CheckFailed,
+    CheckResult,
+    Outcome,
+    SuiteFailure,
+    SuiteReport,
+)
 
 PATIENT = 4  # waits that one check may be made to wait in vain
 

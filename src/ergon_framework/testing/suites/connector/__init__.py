@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ergon_framework.testing.suites.connector.exercise import CONNECTOR_CHECKS, exercise_connector
+from ergon_framework.testing.suites.connector.runner import CONNECTOR_CHECKS, exercise_connector
 
 __all__ = ["CONNECTOR_CHECKS", "exercise_connector"]

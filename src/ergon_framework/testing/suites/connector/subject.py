@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ergon_framework.ports.transaction import FIELDS, Transaction, new_id
-from ergon_framework.testing.suites.check import CheckFailed, expect, fail
-from ergon_framework.testing.suites.hands import Hands, outcome
+from ergon_framework.testing.suites.drivers import Hands, outcome
+from ergon_framework.testing.suites.framework import CheckFailed, expect, fail
 
 POLLS = 3  # so many empty fetches in a row mean that there is nothing
 MOST_FETCHES = 50  # a connector that never runs dry is stopped here

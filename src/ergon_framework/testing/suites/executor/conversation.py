@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from ergon_framework.testing.suites.check import fail
 from ergon_framework.testing.suites.executor.lines import Reply, line_of, reply_of, shown
 from ergon_framework.testing.suites.executor.process import Process
+from ergon_framework.testing.suites.framework import fail
 
 Request = Mapping[str, Any]
 GRACE = 3  # a process that is just starting may take so many times longer

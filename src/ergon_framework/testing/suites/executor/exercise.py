@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ergon_framework.errors import ErgonError, WiringError, describe
-from ergon_framework.testing.suites.check import Check, CheckFailed
 from ergon_framework.testing.suites.executor import (
     faults,
     first,
@@ -26,7 +25,9 @@ from ergon_framework.testing.suites.executor import (
 from ergon_framework.testing.suites.executor.conversation import Patience
 from ergon_framework.testing.suites.executor.process import Program
 from ergon_framework.testing.suites.executor.subject import Call, NotTried, Subject
-from ergon_framework.testing.suites.report import (
+from ergon_framework.testing.suites.framework import (
+    Check,
+    CheckFailed,
     CheckResult,
     Outcome,
     SuiteFailure,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ergon_framework.testing.suites.check import Check, expect, fail, register
 from ergon_framework.testing.suites.executor.lines import (
     ABSENT,
     Reply,
@@ -16,6 +15,7 @@ from ergon_framework.testing.suites.executor.lines import (
     shown,
 )
 from ergon_framework.testing.suites.executor.subject import Subject
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[Subject]] = []
 check = partial(register(CHECKS), colours=("stdio",))

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 from functools import partial
 
-from ergon_framework.testing.suites.check import Check, expect, fail, register
 from ergon_framework.testing.suites.executor.lines import (
     NO_JSON,
     NO_OBJECT,
@@ -18,6 +17,7 @@ from ergon_framework.testing.suites.executor.lines import (
     shown,
 )
 from ergon_framework.testing.suites.executor.subject import FirstExchange, NotTried, Subject
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[Subject]] = []
 check = partial(register(CHECKS), colours=("stdio",))

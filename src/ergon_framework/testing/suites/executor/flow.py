@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from ergon_framework.testing.suites.check import Check, expect, fail, register
 from ergon_framework.testing.suites.executor.conversation import Conversation, Request
 from ergon_framework.testing.suites.executor.lines import NO_SUCH_HANDLER, request, shown
 from ergon_framework.testing.suites.executor.subject import QUIET, Subject
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[Subject]] = []
 check = partial(register(CHECKS), colours=("stdio",))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ergon_framework.testing.suites.check import Check, expect, fail, register
 from ergon_framework.testing.suites.executor.lines import (
     HANDLER_NOT_FOUND,
     is_number,
@@ -14,6 +13,7 @@ from ergon_framework.testing.suites.executor.lines import (
     shown,
 )
 from ergon_framework.testing.suites.executor.subject import QUIET, Subject
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[Subject]] = []
 check = partial(register(CHECKS), colours=("stdio",))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.executor.lines import line_of, shown
 from ergon_framework.testing.suites.executor.subject import Subject
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = partial(register(CHECKS), colours=("stdio",))

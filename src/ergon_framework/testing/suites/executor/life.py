@@ -6,10 +6,10 @@ import os
 import signal
 from functools import partial
 
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.executor.conversation import Conversation, told
 from ergon_framework.testing.suites.executor.lines import line_of, request, shown
 from ergon_framework.testing.suites.executor.subject import QUIET, Subject
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = partial(register(CHECKS), colours=("stdio",))

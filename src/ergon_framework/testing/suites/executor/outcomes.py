@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.executor.lines import (
     HANDLER_NOT_FOUND,
     NO_SUCH_HANDLER,
@@ -15,6 +14,7 @@ from ergon_framework.testing.suites.executor.lines import (
     shown,
 )
 from ergon_framework.testing.suites.executor.subject import Subject
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = partial(register(CHECKS), colours=("stdio",))

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ergon_framework.testing.suites.check import Check, expect, fail, register
 from ergon_framework.testing.suites.executor.lines import ABSENT, line_of, moment, shown
 from ergon_framework.testing.suites.executor.subject import Subject
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[Subject]] = []
 check = partial(register(CHECKS), colours=("stdio",))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ergon_framework.testing.suites.check import CheckFailed
 from ergon_framework.testing.suites.executor.conversation import (
     GRACE,
     Conversation,
@@ -24,6 +23,7 @@ from ergon_framework.testing.suites.executor.lines import (
     shown,
 )
 from ergon_framework.testing.suites.executor.process import Process, Program
+from ergon_framework.testing.suites.framework import CheckFailed
 
 QUIET = 0.2  # seconds in which something that should not come would have come
 

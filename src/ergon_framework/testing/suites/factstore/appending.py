@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Unfounded
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.references import MISSING
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
@@ -14,6 +13,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     other,
     same,
 )
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

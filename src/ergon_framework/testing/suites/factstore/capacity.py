@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Full
-from ergon_framework.testing.suites.check import Check, register
 from ergon_framework.testing.suites.factstore.subject import INBOX, Subject, new, other, same
+from ergon_framework.testing.suites.framework import Check, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

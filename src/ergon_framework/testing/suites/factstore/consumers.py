@@ -6,13 +6,13 @@ from functools import partial
 
 from ergon_framework.errors import BoundaryNotFoundError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     PLENTY,
     Subject,
     same,
 )
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Flaw
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     Subject,
@@ -14,6 +13,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     same,
     sent,
 )
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Found, Outcome
-from ergon_framework.testing.suites.check import Check, expect, fail, register
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     Subject,
@@ -11,6 +10,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     other,
     same,
 )
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

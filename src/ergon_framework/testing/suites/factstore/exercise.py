@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ergon_framework.testing.suites.check import Check
+from ergon_framework.testing.suites.drivers import HandClock
 from ergon_framework.testing.suites.factstore import (
     appending,
     capacity,
@@ -37,8 +37,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     Subject,
     Ways,
 )
-from ergon_framework.testing.suites.hand_clock import HandClock
-from ergon_framework.testing.suites.report import SuiteFailure, SuiteReport
+from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.stores import StoreSuite
 
 FACT_STORE_CHECKS: tuple[Check[Subject], ...] = (

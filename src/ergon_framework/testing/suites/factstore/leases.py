@@ -7,8 +7,8 @@ from typing import Any
 
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import LEASE, Subject, same
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

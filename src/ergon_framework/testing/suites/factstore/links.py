@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import INBOX, PEER, Subject, same, sent
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ergon_framework.ports.factstore import OUTBOUND, Gap
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.retention import drop, five
 from ergon_framework.testing.suites.factstore.subject import INBOX, Subject, offsets, same
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

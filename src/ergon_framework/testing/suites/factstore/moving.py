@@ -29,7 +29,6 @@ from ergon_framework.ports.copies import (
 )
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Gap
 from ergon_framework.ports.moving import PAGE_BYTES, Archive
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     Subject,
@@ -39,6 +38,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     same,
     sent,
 )
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

@@ -7,8 +7,8 @@ from functools import partial
 
 from ergon_framework.errors import ObjectConflictError
 from ergon_framework.ports.factstore import StoredObject
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import Subject, added, new, same
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

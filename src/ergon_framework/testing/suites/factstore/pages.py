@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ergon_framework.core.frontier import Frontier
 from ergon_framework.ports.factstore import OUTBOUND, LogInfo
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     PLENTY,
@@ -14,6 +13,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     other,
     same,
 )
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

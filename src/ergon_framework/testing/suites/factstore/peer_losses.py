@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 from ergon_framework.ports.factstore import OUTBOUND, Flaw, Gap, Page
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     PEER,
@@ -15,6 +14,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     same,
     sent,
 )
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

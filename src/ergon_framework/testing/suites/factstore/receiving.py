@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Link, Quarantined
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.references import MISSING, is_marked
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
@@ -15,6 +14,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     same,
     sent,
 )
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ergon_framework.ports.factstore import OUTBOUND, Reference, StoredObject, Unfounded
-from ergon_framework.testing.suites.check import Check, fail, register
 from ergon_framework.testing.suites.factstore.subject import Subject, added, new, same
+from ergon_framework.testing.suites.framework import Check, fail, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ergon_framework.ports.factstore import OUTBOUND, Quarantined
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import Subject, new, offsets, same
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

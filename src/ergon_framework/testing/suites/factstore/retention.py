@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     Subject,
     offsets,
     same,
 )
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import Subject, same
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

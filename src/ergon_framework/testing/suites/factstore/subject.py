@@ -24,8 +24,8 @@ from ergon_framework.ports.factstore import (
     StoredFact,
 )
 from ergon_framework.ports.moving import Archive
-from ergon_framework.testing.suites.check import expect, fail
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
+from ergon_framework.testing.suites.framework import expect, fail
 from ergon_framework.testing.suites.stores import StoreSubject
 
 PLENTY = 1 << 20  # bytes of a page that is cut by its number of facts alone

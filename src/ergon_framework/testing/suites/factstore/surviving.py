@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 from ergon_framework.errors import ConsumerHeldError
 from ergon_framework.ports.factstore import OUTBOUND, Conflict, FactStore, Flaw, Link
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.references import is_marked
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
@@ -23,6 +22,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     same,
     sent,
 )
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

@@ -8,7 +8,6 @@ from itertools import chain
 
 from ergon_framework.errors import ConsumerHeldError, ObjectConflictError, StoreError
 from ergon_framework.ports.factstore import OUTBOUND, Appended, Conflict, Full, Outcome
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.factstore.subject import (
     PLENTY,
     Subject,
@@ -17,6 +16,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     other,
     same,
 )
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

@@ -8,7 +8,6 @@ from typing import Any
 
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.factstore import OUTBOUND
-from ergon_framework.testing.suites.check import Check, expect, fail, register
 from ergon_framework.testing.suites.factstore.subject import (
     INBOX,
     Subject,
@@ -18,6 +17,7 @@ from ergon_framework.testing.suites.factstore.subject import (
     same,
     sent,
 )
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

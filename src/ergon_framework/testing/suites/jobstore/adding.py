@@ -9,8 +9,8 @@ import msgspec
 from ergon_framework.core.job import JobStatus
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.ports.jobstore import Added, NewJob, OnDuplicate, Search, Settlement
-from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.hand_clock import START
+from ergon_framework.testing.suites.drivers import START
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import SUCCEEDED, Subject, new, same
 
 CHECKS: list[Check[Subject]] = []

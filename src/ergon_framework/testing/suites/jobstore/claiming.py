@@ -6,7 +6,7 @@ from functools import partial
 
 from ergon_framework.core.job import ExecutorMissing, JobStatus
 from ergon_framework.ports.jobstore import Search, WorkerRecord
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
     RELEASED,
     SUCCEEDED,

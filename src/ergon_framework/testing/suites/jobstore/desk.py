@@ -5,8 +5,8 @@ from __future__ import annotations
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.job import CancelAsked, Failed, JobStatus, RequeueAsked
 from ergon_framework.ports.jobstore import Search, WorkerRecord
-from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.hand_clock import START
+from ergon_framework.testing.suites.drivers import START
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
     DAY,
     FAILS_FOR_GOOD,

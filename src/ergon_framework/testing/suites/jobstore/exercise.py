@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ergon_framework.testing.suites.check import Check
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
+from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.jobstore import (
     adding,
     bells,
@@ -24,7 +24,6 @@ from ergon_framework.testing.suites.jobstore import (
     upkeep,
 )
 from ergon_framework.testing.suites.jobstore.subject import MakeStore, Reopen, Spoil, Subject
-from ergon_framework.testing.suites.report import SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.stores import StoreSuite
 
 JOB_STORE_CHECKS: tuple[Check[Subject], ...] = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ergon_framework.core.job import CancelAsked, LeaseExpired, Seen
 from ergon_framework.ports.jobstore import Leased
-from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.hand_clock import START
+from ergon_framework.testing.suites.drivers import START
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,

@@ -16,8 +16,8 @@ from ergon_framework.jobs.stores.memory import MemoryJobStore
 from ergon_framework.ports.copies import JOB_KINDS, Copy, JobCopy, QueueCopy, ScheduleCopy
 from ergon_framework.ports.jobstore import Search
 from ergon_framework.ports.moving import PAGE_BYTES, Archive
-from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.hand_clock import START
+from ergon_framework.testing.suites.drivers import START
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,

@@ -6,8 +6,8 @@ from functools import partial
 
 from ergon_framework.core.job import JobStatus
 from ergon_framework.ports.jobstore import OnDuplicate, Schedule, Search
-from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.hand_clock import START
+from ergon_framework.testing.suites.drivers import START
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import Subject, new, same
 
 CHECKS: list[Check[Subject]] = []

@@ -15,8 +15,8 @@ from ergon_framework.core.job import (
     RunAsked,
     Seen,
 )
-from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.hand_clock import START
+from ergon_framework.testing.suites.drivers import START
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
     BAD,
     FAILS_FOR_GOOD,

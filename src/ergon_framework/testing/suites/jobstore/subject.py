@@ -34,8 +34,8 @@ from ergon_framework.ports.jobstore import (
     Settlement,
 )
 from ergon_framework.ports.moving import Archive
-from ergon_framework.testing.suites.check import expect, fail
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
+from ergon_framework.testing.suites.framework import expect, fail
 from ergon_framework.testing.suites.stores import StoreSubject
 
 LEASE = 15.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ergon_framework.core.job import JobStatus
-from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.hand_clock import START
+from ergon_framework.testing.suites.drivers import START
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_ONCE,
     FLAKY,

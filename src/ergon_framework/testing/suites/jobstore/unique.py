@@ -7,7 +7,7 @@ from functools import partial
 from ergon_framework.core.job import CancelAsked, JobStatus, RequeueAsked
 from ergon_framework.errors import DuplicateJobError
 from ergon_framework.ports.jobstore import Added, Job, OnDuplicate, Search
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,
     FAILS_ONCE,

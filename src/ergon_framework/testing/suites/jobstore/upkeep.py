@@ -5,8 +5,8 @@ from __future__ import annotations
 from ergon_framework.core.job import CancelAsked, JobStatus
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.jobstore import Search
-from ergon_framework.testing.suites.check import Check, expect, register
-from ergon_framework.testing.suites.hand_clock import START
+from ergon_framework.testing.suites.drivers import START
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.jobstore.schedules import schedule
 from ergon_framework.testing.suites.jobstore.subject import (
     FAILS_FOR_GOOD,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from ergon_framework.testing.suites.check import Check
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
+from ergon_framework.testing.suites.framework import Check, SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.objectstore import giving, parts, taking, upkeep
 from ergon_framework.testing.suites.objectstore.subject import (
     Damage,
@@ -14,7 +14,6 @@ from ergon_framework.testing.suites.objectstore.subject import (
     Reopen,
     Subject,
 )
-from ergon_framework.testing.suites.report import SuiteFailure, SuiteReport
 from ergon_framework.testing.suites.stores import StoreSuite
 
 OBJECT_STORE_CHECKS: tuple[Check[Subject], ...] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ergon_framework.errors import ErgonError
 from ergon_framework.ports.objectstore import Blob, Download
-from ergon_framework.testing.suites.check import Check, expect, fail, register
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
 from ergon_framework.testing.suites.objectstore.subject import (
     MIB,
     Subject,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ergon_framework.ports.objectstore import Blob
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.objectstore.subject import (
     KIB,
     MIB,

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from ergon_framework.errors import FactInvalidError
 from ergon_framework.ports.objectstore import Blob, ObjectStore
-from ergon_framework.testing.suites.check import expect, fail
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
+from ergon_framework.testing.suites.framework import expect, fail
 from ergon_framework.testing.suites.stores import StoreSubject
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from ergon_framework.errors import DataLossError, StoreError
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.objectstore.subject import (
     HOUR,
     MIB,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ergon_framework.core.quota import Account
 from ergon_framework.ports.providerstore import Quota
-from ergon_framework.testing.suites.check import Check, register
+from ergon_framework.testing.suites.framework import Check, register
 from ergon_framework.testing.suites.providerstore.subject import (
     LANE,
     NEIGHBOURS,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ergon_framework.core.breaker import Breaker, State
 from ergon_framework.ports.providerstore import EVERYBODY, Failed, Standing
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     FAILED,
     LANE,

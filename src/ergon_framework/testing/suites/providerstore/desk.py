@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.letters import (
     DISCARDED,
     PENDING,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ergon_framework.ports.providerstore import ClaimState, ResultNote
-from ergon_framework.testing.suites.check import Check, register
+from ergon_framework.testing.suites.framework import Check, register
 from ergon_framework.testing.suites.providerstore.subject import (
     OTHER_TENANT,
     Subject,

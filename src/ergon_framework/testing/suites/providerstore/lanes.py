@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ergon_framework.core.quota import Account
 from ergon_framework.ports.providerstore import EVERYBODY, LaneKey
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
     DEAD,

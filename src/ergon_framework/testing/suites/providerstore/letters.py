@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ergon_framework.ports.providerstore import DeadLetter, LetterStatus, StoredLetter
-from ergon_framework.testing.suites.check import Check, register
+from ergon_framework.testing.suites.framework import Check, register
 from ergon_framework.testing.suites.providerstore.subject import (
     OTHER_TENANT,
     TENANT,

@@ -6,7 +6,7 @@ from math import ceil
 from random import Random
 
 from ergon_framework.ports.providerstore import AttemptRow
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
     DEAD,

@@ -13,7 +13,7 @@ from ergon_framework.ports.providerstore import (
     ProviderStore,
     Standing,
 )
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     BESIDE,
     CLOCK,

@@ -25,8 +25,8 @@ from ergon_framework.ports.providerstore import (
     Quota,
     StoredLetter,
 )
-from ergon_framework.testing.suites.check import expect, fail
-from ergon_framework.testing.suites.hand_clock import HandClock
+from ergon_framework.testing.suites.drivers import HandClock
+from ergon_framework.testing.suites.framework import expect, fail
 from ergon_framework.testing.suites.stores import StoreSubject
 
 CLOCK = "a clock that can be set"

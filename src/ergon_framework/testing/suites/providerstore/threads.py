@@ -8,7 +8,7 @@ from functools import partial
 from ergon_framework.core.breaker import Breaker
 from ergon_framework.core.quota import Account
 from ergon_framework.ports.providerstore import ClaimState, LaneHealth
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
     DEAD,

@@ -10,7 +10,7 @@ from typing import Any
 from ergon_framework.core.breaker import Breaker
 from ergon_framework.errors import StoreError
 from ergon_framework.ports.providerstore import LetterStatus
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
     HOUR,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ergon_framework.core.quota import Account, Window
 from ergon_framework.ports.providerstore import Quota
-from ergon_framework.testing.suites.check import Check, expect, register
+from ergon_framework.testing.suites.framework import Check, expect, register
 from ergon_framework.testing.suites.providerstore.subject import (
     CLOCK,
     DAY,

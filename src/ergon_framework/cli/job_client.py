@@ -1,4 +1,4 @@
-"""What the commands for jobs have in common: how they open a store and show progress."""
+"""What the commands for jobs share: opening a store, listing jobs and showing progress."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ergon_framework.errors import StoreUnavailableError
 if TYPE_CHECKING:
     from ergon_framework.jobs.client import JobClient
     from ergon_framework.ports.jobstore import Search
+
 
 StoreUrl = Annotated[
     str | None,

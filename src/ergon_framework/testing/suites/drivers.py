@@ -1,4 +1,4 @@
-"""Calling a subject without hanging on it: each call gets so many seconds, in either colour."""
+"""Threads, event loops and a clock that a check moves by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from ergon_framework.testing.suites.check import fail
+from ergon_framework.testing.suites.framework import fail
 
 Thunk = Callable[[], Any]
 
@@ -123,3 +123,29 @@ def _fulfil(future: Future[Any], call: Thunk) -> None:
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+START = 1_750_000_000.0
+"""Seconds since 1970 that it shows at first."""
+
+
+class HandClock:
+    """A clock that stands still until somebody moves it."""
+
+    def __init__(self, now: float = START) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        """The time it shows."""
+        return self._now
+
+    def forward(self, seconds: float) -> None:
+        """Let time pass."""
+        with self._lock:
+            self._now += seconds
+
+    def to(self, at: float) -> None:
+        """Let it be that instant."""
+        with self._lock:
+            self._now = at

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.suites.check import Check, expect, fail, register
 from ergon_framework.testing.suites.connector.subject import Subject, ids_of, some
+from ergon_framework.testing.suites.framework import Check, expect, fail, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)

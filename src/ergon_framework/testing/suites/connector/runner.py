@@ -9,15 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
 
 from ergon_framework.errors import WiringError, describe
-from ergon_framework.testing.suites.check import Check, CheckFailed
-from ergon_framework.testing.suites.connector import (
-    delivery,
-    dispatch,
-    envelope,
-    parking,
-    settlement,
-    upkeep,
-)
+from ergon_framework.testing.suites.connector import dispatch, fetch, lifecycle, settlement
 from ergon_framework.testing.suites.connector.subject import (
     DeadLetters,
     Seed,
@@ -25,8 +17,10 @@ from ergon_framework.testing.suites.connector.subject import (
     Subject,
     methods_of,
 )
-from ergon_framework.testing.suites.hands import Hands, LoopHands, ThreadHands, outcome
-from ergon_framework.testing.suites.report import (
+from ergon_framework.testing.suites.drivers import Hands, LoopHands, ThreadHands, outcome
+from ergon_framework.testing.suites.framework import (
+    Check,
+    CheckFailed,
     CheckResult,
     ConnectorSuiteError,
     Outcome,
@@ -34,12 +28,10 @@ from ergon_framework.testing.suites.report import (
 )
 
 CONNECTOR_CHECKS: tuple[Check[Subject], ...] = (
-    *delivery.CHECKS,
-    *envelope.CHECKS,
+    *fetch.CHECKS,
     *dispatch.CHECKS,
     *settlement.CHECKS,
-    *parking.CHECKS,
-    *upkeep.CHECKS,
+    *lifecycle.CHECKS,
 )
 LONGEST_SETUP = 30.0  # seconds: a factory may start a server
 ORDERS = {

@@ -1,14 +1,68 @@
-"""Commands that look and change nothing: ``tasks``, ``live``, ``doctor``, ``notices``."""
+"""Commands about a project and its machine: new, check, tasks, doctor, live and notices."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ergon_framework.cli.output import keep_stdout, show_list, show_one
+from ergon_framework.cli.output import keep_stdout, printable, show_list, show_one
 from ergon_framework.cli.session import ConfigPath, JsonFlag, session_of
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the project and its folder.")],
+    parent: Annotated[
+        Path, typer.Option("--dir", metavar="PATH", help="Where the folder is made.")
+    ] = Path(),
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a folder with a project that runs: a task, a job, a provider, settings, tests."""
+    from ergon_framework.app.new_project import new_project, next_commands, origin
+
+    project = new_project(name, parent, origin())
+    commands = next_commands(project)
+    if as_json:
+        shape = {
+            "name": project.name,
+            "package": project.package,
+            "folder": str(project.folder),
+            "files": list(project.files),
+            "next": commands,
+        }
+        show_one(shape, as_json=True)
+        return
+    print(f"{printable(str(project.folder))} is there. Next:\n")
+    for command in commands:
+        print(f"  {printable(command)}")
+
+
+def check(config: ConfigPath = None, as_json: JsonFlag = False) -> None:
+    """Check the settings file and say what would run; nothing is connected, stored or started.
+
+    The classes it names are imported, also from the working directory: code at the top level of
+    your modules runs, so check no settings of somebody whose code you would not run.
+
+    Every mistake is told at once, with its file, its line and what to do; then the exit code is 2.
+    """
+    from ergon_framework.app.diagnostics.check import check as checked
+    from ergon_framework.app.diagnostics.check import notes
+    from ergon_framework.app.settings import settings_file
+
+    with keep_stdout(as_json):
+        rows = checked(config)
+    if not rows:
+        file = settings_file(config, os.environ)
+        where = "there is no settings file" if file is None else f"{file} describes nothing to run"
+        told = f"note: {where}: no task, zone, executor, schedule, provider or server"
+        print(printable(told), file=sys.stderr, flush=True)
+    for told in notes(config):
+        print(printable(f"note: {told}"), file=sys.stderr, flush=True)
+    columns = ["kind", "name", "what", "where", "processes"]
+    show_list((row.to_dict() for row in rows), columns, as_json=as_json)
 
 
 def tasks(config: ConfigPath = None, as_json: JsonFlag = False) -> None:

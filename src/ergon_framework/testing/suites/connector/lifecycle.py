@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from ergon_framework.ports.transaction import Transaction
-from ergon_framework.testing.suites.check import Check, expect, register
 from ergon_framework.testing.suites.connector.subject import Subject, ids_of, listed, some
-from ergon_framework.testing.suites.hands import outcome
+from ergon_framework.testing.suites.drivers import outcome
+from ergon_framework.testing.suites.framework import Check, expect, register
 
 CHECKS: list[Check[Subject]] = []
 check = register(CHECKS)
