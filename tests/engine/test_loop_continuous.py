@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ergon_framework.core.loop import StopReason
-from ergon_framework.engine.call import Crew
+from ergon_framework.engine.call import EngineCall
 from ergon_framework.errors import ConsumerLoopTimeoutException, FetchException
 from ergon_framework.testing.scripted import ScriptedConnector, Takes, transactions
 from tests.engine.bodies import Gauge, Supply, by_hand, consumer, nap, now, rules
@@ -193,15 +193,15 @@ def test_those_who_have_nothing_to_do_let_each_other_rest(
 ) -> None:
     """While the queue stays empty one waits for the next fetch, and nobody wakes anybody."""
     rests = 0
-    rested = Crew._rested
+    rested = EngineCall._rested
 
-    def counted(crew: Crew) -> None:
+    def counted(crew: EngineCall) -> None:
         nonlocal rests
         rests += 1
         assert rests < 200, "they wake each other"
         rested(crew)
 
-    monkeypatch.setattr(Crew, "_rested", counted)
+    monkeypatch.setattr(EngineCall, "_rested", counted)
 
     async def process(_transaction: Any) -> None:
         if now() >= 50.0:

@@ -32,7 +32,7 @@ from ergon_framework.core.lifecycle import (
 from ergon_framework.core.loop import Finish, StopReason
 from ergon_framework.engine.call import (
     RELEASE_STEP,
-    Crew,
+    EngineCall,
     Job,
     Returning,
     arguments,
@@ -69,217 +69,6 @@ FAIR_TURNS = 32
 await anything."""
 FAIR_TIME = 0.01
 """Seconds after which it does so. All workers of a call share them, however many there are."""
-
-
-class TaskSource(Crew):
-    """Fetching and handing back with asyncio, and the signals all tasks of a call share."""
-
-    def __init__(self, plan: EnginePlan, sink: Sink | None) -> None:
-        self.event_loop = asyncio.get_running_loop()
-        super().__init__(plan, self.event_loop.time, sink)
-        self.lock = nullcontext()
-        self.work: AsyncSignal = AsyncSignal()
-        self.naps: AsyncSignal = AsyncSignal()
-        self.watch: AsyncSignal = AsyncSignal()
-        self.fetched: AsyncSignal = AsyncSignal()
-        self.turns = FAIR_TURNS  # left of the fetches, retries and releases of this turn
-        self.turn_ends_at = self.now() + FAIR_TIME
-        self.is_turn_over = False
-
-    # -- fairness ----------------------------------------------------------------------------
-
-    async def _breathe(self) -> None:
-        """Called wherever the driver decides what to do next: lets others run now and then."""
-        self.turns -= 1
-        if self.turns <= 0 or self.now() >= self.turn_ends_at:
-            await self._end_turn()
-
-    async def _end_turn(self) -> None:
-        """Let the event loop run; the next turn begins in its next round, for all workers."""
-        if not self.is_turn_over:
-            self.is_turn_over = True
-            self.event_loop.call_soon(self._begin_turn)
-        await pause()
-
-    def _begin_turn(self) -> None:
-        self.is_turn_over = False
-        self.turns = FAIR_TURNS
-        self.turn_ends_at = self.now() + FAIR_TIME
-
-    # -- fetching ----------------------------------------------------------------------------
-
-    def _publish(self, worker: Worker, attempt: Attempt) -> None:
-        worker.attempt = attempt
-        if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
-            self._watch_for(attempt.deadline_at)
-
-    def _watch_for(self, deadline_at: float) -> None:
-        """The supervisor must wake earlier than it intends to."""
-        self.next_check = deadline_at
-        self.watch.notify()
-
-    async def _fetch(self, worker: Worker, at_most: int) -> bool:
-        if self.stuck is not None:
-            return await self._fetch_again(at_most)
-        attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
-        attempt.began_at = self.now()
-        timeout = self.plan.bounds.fetch_timeout
-        if timeout is not None:
-            attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
-        self._publish(worker, attempt)
-        self.emit("fetch.began", attempt=attempt, requested=at_most)
-        self.reading = delivery = Delivery(at_most)
-        context = self.context.copy()
-        self.enter(attempt, context)
-        ours, reading = worker.cancels, None
-        try:
-            reading = inside(context, self.reader.read_async(at_most, delivery, self._breathe))
-            await reading
-        except BaseException as error:
-            delivery.error = error
-        if reading is not None and reading.cancels > worker.cancels - ours:
-            self._cancelled_outside(delivery.error)
-        if not attempt.claim():
-            self._fetched_late(attempt, delivery)
-            return False
-        worker.attempt = None
-        self._receive(delivery, attempt)
-        return True
-
-    def _receive(self, delivery: Delivery, attempt: Doing) -> None:
-        error = delivery.error
-        was_cancelled = error is not None and is_a(error, asyncio.CancelledError)
-        if was_cancelled and (attempt.expired or self.is_aborted):
-            forgive()
-            delivery.error = None
-            if not delivery.transactions:
-                self.fetch_timed_out(attempt)
-                return
-        super()._receive(delivery, attempt)
-
-    async def _fetch_again(self, at_most: int) -> bool:
-        """The previous fetch still hangs: wait for that one, since two must not overlap."""
-        timeout = self.plan.bounds.fetch_timeout
-        attempt = self._waiting_attempt(at_most)
-        until = self.now() + (timeout or 0.0)
-        while self.late is None and not self.is_aborted and self.now() < until:
-            await self.fetched.wait(until)
-        self._take_late(attempt)
-        return True
-
-    def _cancelled_outside(self, error: BaseException | None) -> None:
-        """Somebody cancelled a task of this call: it ends now, and nothing of it has failed."""
-        if error is None or not is_a(error, asyncio.CancelledError):
-            error = asyncio.CancelledError()
-        forgive()
-        self._stop(error)
-        self.stops += 2
-        self.begin_abort(self.loop.reason or StopReason.STOPPED)
-
-    def _broke_out(self, error: BaseException) -> None:
-        if is_a(error, asyncio.CancelledError):
-            self._cancelled_outside(error)
-        else:
-            super()._broke_out(error)
-
-    def _hand_back_later(self) -> None:
-        handing_back = self._begin_task(self._hand_back())
-        # Cancelled before its first step, it would have done nothing, not even named them.
-        handing_back.add_done_callback(lambda _task: self.strand(self.take_returning().give_up()))
-
-    def _begin_task(self, body: Coroutine[Any, Any, None], name: str | None = None) -> Any:
-        """A task that is kept until it is done."""
-        try:
-            task = self.event_loop.create_task(body, name=name)
-        except BaseException:  # a task factory of the user's may raise
-            body.close()
-            raise
-        keep(task)
-        return task
-
-    async def _hand_back(self) -> None:
-        """Return what was not begun, without waiting for a source that hangs."""
-        left = self.take_returning()
-        tasks: set[asyncio.Task[None]] = set()
-        try:
-            patience = self.now() + self.plan.bounds.release_grace
-            release = self.releasing()
-            if release is not None:
-                await self._release_all(left, release, patience, tasks)
-            if self.reader.is_open:
-                tasks.add(self._begin_task(self._close_reader()))
-                await asyncio.wait(tasks, timeout=max(0.0, patience - self.now()))
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # no longer, but what is left is still named
-            self.interrupt(error)
-            if isinstance(error, asyncio.CancelledError):
-                self.outbreak = error
-        finally:
-            for task in tasks:
-                keep(task)
-                task.cancel()
-            self.strand(left.give_up())
-
-    async def _release_all(
-        self, left: Returning, release: Hook, patience: float, tasks: set[asyncio.Task[None]]
-    ) -> None:
-        while left and self.now() < patience:
-            if left.needs_releaser:
-                left.releasers += 1
-                tasks.add(self._begin_task(self._release(left, release)))
-            step = self.now() + RELEASE_STEP
-            until = min(step, patience) if left.needs_releaser else patience
-            while left and self.now() < until:
-                await self.watch.wait(until)
-
-    async def _release(self, left: Returning, release: Hook) -> None:
-        while (transaction := left.begin()) is not None:
-            if not await self._release_one(left, release, transaction):
-                return  # the supervisor lost patience and called it stranded
-            self.watch.notify()
-            if self._is_cancelled():
-                return
-            await self._breathe()
-
-    async def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
-        """Hand one back, several times if need be. False when nobody waits for it any more."""
-        number, since, channel = 0, self.instant(), self.channel_losses
-        while True:
-            problem: BaseException | None = None
-            try:
-                context = self.context.copy()
-                answer = await await_inside(context, context.run(release, transaction))
-                problem = not_told(answer, Verb.RELEASE.value)
-            except GeneratorExit:
-                raise
-            except BaseException as error:
-                problem = error
-            again_at = None
-            if problem is not None and not self._is_cancelled():
-                again_at = self._release_again(transaction, number, since, channel, problem)
-            if again_at is None:
-                is_ours = left.end(transaction)
-                if is_ours:
-                    self.release_ended(transaction, problem, number + 1, since)
-                problem = None  # its traceback holds on to this frame
-                return is_ours
-            while self.now() < again_at and left.is_waited_for(transaction):
-                await self.naps.wait(again_at)
-            if not left.is_waited_for(transaction):
-                return False
-            number += 1
-
-    async def _close_reader(self) -> None:
-        try:
-            await await_inside(self.context.copy(), self.reader.aclose())
-        except Exception as error:
-            self.close_failed(error)
-
-    def _is_cancelled(self) -> bool:
-        """Whether somebody cancelled the task that asks."""
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
 
 
 _KEPT: set[asyncio.Task[Any]] = set()
@@ -336,8 +125,126 @@ async def given_back(value: Any) -> Any:
     return value
 
 
-class TaskWorkers(TaskSource):
-    """The half of the asyncio driver that runs in worker tasks."""
+class TaskEngine(EngineCall):
+    """Drives one call with asyncio. Made inside a running event loop."""
+
+    def __init__(self, plan: EnginePlan, *, sink: Sink | None = None) -> None:
+        self.event_loop = asyncio.get_running_loop()
+        super().__init__(plan, self.event_loop.time, sink)
+        self.lock = nullcontext()
+        self.work: AsyncSignal = AsyncSignal()
+        self.naps: AsyncSignal = AsyncSignal()
+        self.watch: AsyncSignal = AsyncSignal()
+        self.fetched: AsyncSignal = AsyncSignal()
+        self.turns = FAIR_TURNS  # left of the fetches, retries and releases of this turn
+        self.turn_ends_at = self.now() + FAIR_TIME
+        self.is_turn_over = False
+
+    async def run(self) -> Report:
+        """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
+        self.emit("call.began")
+        try:
+            self.hear_stop()
+            await self._supervise()
+            self.gather()
+            await self._hand_back()
+        except GeneratorExit:  # the event loop was closed around us: nothing can be awaited
+            self.gather()
+            self.account()
+            raise
+        except BaseException as error:
+            self.interrupt(error)
+            self.gather()
+        self.account()
+        return conclude(self, self.report())
+
+    def request_stop(self) -> None:
+        """Ask for a graceful stop; a second time, for an immediate one. Safe from anywhere."""
+        self.stops += 1
+        if asyncio._get_running_loop() is self.event_loop:  # noqa: SLF001 - never raises, unlike its twin
+            self._stop()
+            # In a signal handler the loop may be asleep in its selector: this wakes it.
+            self.event_loop.call_soon_threadsafe(_nothing)
+        else:
+            self.event_loop.call_soon_threadsafe(self._stop)
+
+    # -- the supervisor ----------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        troubles = 0
+        while not self.is_finished:
+            try:
+                await self._look_after(self.now())
+                if not self.workers and not self.is_finished:
+                    self._hire(None)
+                if not self.is_finished:
+                    await self.watch.wait(self.next_alarm())
+                troubles = 0
+            except GeneratorExit:
+                raise
+            except asyncio.CancelledError as error:
+                # Whoever cancels the call wants it to end: no grace, but nobody left behind.
+                self._stop(error)
+                self.outbreak = error
+                self.stops += 2
+            except BaseException as error:
+                troubles += 1
+                self._in_trouble(error, troubles)
+
+    async def _look_after(self, now: float) -> None:
+        self.wake_source()
+        reason = self.must_abort(now)
+        if reason is not None:
+            await self._abort(reason)
+            return
+        for worker, attempt in self.overdue(now):
+            if not attempt.expired:
+                self._cancel(worker, attempt, now)
+            elif attempt.claim():
+                self._replace(worker, attempt)
+
+    def _cancel(self, worker: Worker, attempt: Doing, now: float) -> None:
+        """Ask an overdue call to end; it has a short grace to do so."""
+        attempt.expired = True
+        attempt.deadline_at = now + self.plan.bounds.cancel_grace
+        self.next_check = min(self.next_check, attempt.deadline_at)
+        self._cancel_task(worker)
+
+    def _cancel_task(self, worker: Worker) -> None:
+        worker.cancels += 1
+        worker.handle.cancel()
+
+    def _part_with(self, worker: Worker) -> None:
+        if worker.attempt is not None and worker.attempt.ticket:
+            self._cancel_task(worker)
+        super()._part_with(worker)
+
+    async def _abort(self, reason: StopReason) -> None:
+        """End everything now. Nothing that swallows its cancellation is waited for."""
+        self.begin_abort(reason)
+        for worker in self.workers:
+            attempt = worker.attempt
+            if attempt is not None and attempt.ticket and attempt.phase != BACKOFF:
+                self._cancel_task(worker)
+        self.work.notify_all()
+        self.naps.notify_all()
+        self.fetched.notify_all()
+        patience = self.now() + self.plan.bounds.cancel_grace
+        while self.workers and self.now() < patience:
+            await self.watch.wait(patience)
+        for worker in list(self.workers):
+            attempt = worker.attempt
+            if attempt is not None and attempt.claim():
+                try:
+                    if attempt.phase != BACKOFF:
+                        self.give_up_on(worker, attempt)
+                    else:  # it waits for nobody, and leaves when the event loop comes to it
+                        self.dismiss(worker)
+                finally:
+                    cut_off(self, attempt)
+        self.is_finished = True
+
+    # -- workers ----------------------------------------------------------------------------
 
     def _start(self, worker: Worker, job: Job | None) -> None:
         worker.stepper = Stepper()
@@ -651,116 +558,200 @@ class TaskWorkers(TaskSource):
                 self._cancelled_outside(error)
         return nap.claim()
 
+    # -- fairness ----------------------------------------------------------------------------
 
-class TaskEngine(TaskWorkers):
-    """Drives one call with asyncio. Made inside a running event loop."""
+    async def _breathe(self) -> None:
+        """Called wherever the driver decides what to do next: lets others run now and then."""
+        self.turns -= 1
+        if self.turns <= 0 or self.now() >= self.turn_ends_at:
+            await self._end_turn()
 
-    def __init__(self, plan: EnginePlan, *, sink: Sink | None = None) -> None:
-        super().__init__(plan, sink)
+    async def _end_turn(self) -> None:
+        """Let the event loop run; the next turn begins in its next round, for all workers."""
+        if not self.is_turn_over:
+            self.is_turn_over = True
+            self.event_loop.call_soon(self._begin_turn)
+        await pause()
 
-    async def run(self) -> Report:
-        """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
-        self.emit("call.began")
+    def _begin_turn(self) -> None:
+        self.is_turn_over = False
+        self.turns = FAIR_TURNS
+        self.turn_ends_at = self.now() + FAIR_TIME
+
+    # -- fetching ----------------------------------------------------------------------------
+
+    def _publish(self, worker: Worker, attempt: Attempt) -> None:
+        worker.attempt = attempt
+        if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
+            self._watch_for(attempt.deadline_at)
+
+    def _watch_for(self, deadline_at: float) -> None:
+        """The supervisor must wake earlier than it intends to."""
+        self.next_check = deadline_at
+        self.watch.notify()
+
+    async def _fetch(self, worker: Worker, at_most: int) -> bool:
+        if self.stuck is not None:
+            return await self._fetch_again(at_most)
+        attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
+        attempt.began_at = self.now()
+        timeout = self.plan.bounds.fetch_timeout
+        if timeout is not None:
+            attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
+        self._publish(worker, attempt)
+        self.emit("fetch.began", attempt=attempt, requested=at_most)
+        self.reading = delivery = Delivery(at_most)
+        context = self.context.copy()
+        self.enter(attempt, context)
+        ours, reading = worker.cancels, None
         try:
-            self.hear_stop()
-            await self._supervise()
-            self.gather()
-            await self._hand_back()
-        except GeneratorExit:  # the event loop was closed around us: nothing can be awaited
-            self.gather()
-            self.account()
-            raise
+            reading = inside(context, self.reader.read_async(at_most, delivery, self._breathe))
+            await reading
         except BaseException as error:
-            self.interrupt(error)
-            self.gather()
-        self.account()
-        return conclude(self, self.report())
+            delivery.error = error
+        if reading is not None and reading.cancels > worker.cancels - ours:
+            self._cancelled_outside(delivery.error)
+        if not attempt.claim():
+            self._fetched_late(attempt, delivery)
+            return False
+        worker.attempt = None
+        self._receive(delivery, attempt)
+        return True
 
-    def request_stop(self) -> None:
-        """Ask for a graceful stop; a second time, for an immediate one. Safe from anywhere."""
-        self.stops += 1
-        if asyncio._get_running_loop() is self.event_loop:  # noqa: SLF001 - never raises, unlike its twin
-            self._stop()
-            # In a signal handler the loop may be asleep in its selector: this wakes it.
-            self.event_loop.call_soon_threadsafe(_nothing)
+    def _receive(self, delivery: Delivery, attempt: Doing) -> None:
+        error = delivery.error
+        was_cancelled = error is not None and is_a(error, asyncio.CancelledError)
+        if was_cancelled and (attempt.expired or self.is_aborted):
+            forgive()
+            delivery.error = None
+            if not delivery.transactions:
+                self.fetch_timed_out(attempt)
+                return
+        super()._receive(delivery, attempt)
+
+    async def _fetch_again(self, at_most: int) -> bool:
+        """The previous fetch still hangs: wait for that one, since two must not overlap."""
+        timeout = self.plan.bounds.fetch_timeout
+        attempt = self._waiting_attempt(at_most)
+        until = self.now() + (timeout or 0.0)
+        while self.late is None and not self.is_aborted and self.now() < until:
+            await self.fetched.wait(until)
+        self._take_late(attempt)
+        return True
+
+    def _cancelled_outside(self, error: BaseException | None) -> None:
+        """Somebody cancelled a task of this call: it ends now, and nothing of it has failed."""
+        if error is None or not is_a(error, asyncio.CancelledError):
+            error = asyncio.CancelledError()
+        forgive()
+        self._stop(error)
+        self.stops += 2
+        self.begin_abort(self.loop.reason or StopReason.STOPPED)
+
+    def _broke_out(self, error: BaseException) -> None:
+        if is_a(error, asyncio.CancelledError):
+            self._cancelled_outside(error)
         else:
-            self.event_loop.call_soon_threadsafe(self._stop)
+            super()._broke_out(error)
 
-    # -- the supervisor ----------------------------------------------------------------------
+    def _hand_back_later(self) -> None:
+        handing_back = self._begin_task(self._hand_back())
+        # Cancelled before its first step, it would have done nothing, not even named them.
+        handing_back.add_done_callback(lambda _task: self.strand(self.take_returning().give_up()))
 
-    async def _supervise(self) -> None:
-        troubles = 0
-        while not self.is_finished:
+    def _begin_task(self, body: Coroutine[Any, Any, None], name: str | None = None) -> Any:
+        """A task that is kept until it is done."""
+        try:
+            task = self.event_loop.create_task(body, name=name)
+        except BaseException:  # a task factory of the user's may raise
+            body.close()
+            raise
+        keep(task)
+        return task
+
+    async def _hand_back(self) -> None:
+        """Return what was not begun, without waiting for a source that hangs."""
+        left = self.take_returning()
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            patience = self.now() + self.plan.bounds.release_grace
+            release = self.releasing()
+            if release is not None:
+                await self._release_all(left, release, patience, tasks)
+            if self.reader.is_open:
+                tasks.add(self._begin_task(self._close_reader()))
+                await asyncio.wait(tasks, timeout=max(0.0, patience - self.now()))
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # no longer, but what is left is still named
+            self.interrupt(error)
+            if isinstance(error, asyncio.CancelledError):
+                self.outbreak = error
+        finally:
+            for task in tasks:
+                keep(task)
+                task.cancel()
+            self.strand(left.give_up())
+
+    async def _release_all(
+        self, left: Returning, release: Hook, patience: float, tasks: set[asyncio.Task[None]]
+    ) -> None:
+        while left and self.now() < patience:
+            if left.needs_releaser:
+                left.releasers += 1
+                tasks.add(self._begin_task(self._release(left, release)))
+            step = self.now() + RELEASE_STEP
+            until = min(step, patience) if left.needs_releaser else patience
+            while left and self.now() < until:
+                await self.watch.wait(until)
+
+    async def _release(self, left: Returning, release: Hook) -> None:
+        while (transaction := left.begin()) is not None:
+            if not await self._release_one(left, release, transaction):
+                return  # the supervisor lost patience and called it stranded
+            self.watch.notify()
+            if self._is_cancelled():
+                return
+            await self._breathe()
+
+    async def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
+        """Hand one back, several times if need be. False when nobody waits for it any more."""
+        number, since, channel = 0, self.instant(), self.channel_losses
+        while True:
+            problem: BaseException | None = None
             try:
-                await self._look_after(self.now())
-                if not self.workers and not self.is_finished:
-                    self._hire(None)
-                if not self.is_finished:
-                    await self.watch.wait(self.next_alarm())
-                troubles = 0
+                context = self.context.copy()
+                answer = await await_inside(context, context.run(release, transaction))
+                problem = not_told(answer, Verb.RELEASE.value)
             except GeneratorExit:
                 raise
-            except asyncio.CancelledError as error:
-                # Whoever cancels the call wants it to end: no grace, but nobody left behind.
-                self._stop(error)
-                self.outbreak = error
-                self.stops += 2
             except BaseException as error:
-                troubles += 1
-                self._in_trouble(error, troubles)
+                problem = error
+            again_at = None
+            if problem is not None and not self._is_cancelled():
+                again_at = self._release_again(transaction, number, since, channel, problem)
+            if again_at is None:
+                is_ours = left.end(transaction)
+                if is_ours:
+                    self.release_ended(transaction, problem, number + 1, since)
+                problem = None  # its traceback holds on to this frame
+                return is_ours
+            while self.now() < again_at and left.is_waited_for(transaction):
+                await self.naps.wait(again_at)
+            if not left.is_waited_for(transaction):
+                return False
+            number += 1
 
-    async def _look_after(self, now: float) -> None:
-        self.wake_source()
-        reason = self.must_abort(now)
-        if reason is not None:
-            await self._abort(reason)
-            return
-        for worker, attempt in self.overdue(now):
-            if not attempt.expired:
-                self._cancel(worker, attempt, now)
-            elif attempt.claim():
-                self._replace(worker, attempt)
+    async def _close_reader(self) -> None:
+        try:
+            await await_inside(self.context.copy(), self.reader.aclose())
+        except Exception as error:
+            self.close_failed(error)
 
-    def _cancel(self, worker: Worker, attempt: Doing, now: float) -> None:
-        """Ask an overdue call to end; it has a short grace to do so."""
-        attempt.expired = True
-        attempt.deadline_at = now + self.plan.bounds.cancel_grace
-        self.next_check = min(self.next_check, attempt.deadline_at)
-        self._cancel_task(worker)
-
-    def _cancel_task(self, worker: Worker) -> None:
-        worker.cancels += 1
-        worker.handle.cancel()
-
-    def _part_with(self, worker: Worker) -> None:
-        if worker.attempt is not None and worker.attempt.ticket:
-            self._cancel_task(worker)
-        super()._part_with(worker)
-
-    async def _abort(self, reason: StopReason) -> None:
-        """End everything now. Nothing that swallows its cancellation is waited for."""
-        self.begin_abort(reason)
-        for worker in self.workers:
-            attempt = worker.attempt
-            if attempt is not None and attempt.ticket and attempt.phase != BACKOFF:
-                self._cancel_task(worker)
-        self.work.notify_all()
-        self.naps.notify_all()
-        self.fetched.notify_all()
-        patience = self.now() + self.plan.bounds.cancel_grace
-        while self.workers and self.now() < patience:
-            await self.watch.wait(patience)
-        for worker in list(self.workers):
-            attempt = worker.attempt
-            if attempt is not None and attempt.claim():
-                try:
-                    if attempt.phase != BACKOFF:
-                        self.give_up_on(worker, attempt)
-                    else:  # it waits for nobody, and leaves when the event loop comes to it
-                        self.dismiss(worker)
-                finally:
-                    cut_off(self, attempt)
-        self.is_finished = True
+    def _is_cancelled(self) -> bool:
+        """Whether somebody cancelled the task that asks."""
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
 
 
 def _nothing() -> None:

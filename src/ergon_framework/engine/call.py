@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import (
@@ -89,9 +89,334 @@ FEWEST_ABANDONED = 4
 """Hung calls a call tolerates whatever its concurrency: one must not stop a single worker."""
 
 
-class Flight:
-    """The state of one consume or produce call."""
+def _named(transactions: Iterable[Transaction]) -> str:
+    return ", ".join(each.transaction_id for each in islice(transactions, 20))
 
+
+def _ids(attempt: Doing) -> dict[str, str]:
+    """The supervisor logs outside of the attempt's context, so the id is added by hand."""
+    run = attempt.run
+    return {} if run is None else {"transaction_id": run.transaction.transaction_id}
+
+
+RELEASES_AT_ONCE = 16
+"""The most transactions that are handed back at the same time."""
+RELEASE_STEP = 0.05
+"""Seconds after which one more is handed back at the same time, as long as some are left."""
+
+
+class Returning:
+    """Transactions on their way back to their source.
+
+    They go one at a time as long as the source is quick, so that it sees them in order; a slow one
+    is asked for several at once. Whoever takes one out owns it: the releaser that got an answer, or
+    the supervisor that has no more patience and calls it stranded.
+    """
+
+    def __init__(self, transactions: Iterable[Transaction]) -> None:
+        self._left = deque(transactions)
+        self._going: dict[int, Transaction] = {}
+        self.releasers = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._left or self._going)
+
+    @property
+    def needs_releaser(self) -> bool:
+        """Whether one more could do something."""
+        return bool(self._left) and self.releasers < RELEASES_AT_ONCE
+
+    def begin(self) -> Transaction | None:
+        """The next one to release."""
+        if not self._left:
+            return None
+        transaction = self._left.popleft()
+        self._going[id(transaction)] = transaction
+        return transaction
+
+    def end(self, transaction: Transaction) -> bool:
+        """The source answered; False when nobody waits for that any more."""
+        return self._going.pop(id(transaction), None) is not None
+
+    def is_waited_for(self, transaction: Transaction) -> bool:
+        """Whether it is on its way back, and not called stranded yet."""
+        return id(transaction) in self._going
+
+    def give_up(self) -> list[Transaction]:
+        """Those without an answer, in their order."""
+        rest = [*self._going.values(), *self._left]
+        self._going.clear()
+        self._left.clear()
+        return rest
+
+
+set_current = CURRENT.set
+"""Called inside an attempt's private context, just before its hook."""
+
+
+def arguments(run: Run, step: Step) -> tuple[Any, ...]:
+    """What the hook of a step is called with."""
+    if step is PROCESS:
+        return (run.transaction,)
+    return (run.transaction, run.result if step is ON_SUCCESS else run.exception)
+
+
+def decide(call: EngineCall, run: Run, event: Event) -> Action:
+    """Ask the core what follows, and note what only a driver knows about it."""
+    step, attempt = run.step, run.attempt
+    backoff = call.rule.of(step).retry.backoff
+    dice = call.plan.dice() if backoff.is_jittered else 0.0
+    action = advance(call.rule, run, event, call.now(), dice)
+    if isinstance(event, Expired):
+        _note_timeout(run, step, action)
+    if call.sink is not None and isinstance(event, Raised | Expired):
+        _tell_retry(call, run, event, step, attempt, action)
+    return action
+
+
+def _note_timeout(run: Run, step: Step, action: Action) -> None:
+    key = run.transaction.transaction_id
+    if isinstance(action, End):
+        if action.handler_failure is not None:
+            run.handler_exception = timeout_exception(action.handler_failure, key)
+    elif step is not Step.ON_EXCEPTION and run.step is Step.ON_EXCEPTION and run.failure:
+        run.exception = timeout_exception(run.failure, key)
+
+
+def _tell_retry(
+    call: EngineCall, run: Run, event: Raised | Expired, step: Step, attempt: int, action: Action
+) -> None:
+    if isinstance(action, End) or run.step is not step:
+        return
+    delay = action.seconds if isinstance(action, Sleep) else 0.0
+    failure = event.failure if isinstance(event, Raised) else timed_out(event.scope)
+    phase = call.steps[step].phase
+    call.emit(
+        "retry.scheduled", run=run, phase=phase, attempt=attempt, delay=delay, failure=failure
+    )
+
+
+def raised(call: EngineCall, attempt: Doing, step: Step, error: BaseException) -> Event:
+    """A hook raised, and the caller owns the attempt."""
+    run: Run = attempt.run
+    if is_a(error, KeyboardInterrupt):
+        tell_attempt(call, attempt, Failure(Kind.CANCELLED, "interrupted"), error)
+        return STOPPED
+    key = run.transaction.transaction_id
+    try:
+        failure, exception = classify(error, step, key)
+    except Exception:
+        logger.exception("the classifier failed", extra={"transaction_id": key})
+        failure, exception = unclassified(key)
+    if step is Step.ON_EXCEPTION:
+        run.handler_exception = exception
+    else:
+        run.exception = exception
+    tell_attempt(call, attempt, failure, exception)
+    return Raised(failure)
+
+
+def expired(call: EngineCall, attempt: Doing) -> Expired:
+    """The attempt's time is over, and the caller owns it."""
+    scope: Scope = attempt.scope
+    if isinstance(attempt, Run):
+        attempt.expired = False  # the attempts that follow have flags of their own
+    tell_attempt(call, attempt, timed_out(scope), None)
+    return Expired(scope)
+
+
+def timed_out(scope: Scope) -> Failure:
+    """The failure of an engine deadline, for those who listen."""
+    return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
+
+
+def tell_began(call: EngineCall, run: Run) -> None:
+    """Tell the sink that a lifecycle started."""
+    if call.story is None:
+        call.emit("transaction.began", run=run)
+        return
+    try:
+        call.story.began(call.call, run)
+    except Exception:
+        logger.exception("a listener failed on transaction.began")
+
+
+def tell_attempt(
+    call: EngineCall,
+    attempt: Doing,
+    failure: Failure | None,
+    error: BaseException | None,
+    result: Any = None,
+    at: float | None = None,
+) -> None:
+    """Tell the sink how an attempt ended: now, or at an instant the caller has just read."""
+    if call.story is not None and not isinstance(attempt, Run):
+        try:
+            ended_at = call.now() if at is None else at
+            call.story.left(attempt, ended_at, failure, error, result)
+        except Exception:
+            logger.exception("a listener failed on attempt.ended")
+    elif call.sink is not None:
+        call.emit("attempt.ended", attempt=attempt, failure=failure, exception=error, result=result)
+
+
+def verb_for(call: EngineCall, end: End) -> Verb | None:
+    """What the source is to be told now. Aborted ones are handed back when the call ends."""
+    verb = VERBS[end.how]
+    if call.settlement is None or verb is Verb.RELEASE:
+        return None
+    return verb if verb in call.settlement.verbs else None
+
+
+def told(run: Run, verb: Verb) -> tuple[Any, ...]:
+    """What the source is given with the verb."""
+    if verb is Verb.NACK:
+        return (run.transaction, run.exception)
+    if verb is Verb.RELEASE_AFTER:
+        return (run.transaction, hold_of(run.end.failure if run.end else None))
+    return (run.transaction,)
+
+
+def _log_handler_failure(key: str, message: str, error: BaseException | None) -> None:
+    """Log it with its traceback, if that can be had: it is made by asking the user's exceptions."""
+    text, extra = "the exception handler failed for transaction %s: %s", {"transaction_id": key}
+    try:
+        # As a tuple, for logging would ask the exception whether it is true.
+        told = None if error is None else (type(error), error, error.__traceback__)
+        logger.error(text, key, message, exc_info=told, extra=extra)
+    except BaseException:
+        logger.error(text, key, message, extra=extra)  # noqa: TRY400 - the traceback is what failed
+
+
+def tell_ended(call: EngineCall, run: Run, end: End) -> None:
+    """Log what nobody else would mention, and tell the sink."""
+    key = run.transaction.transaction_id
+    if end.handler_failure is not None:
+        _log_handler_failure(key, end.handler_failure.message, run.handler_exception)
+    elif end.how is Ending.PARKED and end.failure is not None:
+        logger.info(
+            "transaction %s is parked: %s", key, end.failure.message, extra={"transaction_id": key}
+        )
+    elif end.failure is not None and call.plan.hooks.exception is None:
+        logger.error(
+            "transaction %s failed: %s", key, end.failure.message, extra={"transaction_id": key}
+        )
+    if call.plan.ended is not None:
+        call.plan.ended(run)
+    if call.story is not None:
+        ending = "succeeded" if end is SUCCEEDED else end.how.value  # .value is slow
+        try:
+            call.story.ended(call.call, run, call.now(), ending, end.failure, end.handler_failure)
+        except Exception:
+            logger.exception("a listener failed on transaction.ended")
+    elif call.sink is not None:
+        call.emit(
+            "transaction.ended",
+            run=run,
+            ending=end.how.value,
+            failure=end.failure,
+            handler_failure=end.handler_failure,
+        )
+
+
+def cut_off(call: EngineCall, attempt: Doing) -> None:
+    """The call is aborted while this attempt runs, and the supervisor claimed it."""
+    run: Run | None = attempt.run
+    if run is None:
+        call.loop.fetching = False
+        return
+    end = run.end  # known already when it is being settled, or waits to be settled again
+    if end is None:
+        try:
+            end = _stopped(call, run)
+        except BaseException:  # Ctrl-C may strike here, and nobody else has the run any more
+            end_early(call, run, End(Ending.ABORTED, run.failure), is_told=False)
+            raise
+    if not end_early(call, run, end, is_told=False):
+        return
+    if isinstance(attempt, Settling):
+        tell_settled(call, attempt, Failure(Kind.CANCELLED, "aborted"))
+    elif attempt.phase != BACKOFF:
+        tell_attempt(call, attempt, Failure(Kind.CANCELLED, "aborted"), None)
+    tell_ended(call, run, end)
+
+
+def _stopped(call: EngineCall, run: Run) -> End:
+    action = advance(call.rule, run, STOPPED, call.instant(), 0.0)
+    if isinstance(action, End):
+        return action
+    raise AssertionError(f"a stop led to {action}")
+
+
+def tell_settled(call: EngineCall, attempt: Settling, failure: Failure | None) -> None:
+    """Tell the sink that the source has heard of an outcome, or will not."""
+    verb, attempts = attempt.verb, attempt.number + 1
+    call.tell_settled(attempt.transaction, verb, attempt.run, attempts, attempt.since, failure)
+
+
+def end_early(call: EngineCall, run: Run, end: End, *, is_told: bool) -> bool:
+    """Account for a run that its worker will not bring to an end. False when somebody has."""
+    transaction = run.transaction
+    key = transaction.transaction_id
+    if call.live.get(key) is not transaction or call.live.pop(key, None) is None:
+        return False
+    if end.how is Ending.ABORTED:
+        call.returning.appendleft(transaction)  # before those that never began
+    elif not is_told and verb_for(call, end) is not None:
+        # The outcome stands; only the source may not have heard of it.
+        call.settlement_failures += 1
+    call.past.count(end)
+    return True
+
+
+def abandon(call: EngineCall, worker: Worker) -> None:
+    """A worker ended, or is stuck outside of user code, and still holds a run.
+
+    Another thread may be about to go on with it, so the run itself is not touched. That thread
+    accounts for nothing any more once its transaction is gone from ``live``.
+    """
+    run, attempt = worker.run, worker.attempt
+    if run is None:
+        return
+    is_settling = attempt is not None and attempt.run is run and attempt.phase == SETTLE
+    is_open = attempt is not None and attempt.run is run and attempt.claim()
+    end = run.end or End(Ending.ABORTED, run.failure)
+    is_told = attempt is None or (is_settling and not is_open)
+    if end_early(call, run, end, is_told=is_told):
+        logger.warning(
+            "transaction %s lost its worker; it counts as %s",
+            run.transaction.transaction_id,
+            end.how.value,
+            extra={"transaction_id": run.transaction.transaction_id},
+        )
+        tell_ended(call, run, end)
+
+
+Job = Callable[[Worker], Any]
+HIRE_AGAIN = 1.0
+"""Seconds after which a worker that could not be started is tried again."""
+MOST_TROUBLES = 3
+"""Turns in a row in which the supervisor may fail before it ends the call without a grace."""
+
+
+class Bell(Protocol):
+    """The half of a signal that does not wait."""
+
+    def notify(self, n: int = 1) -> None:
+        """Wake up to ``n`` sleepers."""
+
+    def notify_all(self) -> None:
+        """Wake every sleeper."""
+
+
+class EngineCall:
+    """One consume or produce call, as both drivers see it; a driver adds how it waits."""
+
+    lock: AbstractContextManager[Any]
+    work: Bell  # idle workers wait here
+    naps: Bell  # workers between two attempts
+    watch: Bell  # the supervisor
+    fetched: Bell  # whoever waits for a fetch that hangs
     is_source_woken = False
     reading: Delivery | None = None  # what the fetch under way has brought so far
 
@@ -415,70 +740,7 @@ class Flight:
             stop_reason=self.loop.reason or StopReason.STOPPED,
         )
 
-
-def _named(transactions: Iterable[Transaction]) -> str:
-    return ", ".join(each.transaction_id for each in islice(transactions, 20))
-
-
-def _ids(attempt: Doing) -> dict[str, str]:
-    """The supervisor logs outside of the attempt's context, so the id is added by hand."""
-    run = attempt.run
-    return {} if run is None else {"transaction_id": run.transaction.transaction_id}
-
-
-RELEASES_AT_ONCE = 16
-"""The most transactions that are handed back at the same time."""
-RELEASE_STEP = 0.05
-"""Seconds after which one more is handed back at the same time, as long as some are left."""
-
-
-class Returning:
-    """Transactions on their way back to their source.
-
-    They go one at a time as long as the source is quick, so that it sees them in order; a slow one
-    is asked for several at once. Whoever takes one out owns it: the releaser that got an answer, or
-    the supervisor that has no more patience and calls it stranded.
-    """
-
-    def __init__(self, transactions: Iterable[Transaction]) -> None:
-        self._left = deque(transactions)
-        self._going: dict[int, Transaction] = {}
-        self.releasers = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._left or self._going)
-
-    @property
-    def needs_releaser(self) -> bool:
-        """Whether one more could do something."""
-        return bool(self._left) and self.releasers < RELEASES_AT_ONCE
-
-    def begin(self) -> Transaction | None:
-        """The next one to release."""
-        if not self._left:
-            return None
-        transaction = self._left.popleft()
-        self._going[id(transaction)] = transaction
-        return transaction
-
-    def end(self, transaction: Transaction) -> bool:
-        """The source answered; False when nobody waits for that any more."""
-        return self._going.pop(id(transaction), None) is not None
-
-    def is_waited_for(self, transaction: Transaction) -> bool:
-        """Whether it is on its way back, and not called stranded yet."""
-        return id(transaction) in self._going
-
-    def give_up(self) -> list[Transaction]:
-        """Those without an answer, in their order."""
-        rest = [*self._going.values(), *self._left]
-        self._going.clear()
-        self._left.clear()
-        return rest
-
-
-class Intake(Flight):
-    """The side of a call that faces its source."""
+    # -- the source ---------------------------------------------------------------------------
 
     def outstanding(self) -> int:
         """Transactions taken in that have no outcome yet."""
@@ -742,278 +1004,7 @@ class Intake(Flight):
         self.stop_reading()
         self.sweep()
 
-
-set_current = CURRENT.set
-"""Called inside an attempt's private context, just before its hook."""
-
-
-def arguments(run: Run, step: Step) -> tuple[Any, ...]:
-    """What the hook of a step is called with."""
-    if step is PROCESS:
-        return (run.transaction,)
-    return (run.transaction, run.result if step is ON_SUCCESS else run.exception)
-
-
-def decide(flight: Flight, run: Run, event: Event) -> Action:
-    """Ask the core what follows, and note what only a driver knows about it."""
-    step, attempt = run.step, run.attempt
-    backoff = flight.rule.of(step).retry.backoff
-    dice = flight.plan.dice() if backoff.is_jittered else 0.0
-    action = advance(flight.rule, run, event, flight.now(), dice)
-    if isinstance(event, Expired):
-        _note_timeout(run, step, action)
-    if flight.sink is not None and isinstance(event, Raised | Expired):
-        _tell_retry(flight, run, event, step, attempt, action)
-    return action
-
-
-def _note_timeout(run: Run, step: Step, action: Action) -> None:
-    key = run.transaction.transaction_id
-    if isinstance(action, End):
-        if action.handler_failure is not None:
-            run.handler_exception = timeout_exception(action.handler_failure, key)
-    elif step is not Step.ON_EXCEPTION and run.step is Step.ON_EXCEPTION and run.failure:
-        run.exception = timeout_exception(run.failure, key)
-
-
-def _tell_retry(
-    flight: Flight, run: Run, event: Raised | Expired, step: Step, attempt: int, action: Action
-) -> None:
-    if isinstance(action, End) or run.step is not step:
-        return
-    delay = action.seconds if isinstance(action, Sleep) else 0.0
-    failure = event.failure if isinstance(event, Raised) else timed_out(event.scope)
-    phase = flight.steps[step].phase
-    flight.emit(
-        "retry.scheduled", run=run, phase=phase, attempt=attempt, delay=delay, failure=failure
-    )
-
-
-def raised(flight: Flight, attempt: Doing, step: Step, error: BaseException) -> Event:
-    """A hook raised, and the caller owns the attempt."""
-    run: Run = attempt.run
-    if is_a(error, KeyboardInterrupt):
-        tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "interrupted"), error)
-        return STOPPED
-    key = run.transaction.transaction_id
-    try:
-        failure, exception = classify(error, step, key)
-    except Exception:
-        logger.exception("the classifier failed", extra={"transaction_id": key})
-        failure, exception = unclassified(key)
-    if step is Step.ON_EXCEPTION:
-        run.handler_exception = exception
-    else:
-        run.exception = exception
-    tell_attempt(flight, attempt, failure, exception)
-    return Raised(failure)
-
-
-def expired(flight: Flight, attempt: Doing) -> Expired:
-    """The attempt's time is over, and the caller owns it."""
-    scope: Scope = attempt.scope
-    if isinstance(attempt, Run):
-        attempt.expired = False  # the attempts that follow have flags of their own
-    tell_attempt(flight, attempt, timed_out(scope), None)
-    return Expired(scope)
-
-
-def timed_out(scope: Scope) -> Failure:
-    """The failure of an engine deadline, for those who listen."""
-    return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
-
-
-def tell_began(flight: Flight, run: Run) -> None:
-    """Tell the sink that a lifecycle started."""
-    if flight.story is None:
-        flight.emit("transaction.began", run=run)
-        return
-    try:
-        flight.story.began(flight.call, run)
-    except Exception:
-        logger.exception("a listener failed on transaction.began")
-
-
-def tell_attempt(
-    flight: Flight,
-    attempt: Doing,
-    failure: Failure | None,
-    error: BaseException | None,
-    result: Any = None,
-    at: float | None = None,
-) -> None:
-    """Tell the sink how an attempt ended: now, or at an instant the caller has just read."""
-    if flight.story is not None and not isinstance(attempt, Run):
-        try:
-            ended_at = flight.now() if at is None else at
-            flight.story.left(attempt, ended_at, failure, error, result)
-        except Exception:
-            logger.exception("a listener failed on attempt.ended")
-    elif flight.sink is not None:
-        flight.emit(
-            "attempt.ended", attempt=attempt, failure=failure, exception=error, result=result
-        )
-
-
-def verb_for(flight: Flight, end: End) -> Verb | None:
-    """What the source is to be told now. Aborted ones are handed back when the call ends."""
-    verb = VERBS[end.how]
-    if flight.settlement is None or verb is Verb.RELEASE:
-        return None
-    return verb if verb in flight.settlement.verbs else None
-
-
-def told(run: Run, verb: Verb) -> tuple[Any, ...]:
-    """What the source is given with the verb."""
-    if verb is Verb.NACK:
-        return (run.transaction, run.exception)
-    if verb is Verb.RELEASE_AFTER:
-        return (run.transaction, hold_of(run.end.failure if run.end else None))
-    return (run.transaction,)
-
-
-def _log_handler_failure(key: str, message: str, error: BaseException | None) -> None:
-    """Log it with its traceback, if that can be had: it is made by asking the user's exceptions."""
-    text, extra = "the exception handler failed for transaction %s: %s", {"transaction_id": key}
-    try:
-        # As a tuple, for logging would ask the exception whether it is true.
-        told = None if error is None else (type(error), error, error.__traceback__)
-        logger.error(text, key, message, exc_info=told, extra=extra)
-    except BaseException:
-        logger.error(text, key, message, extra=extra)  # noqa: TRY400 - the traceback is what failed
-
-
-def tell_ended(flight: Flight, run: Run, end: End) -> None:
-    """Log what nobody else would mention, and tell the sink."""
-    key = run.transaction.transaction_id
-    if end.handler_failure is not None:
-        _log_handler_failure(key, end.handler_failure.message, run.handler_exception)
-    elif end.how is Ending.PARKED and end.failure is not None:
-        logger.info(
-            "transaction %s is parked: %s", key, end.failure.message, extra={"transaction_id": key}
-        )
-    elif end.failure is not None and flight.plan.hooks.exception is None:
-        logger.error(
-            "transaction %s failed: %s", key, end.failure.message, extra={"transaction_id": key}
-        )
-    if flight.plan.ended is not None:
-        flight.plan.ended(run)
-    if flight.story is not None:
-        ending = "succeeded" if end is SUCCEEDED else end.how.value  # .value is slow
-        try:
-            flight.story.ended(
-                flight.call, run, flight.now(), ending, end.failure, end.handler_failure
-            )
-        except Exception:
-            logger.exception("a listener failed on transaction.ended")
-    elif flight.sink is not None:
-        flight.emit(
-            "transaction.ended",
-            run=run,
-            ending=end.how.value,
-            failure=end.failure,
-            handler_failure=end.handler_failure,
-        )
-
-
-def cut_off(flight: Flight, attempt: Doing) -> None:
-    """The call is aborted while this attempt runs, and the supervisor claimed it."""
-    run: Run | None = attempt.run
-    if run is None:
-        flight.loop.fetching = False
-        return
-    end = run.end  # known already when it is being settled, or waits to be settled again
-    if end is None:
-        try:
-            end = _stopped(flight, run)
-        except BaseException:  # Ctrl-C may strike here, and nobody else has the run any more
-            end_early(flight, run, End(Ending.ABORTED, run.failure), is_told=False)
-            raise
-    if not end_early(flight, run, end, is_told=False):
-        return
-    if isinstance(attempt, Settling):
-        tell_settled(flight, attempt, Failure(Kind.CANCELLED, "aborted"))
-    elif attempt.phase != BACKOFF:
-        tell_attempt(flight, attempt, Failure(Kind.CANCELLED, "aborted"), None)
-    tell_ended(flight, run, end)
-
-
-def _stopped(flight: Flight, run: Run) -> End:
-    action = advance(flight.rule, run, STOPPED, flight.instant(), 0.0)
-    if isinstance(action, End):
-        return action
-    raise AssertionError(f"a stop led to {action}")
-
-
-def tell_settled(flight: Flight, attempt: Settling, failure: Failure | None) -> None:
-    """Tell the sink that the source has heard of an outcome, or will not."""
-    verb, attempts = attempt.verb, attempt.number + 1
-    flight.tell_settled(attempt.transaction, verb, attempt.run, attempts, attempt.since, failure)
-
-
-def end_early(flight: Flight, run: Run, end: End, *, is_told: bool) -> bool:
-    """Account for a run that its worker will not bring to an end. False when somebody has."""
-    transaction = run.transaction
-    key = transaction.transaction_id
-    if flight.live.get(key) is not transaction or flight.live.pop(key, None) is None:
-        return False
-    if end.how is Ending.ABORTED:
-        flight.returning.appendleft(transaction)  # before those that never began
-    elif not is_told and verb_for(flight, end) is not None:
-        # The outcome stands; only the source may not have heard of it.
-        flight.settlement_failures += 1
-    flight.past.count(end)
-    return True
-
-
-def abandon(flight: Flight, worker: Worker) -> None:
-    """A worker ended, or is stuck outside of user code, and still holds a run.
-
-    Another thread may be about to go on with it, so the run itself is not touched. That thread
-    accounts for nothing any more once its transaction is gone from ``live``.
-    """
-    run, attempt = worker.run, worker.attempt
-    if run is None:
-        return
-    is_settling = attempt is not None and attempt.run is run and attempt.phase == SETTLE
-    is_open = attempt is not None and attempt.run is run and attempt.claim()
-    end = run.end or End(Ending.ABORTED, run.failure)
-    is_told = attempt is None or (is_settling and not is_open)
-    if end_early(flight, run, end, is_told=is_told):
-        logger.warning(
-            "transaction %s lost its worker; it counts as %s",
-            run.transaction.transaction_id,
-            end.how.value,
-            extra={"transaction_id": run.transaction.transaction_id},
-        )
-        tell_ended(flight, run, end)
-
-
-Job = Callable[[Worker], Any]
-HIRE_AGAIN = 1.0
-"""Seconds after which a worker that could not be started is tried again."""
-MOST_TROUBLES = 3
-"""Turns in a row in which the supervisor may fail before it ends the call without a grace."""
-
-
-class Bell(Protocol):
-    """The half of a signal that does not wait."""
-
-    def notify(self, n: int = 1) -> None:
-        """Wake up to ``n`` sleepers."""
-
-    def notify_all(self) -> None:
-        """Wake every sleeper."""
-
-
-class Crew(Intake):
-    """The workers of one call, seen without their colour."""
-
-    lock: AbstractContextManager[Any]
-    work: Bell  # idle workers wait here
-    naps: Bell  # workers between two attempts
-    watch: Bell  # the supervisor
-    fetched: Bell  # whoever waits for a fetch that hangs
+    # -- the workers --------------------------------------------------------------------------
 
     @abstractmethod
     def _start(self, worker: Worker, job: Job | None) -> None:
@@ -1462,80 +1453,76 @@ class Crew(Intake):
             self.fetch_timed_out(attempt)
 
 
-if TYPE_CHECKING:
-    pass  # MERGED
-
-
-def conclude(flight: Flight, report: Report) -> Report:
+def conclude(call: EngineCall, report: Report) -> Report:
     """Return the report, or raise what the call ends with."""
-    error = _error(flight, report)
-    _tell_duplicates(flight, report)
-    flight.emit("call.ended", report=report, error=error)
+    error = _error(call, report)
+    _tell_duplicates(call, report)
+    call.emit("call.ended", report=report, error=error)
     if error is None:
         return report
-    if error is flight.outbreak:
+    if error is call.outbreak:
         with suppress(Exception):  # an exception of the user's may refuse attributes
             error.report = report  # type: ignore[attr-defined]
-    cause, flight.fetch_error = flight.fetch_error, None
-    if flight.outbreak is None and cause is not None:
+    cause, call.fetch_error = call.fetch_error, None
+    if call.outbreak is None and cause is not None:
         raise error from cause
     raise error
 
 
-def _tell_duplicates(flight: Flight, report: Report) -> None:
+def _tell_duplicates(call: EngineCall, report: Report) -> None:
     for key in report.duplicates:
-        flight.emit("transaction.duplicate", transaction_id=key)
+        call.emit("transaction.duplicate", transaction_id=key)
     if report.duplicates:
         logger.warning(
             "%s was given %d transactions whose id it had already produced; skipped: %s",
-            flight.plan.task,
+            call.plan.task,
             len(report.duplicates),
             ", ".join(report.duplicates[:20]),
         )
 
 
-def _error(flight: Flight, report: Report) -> BaseException | None:
-    if flight.outbreak is not None:
-        return flight.outbreak
+def _error(call: EngineCall, report: Report) -> BaseException | None:
+    if call.outbreak is not None:
+        return call.outbreak
     if report.stop_reason is StopReason.TIMEOUT:
-        return _loop_timeout(flight, report)
+        return _loop_timeout(call, report)
     if report.stop_reason is StopReason.FETCH_FAILED:
-        return _fetch_error(flight, report)
+        return _fetch_error(call, report)
     return None
 
 
-def _loop_timeout(flight: Flight, report: Report) -> ErgonError:
-    role = flight.plan.role
+def _loop_timeout(call: EngineCall, report: Report) -> ErgonError:
+    role = call.plan.role
     kind = ProducerLoopTimeoutException if role == "producer" else ConsumerLoopTimeoutException
     return kind(
-        f"{flight.plan.task} ran out of its loop timeout of {flight.plan.bounds.loop_timeout} s: "
+        f"{call.plan.task} ran out of its loop timeout of {call.plan.bounds.loop_timeout} s: "
         f"{int(report)} transactions got an outcome, {report.aborted} were cut off",
         remedy="raise loop.timeout, or lower loop.limit",
         report=report,
     )
 
 
-def _fetch_error(flight: Flight, report: Report) -> ErgonError:
-    cause, failure = flight.fetch_error, flight.loop.failure
+def _fetch_error(call: EngineCall, report: Report) -> ErgonError:
+    cause, failure = call.fetch_error, call.loop.failure
     text = describe(cause) if cause is not None else ""
-    if flight.plan.role == "producer":
-        return InputException(f"the input of {flight.plan.task} raised {text}", report=report)
+    if call.plan.role == "producer":
+        return InputException(f"the input of {call.plan.task} raised {text}", report=report)
     hung = failure is not None and failure.kind is Kind.TIMEOUT and cause is None
     if cause is not None and is_a(cause, TimeoutError):
         return FetchTimeoutException(
-            f"the connector of {flight.plan.task} timed out: {text}",
+            f"the connector of {call.plan.task} timed out: {text}",
             remedy="see the cause; steps.fetch.retry sets how often it is tried",
             report=report,
         )
     if hung:
         return FetchTimeoutException(
-            f"the connector of {flight.plan.task} did not answer within "
-            f"{flight.plan.bounds.fetch_timeout} s, in {flight.plan.loop.fetch.attempts} attempts",
+            f"the connector of {call.plan.task} did not answer within "
+            f"{call.plan.bounds.fetch_timeout} s, in {call.plan.loop.fetch.attempts} attempts",
             remedy="raise steps.fetch.retry.timeout or max_attempts, or check the system behind it",
             report=report,
         )
     return FetchException(
-        f"the connector of {flight.plan.task} could not be read: {text}",
+        f"the connector of {call.plan.task} could not be read: {text}",
         remedy="see the cause; steps.fetch.retry sets how often it is tried",
         report=report,
     )

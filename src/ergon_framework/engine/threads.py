@@ -33,7 +33,7 @@ from ergon_framework.engine.call import (
     NEVER,
     RELEASE_STEP,
     RELEASES_AT_ONCE,
-    Crew,
+    EngineCall,
     Job,
     Returning,
     arguments,
@@ -57,11 +57,15 @@ from ergon_framework.ports.context import Attempt
 from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 
+logger = logging.getLogger("ergon.engine")
 
-class ThreadSource(Crew):
-    """Fetching and handing back with threads, and the signals all threads of a call share."""
 
-    def __init__(self, plan: EnginePlan, clock: Clock, sink: Sink | None) -> None:
+class ThreadEngine(EngineCall):
+    """Drives one call with threads."""
+
+    def __init__(
+        self, plan: EnginePlan, *, clock: Clock = SYSTEM_CLOCK, sink: Sink | None = None
+    ) -> None:
         super().__init__(plan, clock.now, sink)
         self.clock = clock
         self.lock: threading.Lock = threading.Lock()
@@ -70,148 +74,103 @@ class ThreadSource(Crew):
         self.watch: Signal = clock.signal(self.lock)
         self.fetched: Signal = clock.signal(self.lock)
 
-    def _publish(self, worker: Worker, attempt: Attempt) -> None:
-        worker.attempt = attempt
-        if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
-            self._watch_for(attempt.deadline_at)
-
-    def _watch_for(self, deadline_at: float) -> None:
-        """The supervisor must wake earlier than it intends to."""
-        with self.lock:
-            self.next_check = min(self.next_check, deadline_at)
-            self.watch.notify()
-
-    def _fetch(self, worker: Worker, at_most: int) -> bool:
-        if self.stuck is not None:
-            return self._fetch_again(at_most)
-        attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
-        attempt.began_at = self.now()
-        timeout = self.plan.bounds.fetch_timeout
-        if timeout is not None:
-            attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
-        self._publish(worker, attempt)
-        if self.is_aborted:
-            attempt.claim()
-            return True
-        self.emit("fetch.began", attempt=attempt, requested=at_most)
-        self.reading = delivery = Delivery(at_most)
-        context = self.context.copy()
-        self.enter(attempt, context)
+    def run(self) -> Report:
+        """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
+        self.clock.join_time()
         try:
-            context.run(self.reader.read, at_most, delivery)
-        except BaseException as error:
-            delivery.error = error
-        if not attempt.claim():
-            self._fetched_late(attempt, delivery)
-            return False
-        worker.attempt = None
-        with self.lock:
-            self._receive(delivery, attempt)
-        return True
-
-    def _fetch_again(self, at_most: int) -> bool:
-        """The previous fetch still hangs: wait for that one, since two must not overlap."""
-        timeout = self.plan.bounds.fetch_timeout
-        with self.lock:
-            attempt = self._waiting_attempt(at_most)
-            until = self.now() + (timeout or 0.0)
-            while self.late is None and not self.is_aborted and self.now() < until:
-                self.fetched.wait(until)
-            self._take_late(attempt)
-        return True
-
-    def _hand_back_later(self) -> None:
-        self._hand_back()
-
-    def _hand_back(self) -> None:
-        """Return what was not begun, without waiting for a source that hangs."""
-        left = self.take_returning()
-        try:
-            patience = self.now() + self.plan.bounds.release_grace
-            release = self.releasing()
-            if release is not None:
-                self._release_all(left, release, patience)
-            if self.reader.is_open:
-                self._close_reader(patience)
-        except BaseException as error:  # Ctrl-C, or no thread: what is left is still named
-            self.interrupt(error)
+            self.emit("call.began")
+            with self.lock:
+                # Ctrl-C may strike anywhere. Whatever it cuts short, the account is made.
+                parts = (
+                    self.hear_stop,
+                    self._supervise,
+                    self.gather,
+                    self._hand_back,
+                    self.account,
+                )
+                for part in parts:
+                    try:
+                        part()
+                    except BaseException as error:
+                        self.interrupt(error)
+                self.account()
+                report = self.report()  # under the lock: a worker that leaves moves its counts
+            return conclude(self, report)
         finally:
-            self.strand(left.give_up())
+            self.clock.leave_time()
 
-    def _release_all(self, left: Returning, release: Hook, patience: float) -> None:
-        while left and self.now() < patience:
-            if left.needs_releaser:
-                self._add_releaser(left, release)
-            step = self.now() + RELEASE_STEP
-            until = min(step, patience) if left.needs_releaser else patience
-            while left and self.now() < until:
-                self.watch.wait(until)
+    def request_stop(self) -> None:
+        """Ask for a graceful stop; a second time, for an immediate one. Safe in a signal handler.
 
-    def _add_releaser(self, left: Returning, release: Hook) -> None:
-        try:
-            self.clock.spawn("ergon-release", lambda: self._release(left, release))
-        except Exception:
-            if not left.releasers:
-                raise
-            left.releasers = RELEASES_AT_ONCE  # no thread can be started: those there must do
-        left.releasers += 1
-
-    def _release(self, left: Returning, release: Hook) -> None:
-        while True:
-            with self.lock:
-                transaction = left.begin()
-            if transaction is None:
-                return
-            if not self._release_one(left, release, transaction):
-                return  # the supervisor lost patience and called it stranded
-            with self.lock:
-                self.watch.notify()
-
-    def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
-        """Hand one back, several times if need be. False when nobody waits for it any more."""
-        number, since, channel = 0, self.instant(), self.channel_losses
-        while True:
-            problem: BaseException | None = None
+        A handler may interrupt the very thread that holds the lock, so it is never waited for here.
+        """
+        self.stops += 1
+        if self.lock.acquire(blocking=False):
             try:
-                answer = self.context.copy().run(release, transaction)
-                problem = not_told(answer, Verb.RELEASE.value)
-            except BaseException as error:
-                problem = error
-            with self.lock:
-                again_at = None
-                if problem is not None and left.is_waited_for(transaction):
-                    again_at = self._release_again(transaction, number, since, channel, problem)
-                if again_at is None:
-                    is_ours = left.end(transaction)
-                    if is_ours:
-                        self.release_ended(transaction, problem, number + 1, since)
-                    problem = None  # its traceback holds on to this frame
-                    return is_ours
-                while self.now() < again_at and left.is_waited_for(transaction):
-                    self.naps.wait(again_at)
-                if not left.is_waited_for(transaction):
-                    return False
-                number += 1
-
-    def _close_reader(self, patience: float) -> None:
-        under_way = [True]
-
-        def close() -> None:
+                self._stop()
+            finally:
+                self.lock.release()
+        else:
             try:
-                self.context.copy().run(self.reader.close)
-            except BaseException as error:
-                self.close_failed(error)
-            with self.lock:
-                under_way.clear()
-                self.watch.notify()
+                self.clock.spawn("ergon-stop", self._stop_later)
+            except Exception as error:  # the supervisor sees the request when it looks next
+                logger.warning("no thread could be started for a stop: %s", describe(error))
 
-        self.clock.spawn("ergon-close", close)
-        while under_way and self.now() < patience:
+    def _stop_later(self) -> None:
+        with self.lock:
+            self._stop()
+
+    # -- the supervisor ----------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        troubles = 0
+        while not self.is_finished:
+            try:
+                self._look_after(self.now())
+                if not self.workers and not self.is_finished:
+                    self._hire(None)
+                if not self.is_finished:
+                    self.watch.wait(self.next_alarm())
+                troubles = 0
+            except BaseException as error:
+                troubles += 1
+                self._in_trouble(error, troubles)
+
+    def _look_after(self, now: float) -> None:
+        if self.stops and self.grace_at == NEVER:
+            self._stop()
+        self.wake_source()
+        reason = self.must_abort(now)
+        if reason is not None:
+            self._abort(reason)
+            return
+        for worker, attempt in self.overdue(now):
+            if self.claim_overdue(attempt, now):
+                self._replace(worker, attempt)
+
+    def _abort(self, reason: StopReason) -> None:
+        """End everything now. Nothing that hangs is waited for."""
+        self.begin_abort(reason)
+        for worker in list(self.workers):
+            attempt = worker.attempt
+            if attempt is not None and attempt.claim():
+                try:
+                    if attempt.phase != BACKOFF:
+                        self.give_up_on(worker, attempt)
+                    else:
+                        self.dismiss(worker)
+                finally:
+                    cut_off(self, attempt)
+        self.work.notify_all()
+        self.naps.notify_all()
+        self.fetched.notify_all()
+        # Those that were between two calls see the flag at once and leave.
+        patience = self.now() + self.plan.bounds.cancel_grace
+        while self.workers and self.now() < patience:
             self.watch.wait(patience)
+        self.is_finished = True
 
-
-class ThreadWorkers(ThreadSource):
-    """The half of the thread driver that runs in worker threads."""
+    # -- workers ----------------------------------------------------------------------------
 
     def _start(self, worker: Worker, job: Job | None) -> None:
         name = f"ergon-{self.plan.task}-{len(self.workers)}"
@@ -422,110 +381,143 @@ class ThreadWorkers(ThreadSource):
                 self.naps.wait(nap.wake_at)
         return nap.claim()
 
+    # -- the source -------------------------------------------------------------------------
 
-logger = logging.getLogger("ergon.engine")
+    def _publish(self, worker: Worker, attempt: Attempt) -> None:
+        worker.attempt = attempt
+        if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
+            self._watch_for(attempt.deadline_at)
 
-
-class ThreadEngine(ThreadWorkers):
-    """Drives one call with threads."""
-
-    def __init__(
-        self, plan: EnginePlan, *, clock: Clock = SYSTEM_CLOCK, sink: Sink | None = None
-    ) -> None:
-        super().__init__(plan, clock, sink)
-
-    def run(self) -> Report:
-        """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
-        self.clock.join_time()
-        try:
-            self.emit("call.began")
-            with self.lock:
-                # Ctrl-C may strike anywhere. Whatever it cuts short, the account is made.
-                parts = (
-                    self.hear_stop,
-                    self._supervise,
-                    self.gather,
-                    self._hand_back,
-                    self.account,
-                )
-                for part in parts:
-                    try:
-                        part()
-                    except BaseException as error:
-                        self.interrupt(error)
-                self.account()
-                report = self.report()  # under the lock: a worker that leaves moves its counts
-            return conclude(self, report)
-        finally:
-            self.clock.leave_time()
-
-    def request_stop(self) -> None:
-        """Ask for a graceful stop; a second time, for an immediate one. Safe in a signal handler.
-
-        A handler may interrupt the very thread that holds the lock, so it is never waited for here.
-        """
-        self.stops += 1
-        if self.lock.acquire(blocking=False):
-            try:
-                self._stop()
-            finally:
-                self.lock.release()
-        else:
-            try:
-                self.clock.spawn("ergon-stop", self._stop_later)
-            except Exception as error:  # the supervisor sees the request when it looks next
-                logger.warning("no thread could be started for a stop: %s", describe(error))
-
-    def _stop_later(self) -> None:
+    def _watch_for(self, deadline_at: float) -> None:
+        """The supervisor must wake earlier than it intends to."""
         with self.lock:
-            self._stop()
+            self.next_check = min(self.next_check, deadline_at)
+            self.watch.notify()
 
-    # -- the supervisor ----------------------------------------------------------------------
+    def _fetch(self, worker: Worker, at_most: int) -> bool:
+        if self.stuck is not None:
+            return self._fetch_again(at_most)
+        attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
+        attempt.began_at = self.now()
+        timeout = self.plan.bounds.fetch_timeout
+        if timeout is not None:
+            attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
+        self._publish(worker, attempt)
+        if self.is_aborted:
+            attempt.claim()
+            return True
+        self.emit("fetch.began", attempt=attempt, requested=at_most)
+        self.reading = delivery = Delivery(at_most)
+        context = self.context.copy()
+        self.enter(attempt, context)
+        try:
+            context.run(self.reader.read, at_most, delivery)
+        except BaseException as error:
+            delivery.error = error
+        if not attempt.claim():
+            self._fetched_late(attempt, delivery)
+            return False
+        worker.attempt = None
+        with self.lock:
+            self._receive(delivery, attempt)
+        return True
 
-    def _supervise(self) -> None:
-        troubles = 0
-        while not self.is_finished:
+    def _fetch_again(self, at_most: int) -> bool:
+        """The previous fetch still hangs: wait for that one, since two must not overlap."""
+        timeout = self.plan.bounds.fetch_timeout
+        with self.lock:
+            attempt = self._waiting_attempt(at_most)
+            until = self.now() + (timeout or 0.0)
+            while self.late is None and not self.is_aborted and self.now() < until:
+                self.fetched.wait(until)
+            self._take_late(attempt)
+        return True
+
+    def _hand_back_later(self) -> None:
+        self._hand_back()
+
+    def _hand_back(self) -> None:
+        """Return what was not begun, without waiting for a source that hangs."""
+        left = self.take_returning()
+        try:
+            patience = self.now() + self.plan.bounds.release_grace
+            release = self.releasing()
+            if release is not None:
+                self._release_all(left, release, patience)
+            if self.reader.is_open:
+                self._close_reader(patience)
+        except BaseException as error:  # Ctrl-C, or no thread: what is left is still named
+            self.interrupt(error)
+        finally:
+            self.strand(left.give_up())
+
+    def _release_all(self, left: Returning, release: Hook, patience: float) -> None:
+        while left and self.now() < patience:
+            if left.needs_releaser:
+                self._add_releaser(left, release)
+            step = self.now() + RELEASE_STEP
+            until = min(step, patience) if left.needs_releaser else patience
+            while left and self.now() < until:
+                self.watch.wait(until)
+
+    def _add_releaser(self, left: Returning, release: Hook) -> None:
+        try:
+            self.clock.spawn("ergon-release", lambda: self._release(left, release))
+        except Exception:
+            if not left.releasers:
+                raise
+            left.releasers = RELEASES_AT_ONCE  # no thread can be started: those there must do
+        left.releasers += 1
+
+    def _release(self, left: Returning, release: Hook) -> None:
+        while True:
+            with self.lock:
+                transaction = left.begin()
+            if transaction is None:
+                return
+            if not self._release_one(left, release, transaction):
+                return  # the supervisor lost patience and called it stranded
+            with self.lock:
+                self.watch.notify()
+
+    def _release_one(self, left: Returning, release: Hook, transaction: Transaction) -> bool:
+        """Hand one back, several times if need be. False when nobody waits for it any more."""
+        number, since, channel = 0, self.instant(), self.channel_losses
+        while True:
+            problem: BaseException | None = None
             try:
-                self._look_after(self.now())
-                if not self.workers and not self.is_finished:
-                    self._hire(None)
-                if not self.is_finished:
-                    self.watch.wait(self.next_alarm())
-                troubles = 0
+                answer = self.context.copy().run(release, transaction)
+                problem = not_told(answer, Verb.RELEASE.value)
             except BaseException as error:
-                troubles += 1
-                self._in_trouble(error, troubles)
+                problem = error
+            with self.lock:
+                again_at = None
+                if problem is not None and left.is_waited_for(transaction):
+                    again_at = self._release_again(transaction, number, since, channel, problem)
+                if again_at is None:
+                    is_ours = left.end(transaction)
+                    if is_ours:
+                        self.release_ended(transaction, problem, number + 1, since)
+                    problem = None  # its traceback holds on to this frame
+                    return is_ours
+                while self.now() < again_at and left.is_waited_for(transaction):
+                    self.naps.wait(again_at)
+                if not left.is_waited_for(transaction):
+                    return False
+                number += 1
 
-    def _look_after(self, now: float) -> None:
-        if self.stops and self.grace_at == NEVER:
-            self._stop()
-        self.wake_source()
-        reason = self.must_abort(now)
-        if reason is not None:
-            self._abort(reason)
-            return
-        for worker, attempt in self.overdue(now):
-            if self.claim_overdue(attempt, now):
-                self._replace(worker, attempt)
+    def _close_reader(self, patience: float) -> None:
+        under_way = [True]
 
-    def _abort(self, reason: StopReason) -> None:
-        """End everything now. Nothing that hangs is waited for."""
-        self.begin_abort(reason)
-        for worker in list(self.workers):
-            attempt = worker.attempt
-            if attempt is not None and attempt.claim():
-                try:
-                    if attempt.phase != BACKOFF:
-                        self.give_up_on(worker, attempt)
-                    else:
-                        self.dismiss(worker)
-                finally:
-                    cut_off(self, attempt)
-        self.work.notify_all()
-        self.naps.notify_all()
-        self.fetched.notify_all()
-        # Those that were between two calls see the flag at once and leave.
-        patience = self.now() + self.plan.bounds.cancel_grace
-        while self.workers and self.now() < patience:
+        def close() -> None:
+            try:
+                self.context.copy().run(self.reader.close)
+            except BaseException as error:
+                self.close_failed(error)
+            with self.lock:
+                under_way.clear()
+                self.watch.notify()
+
+        self.clock.spawn("ergon-close", close)
+        while under_way and self.now() < patience:
             self.watch.wait(patience)
-        self.is_finished = True
