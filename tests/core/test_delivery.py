@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergon_framework.engine.delivery import Delivery, Reader
+from ergon_framework.engine.intake import Delivery, Reader
 from ergon_framework.errors import FetchException
 from ergon_framework.ports.transaction import Transaction
 

@@ -291,7 +291,7 @@ def test_an_account_that_does_not_balance_is_told_and_fails_nobody(
 
     def lose(engine: Any) -> None:
         engine.live["lost"] = Transaction("lost")
-        engine.delivered += 1
+        engine.intake.delivered += 1
 
     if colour == "sync":
         engine: Any = ThreadEngine(plan, clock=VirtualClock())

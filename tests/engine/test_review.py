@@ -19,7 +19,7 @@ from ergon_framework.core.lifecycle import (
     advance,
     deadline,
 )
-from ergon_framework.engine.delivery import Delivery, Reader
+from ergon_framework.engine.intake import Delivery, Reader
 from ergon_framework.errors import (
     ExceptionType,
     FetchException,

@@ -31,23 +31,19 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.loop import Finish, StopReason
 from ergon_framework.engine.call import (
-    RELEASE_STEP,
     EngineCall,
     Job,
-    Returning,
     arguments,
     conclude,
     cut_off,
     decide,
     set_current,
-    tell_attempt,
-    tell_began,
     told,
     verb_for,
 )
 from ergon_framework.engine.classify import is_a, is_outbreak, never_awaited, not_told
 from ergon_framework.engine.clocks import AsyncSignal, pause
-from ergon_framework.engine.delivery import Delivery
+from ergon_framework.engine.intake import RELEASE_STEP, Delivery, Returning
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import BACKOFF, FETCH, Doing, Run, Settling, Worker
@@ -142,7 +138,7 @@ class TaskEngine(EngineCall):
 
     async def run(self) -> Report:
         """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
-        self.emit("call.began")
+        self.instrumentation.emit("call.began")
         try:
             self.hear_stop()
             await self._supervise()
@@ -197,7 +193,7 @@ class TaskEngine(EngineCall):
         if reason is not None:
             await self._abort(reason)
             return
-        for worker, attempt in self.overdue(now):
+        for worker, attempt in self.watchdog.overdue(now):
             if not attempt.expired:
                 self._cancel(worker, attempt, now)
             elif attempt.claim():
@@ -207,7 +203,7 @@ class TaskEngine(EngineCall):
         """Ask an overdue call to end; it has a short grace to do so."""
         attempt.expired = True
         attempt.deadline_at = now + self.plan.bounds.cancel_grace
-        self.next_check = min(self.next_check, attempt.deadline_at)
+        self.watchdog.next_check = min(self.watchdog.next_check, attempt.deadline_at)
         self._cancel_task(worker)
 
     def _cancel_task(self, worker: Worker) -> None:
@@ -273,13 +269,13 @@ class TaskEngine(EngineCall):
         self._left(worker, outbreak)
 
     async def _work(self, worker: Worker) -> None:
-        ready = self.ready
+        ready, watchdog = self.ready, self.watchdog
         turns = FAIR_TURNS
         while True:
             if (self.stops or self.has_deadline) and self.must_decide():
                 await pause()  # the supervisor needs the event loop to act
                 continue
-            if (self.is_gated or not ready) and not await self._idle(worker):
+            if (watchdog.is_gated or not ready) and not await self._idle(worker):
                 return
             if (self.is_continuous or len(ready) > 1) and not self.is_rousing:
                 self._rouse()
@@ -360,7 +356,7 @@ class TaskEngine(EngineCall):
     async def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
         run = self._begin(worker, transaction)
-        tell_began(self, run)
+        self.instrumentation.began(run)
         if not self.plan.compiled:
             return await self._drive(worker, run, BEGAN)
         event: Any = self._try(worker, run, self.on_process)
@@ -414,13 +410,13 @@ class TaskEngine(EngineCall):
         if self.is_timed and not self.arm(doing, run, step.timeout):
             return Expired(doing.scope) if self._owns(doing) else None
         worker.attempt = doing
-        if doing.deadline_at is not None and doing.deadline_at < self.next_check:
+        if doing.deadline_at is not None and doing.deadline_at < self.watchdog.next_check:
             self._watch_for(doing.deadline_at)
         if self.is_aborted:
             return STOPPED if doing.claim() else None
         context = self.context.copy()
         if self.sink is not None:
-            self.enter(doing, context)
+            self.instrumentation.enter(doing, context)
         try:
             context.run(set_current, current)
             answer = context.run(step.hook, *given)
@@ -474,7 +470,7 @@ class TaskEngine(EngineCall):
             forgive()
         if self.is_aborted and not is_outbreak(error) and attempt.claim():
             # It was cut off: what it raised on its way out is no failure of the transaction.
-            tell_attempt(self, attempt, Failure(Kind.CANCELLED, "aborted"), None)
+            self.instrumentation.attempt_ended(attempt, Failure(Kind.CANCELLED, "aborted"), None)
             return STOPPED
         return super()._failed(attempt, step, error)
 
@@ -531,7 +527,7 @@ class TaskEngine(EngineCall):
         problem: BaseException | None = None
         ours, telling = worker.cancels, None
         context = self.context.copy()
-        self.enter(attempt, context)
+        self.instrumentation.enter(attempt, context)
         try:
             answer = context.run(tell, *told(attempt.run, attempt.verb))
             telling = inside(context, answer)
@@ -582,12 +578,12 @@ class TaskEngine(EngineCall):
 
     def _publish(self, worker: Worker, attempt: Attempt) -> None:
         worker.attempt = attempt
-        if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
+        if attempt.deadline_at is not None and attempt.deadline_at < self.watchdog.next_check:
             self._watch_for(attempt.deadline_at)
 
     def _watch_for(self, deadline_at: float) -> None:
         """The supervisor must wake earlier than it intends to."""
-        self.next_check = deadline_at
+        self.watchdog.next_check = deadline_at
         self.watch.notify()
 
     async def _fetch(self, worker: Worker, at_most: int) -> bool:
@@ -599,10 +595,10 @@ class TaskEngine(EngineCall):
         if timeout is not None:
             attempt.scope, attempt.deadline_at = Scope.STEP, attempt.began_at + timeout
         self._publish(worker, attempt)
-        self.emit("fetch.began", attempt=attempt, requested=at_most)
-        self.reading = delivery = Delivery(at_most)
+        self.instrumentation.emit("fetch.began", attempt=attempt, requested=at_most)
+        self.intake.reading = delivery = Delivery(at_most)
         context = self.context.copy()
-        self.enter(attempt, context)
+        self.instrumentation.enter(attempt, context)
         ours, reading = worker.cancels, None
         try:
             reading = inside(context, self.reader.read_async(at_most, delivery, self._breathe))
@@ -634,7 +630,7 @@ class TaskEngine(EngineCall):
         timeout = self.plan.bounds.fetch_timeout
         attempt = self._waiting_attempt(at_most)
         until = self.now() + (timeout or 0.0)
-        while self.late is None and not self.is_aborted and self.now() < until:
+        while self.intake.late is None and not self.is_aborted and self.now() < until:
             await self.fetched.wait(until)
         self._take_late(attempt)
         return True
@@ -657,7 +653,9 @@ class TaskEngine(EngineCall):
     def _hand_back_later(self) -> None:
         handing_back = self._begin_task(self._hand_back())
         # Cancelled before its first step, it would have done nothing, not even named them.
-        handing_back.add_done_callback(lambda _task: self.strand(self.take_returning().give_up()))
+        handing_back.add_done_callback(
+            lambda _task: self.strand(self.intake.take_returning().give_up())
+        )
 
     def _begin_task(self, body: Coroutine[Any, Any, None], name: str | None = None) -> Any:
         """A task that is kept until it is done."""
@@ -671,7 +669,7 @@ class TaskEngine(EngineCall):
 
     async def _hand_back(self) -> None:
         """Return what was not begun, without waiting for a source that hangs."""
-        left = self.take_returning()
+        left = self.intake.take_returning()
         tasks: set[asyncio.Task[None]] = set()
         try:
             patience = self.now() + self.plan.bounds.release_grace

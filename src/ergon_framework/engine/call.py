@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import math
 import uuid
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
-from itertools import islice
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from ergon_framework.core.failure import Failure, Kind
 from ergon_framework.core.lifecycle import (
@@ -38,8 +35,6 @@ from ergon_framework.core.lifecycle import (
     Step,
     Verb,
     advance,
-    deadline,
-    first_to_expire,
     hold_of,
     settle_again,
 )
@@ -54,7 +49,8 @@ from ergon_framework.engine.classify import (
     timeout_exception,
     unclassified,
 )
-from ergon_framework.engine.delivery import Delivery, Reader
+from ergon_framework.engine.instrumentation import Instrumentation
+from ergon_framework.engine.intake import Delivery, Intake, Reader
 from ergon_framework.engine.plan import ON_SUCCESS, PROCESS, EnginePlan, Hook
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import (
@@ -68,6 +64,7 @@ from ergon_framework.engine.run import (
     Tally,
     Worker,
 )
+from ergon_framework.engine.watchdog import NEVER, Watchdog
 from ergon_framework.errors import (
     ConsumerLoopTimeoutException,
     ErgonError,
@@ -79,75 +76,10 @@ from ergon_framework.errors import (
 )
 from ergon_framework.ports import context as ports
 from ergon_framework.ports.context import CURRENT, Attempt
-from ergon_framework.ports.notice import LifecycleSink, Notice, Sink
+from ergon_framework.ports.notice import Sink
 from ergon_framework.ports.transaction import Transaction
 
 logger = logging.getLogger("ergon.engine")
-
-NEVER = math.inf
-FEWEST_ABANDONED = 4
-"""Hung calls a call tolerates whatever its concurrency: one must not stop a single worker."""
-
-
-def _named(transactions: Iterable[Transaction]) -> str:
-    return ", ".join(each.transaction_id for each in islice(transactions, 20))
-
-
-def _ids(attempt: Doing) -> dict[str, str]:
-    """The supervisor logs outside of the attempt's context, so the id is added by hand."""
-    run = attempt.run
-    return {} if run is None else {"transaction_id": run.transaction.transaction_id}
-
-
-RELEASES_AT_ONCE = 16
-"""The most transactions that are handed back at the same time."""
-RELEASE_STEP = 0.05
-"""Seconds after which one more is handed back at the same time, as long as some are left."""
-
-
-class Returning:
-    """Transactions on their way back to their source.
-
-    They go one at a time as long as the source is quick, so that it sees them in order; a slow one
-    is asked for several at once. Whoever takes one out owns it: the releaser that got an answer, or
-    the supervisor that has no more patience and calls it stranded.
-    """
-
-    def __init__(self, transactions: Iterable[Transaction]) -> None:
-        self._left = deque(transactions)
-        self._going: dict[int, Transaction] = {}
-        self.releasers = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._left or self._going)
-
-    @property
-    def needs_releaser(self) -> bool:
-        """Whether one more could do something."""
-        return bool(self._left) and self.releasers < RELEASES_AT_ONCE
-
-    def begin(self) -> Transaction | None:
-        """The next one to release."""
-        if not self._left:
-            return None
-        transaction = self._left.popleft()
-        self._going[id(transaction)] = transaction
-        return transaction
-
-    def end(self, transaction: Transaction) -> bool:
-        """The source answered; False when nobody waits for that any more."""
-        return self._going.pop(id(transaction), None) is not None
-
-    def is_waited_for(self, transaction: Transaction) -> bool:
-        """Whether it is on its way back, and not called stranded yet."""
-        return id(transaction) in self._going
-
-    def give_up(self) -> list[Transaction]:
-        """Those without an answer, in their order."""
-        rest = [*self._going.values(), *self._left]
-        self._going.clear()
-        self._left.clear()
-        return rest
 
 
 set_current = CURRENT.set
@@ -191,7 +123,7 @@ def _tell_retry(
     delay = action.seconds if isinstance(action, Sleep) else 0.0
     failure = event.failure if isinstance(event, Raised) else timed_out(event.scope)
     phase = call.steps[step].phase
-    call.emit(
+    call.instrumentation.emit(
         "retry.scheduled", run=run, phase=phase, attempt=attempt, delay=delay, failure=failure
     )
 
@@ -200,7 +132,7 @@ def raised(call: EngineCall, attempt: Doing, step: Step, error: BaseException) -
     """A hook raised, and the caller owns the attempt."""
     run: Run = attempt.run
     if is_a(error, KeyboardInterrupt):
-        tell_attempt(call, attempt, Failure(Kind.CANCELLED, "interrupted"), error)
+        call.instrumentation.attempt_ended(attempt, Failure(Kind.CANCELLED, "interrupted"), error)
         return STOPPED
     key = run.transaction.transaction_id
     try:
@@ -212,7 +144,7 @@ def raised(call: EngineCall, attempt: Doing, step: Step, error: BaseException) -
         run.handler_exception = exception
     else:
         run.exception = exception
-    tell_attempt(call, attempt, failure, exception)
+    call.instrumentation.attempt_ended(attempt, failure, exception)
     return Raised(failure)
 
 
@@ -221,43 +153,13 @@ def expired(call: EngineCall, attempt: Doing) -> Expired:
     scope: Scope = attempt.scope
     if isinstance(attempt, Run):
         attempt.expired = False  # the attempts that follow have flags of their own
-    tell_attempt(call, attempt, timed_out(scope), None)
+    call.instrumentation.attempt_ended(attempt, timed_out(scope), None)
     return Expired(scope)
 
 
 def timed_out(scope: Scope) -> Failure:
     """The failure of an engine deadline, for those who listen."""
     return Failure(Kind.TIMEOUT, f"{scope.value}_timeout", f"the {scope.value} ran out of time")
-
-
-def tell_began(call: EngineCall, run: Run) -> None:
-    """Tell the sink that a lifecycle started."""
-    if call.story is None:
-        call.emit("transaction.began", run=run)
-        return
-    try:
-        call.story.began(call.call, run)
-    except Exception:
-        logger.exception("a listener failed on transaction.began")
-
-
-def tell_attempt(
-    call: EngineCall,
-    attempt: Doing,
-    failure: Failure | None,
-    error: BaseException | None,
-    result: Any = None,
-    at: float | None = None,
-) -> None:
-    """Tell the sink how an attempt ended: now, or at an instant the caller has just read."""
-    if call.story is not None and not isinstance(attempt, Run):
-        try:
-            ended_at = call.now() if at is None else at
-            call.story.left(attempt, ended_at, failure, error, result)
-        except Exception:
-            logger.exception("a listener failed on attempt.ended")
-    elif call.sink is not None:
-        call.emit("attempt.ended", attempt=attempt, failure=failure, exception=error, result=result)
 
 
 def verb_for(call: EngineCall, end: End) -> Verb | None:
@@ -277,48 +179,6 @@ def told(run: Run, verb: Verb) -> tuple[Any, ...]:
     return (run.transaction,)
 
 
-def _log_handler_failure(key: str, message: str, error: BaseException | None) -> None:
-    """Log it with its traceback, if that can be had: it is made by asking the user's exceptions."""
-    text, extra = "the exception handler failed for transaction %s: %s", {"transaction_id": key}
-    try:
-        # As a tuple, for logging would ask the exception whether it is true.
-        told = None if error is None else (type(error), error, error.__traceback__)
-        logger.error(text, key, message, exc_info=told, extra=extra)
-    except BaseException:
-        logger.error(text, key, message, extra=extra)  # noqa: TRY400 - the traceback is what failed
-
-
-def tell_ended(call: EngineCall, run: Run, end: End) -> None:
-    """Log what nobody else would mention, and tell the sink."""
-    key = run.transaction.transaction_id
-    if end.handler_failure is not None:
-        _log_handler_failure(key, end.handler_failure.message, run.handler_exception)
-    elif end.how is Ending.PARKED and end.failure is not None:
-        logger.info(
-            "transaction %s is parked: %s", key, end.failure.message, extra={"transaction_id": key}
-        )
-    elif end.failure is not None and call.plan.hooks.exception is None:
-        logger.error(
-            "transaction %s failed: %s", key, end.failure.message, extra={"transaction_id": key}
-        )
-    if call.plan.ended is not None:
-        call.plan.ended(run)
-    if call.story is not None:
-        ending = "succeeded" if end is SUCCEEDED else end.how.value  # .value is slow
-        try:
-            call.story.ended(call.call, run, call.now(), ending, end.failure, end.handler_failure)
-        except Exception:
-            logger.exception("a listener failed on transaction.ended")
-    elif call.sink is not None:
-        call.emit(
-            "transaction.ended",
-            run=run,
-            ending=end.how.value,
-            failure=end.failure,
-            handler_failure=end.handler_failure,
-        )
-
-
 def cut_off(call: EngineCall, attempt: Doing) -> None:
     """The call is aborted while this attempt runs, and the supervisor claimed it."""
     run: Run | None = attempt.run
@@ -335,10 +195,10 @@ def cut_off(call: EngineCall, attempt: Doing) -> None:
     if not end_early(call, run, end, is_told=False):
         return
     if isinstance(attempt, Settling):
-        tell_settled(call, attempt, Failure(Kind.CANCELLED, "aborted"))
+        call.instrumentation.settled(attempt, Failure(Kind.CANCELLED, "aborted"))
     elif attempt.phase != BACKOFF:
-        tell_attempt(call, attempt, Failure(Kind.CANCELLED, "aborted"), None)
-    tell_ended(call, run, end)
+        call.instrumentation.attempt_ended(attempt, Failure(Kind.CANCELLED, "aborted"), None)
+    call.instrumentation.ended(run, end)
 
 
 def _stopped(call: EngineCall, run: Run) -> End:
@@ -346,12 +206,6 @@ def _stopped(call: EngineCall, run: Run) -> End:
     if isinstance(action, End):
         return action
     raise AssertionError(f"a stop led to {action}")
-
-
-def tell_settled(call: EngineCall, attempt: Settling, failure: Failure | None) -> None:
-    """Tell the sink that the source has heard of an outcome, or will not."""
-    verb, attempts = attempt.verb, attempt.number + 1
-    call.tell_settled(attempt.transaction, verb, attempt.run, attempts, attempt.since, failure)
 
 
 def end_early(call: EngineCall, run: Run, end: End, *, is_told: bool) -> bool:
@@ -389,7 +243,7 @@ def abandon(call: EngineCall, worker: Worker) -> None:
             end.how.value,
             extra={"transaction_id": run.transaction.transaction_id},
         )
-        tell_ended(call, run, end)
+        call.instrumentation.ended(run, end)
 
 
 Job = Callable[[Worker], Any]
@@ -418,7 +272,6 @@ class EngineCall:
     watch: Bell  # the supervisor
     fetched: Bell  # whoever waits for a fetch that hangs
     is_source_woken = False
-    reading: Delivery | None = None  # what the fetch under way has brought so far
 
     def __init__(self, plan: EnginePlan, now: Callable[[], float], sink: Sink | None) -> None:
         self.plan = plan
@@ -427,62 +280,51 @@ class EngineCall:
         self.loop = Loop(plan.loop)
         self.call = ports.Call(plan.role, plan.task, uuid.uuid4().hex, now, plan.settings)
         self.context = contextvars.copy_context()  # copied again for each attempt, never run in
+        self.workers: list[Worker] = []
+        self.instrumentation = Instrumentation(plan, self.call, now, sink)
+        self.watchdog = Watchdog(plan, self.workers, now, self.instrumentation)
+        self.intake = Intake(Reader(plan.fetch))
         self._read_plan()
-        self._open_registry()
-        self._open_crew()
-        self._open_fetching()
+        self._bind_parts()
+        self._start_counting()
         self._set_bounds()
 
     def _read_plan(self) -> None:
         """What the hot path asks of the plan, looked up once."""
-        plan, story = self.plan, cast(object, self.sink)
+        plan = self.plan
         self.rule = plan.lifecycle
-        self.lifecycle_timeout = plan.lifecycle.timeout
         self.settlement = plan.settlement
         self.make_run = ProduceRun if plan.role == "producer" else Run
         self.on_process, self.on_success, self.on_exception = steps = plan.steps()
         self.steps = {each.step: each for each in steps}
-        self.story = story if isinstance(story, LifecycleSink) else None
         self.is_watched = self.sink is not None or plan.ended is not None
         self.is_timed = self.sink is not None or plan.has_timeout()
         self.is_plain = plan.compiled and self.sink is None and not plan.has_budget()
         self.is_continuous = plan.loop.continuous
         self.is_quiet = plan.settlement is None and not self.is_watched
 
-    def _open_registry(self) -> None:
-        """Where each delivered transaction is, and what became of those that are not here."""
-        self.ready: deque[Transaction] = deque()
-        # The registry: what was taken in and has no outcome yet, ready or running. Whoever pops a
-        # transaction accounts for it, by an outcome or in ``returning``; popping is atomic.
-        self.live: dict[str, Transaction] = {}
-        self.behind: dict[str, deque[Transaction]] = {}  # those that wait for an id in ``live``
-        self.returning: deque[Transaction] = deque()  # to be handed back at the end
-        self.delivered = 0  # all that a fetch ever brought
-        self.unstarted = 0  # taken in, then moved to ``returning`` before they began
+    def _bind_parts(self) -> None:
+        """What the hot path takes from the parts by reference; none of it is ever bound anew."""
+        self.arm = self.watchdog.arm
+        self.reader = self.intake.reader
+        self.ready = self.intake.ready
+        self.live = self.intake.live
+        self.behind = self.intake.behind
+        self.returning = self.intake.returning
+
+    def _start_counting(self) -> None:
+        """What became of transactions and workers, and of the one fetch under way."""
+        self.past = Tally()  # what workers counted that are gone
+        self.idle = 0
+        self.is_rousing = False
+        self.hire_again_at: float | None = None  # no worker could be started before
         self.is_accounted = False
         self.released = 0
         self.stranded: list[str] = []
         self.settlement_failures = 0
         self.channel_losses = 0  # how often the source said that its channel is gone
-
-    def _open_crew(self) -> None:
-        """The workers, and the calls that they were lost in."""
-        self.workers: list[Worker] = []
-        self.past = Tally()  # what workers counted that are gone
-        self.idle = 0
-        self.is_rousing = False
-        self.hire_again_at: float | None = None  # no worker could be started before
-        self.abandoned = 0  # calls given up on that have not come back
-        self.abandoned_ever = 0
-        self.is_gated = False
-
-    def _open_fetching(self) -> None:
-        """The one fetch under way, and one that was given up on."""
-        self.reader = Reader(self.plan.fetch)
         self.fetch_error: BaseException | None = None
         self.stuck: Doing | None = None  # a fetch that was given up on and has not come back
-        self.told_fetch: Doing | None = None  # the fetch that was told last to have ended
-        self.late: Delivery | None = None  # what it brought after all
 
     def _set_bounds(self) -> None:
         """When the supervisor has to act, and whether the call is ending."""
@@ -491,33 +333,11 @@ class EngineCall:
         self.has_deadline = timeout is not None
         self.deadline_at = NEVER if timeout is None else self.began_at + timeout
         self.grace_at = NEVER
-        self.next_check = NEVER
         self.resume_at: float | None = None  # when an idle worker should plan again
         self.stops = 0
         self.is_aborted = False
         self.is_finished = False
         self.outbreak: BaseException | None = None  # leaves the call when it ends
-
-    # -- notices -----------------------------------------------------------------------------
-
-    def emit(self, name: str, **fields: Any) -> None:
-        """Tell the sink, if there is one. What it raises never reaches the work."""
-        if self.sink is None:
-            return
-        fields.setdefault("call", self.call)
-        try:
-            self.sink.emit(Notice(name, self.now(), fields))
-        except Exception:
-            logger.exception("a listener failed on %s", name)
-
-    def enter(self, attempt: Doing, context: contextvars.Context) -> None:
-        """Let the sink make its span current for the attempt."""
-        if self.sink is None or isinstance(attempt, Run):
-            return
-        try:
-            self.sink.enter(attempt, context)
-        except Exception:
-            logger.exception("a listener failed to enter %s", attempt.phase)
 
     def instant(self) -> float:
         """The clock, for what has to be done even when the clock cannot be read."""
@@ -529,17 +349,11 @@ class EngineCall:
 
     # -- workers -----------------------------------------------------------------------------
 
-    def allowed(self) -> int:
-        """How many workers may drive lifecycles, seen the calls that never came back."""
-        limit = self.plan.loop.concurrency
-        if self.plan.bounds.hold_abandoned:
-            return max(0, limit - self.abandoned)
-        cap = self.plan.bounds.max_abandoned or max(limit, FEWEST_ABANDONED)
-        return 0 if self.abandoned >= cap else limit
-
     def may_start(self) -> bool:
         """Whether the asking worker, which counts as active, may begin another lifecycle."""
-        return not self.is_gated or len(self.workers) - self.idle <= self.allowed()
+        return (
+            not self.watchdog.is_gated or len(self.workers) - self.idle <= self.watchdog.allowed()
+        )
 
     def dismiss(self, worker: Worker) -> None:
         """A worker is gone; what it counted stays."""
@@ -551,96 +365,13 @@ class EngineCall:
     def give_up_on(self, worker: Worker, attempt: Doing) -> None:
         """The supervisor claimed this attempt: its worker is lost until the call comes back."""
         self.dismiss(worker)
-        if isinstance(attempt, Run):
-            attempt.lost_in = attempt.phase
-        for call in () if attempt.run is None else attempt.run.inner:
-            call.request_stop()  # a thread cannot be stopped, but what it is calling can:
-            call.request_stop()  # at once, since nobody waits for it any more
-        self.abandoned += 1
-        self.abandoned_ever += 1
-        was_gated, self.is_gated = self.is_gated, self.allowed() < self.plan.loop.concurrency
-        self.emit("attempt.abandoned", attempt=attempt, abandoned=self.abandoned)
-        logger.warning(
-            "gave up on %s of %s: the call did not end in time (%d such calls now)",
-            attempt.phase,
-            self.plan.task,
-            self.abandoned,
-            extra=_ids(attempt),
-        )
-        if self.is_gated and not was_gated and self.allowed() == 0:
-            self.emit("workers.stalled", abandoned=self.abandoned)
-            logger.error(
-                "%s is stalled: %d calls never came back, so no new work starts; see "
-                "concurrency.max_abandoned",
-                self.plan.task,
-                self.abandoned,
-            )
-
-    def came_back(self, attempt: Doing) -> None:
-        """An abandoned call returned; its result is dropped."""
-        self.abandoned -= 1
-        self.is_gated = self.allowed() < self.plan.loop.concurrency
-        self.emit("attempt.late", attempt=attempt)
-        phase = (isinstance(attempt, Run) and attempt.lost_in) or attempt.phase
-        fate = "" if phase == FETCH else "; its result is dropped"
-        told = (phase, self.plan.task, fate)
-        logger.warning("%s of %s came back too late%s", *told, extra=_ids(attempt))
+        self.watchdog.give_up_on(attempt)
 
     # -- deadlines ---------------------------------------------------------------------------
 
-    def arm(self, attempt: Doing, run: Run, timeout: float | None) -> bool:
-        """Give the attempt its deadline. False when the lifecycle's time is over already."""
-        if attempt is run:
-            now = run.seen_at
-            if self.lifecycle_timeout is None:
-                run.deadline_at = None if timeout is None else now + timeout
-                return True
-        else:
-            now = attempt.began_at = self.now()
-            if timeout is None and self.lifecycle_timeout is None:
-                return True  # a fresh attempt has no deadline
-        step_at = None if timeout is None else now + timeout
-        lifecycle_at = deadline(self.rule, run)
-        attempt.scope = first_to_expire(step_at, lifecycle_at)
-        attempt.deadline_at = lifecycle_at if attempt.scope is Scope.LIFECYCLE else step_at
-        return attempt.deadline_at is None or now < attempt.deadline_at
-
-    def overdue(self, now: float) -> list[tuple[Worker, Doing]]:
-        """Attempts whose deadline has passed; also finds out when to look next.
-
-        A worker publishes its attempt and then compares with ``next_check``, without the lock. So
-        that is reset before the scan: either the scan sees the attempt or the worker sees NEVER.
-        """
-        self.next_check = NEVER
-        due: list[tuple[Worker, Doing]] = []
-        nearest = NEVER
-        for worker in self.workers:
-            attempt = worker.attempt
-            if attempt is None or attempt.deadline_at is None or not attempt.ticket:
-                continue
-            if attempt.deadline_at <= now:
-                due.append((worker, attempt))
-            else:
-                nearest = min(nearest, attempt.deadline_at)
-        self.next_check = min(self.next_check, nearest)
-        return due
-
-    def claim_overdue(self, attempt: Doing, now: float) -> bool:
-        """Take an overdue attempt from its worker.
-
-        A run that is its own attempt may have gone on to its next step since the scan; then its
-        ticket is put back. A worker that misses it meanwhile looks again under the lock.
-        """
-        if not attempt.claim():
-            return False
-        if attempt.deadline_at is not None and attempt.deadline_at <= now:
-            return True
-        attempt.ticket.append(None)
-        return False
-
     def next_alarm(self) -> float | None:
         """When the supervisor must look again by itself."""
-        alarm = min(self.next_check, self.deadline_at, self.grace_at)
+        alarm = min(self.watchdog.next_check, self.deadline_at, self.grace_at)
         return None if alarm == NEVER else alarm
 
     # -- the end -----------------------------------------------------------------------------
@@ -648,69 +379,12 @@ class EngineCall:
     def settle_failed(self, transaction: Transaction, verb: Verb, error: str) -> None:
         """ack, nack or release did not work: the source will deliver again."""
         self.settlement_failures += 1
-        key = transaction.transaction_id
-        self.emit("settlement.failed", transaction_id=key, verb=verb.value, error=error)
-        logger.error(
-            "%s of transaction %s failed: %s",
-            verb.value,
-            key,
-            error,
-            extra={"transaction_id": key},
-        )
-
-    def tell_settled(
-        self,
-        transaction: Transaction,
-        verb: Verb,
-        run: Run | None,
-        attempts: int,
-        since: float,
-        failure: Failure | None,
-    ) -> None:
-        """A settlement is over, well or not; for those who listen."""
-        if self.sink is not None:
-            self.emit(
-                "settlement.ended",
-                run=run,
-                transaction_id=transaction.transaction_id,
-                verb=verb.value,
-                attempts=attempts,
-                began_at=since,
-                failure=failure,
-            )
-
-    def tell_settle_retry(
-        self, transaction: Transaction, verb: Verb, failure: Failure, delay: float
-    ) -> None:
-        """A settlement failed for a passing reason, and is tried again."""
-        key = transaction.transaction_id
-        logger.warning(
-            "%s of transaction %s failed and is tried again in %.1f s: %s",
-            verb.value,
-            key,
-            delay,
-            failure.message,
-            extra={"transaction_id": key},
-        )
+        self.instrumentation.settlement_failed(transaction, verb, error)
 
     def strand(self, transactions: Collection[Transaction]) -> None:
         """What could not be handed back is named in the report and in the log."""
         self.stranded.extend(transaction.transaction_id for transaction in transactions)
-        for transaction in transactions:
-            self.emit("transaction.stranded", transaction_id=transaction.transaction_id)
-        if transactions and self.plan.role == "producer":
-            logger.warning(
-                "%s leaves %d of its input without an outcome: %s",
-                self.plan.task,
-                len(transactions),
-                _named(transactions),
-            )
-        elif transactions:
-            logger.error(
-                "%d delivered transactions got no outcome and could not be handed back: %s",
-                len(transactions),
-                _named(transactions),
-            )
+        self.instrumentation.stranded(transactions)
 
     def tally(self) -> Tally:
         """What has been counted so far, by all workers."""
@@ -732,7 +406,7 @@ class EngineCall:
             parked=total.parked,
             released=self.released,
             settlement_failures=self.settlement_failures,
-            abandoned=self.abandoned_ever,
+            abandoned=self.watchdog.abandoned_ever,
             batches=self.loop.batches,
             stranded=(*self.stranded, *self.plan.leftovers()),
             duplicates=tuple(self.plan.duplicates()),
@@ -745,7 +419,7 @@ class EngineCall:
     def outstanding(self) -> int:
         """Transactions taken in that have no outcome yet."""
         ended = self.past.ended + sum(worker.ended for worker in self.workers)
-        return self.loop.taken - ended - self.unstarted
+        return self.loop.taken - ended - self.intake.unstarted
 
     def receive(self, delivery: Delivery, attempt: Doing) -> None:
         """A fetch came back, with transactions, with an error, or with some of each."""
@@ -774,85 +448,25 @@ class EngineCall:
     def _keep(self, delivery: Delivery, now: float) -> None:
         """Move what was delivered to where it belongs. Nothing here calls code of the user's."""
         brought, delivery.transactions = delivery.transactions, []
-        self.reading = None
-        self.delivered += len(brought)
+        self.intake.reading = None
+        self.intake.delivered += len(brought)
         if self.is_aborted:  # no hook is called any more
             self.loop.fetching = False
             self.returning.extend(brought)
         elif brought or delivery.error is None:
             accepted = self.loop.delivered(len(brought), now)
-            self._take_in_all(brought[:accepted])
+            self.intake.take_in_all(brought[:accepted])
             self.returning.extend(brought[accepted:])
 
     def _tell_fetched(
         self, delivery: Delivery, count: int, attempt: Doing, failure: Failure | None, now: float
     ) -> None:
-        self._tell_fetch_ended(attempt, delivery.requested, count, failure)
+        self.instrumentation.fetch_ended(attempt, delivery.requested, count, failure)
         resume_at = self.loop.resume_at
         if count == 0 and failure is None and resume_at is not None:
-            self.emit("queue.empty", empties=self.loop.empties, delay=resume_at - now)
-
-    def _take_in_all(self, transactions: list[Transaction]) -> None:
-        live, behind, make_ready = self.live, self.behind, self.ready.append
-        for transaction in transactions:
-            key = transaction.transaction_id
-            if key in live or key in behind:
-                self.take_in(transaction)
-            else:  # ids are added only here and in ``pass_on``, under the lock
-                live[key] = transaction
-                make_ready(transaction)
-
-    def take_in(self, transaction: Transaction) -> None:
-        """Let it wait behind the one with the same id.
-
-        A finishing worker pops its id without the lock. So after queueing behind an id we look
-        again: if it has gone meanwhile, nobody else would let ours go.
-        """
-        key = transaction.transaction_id
-        self.behind.setdefault(key, deque()).append(transaction)
-        self.pass_on(key)
-
-    def pass_on(self, key: str) -> None:
-        """Let the next one with this id go, if nobody has it."""
-        waiting = self.behind.get(key)
-        if key in self.live or not waiting:
-            return
-        transaction = waiting[0]
-        self.live[key] = transaction
-        waiting.popleft()
-        if not waiting:
-            del self.behind[key]
-        self.ready.append(transaction)
-
-    def sweep(self) -> None:
-        """Move everything that has not begun to ``returning``.
-
-        Workers take from ``ready`` and let ids go without the lock, so each is popped one by one.
-        """
-        while self.ready:
-            try:
-                transaction = self.ready.popleft()
-            except IndexError:  # a worker was faster
-                break
-            self.live.pop(transaction.transaction_id, None)
-            self.unstarted += 1
-            self.returning.append(transaction)
-        for key in list(self.behind):
-            waiting = self.behind.pop(key)
-            self.unstarted += len(waiting)
-            self.returning.extend(waiting)
-
-    def take_returning(self) -> Returning:
-        """All that is to be handed back, with what a hanging fetch brought and nobody used."""
-        for delivery in (self.late, self.reading):  # of a fetch that came back, one that hangs
-            if delivery is not None:
-                self.return_unused(delivery.drain())
-        self.return_unused(self.reader.take_ahead())
-        self.late = None
-        left: list[Transaction] = []
-        while self.returning:  # a worker may append
-            left.append(self.returning.popleft())
-        return Returning(left)
+            self.instrumentation.emit(
+                "queue.empty", empties=self.loop.empties, delay=resume_at - now
+            )
 
     def releasing(self) -> Hook | None:
         """How the source takes transactions back, if it does."""
@@ -869,12 +483,9 @@ class EngineCall:
             failure = settlement_failure(problem)
             self.strand((transaction,))
             self.settle_failed(transaction, Verb.RELEASE, describe(problem))
-        self.tell_settled(transaction, Verb.RELEASE, None, attempts, since, failure)
-
-    def return_unused(self, transactions: list[Transaction]) -> None:
-        """What a fetch brought and nobody took in goes back."""
-        self.delivered += len(transactions)
-        self.returning.extend(transactions)
+        self.instrumentation.settlement_ended(
+            transaction, Verb.RELEASE, None, attempts, since, failure
+        )
 
     # -- the account -------------------------------------------------------------------------
 
@@ -885,23 +496,25 @@ class EngineCall:
         """
         if self.is_accounted:
             return
-        self.sweep()  # a worker may have put one back that it could not begin
-        self.strand(self.take_returning().give_up())
+        self.intake.sweep()  # a worker may have put one back that it could not begin
+        self.strand(self.intake.take_returning().give_up())
         lost = [self.live.pop(key) for key in list(self.live)]
         self.stranded.extend(transaction.transaction_id for transaction in lost)
         total = self.tally()
         outcomes = total.succeeded + total.failed + total.timed_out + total.parked
-        missing = self.delivered - outcomes - self.released - len(self.stranded)
+        missing = self.intake.delivered - outcomes - self.released - len(self.stranded)
         self.is_accounted = True
         for transaction in lost:
-            self.emit("transaction.stranded", transaction_id=transaction.transaction_id)
+            self.instrumentation.emit(
+                "transaction.stranded", transaction_id=transaction.transaction_id
+            )
         if lost or missing:
             logger.critical(
                 "the account of %s does not balance, which is a defect of the engine: of %d "
                 "delivered transactions, %d have an outcome, %d were released and %d are stranded, "
                 "%d of which nobody held: %s; please report it",
                 self.plan.task,
-                self.delivered,
+                self.intake.delivered,
                 outcomes,
                 self.released,
                 len(self.stranded),
@@ -923,25 +536,11 @@ class EngineCall:
         """An attempt to fetch ran out of its time, be it in a call or behind one that hangs."""
         failure = Failure(Kind.TIMEOUT, "fetch_timeout", "the fetch ran out of time")
         self.fetch_error = None
-        requested = self.plan.loop.size if self.reading is None else self.reading.requested
-        self._tell_fetch_ended(attempt, requested, 0, failure)
-        self.loop.fetch_failed(failure, self.now(), self.plan.dice())
-
-    def _tell_fetch_ended(
-        self, attempt: Doing, requested: int, delivered: int, failure: Failure | None
-    ) -> None:
-        """Once per attempt: one that was given up has been told, whatever it brings later."""
-        if self.sink is None or attempt is self.told_fetch:
-            return
-        self.told_fetch = attempt
-        self.emit(
-            "fetch.ended",
-            attempt=attempt,
-            requested=requested,
-            delivered=delivered,
-            failure=failure,
-            began_at=attempt.began_at,
+        requested = (
+            self.plan.loop.size if self.intake.reading is None else self.intake.reading.requested
         )
+        self.instrumentation.fetch_ended(attempt, requested, 0, failure)
+        self.loop.fetch_failed(failure, self.now(), self.plan.dice())
 
     # -- stopping ----------------------------------------------------------------------------
 
@@ -950,10 +549,10 @@ class EngineCall:
         self.loop.stop(reason)
         self.stop_reading()
         if self.plan.loop.returns:
-            self.sweep()
+            self.intake.sweep()
         if self.grace_at == NEVER:
             self.grace_at = self.instant() + self.plan.bounds.stop_grace
-            self.emit("stop.asked", grace=self.plan.bounds.stop_grace)
+            self.instrumentation.emit("stop.asked", grace=self.plan.bounds.stop_grace)
 
     def stop_reading(self) -> None:
         """A producer's input stays in the hands of who gave it, from here on."""
@@ -1002,7 +601,7 @@ class EngineCall:
         self.is_aborted = True
         self.loop.reason = reason
         self.stop_reading()
-        self.sweep()
+        self.intake.sweep()
 
     # -- the workers --------------------------------------------------------------------------
 
@@ -1077,7 +676,7 @@ class EngineCall:
             if self.idle:
                 self.is_rousing = True
                 self.work.notify()
-            elif len(self.workers) < self.allowed():
+            elif len(self.workers) < self.watchdog.allowed():
                 self._hire_one_more()
 
     def _hire_one_more(self) -> None:
@@ -1137,7 +736,7 @@ class EngineCall:
         finally:
             self.dismiss(worker)
             if key is not None:
-                self.pass_on(key)
+                self.intake.pass_on(key)
             self.watch.notify()
 
     def _in_trouble(self, error: BaseException, troubles: int) -> None:
@@ -1190,7 +789,7 @@ class EngineCall:
         elif isinstance(attempt, Settling):
             text = "TimeoutError: no answer"
             self.settle_failed(run.transaction, attempt.verb, text)
-            tell_settled(self, attempt, Failure(Kind.TIMEOUT, "settlement_timeout", text))
+            self.instrumentation.settled(attempt, Failure(Kind.TIMEOUT, "settlement_timeout", text))
             self._hire(lambda worker: self._close(worker, run), run)
         else:
             event = expired(self, attempt)
@@ -1225,7 +824,7 @@ class EngineCall:
         if step is PROCESS:
             run.result = result
         if self.sink is not None:
-            tell_attempt(self, doing, None, None, result, run.seen_at)
+            self.instrumentation.attempt_ended(doing, None, None, result, run.seen_at)
         return RETURNED
 
     def _owns(self, attempt: Doing) -> bool:
@@ -1250,7 +849,7 @@ class EngineCall:
     def _late(self, attempt: Doing) -> None:
         """The supervisor gave up on this call and went on without us: the result is dropped."""
         with self.lock:
-            self.came_back(attempt)
+            self.watchdog.came_back(attempt)
             self.work.notify_all()
 
     # -- settling ----------------------------------------------------------------------------
@@ -1270,7 +869,7 @@ class EngineCall:
         without its worker knows that the source has not heard of the outcome.
         """
         if problem is None:
-            tell_settled(self, attempt, None)
+            self.instrumentation.settled(attempt, None)
             return None
         failure = settlement_failure(problem)
         with self.lock:
@@ -1284,7 +883,7 @@ class EngineCall:
                 self._tell_settle_retry(attempt, failure, verdict.delay)
                 return nap
             self.settle_failed(attempt.transaction, attempt.verb, describe(problem))
-            tell_settled(self, attempt, failure)
+            self.instrumentation.settled(attempt, failure)
             if is_outbreak(problem):
                 self._stop(problem)
         return None
@@ -1323,12 +922,12 @@ class EngineCall:
             if self._may_wait_until(nap.wake_at) and not self._lost_channel(nap):
                 return nap.next(self.now(), nap.since + timeout)
             self.settle_failed(nap.transaction, nap.verb, failure.message)
-            tell_settled(self, nap, failure)
+            self.instrumentation.settled(nap, failure)
         return None
 
     def _tell_settle_retry(self, attempt: Settling, failure: Failure, delay: float) -> None:
-        self.tell_settle_retry(attempt.transaction, attempt.verb, failure, delay)
-        self.emit(
+        self.instrumentation.settlement_retried(attempt.transaction, attempt.verb, failure, delay)
+        self.instrumentation.emit(
             "retry.scheduled",
             run=attempt.run,
             phase=SETTLE,
@@ -1346,7 +945,7 @@ class EngineCall:
         verdict = self._settle_again(number, since, failure, now, channel)
         if not isinstance(verdict, Again):
             return None
-        self.tell_settle_retry(transaction, Verb.RELEASE, failure, verdict.delay)
+        self.instrumentation.settlement_retried(transaction, Verb.RELEASE, failure, verdict.delay)
         return now + verdict.delay
 
     # -- the end of a run --------------------------------------------------------------------
@@ -1359,7 +958,7 @@ class EngineCall:
         is_ours = False
         try:
             if self.is_watched or end is not SUCCEEDED:
-                tell_ended(self, run, end)
+                self.instrumentation.ended(run, end)
         finally:
             is_ours = self._account_for(worker, run, end)
         return is_ours
@@ -1390,7 +989,7 @@ class EngineCall:
     def _let_next_go(self, key: str) -> None:
         """An id is no longer running: whoever waits for it goes on."""
         with self.lock:
-            self.pass_on(key)
+            self.intake.pass_on(key)
 
     def _begin(self, worker: Worker, transaction: Transaction) -> Run:
         """A worker took a transaction from those that are ready."""
@@ -1421,16 +1020,16 @@ class EngineCall:
             try:
                 self._keep_late(attempt, delivery)
             finally:
-                self.came_back(attempt)
-                self.emit("fetch.late", delivered=count)
+                self.watchdog.came_back(attempt)
+                self.instrumentation.emit("fetch.late", delivered=count)
 
     def _keep_late(self, attempt: Doing, delivery: Delivery) -> None:
         if self.is_finished:
-            self.return_unused(delivery.drain())
+            self.intake.return_unused(delivery.drain())
             self._hand_back_later()
             return
         if self.loop.reason is None:
-            self.late = delivery
+            self.intake.late = delivery
             self.fetched.notify_all()
         else:
             self.stuck = None
@@ -1441,13 +1040,13 @@ class EngineCall:
         """An attempt to fetch that waits for the call of an earlier one."""
         attempt = Attempt(self.call, None, FETCH, self.loop.fetch_attempt)
         attempt.began_at = self.now()
-        self.emit("fetch.began", attempt=attempt, requested=at_most)
+        self.instrumentation.emit("fetch.began", attempt=attempt, requested=at_most)
         return attempt
 
     def _take_late(self, attempt: Attempt) -> None:
         """A repeated fetch ends: with what the hanging one brought, or with another timeout."""
-        if self.late is not None and self.stuck is not None:
-            late, self.late, self.stuck = self.late, None, None
+        if self.intake.late is not None and self.stuck is not None:
+            late, self.intake.late, self.stuck = self.intake.late, None, None
             self._receive(late, attempt)
         elif not self.is_aborted:
             self.fetch_timed_out(attempt)
@@ -1456,8 +1055,8 @@ class EngineCall:
 def conclude(call: EngineCall, report: Report) -> Report:
     """Return the report, or raise what the call ends with."""
     error = _error(call, report)
-    _tell_duplicates(call, report)
-    call.emit("call.ended", report=report, error=error)
+    call.instrumentation.duplicates(report)
+    call.instrumentation.emit("call.ended", report=report, error=error)
     if error is None:
         return report
     if error is call.outbreak:
@@ -1467,18 +1066,6 @@ def conclude(call: EngineCall, report: Report) -> Report:
     if call.outbreak is None and cause is not None:
         raise error from cause
     raise error
-
-
-def _tell_duplicates(call: EngineCall, report: Report) -> None:
-    for key in report.duplicates:
-        call.emit("transaction.duplicate", transaction_id=key)
-    if report.duplicates:
-        logger.warning(
-            "%s was given %d transactions whose id it had already produced; skipped: %s",
-            call.plan.task,
-            len(report.duplicates),
-            ", ".join(report.duplicates[:20]),
-        )
 
 
 def _error(call: EngineCall, report: Report) -> BaseException | None:

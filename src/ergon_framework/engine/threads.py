@@ -30,27 +30,23 @@ from ergon_framework.core.lifecycle import (
 )
 from ergon_framework.core.loop import Finish, StopReason
 from ergon_framework.engine.call import (
-    NEVER,
-    RELEASE_STEP,
-    RELEASES_AT_ONCE,
     EngineCall,
     Job,
-    Returning,
     arguments,
     conclude,
     cut_off,
     decide,
     set_current,
-    tell_began,
     told,
     verb_for,
 )
 from ergon_framework.engine.classify import never_awaited, not_told
 from ergon_framework.engine.clocks import SYSTEM_CLOCK
-from ergon_framework.engine.delivery import Delivery
+from ergon_framework.engine.intake import RELEASE_STEP, RELEASES_AT_ONCE, Delivery, Returning
 from ergon_framework.engine.plan import ON_SUCCESS, EnginePlan, Hook, StepPlan
 from ergon_framework.engine.report import Report
 from ergon_framework.engine.run import BACKOFF, FETCH, Doing, Run, Settling, Worker
+from ergon_framework.engine.watchdog import NEVER
 from ergon_framework.errors import describe
 from ergon_framework.ports.clock import Clock, Signal
 from ergon_framework.ports.context import Attempt
@@ -78,7 +74,7 @@ class ThreadEngine(EngineCall):
         """Drive the call to its end. Raises what RFC-004 and RFC-005 say a call ends with."""
         self.clock.join_time()
         try:
-            self.emit("call.began")
+            self.instrumentation.emit("call.began")
             with self.lock:
                 # Ctrl-C may strike anywhere. Whatever it cuts short, the account is made.
                 parts = (
@@ -144,8 +140,8 @@ class ThreadEngine(EngineCall):
         if reason is not None:
             self._abort(reason)
             return
-        for worker, attempt in self.overdue(now):
-            if self.claim_overdue(attempt, now):
+        for worker, attempt in self.watchdog.overdue(now):
+            if self.watchdog.claim_overdue(attempt, now):
                 self._replace(worker, attempt)
 
     def _abort(self, reason: StopReason) -> None:
@@ -189,13 +185,13 @@ class ThreadEngine(EngineCall):
         self._left(worker, outbreak)
 
     def _work(self, worker: Worker) -> None:
-        ready = self.ready
+        ready, watchdog = self.ready, self.watchdog
         while True:
             if self.stops and self.grace_at == NEVER:
                 # Whoever asked could not have the lock, and its messenger may be late.
                 with self.lock:
                     self.hear_stop()
-            if (self.is_gated or not ready) and not self._idle(worker):
+            if (watchdog.is_gated or not ready) and not self._idle(worker):
                 return
             # First, for what is taken has to begin at once: nobody may overtake it.
             if (self.is_continuous or len(ready) > 1) and not self.is_rousing:
@@ -267,7 +263,7 @@ class ThreadEngine(EngineCall):
     def _live_watched(self, worker: Worker, transaction: Transaction) -> bool:
         """The same with an object per attempt, which a sink hangs its notes on."""
         run = self._begin(worker, transaction)
-        tell_began(self, run)
+        self.instrumentation.began(run)
         if not self.plan.compiled:
             return self._drive(worker, run, BEGAN)
         event = self._attempt(worker, run, self.on_process)
@@ -307,13 +303,13 @@ class ThreadEngine(EngineCall):
         if self.is_timed and not self.arm(doing, run, step.timeout):
             return Expired(doing.scope) if self._owns(doing) else None
         worker.attempt = doing
-        if doing.deadline_at is not None and doing.deadline_at < self.next_check:
+        if doing.deadline_at is not None and doing.deadline_at < self.watchdog.next_check:
             self._watch_for(doing.deadline_at)
         if self.is_aborted:
             return STOPPED if doing.claim() else None
         context = self.context.copy()
         if self.sink is not None:
-            self.enter(doing, context)
+            self.instrumentation.enter(doing, context)
         try:
             context.run(set_current, current)
             result = context.run(step.hook, *given)
@@ -357,7 +353,7 @@ class ThreadEngine(EngineCall):
                 return False
             problem: BaseException | None = None
             context = self.context.copy()
-            self.enter(attempt, context)
+            self.instrumentation.enter(attempt, context)
             try:
                 answer = context.run(settlement.verbs[verb], *told(run, verb))
                 problem = not_told(answer, verb.value)
@@ -385,13 +381,13 @@ class ThreadEngine(EngineCall):
 
     def _publish(self, worker: Worker, attempt: Attempt) -> None:
         worker.attempt = attempt
-        if attempt.deadline_at is not None and attempt.deadline_at < self.next_check:
+        if attempt.deadline_at is not None and attempt.deadline_at < self.watchdog.next_check:
             self._watch_for(attempt.deadline_at)
 
     def _watch_for(self, deadline_at: float) -> None:
         """The supervisor must wake earlier than it intends to."""
         with self.lock:
-            self.next_check = min(self.next_check, deadline_at)
+            self.watchdog.next_check = min(self.watchdog.next_check, deadline_at)
             self.watch.notify()
 
     def _fetch(self, worker: Worker, at_most: int) -> bool:
@@ -406,10 +402,10 @@ class ThreadEngine(EngineCall):
         if self.is_aborted:
             attempt.claim()
             return True
-        self.emit("fetch.began", attempt=attempt, requested=at_most)
-        self.reading = delivery = Delivery(at_most)
+        self.instrumentation.emit("fetch.began", attempt=attempt, requested=at_most)
+        self.intake.reading = delivery = Delivery(at_most)
         context = self.context.copy()
-        self.enter(attempt, context)
+        self.instrumentation.enter(attempt, context)
         try:
             context.run(self.reader.read, at_most, delivery)
         except BaseException as error:
@@ -428,7 +424,7 @@ class ThreadEngine(EngineCall):
         with self.lock:
             attempt = self._waiting_attempt(at_most)
             until = self.now() + (timeout or 0.0)
-            while self.late is None and not self.is_aborted and self.now() < until:
+            while self.intake.late is None and not self.is_aborted and self.now() < until:
                 self.fetched.wait(until)
             self._take_late(attempt)
         return True
@@ -438,7 +434,7 @@ class ThreadEngine(EngineCall):
 
     def _hand_back(self) -> None:
         """Return what was not begun, without waiting for a source that hangs."""
-        left = self.take_returning()
+        left = self.intake.take_returning()
         try:
             patience = self.now() + self.plan.bounds.release_grace
             release = self.releasing()

@@ -1,8 +1,12 @@
-"""What a fetch brought: transactions, an error, or some of each. Nothing is ever dropped."""
+"""From a fetch to a worker: what a source answered, what is ready, what waits, what goes back.
+
+Nothing that a source gave is ever dropped.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from itertools import chain
@@ -194,3 +198,143 @@ def put(item: object, position: int, delivery: Delivery) -> None:
 def _note(error: BaseException, delivery: Delivery) -> None:
     if delivery.error is None or is_outbreak(error):
         delivery.error, delivery.is_defect = error, False
+
+
+RELEASES_AT_ONCE = 16
+"""The most transactions that are handed back at the same time."""
+RELEASE_STEP = 0.05
+"""Seconds after which one more is handed back at the same time, as long as some are left."""
+
+
+class Returning:
+    """Transactions on their way back to their source.
+
+    They go one at a time as long as the source is quick, so that it sees them in order; a slow one
+    is asked for several at once. Whoever takes one out owns it: the releaser that got an answer, or
+    the supervisor that has no more patience and calls it stranded.
+    """
+
+    def __init__(self, transactions: Iterable[Transaction]) -> None:
+        self._left = deque(transactions)
+        self._going: dict[int, Transaction] = {}
+        self.releasers = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._left or self._going)
+
+    @property
+    def needs_releaser(self) -> bool:
+        """Whether one more could do something."""
+        return bool(self._left) and self.releasers < RELEASES_AT_ONCE
+
+    def begin(self) -> Transaction | None:
+        """The next one to release."""
+        if not self._left:
+            return None
+        transaction = self._left.popleft()
+        self._going[id(transaction)] = transaction
+        return transaction
+
+    def end(self, transaction: Transaction) -> bool:
+        """The source answered; False when nobody waits for that any more."""
+        return self._going.pop(id(transaction), None) is not None
+
+    def is_waited_for(self, transaction: Transaction) -> bool:
+        """Whether it is on its way back, and not called stranded yet."""
+        return id(transaction) in self._going
+
+    def give_up(self) -> list[Transaction]:
+        """Those without an answer, in their order."""
+        rest = [*self._going.values(), *self._left]
+        self._going.clear()
+        self._left.clear()
+        return rest
+
+
+class Intake:
+    """Where each delivered transaction is, from its fetch until it has an outcome or goes back.
+
+    Called with the engine's lock held, or from its event loop. Workers take from ``ready`` and pop
+    from ``live`` without the lock; the methods say what they do about that.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.reading: Delivery | None = None  # what the fetch under way has brought so far
+        self.late: Delivery | None = None  # what a fetch that was given up on brought after all
+        self.ready: deque[Transaction] = deque()
+        # The registry: what was taken in and has no outcome yet, ready or running. Whoever pops a
+        # transaction accounts for it, by an outcome or in ``returning``; popping is atomic.
+        self.live: dict[str, Transaction] = {}
+        self.behind: dict[str, deque[Transaction]] = {}  # those that wait for an id in ``live``
+        self.returning: deque[Transaction] = deque()  # to be handed back at the end
+        self.delivered = 0  # all that a fetch ever brought
+        self.unstarted = 0  # taken in, then moved to ``returning`` before they began
+
+    def take_in_all(self, transactions: list[Transaction]) -> None:
+        """Make them ready; one whose id is taken waits behind the one that has it."""
+        live, behind, make_ready = self.live, self.behind, self.ready.append
+        for transaction in transactions:
+            key = transaction.transaction_id
+            if key in live or key in behind:
+                self.take_in(transaction)
+            else:  # ids are added only here and in ``pass_on``, under the lock
+                live[key] = transaction
+                make_ready(transaction)
+
+    def take_in(self, transaction: Transaction) -> None:
+        """Let it wait behind the one with the same id.
+
+        A finishing worker pops its id without the lock. So after queueing behind an id we look
+        again: if it has gone meanwhile, nobody else would let ours go.
+        """
+        key = transaction.transaction_id
+        self.behind.setdefault(key, deque()).append(transaction)
+        self.pass_on(key)
+
+    def pass_on(self, key: str) -> None:
+        """Let the next one with this id go, if nobody has it."""
+        waiting = self.behind.get(key)
+        if key in self.live or not waiting:
+            return
+        transaction = waiting[0]
+        self.live[key] = transaction
+        waiting.popleft()
+        if not waiting:
+            del self.behind[key]
+        self.ready.append(transaction)
+
+    def sweep(self) -> None:
+        """Move everything that has not begun to ``returning``.
+
+        Workers take from ``ready`` and let ids go without the lock, so each is popped one by one.
+        """
+        while self.ready:
+            try:
+                transaction = self.ready.popleft()
+            except IndexError:  # a worker was faster
+                break
+            self.live.pop(transaction.transaction_id, None)
+            self.unstarted += 1
+            self.returning.append(transaction)
+        for key in list(self.behind):
+            waiting = self.behind.pop(key)
+            self.unstarted += len(waiting)
+            self.returning.extend(waiting)
+
+    def take_returning(self) -> Returning:
+        """All that is to be handed back, with what a hanging fetch brought and nobody used."""
+        for delivery in (self.late, self.reading):  # of a fetch that came back, one that hangs
+            if delivery is not None:
+                self.return_unused(delivery.drain())
+        self.return_unused(self.reader.take_ahead())
+        self.late = None
+        left: list[Transaction] = []
+        while self.returning:  # a worker may append
+            left.append(self.returning.popleft())
+        return Returning(left)
+
+    def return_unused(self, transactions: list[Transaction]) -> None:
+        """What a fetch brought and nobody took in goes back."""
+        self.delivered += len(transactions)
+        self.returning.extend(transactions)
